@@ -1,0 +1,12 @@
+"""TAPE and its rivals: Llama decoders with pluggable encodings of positions."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from tape.configuration import TapeConfig
+from tape.modeling import TapeForCausalLM, TapeModel, TapePreTrainedModel
+
+__all__ = ["TapeConfig", "TapeForCausalLM", "TapeModel", "TapePreTrainedModel"]
+
+AutoConfig.register(TapeConfig.model_type, TapeConfig)
+AutoModel.register(TapeConfig, TapeModel)
+AutoModelForCausalLM.register(TapeConfig, TapeForCausalLM)

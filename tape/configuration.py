@@ -1,0 +1,56 @@
+"""The configuration of a decoder: Llama's, and how positions are encoded."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig
+
+from tape import positions
+
+
+@strict
+class TapeConfig(LlamaConfig):
+    """`LlamaConfig` with a `position`: {"name": "alibi", ...arguments}, or a bare name.
+
+    `max_position_embeddings` is the training length; nothing is clamped beyond it. The frequencies
+    of rotary encodings are in `rope_parameters`, as for a Llama. Unknown names and arguments raise
+    a ValueError that lists the known ones.
+    """
+
+    model_type = "tape"
+
+    position: dict[str, Any] | str = "tape"
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        self.position = positions.configure(self, self.position)
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
+        """As in the library, and a Llama's configuration is read as one of ours with RoPE.
+
+        Raises:
+            ValueError: if the checkpoint belongs to another family.
+        """
+        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        family = config_dict.get("model_type", cls.model_type)
+        if family == "llama":
+            config_dict = config_dict | {"model_type": cls.model_type, "position": "rope"}
+            config_dict.pop("architectures", None)
+        elif family != cls.model_type:
+            raise ValueError(
+                f"{pretrained_model_name_or_path} is a checkpoint of model_type {family!r}; "
+                f"allowed: {cls.model_type!r}, 'llama'"
+            )
+        return config_dict, kwargs
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """As in the library; `position` replaces the one that is saved."""
+        config_dict = copy.deepcopy(config_dict)
+        if (position := kwargs.pop("position", None)) is not None:
+            config_dict["position"] = position
+        return super().from_dict(config_dict, **kwargs)

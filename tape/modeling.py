@@ -1,0 +1,352 @@
+"""The decoder. A layer is two maps, X' = f(X, E) and E' = g(X, E):
+
+    a, attended E  =  attention(norm(X); queries and keys turned by E, V and E averaged)
+    m              =  mlp(norm(X + a))
+    X'             =  X + a + m
+    E'             =  g(E, attended E, m)
+
+The encoding (`tape.positions`) says what E is, how it turns q and k and how g moves it on; the
+decoder never asks which encoding it has. Parameter names are the library's Llama names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from tape import attention, positions
+from tape.configuration import TapeConfig
+from tape.positions import ContextUpdate, PositionModule, Positions, ScoreBias
+
+Rotate = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+
+class RMSNorm(LlamaRMSNorm):
+    """The library's, which would round a float64 model to float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal attention that averages the positional payload along with the values."""
+
+    def __init__(self, config: TapeConfig, layer_idx: int):
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.scaling = config.head_dim**-0.5
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        e: Tensor | None,
+        rotate: Rotate,
+        context: ContextUpdate | None,
+        bias: ScoreBias | None,
+        mask: Tensor | None,
+        past_key_values: Cache | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The attention's output (B, T, C), the attended payload (B, H, T, P) and the weights."""
+        B, T, _ = x_BTC.shape
+        D = self.config.head_dim
+        q = self.q_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
+        v = self.v_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
+        q, k = rotate(q, k, e)
+        payload = context.payload(e, v.dtype) if context is not None and context.attends else None
+        if past_key_values is not None:
+            # The state at a position depends on tokens up to it only: it can be cached like a
+            # value, and it rides in the value's slot of any of the library's caches.
+            if payload is not None:
+                v = torch.cat((v, payload.expand(*v.shape[:-1], -1)), dim=-1)
+            k, v = past_key_values.update(k, v, self.layer_idx)
+            if payload is not None:
+                v, payload = v.split((D, payload.shape[-1]), dim=-1)
+        kernel = attention.KERNELS[self.config._attn_implementation]
+        dropout = self.config.attention_dropout if self.training else 0.0
+        attended, payload, weights = kernel(q, k, v, payload, mask, bias, self.scaling, dropout)
+        return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """One layer: x' = f(x, e), e' = g(x, e). X does not read E between attention and MLP, so g is
+    called once, after both."""
+
+    def __init__(self, config: TapeConfig, layer_idx: int, context: ContextUpdate | None):
+        super().__init__()
+        self.self_attn = Attention(config, layer_idx)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.context = context
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        e: Tensor | None,
+        *,
+        rotate: Rotate,
+        bias: ScoreBias | None,
+        mask: Tensor | None,
+        past_key_values: Cache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        attended, attended_e, _ = self.self_attn(
+            self.input_layernorm(x_BTC), e, rotate, self.context, bias, mask, past_key_values
+        )
+        x_BTC = x_BTC + attended
+        mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
+        if self.context is not None:
+            e = self.context(e, attended_e, mlp_out)
+        return x_BTC + mlp_out, e
+
+
+class TapePreTrainedModel(PreTrainedModel):
+    config_class = TapeConfig
+    config: TapeConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {
+        "hidden_states": OutputRecorder(DecoderLayer, index=0),
+        "attentions": OutputRecorder(Attention, index=2),
+    }
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return True  # the library would look for its own table in our source
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
+        if attn_implementation is not None:
+            attention.require(attn_implementation, self.config.position["name"])
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, PositionModule):
+            module.reset_parameters()
+
+    @contextmanager
+    def evaluation_length(self, length: int) -> Iterator[None]:
+        """Evaluate inputs of up to `length` tokens inside this context.
+
+        Only encodings that draw their positions at random (RandPE) need to know; they refuse a
+        length beyond the range they were trained on with a ValueError.
+        """
+        with self.base_model.position.sampler.evaluation_length(length):
+            yield
+
+
+class TapeModel(TapePreTrainedModel):
+    """The decoder without a head."""
+
+    def __init__(self, config: TapeConfig):
+        super().__init__(config)
+        # No padding row: it would be frozen, and silently wrong where padding is a real token.
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position = positions.build(config)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer_idx, self.position.layer(layer_idx))
+            for layer_idx in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> BaseModelOutputWithPast:
+        """
+        Args:
+            input_ids: (B, T) the new tokens; or `inputs_embeds`, (B, T, C).
+            attention_mask: (B, S) with zeros at padding on either side, or (B, 1, T, S) as is.
+            position_ids: (B|1, T) indices of the new tokens, if they do not count the real ones.
+            past_key_values: any of the library's caches.
+            use_cache: make a cache if there is none; the configuration's choice by default, never
+                in training.
+            output_hidden_states, output_attentions: also return these of every layer.
+
+        Raises:
+            ValueError: unless exactly one of `input_ids` and `inputs_embeds` is given; for
+                attention weights of a kernel that never has them.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if output_attentions and self.config._attn_implementation != "eager":
+            raise ValueError(
+                f"output_attentions=True with attn_implementation="
+                f"{self.config._attn_implementation!r}, which has no weights to show; use 'eager'"
+            )
+        x_BTC = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+
+        # Masks come from slots and padding alone. Given position_ids, the builder would read a gap
+        # in them as the border of a packed document.
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=x_BTC,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+        )
+        where = self._positions(x_BTC, attention_mask, position_ids, past_key_values)
+        x_BTC = self.position.embed(x_BTC, where)
+        e = self.position.state(where, torch.promote_types(x_BTC.dtype, torch.float32))
+        biases = self.position.biases(where, len(self.layers))
+        for layer, bias in zip(self.layers, biases, strict=True):
+            # x and e go by position: reentrant checkpointing drops the gradients of the others.
+            x_BTC, e = layer(
+                x_BTC,
+                e,
+                rotate=self.position.rotate,
+                bias=bias,
+                mask=mask,
+                past_key_values=past_key_values,
+            )
+        return BaseModelOutputWithPast(
+            last_hidden_state=self.norm(x_BTC), past_key_values=past_key_values
+        )
+
+    def _positions(
+        self,
+        x_BTC: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past_key_values: Cache | None,
+    ) -> Positions:
+        """Coordinates of the new tokens and of all keys, drawn once for all layers.
+
+        A token's index counts the real tokens before it. A cache remembers no indices: those of
+        its tokens are told from their distance in slots to the newest token.
+        """
+        T, device = x_BTC.shape[1], x_BTC.device
+        past, S = 0, T
+        if past_key_values is not None:
+            past = past_key_values.get_seq_length()
+            S, _ = past_key_values.get_mask_sizes(T, 0)
+        slots = torch.arange(S, device=device)[None]
+        new = torch.arange(T, device=device) + past  # slots of the new tokens
+        if attention_mask is not None and attention_mask.ndim == 2:
+            padded = torch.zeros(x_BTC.shape[0], S, dtype=torch.long, device=device)
+            width = min(S, attention_mask.shape[1])
+            padded[:, :width] = attention_mask[:, :width].to(device)
+            key = (padded.cumsum(-1) - 1).clamp(min=0)
+        else:
+            key = slots
+        query = key[:, new]
+        if position_ids is not None:
+            key = (key + position_ids[:, -1:] - query[:, -1:]).clamp(min=0)
+            key = key.index_copy(1, new, position_ids.to(key).expand(key.shape[0], T))
+            query = position_ids
+        return Positions(*self.position.sampler(query, key, self.training))
+
+
+class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
+    """The decoder with a language-modelling head.
+
+    `from_pretrained` also takes the checkpoint of a Llama, with `position=` for its encoding: new
+    parameters are initialised, and a TAPE made from a Llama starts with exactly its logits.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    accepts_loss_kwargs = True  # Trainer: num_items_in_batch, for exact gradient accumulation
+
+    def __init__(self, config: TapeConfig):
+        super().__init__(config)
+        self.model = TapeModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Arguments as for `TapeModel`, and:
+
+        Args:
+            labels: (B, T) tokens to predict, shifted inside; -100 is ignored.
+            logits_to_keep: make logits of the last so many tokens only, or of these; 0 for all.
+            num_items_in_batch: what to divide the summed loss by; the number of labels by default.
+        """
+        recorded = {
+            "output_hidden_states": output_hidden_states,
+            "output_attentions": output_attentions,
+        }
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **{name: choice for name, choice in recorded.items() if choice is not None},
+        )
+        x_BTC = outputs.last_hidden_state
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(x_BTC[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def generate(self, *args, **kwargs):
+        """As in the library; encodings that draw positions do so for the length asked for."""
+        with ExitStack() as self._while_generating:
+            return super().generate(*args, **kwargs)
+
+    def _prepare_generated_length(self, *args, **kwargs):
+        generation_config = super()._prepare_generated_length(*args, **kwargs)
+        self._while_generating.enter_context(self.evaluation_length(generation_config.max_length))
+        return generation_config

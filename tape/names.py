@@ -1,0 +1,32 @@
+"""Looking things up by name, with errors that say what would have worked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """'; did you mean 'alibi'? Known: ...', to end an error message with."""
+    known = sorted(known)
+    close = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"; did you mean '{close[0]}'?" if close else "."
+    return f"{hint} Known: {', '.join(known) or 'none'}"
+
+
+def look_up(kind: str, name: object, table: Mapping[str, Value]) -> Value:
+    """`table[name]`, or a ValueError that lists the known names of this kind."""
+    if isinstance(name, str) and name in table:
+        return table[name]
+    raise ValueError(f"unknown {kind} {name!r}{suggestion(name, table)}")
+
+
+def check_arguments(owner: str, given: Iterable[str], accepted: Iterable[str]) -> None:
+    """Raise a ValueError for the first argument that `owner` does not take."""
+    accepted = set(accepted)
+    for name in given:
+        if name not in accepted:
+            raise ValueError(f"{owner} takes no argument {name!r}{suggestion(name, accepted)}")

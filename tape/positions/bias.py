@@ -1,0 +1,194 @@
+"""Encodings that add a term to the scores: ALiBi, T5's buckets, FIRE.
+
+All are causal: a key j lies at or before the query i, and distances i - j below zero (pairs that
+the mask removes) count as zero.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from tape.positions.base import (
+    ALL_BACKENDS,
+    PositionEncoding,
+    PositionModule,
+    Positions,
+    ScoreBias,
+)
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+DENSE_BACKENDS = ALL_BACKENDS - {"flash_attention_2"}
+
+
+def distances(positions: Positions) -> Tensor:
+    """i - j, never negative, (B|1, T, S), in the type of the coordinates."""
+    return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """One slope per head, (H,) float32: 2^(-8(h+1)/n) for a power of two n; else those of the
+    largest power of two k below n, followed by every other slope of 2k."""
+    k = 2 ** math.floor(math.log2(num_heads))
+    exponents = [-8 * (h + 1) / k for h in range(k)]
+    exponents += [-8 * (2 * i + 1) / (2 * k) for i in range(num_heads - k)]
+    return torch.tensor([2.0**exponent for exponent in exponents], device="cpu")
+
+
+class SlopeBias(ScoreBias):
+    """-m_h (i - j). Without parameters, so that all layers share one object and its dense form."""
+
+    def __init__(self, slopes: Tensor, positions: Positions):
+        self.slopes, self.positions = slopes, positions
+        self._masked: tuple[Tensor | None, Tensor] | None = None
+
+    @cached_property
+    def _dense(self) -> Tensor:
+        distance = distances(self.positions).to(self.slopes.dtype)
+        return -self.slopes[:, None, None] * distance[:, None]
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self._dense.to(dtype)
+
+    def masked(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+        if self._masked is None or self._masked[0] is not mask or self._masked[1].dtype != dtype:
+            self._masked = mask, super().masked(mask, dtype)
+        return self._masked[1]
+
+
+class ALiBi(PositionEncoding):
+    """Attention with linear biases (Press et al. 2021, arXiv 2108.12409)."""
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
+        super().__init__(config, **arguments)
+        self.register_constant("slopes", alibi_slopes(config.num_attention_heads))
+
+    def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
+        return [SlopeBias(self.slopes, positions)] * num_layers
+
+
+class LearnedBias(ScoreBias):
+    """The bias that one layer's parameters give: evaluated where it is used, never kept."""
+
+    def __init__(self, layer: nn.Module, positions: Positions):
+        self.layer, self.positions = layer, positions
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        device = self.positions.query.device.type
+        with torch.autocast(device, enabled=False):  # positions do not survive bfloat16
+            return self.layer(self.positions).to(dtype)
+
+
+class LearnedBiasEncoding(PositionEncoding):
+    """An encoding with one parameter set per layer, each a module Positions -> (B|1, H, T, S)."""
+
+    backends = DENSE_BACKENDS
+    layers: nn.ModuleList
+
+    def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
+        return [LearnedBias(layer, positions) for layer in self.layers]
+
+
+def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+    """T5's causal buckets: exact below num_buckets / 2, then logarithmic up to `max_distance`."""
+    exact = num_buckets // 2
+    ratio = (distance.clamp(min=exact).float() / exact).log() / math.log(max_distance / exact)
+    large = exact + (ratio * (num_buckets - exact)).to(torch.long)
+    return torch.where(distance < exact, distance, large.clamp(max=num_buckets - 1))
+
+
+class T5Layer(nn.Module):
+    def __init__(self, num_heads: int, num_buckets: int, max_distance: int):
+        super().__init__()
+        self.num_buckets, self.max_distance = num_buckets, max_distance
+        self.table = nn.Embedding(num_buckets, num_heads)
+
+    def forward(self, positions: Positions) -> Tensor:
+        bucket = t5_bucket(distances(positions), self.num_buckets, self.max_distance)
+        return F.embedding(bucket, self.table.weight).movedim(-1, 1)
+
+
+class T5Bias(LearnedBiasEncoding):
+    """A learned term per head and bucket of distances, one table per layer (Raffel et al. 2020,
+    section 2.1, arXiv 1910.10683; there one table for all layers)."""
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        **arguments: Any,
+    ):
+        super().__init__(config, **arguments)
+        if num_buckets < 2 or num_buckets % 2 or max_distance <= num_buckets // 2:
+            raise ValueError(
+                f"position t5: num_buckets={num_buckets} must be even and max_distance="
+                f"{max_distance} above half of it"
+            )
+        self.layers = nn.ModuleList(
+            T5Layer(config.num_attention_heads, num_buckets, max_distance)
+            for _ in range(config.num_hidden_layers)
+        )
+
+
+class FIRELayer(PositionModule):
+    def __init__(self, num_heads: int, hidden: int, threshold: float):
+        super().__init__()
+        self.threshold = threshold
+        self.hidden = nn.Linear(1, hidden)
+        self.output = nn.Linear(hidden, num_heads)
+        # Vectors of one: FSDP cannot shard a scalar.
+        self.scale = nn.Parameter(torch.empty(1))
+        self.multiplier = nn.Parameter(torch.empty(1))
+
+    def reset_parameters(self) -> None:
+        # The MLP starts as a plain torch one, as in the authors' listing: at a deviation of 0.02
+        # the bias would be flat, and FIRE would start as NoPE.
+        for linear in (self.hidden, self.output):
+            bound = 1 / math.sqrt(linear.in_features)
+            init.uniform_(linear.weight, -bound, bound)
+            init.uniform_(linear.bias, -bound, bound)
+        init.constant_(self.scale, 0.1)
+        init.constant_(self.multiplier, 1.0)
+
+    def forward(self, positions: Positions) -> Tensor:
+        dtype = torch.promote_types(self.scale.dtype, torch.float32)
+
+        def linear(x: Tensor, layer: nn.Linear) -> Tensor:
+            return F.linear(x, layer.weight.to(dtype), layer.bias.to(dtype))
+
+        def psi(x: Tensor) -> Tensor:
+            return torch.log1p(self.scale.to(dtype).abs() * x)
+
+        threshold = (self.multiplier.to(dtype) * self.threshold).abs()
+        query = positions.query.to(dtype)[..., None]  # (B|1, T, 1)
+        x = psi(distances(positions).to(dtype)) / (psi(torch.maximum(threshold, query)) + 1e-6)
+        return linear(linear(x[..., None], self.hidden).relu(), self.output).movedim(-1, 1)
+
+
+class FIRE(LearnedBiasEncoding):
+    """MLP(psi(i - j) / psi(max(|multiplier * threshold|, i))) with psi(x) = ln(|c x| + 1), an MLP
+    1 -> hidden -> H with ReLU; c and multiplier are learned (Li et al. 2023, arXiv 2310.04418)."""
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        hidden: int = 32,
+        threshold: float = 512.0,
+        **arguments: Any,
+    ):
+        super().__init__(config, **arguments)
+        self.layers = nn.ModuleList(
+            FIRELayer(config.num_attention_heads, hidden, threshold)
+            for _ in range(config.num_hidden_layers)
+        )

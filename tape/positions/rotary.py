@@ -1,0 +1,197 @@
+"""Encodings that turn queries and keys: RoPE and its frequency schedules, xPos, RandPE.
+
+The state is `(B|1, K|1, T, 2, F)`: for every token and frequency the cosine and the sine of a
+phase, each F of them contiguous. Frequencies come from `config.rope_parameters`, where every tool
+of the Hugging Face family looks for them; `theta` and `scaling` are moved there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tape.names import suggestion
+from tape.positions.base import PositionEncoding, Positions
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# Schedules that are fixed when the model is built. The others ("dynamic", "longrope") change with
+# the input's length and would turn keys that are already cached.
+FIXED_SCHEDULES = ("default", "linear", "llama3", "yarn")
+
+
+def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
+    """Radians per position of every frequency, (F,) float32, and the factor on cosine and sine."""
+    rope_type = config.rope_parameters["rope_type"]
+    with torch.device("cpu"):  # models are built on the meta device before they are loaded
+        if rope_type != "default":
+            return ROPE_INIT_FUNCTIONS[rope_type](config)
+        exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
+        return 1.0 / config.rope_parameters["rope_theta"] ** exponent, 1.0
+
+
+def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Pairs (x_f, x_{f+F}) of the last axis times (cosine + i sine) as complex numbers."""
+    real, imaginary = x.chunk(2, dim=-1)
+    return torch.cat((real * cosine - imaginary * sine, imaginary * cosine + real * sine), dim=-1)
+
+
+class RoPE(PositionEncoding):
+    """Pair f of queries and keys is turned by p * inv_f (Su et al. 2021, arXiv 2104.09864).
+
+    Arguments of the configuration:
+        theta: base of the frequencies, inv_f = theta^(-2f/D); 10,000 by default.
+        scaling: a schedule in the library's form, e.g. {"rope_type": "linear", "factor": 2.0};
+            also "llama3" and "yarn".
+    """
+
+    config_arguments = ("theta", "scaling")
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
+        super().__init__(config, **arguments)
+        self.config = config
+        self.heads_per_state = config.num_attention_heads // config.num_key_value_heads
+        frequencies, self.magnitude = inverse_frequencies(config)
+        self.register_constant("inv_freq", frequencies)
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        if config.head_dim % 2:
+            raise ValueError(
+                f"rotary positions turn pairs of channels: head_dim={config.head_dim} must be even"
+            )
+        theta, scaling = arguments.pop("theta"), arguments.pop("scaling")
+        current = {"rope_theta": 10_000.0, **(config.rope_parameters or {})}
+        scaling = dict(current if scaling is None else scaling)
+        scaling.setdefault("rope_theta", current["rope_theta"])
+        if theta is not None:
+            scaling["rope_theta"] = float(theta)
+        rope_type = scaling.setdefault("rope_type", scaling.pop("type", "default"))
+        if rope_type not in FIXED_SCHEDULES:
+            raise ValueError(
+                f"rope_type={rope_type!r}: only schedules that are fixed when the model is built, "
+                f"others would change keys already cached{suggestion(rope_type, FIXED_SCHEDULES)}"
+            )
+        if scaling.get("partial_rotary_factor") not in (None, 1.0):
+            raise ValueError("partial_rotary_factor: only whole heads are turned; allowed: 1.0")
+        if rope_type == "yarn":
+            scaling.setdefault("original_max_position_embeddings", config.max_position_embeddings)
+        arguments = super().configure(config, arguments)
+        config.rope_parameters = scaling
+        config.validate_rope()
+        return arguments
+
+    def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        with torch.autocast(self.inv_freq.device.type, enabled=False):
+            phases = positions.query.to(dtype)[..., None] * self.inv_freq.to(dtype)  # (B|1, T, F)
+            return torch.stack((phases.cos(), phases.sin()), dim=-2)[:, None] * self.magnitude
+
+    def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        cosine, sine = e.to(q_BHTD.dtype).unbind(-2)
+        q_cosine, q_sine = (self.per_query_head(part) for part in (cosine, sine))
+        return turn(q_BHTD, q_cosine, q_sine), turn(k_BKTD, cosine, sine)
+
+    def per_query_head(self, state_BKTF: Tensor) -> Tensor:
+        """A state per key/value head, repeated for the query heads of its group."""
+        if state_BKTF.shape[1] == 1 or self.heads_per_state == 1:
+            return state_BKTF
+        return state_BKTF.repeat_interleave(self.heads_per_state, dim=1)
+
+
+class YaRN(RoPE):
+    """RoPE with the YaRN schedule (Peng et al. 2023, arXiv 2309.00071): frequencies between
+    `beta_fast` and `beta_slow` turns within the training length are interpolated gradually by
+    `factor`, and cosine and sine are multiplied by 0.1 ln(factor) + 1."""
+
+    config_arguments = ("factor", "beta_fast", "beta_slow", "original_length")
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments["scaling"] is not None:
+            raise ValueError(
+                "position yarn sets the scaling itself: give factor, beta_fast, beta_slow, or take "
+                "position rope with the scaling"
+            )
+        current = dict(config.rope_parameters or {})
+        if current.get("rope_type") != "yarn":
+            current = {"factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+        given = {
+            "factor": arguments.pop("factor"),
+            "beta_fast": arguments.pop("beta_fast"),
+            "beta_slow": arguments.pop("beta_slow"),
+            "original_max_position_embeddings": arguments.pop("original_length"),
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        arguments["scaling"] = {**current, **given, "rope_type": "yarn"}
+        return super().configure(config, arguments)
+
+
+class XPos(RoPE):
+    """RoPE with an exponential decay (Sun et al. 2022, arXiv 2212.10554): queries times
+    zeta_f^((p - centre) / scale_base), keys divided by it, zeta_f = (2f + 0.4 D) / (1.4 D).
+
+    `centre` (half the training length by default) cancels in exact arithmetic; it is a constant of
+    the configuration, because keys are cached with their scale.
+    """
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        centre: float | None = None,
+        scale_base: float = 2048.0,
+        **arguments: Any,
+    ):
+        super().__init__(config, **arguments)
+        self.centre, self.scale_base = centre, scale_base
+        D = config.head_dim
+        with torch.device("cpu"):
+            self.register_constant(
+                "log_zeta", ((torch.arange(0, D, 2) + 0.4 * D) / (1.4 * D)).log()
+            )
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments["centre"] is None:
+            arguments["centre"] = config.max_position_embeddings / 2
+        return super().configure(config, arguments)
+
+    def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        """(B|1, 1, T, 3, F): cosine, sine and the scale of the queries."""
+        turned = super().state(positions, dtype)
+        with torch.autocast(turned.device.type, enabled=False):
+            power = (positions.query.to(dtype) - self.centre) / self.scale_base
+            scale = (power[..., None] * self.log_zeta.to(dtype)).exp()
+        return torch.cat((turned, scale[:, None, :, None]), dim=-2)
+
+    def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        cosine, sine, scale = e.unbind(-2)
+        grown, shrunk = (
+            (part.to(q_BHTD.dtype) for part in (cosine * s, sine * s)) for s in (scale, 1 / scale)
+        )
+        return turn(q_BHTD, *grown), turn(k_BKTD, *shrunk)
+
+
+class RandPE(RoPE):
+    """RoPE on random coordinates (Ruoss et al. 2023, arXiv 2305.16843): RoPE with the `subset`
+    sampler, whose arguments are `length`, `eval_length` and `seed`."""
+
+    config_arguments = ("length", "eval_length", "seed")
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        given = {name: arguments.pop(name) for name in ("length", "eval_length", "seed")}
+        sampler = arguments["sampler"]
+        settled = sampler if isinstance(sampler, dict) else {"name": sampler}
+        if settled["name"] not in ("index", "subset"):
+            raise ValueError(
+                f"position randpe samples positions itself: sampler={settled['name']!r} is in its "
+                f"way; allowed: 'subset', or position rope with that sampler"
+            )
+        given = {name: value for name, value in given.items() if value is not None}
+        arguments["sampler"] = {**settled, "name": "subset", **given}
+        return super().configure(config, arguments)

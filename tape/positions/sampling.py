@@ -1,0 +1,163 @@
+"""Where tokens are: samplers turn indices (0, 1, 2, ... of the real tokens) into coordinates.
+
+Orthogonal to how a position enters attention: any encoding takes `sampler=`. One draw per forward
+is shared by all layers and all sequences of the batch, so that relative distances stay consistent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tape.names import check_arguments, look_up
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class IndexSampler:
+    """The coordinate is the index."""
+
+    arguments: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        return arguments
+
+    def __call__(self, query: Tensor, key: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+        """Coordinates of queries (B|1, T) and keys (B|1, S) under one draw."""
+        return query, key
+
+    @contextmanager
+    def evaluation_length(self, length: int) -> Iterator[None]:
+        """Evaluate inputs of up to `length` tokens; nothing to do for most samplers."""
+        yield
+
+
+class ShiftSampler(IndexSampler):
+    """A random origin in training: all coordinates plus one integer, uniform in 0..maximum.
+
+    TAPE's training recipe (arXiv 2501.00712); `maximum` is twice the training length there.
+    """
+
+    arguments = ("maximum",)
+
+    def __init__(self, maximum: int):
+        self.maximum = maximum
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        maximum = arguments.get("maximum")
+        maximum = 2 * config.max_position_embeddings if maximum is None else int(maximum)
+        if maximum < 0:
+            raise ValueError(f"sampler shift: maximum={maximum} must not be negative")
+        return {"maximum": maximum}
+
+    def __call__(self, query: Tensor, key: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+        if not training:
+            return query, key
+        origin = torch.randint(self.maximum + 1, (), device=query.device)
+        return query + origin, key + origin
+
+
+class SubsetSampler(IndexSampler):
+    """Sorted random subsets of range(length) (Ruoss et al. 2023, arXiv 2305.16843).
+
+    Training draws one subset of the input's length per forward. Evaluation uses one seeded draw of
+    `eval_length` coordinates, of which token i takes the i-th: deterministic, and a longer input
+    keeps its prefix, so that cached decoding equals the full forward.
+    """
+
+    arguments = ("length", "eval_length", "seed")
+
+    def __init__(self, length: int, eval_length: int, seed: int = 0):
+        self.length, self.eval_length, self.seed = length, eval_length, seed
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        trained = config.max_position_embeddings
+        length, eval_length = arguments.get("length"), arguments.get("eval_length")
+        settled = {
+            "length": 4 * trained if length is None else int(length),
+            "eval_length": trained if eval_length is None else int(eval_length),
+            "seed": int(arguments.get("seed") or 0),
+        }
+        cls._check(settled["eval_length"], settled["length"])
+        return settled
+
+    @staticmethod
+    def _check(eval_length: int, length: int) -> None:
+        if not 0 < eval_length <= length:
+            raise ValueError(
+                f"random subset positions: eval_length={eval_length} must lie in 1..{length}, the "
+                f"range that coordinates are drawn from; longer inputs need a model trained with a "
+                f"`length` of at least {eval_length}"
+            )
+
+    def __call__(self, query: Tensor, key: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+        if training:
+            draw = self._draw(query, key)
+        else:
+            draw = _seeded_subset(self.length, self.eval_length, self.seed, query.device)
+            if not torch.compiler.is_compiling() and int(query.max()) >= self.eval_length:
+                raise ValueError(
+                    f"the input has {int(query.max()) + 1} tokens but positions were drawn for "
+                    f"eval_length={self.eval_length}; raise it (up to length={self.length}) in the "
+                    f"configuration, or for a while by `with model.evaluation_length(n):`"
+                )
+        # Slots of a static cache that hold no token yet are masked: any coordinate will do.
+        return draw[query], draw[key.clamp(max=len(draw) - 1)]
+
+    def _draw(self, query: Tensor, key: Tensor) -> Tensor:
+        tokens = key.shape[-1]
+        if not torch.compiler.is_compiling():
+            tokens = max(tokens, int(query.max()) + 1)
+        if tokens > self.length:
+            raise ValueError(
+                f"a training input of {tokens} tokens cannot draw distinct positions from "
+                f"length={self.length}; raise `length` or shorten the input"
+            )
+        return torch.randperm(self.length, device=query.device)[:tokens].sort().values
+
+    @contextmanager
+    def evaluation_length(self, length: int) -> Iterator[None]:
+        before = self.eval_length
+        self._check(max(before, length), self.length)
+        self.eval_length = max(before, length)
+        try:
+            yield
+        finally:
+            self.eval_length = before
+
+
+@lru_cache(maxsize=64)
+def _seeded_subset(length: int, size: int, seed: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(length, generator=generator)[:size].sort().values.to(device)
+
+
+SAMPLERS: dict[str, type[IndexSampler]] = {
+    "index": IndexSampler,
+    "shift": ShiftSampler,
+    "subset": SubsetSampler,
+}
+
+
+def configure(config: PretrainedConfig, sampler: str | dict[str, Any]) -> dict[str, Any]:
+    """Settle a sampler, given by name or as {"name": ..., arguments}, for a configuration."""
+    arguments = {"name": sampler} if isinstance(sampler, str) else dict(sampler)
+    name = arguments.pop("name", None)
+    cls = look_up("sampler", name, SAMPLERS)
+    check_arguments(f"sampler '{name}'", arguments, cls.arguments)
+    return {"name": name, **cls.configure(config, arguments)}
+
+
+def build(sampler: dict[str, Any]) -> IndexSampler:
+    """The sampler that a settled configuration names."""
+    arguments = dict(sampler)
+    return SAMPLERS[arguments.pop("name")](**arguments)

@@ -1,0 +1,193 @@
+"""TAPE: contextualized equivariant positional encoding (arXiv 2501.00712).
+
+RoPE whose state is updated in every layer but the last. With e the state of a token (per head and
+frequency a 2-vector), a its average over the attended tokens and m the MLP's output:
+
+    E1 = E + P a                             after attention  (`mix` is P)
+    E' = E1 + W2 diag(SiLU(W_x m)) W1 E1     after the MLP    (`gate`, `up`, `down`: W_x, W1, W2)
+
+All maps act on the heads and leave frequencies and the pair (cosine, sine) alone: they commute
+with every rotation of the pairs, so that a shift of all positions changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from tape.positions.base import ContextUpdate, PositionModule
+from tape.positions.rotary import RoPE, YaRN
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class StateMap(PositionModule):
+    """A linear map on one axis of the state, or two of them, for the cosine and the sine part.
+
+    It starts at zero, or normal with deviation `std`.
+    """
+
+    def __init__(self, parts: int, inputs: int, outputs: int, std: float = 0.0):
+        super().__init__()
+        self.std = std
+        shape = (outputs, inputs) if parts == 1 else (parts, outputs, inputs)
+        self.weight = nn.Parameter(torch.empty(shape))
+
+    def reset_parameters(self) -> None:
+        init.normal_(self.weight, std=self.std)
+
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        """(G, outputs, inputs)"""
+        weight = self.weight.to(dtype)
+        return weight if weight.ndim == 3 else weight[None]
+
+
+# (tensorial, equivariant): the order of the axes B, H, T, part, F, and how many of them M spans.
+ARRANGEMENTS = {
+    (True, True): ((0, 2, 1, 3, 4), 1),
+    (True, False): ((3, 0, 2, 1, 4), 1),
+    (False, True): ((0, 2, 4, 1, 3), 1),
+    (False, False): ((3, 0, 2, 1, 4), 2),
+}
+
+
+class TapeUpdate(ContextUpdate):
+    """g of one layer. The state is laid out as (G, B T, M, N): M is the axis that the maps mix, G
+    the number of their sets, and N what they leave alone:
+
+        tensorial  equivariant      G    M          N
+        yes        yes              1    heads      2 F
+        yes        no               2    heads      F
+        no         yes              1    F          2 heads
+        no         no               2    heads F    1
+    """
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        width: int,
+        attention: bool,
+        feed_forward: bool,
+        equivariant: bool,
+        tensorial: bool,
+    ):
+        super().__init__()
+        H, K = config.num_attention_heads, config.num_key_value_heads
+        frequencies = config.head_dim // 2
+        self.num_heads = K
+        self.attends, self.feed_forward = attention, feed_forward
+        self.tensorial = tensorial
+        self.order, self.mixed_axes = ARRANGEMENTS[tensorial, equivariant]
+        parts = 1 if equivariant else 2
+        attended = H if tensorial else frequencies if equivariant else H * frequencies
+        mixed = K if tensorial else frequencies if equivariant else K * frequencies
+        # P and W1 start at zero, so that TAPE starts as RoPE.
+        if attention:
+            self.mix = StateMap(parts, attended, mixed)
+        if feed_forward:
+            self.gate = nn.Linear(config.hidden_size, width, bias=False)
+            self.up = StateMap(parts, mixed, width)
+            self.down = StateMap(parts, width, mixed, std=0.02)
+
+    def payload(self, e: Tensor, dtype: torch.dtype) -> Tensor:
+        return e.flatten(-2).to(dtype)  # (B|1, K|1, T, 2 F)
+
+    def forward(self, e: Tensor, attended: Tensor | None, mlp_out: Tensor) -> Tensor:
+        with torch.autocast(mlp_out.device.type, enabled=False):
+            B, T, _ = mlp_out.shape
+            e = e.expand(B, self.num_heads, T, *e.shape[-2:])
+            state = self._arrange(e)
+            if self.attends:
+                average = self._arrange(attended.to(e.dtype).unflatten(-1, e.shape[-2:]))
+                state = state + self.mix.weights(e.dtype)[:, None] @ average
+            if self.feed_forward:
+                state = state + self._feed_forward(state, mlp_out)
+            return self._restore(state, e.shape)
+
+    def _arrange(self, e_BHT2F: Tensor) -> Tensor:
+        axes = e_BHT2F.permute(self.order)
+        leading = self.order.index(2) + 1  # T is the last axis that is neither mixed nor kept
+        mixed = math.prod(axes.shape[leading : leading + self.mixed_axes])
+        tokens = e_BHT2F.shape[0] * e_BHT2F.shape[2]
+        return axes.reshape(math.prod(axes.shape[:leading]) // tokens, tokens, mixed, -1)
+
+    def _restore(self, state: Tensor, shape: torch.Size) -> Tensor:
+        axes = state.reshape([shape[axis] for axis in self.order])
+        return axes.permute([self.order.index(axis) for axis in range(len(shape))])
+
+    def _feed_forward(self, state: Tensor, mlp_out: Tensor) -> Tensor:
+        """W2 diag(SiLU(W_x m)) W1 applied to (G, B T, M, N)."""
+        W1, W2 = self.up.weights(state.dtype), self.down.weights(state.dtype)
+        gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).flatten(0, 1).to(state.dtype)
+        if self.tensorial:
+            # One small matrix per token, linear in the gate: with M heads and I = width it costs
+            # I M^2 + M^2 N multiply-adds and keeps M^2 numbers for the backward pass, where W1 and
+            # W2 in turn cost 2 I M N and keep I N.
+            products = torch.einsum("gki,gij->gikj", W2, W1)  # (G, I, M, M)
+            maps = gate @ products.flatten(2)  # (G, B T, M M)
+            return maps.unflatten(-1, products.shape[2:]) @ state
+        return W2[:, None] @ (gate[..., None] * (W1[:, None] @ state))
+
+
+class Tape(RoPE):
+    """RoPE with a contextualized state.
+
+    Arguments of the configuration:
+        width: I, the width of the update after the MLP; 4 x heads by default.
+        attention, feed_forward: update the state after attention, after the MLP (Table 6).
+        equivariant: the same maps for cosine and sine (Table 6).
+        tensorial: the maps mix heads; otherwise the entries of one vector (Table 6).
+    """
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        width: int | None = None,
+        attention: bool = True,
+        feed_forward: bool = True,
+        equivariant: bool = True,
+        tensorial: bool = True,
+        **arguments: Any,
+    ):
+        super().__init__(config, **arguments)
+        if not tensorial and self.heads_per_state > 1:
+            raise ValueError(
+                f"position tape: tensorial=false needs a key/value head per query head, but "
+                f"num_attention_heads={config.num_attention_heads} and num_key_value_heads="
+                f"{config.num_key_value_heads}"
+            )
+        self.update = {
+            "width": width,
+            "attention": attention,
+            "feed_forward": feed_forward,
+            "equivariant": equivariant,
+            "tensorial": tensorial,
+        }
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments["width"] is None:
+            arguments["width"] = 4 * config.num_attention_heads
+        if not isinstance(arguments["width"], int) or arguments["width"] < 1:
+            raise ValueError(
+                f"position tape: width={arguments['width']!r} must be a whole number > 0"
+            )
+        return super().configure(config, arguments)
+
+    def layer(self, layer_idx: int) -> ContextUpdate | None:
+        """None in the last layer: nobody reads its result, its parameters would get no gradient."""
+        last = layer_idx == self.config.num_hidden_layers - 1
+        idle = not (self.update["attention"] or self.update["feed_forward"])
+        return None if last or idle else TapeUpdate(self.config, **self.update)
+
+
+class TapeYaRN(Tape, YaRN):
+    """TAPE whose first state comes from the YaRN schedule (same paper, Fig. 6)."""

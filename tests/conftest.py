@@ -1,0 +1,92 @@
+"""Tiny models of every encoding, with all of its weights perturbed."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+from tape import TapeConfig, TapeForCausalLM
+
+torch.set_num_threads(1)  # tests run side by side, on matrices too small to share
+
+TRAIN_LENGTH = 16
+VOCABULARY = 61
+
+# Every encoding, every ablation of TAPE, every fixed schedule, and samplers on others than RandPE.
+POSITIONS = {
+    "nope": {"name": "nope"},
+    "sincos": {"name": "sincos"},
+    "rope": {"name": "rope"},
+    "rope_theta": {"name": "rope", "theta": 500.0},
+    "rope_linear": {"name": "rope", "scaling": {"rope_type": "linear", "factor": 3.0}},
+    "rope_llama3": {
+        "name": "rope",
+        "scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8,
+        },
+    },
+    "yarn": {"name": "yarn"},
+    "xpos": {"name": "xpos"},
+    "randpe": {"name": "randpe"},
+    "alibi": {"name": "alibi"},
+    "alibi_subset": {"name": "alibi", "sampler": "subset"},
+    "fire": {"name": "fire", "threshold": 6.0},
+    "t5": {"name": "t5", "num_buckets": 8, "max_distance": 12},
+    "tape": {"name": "tape"},
+    "tape_shift": {"name": "tape", "sampler": "shift"},
+    "tape_yarn": {"name": "tape_yarn"},
+    "tape_attention": {"name": "tape", "feed_forward": False},
+    "tape_feed_forward": {"name": "tape", "attention": False},
+    "tape_neither_place": {"name": "tape", "attention": False, "feed_forward": False},
+    "tape_not_equivariant": {"name": "tape", "equivariant": False},
+    "tape_not_tensorial": {"name": "tape", "tensorial": False},
+    "tape_neither_form": {"name": "tape", "equivariant": False, "tensorial": False},
+}
+GROUPED = [name for name in POSITIONS if POSITIONS[name].get("tensorial", True)]
+
+all_positions = pytest.mark.parametrize("position", POSITIONS)
+both_kernels = pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+
+
+def make_config(position="tape", **changes) -> TapeConfig:
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": TRAIN_LENGTH,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    position = POSITIONS.get(position, position) if isinstance(position, str) else position
+    return TapeConfig(**(shape | {"position": position} | changes))
+
+
+def perturb(model: TapeForCausalLM, std: float = 0.3) -> TapeForCausalLM:
+    """At zero initialisation TAPE and all of its ablations are RoPE, and a test would be empty."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".context." in name or ".position." in name:
+                parameter += std * torch.randn_like(parameter)
+            elif "norm" not in name:
+                parameter *= 4.0  # so that attention is not flat
+    return model
+
+
+def make_model(position="tape", *, kernel="sdpa", seed=0, dtype=torch.float32, **changes):
+    torch.manual_seed(seed)
+    config = make_config(position, attn_implementation=kernel, **changes)
+    return perturb(TapeForCausalLM(config)).to(dtype).eval()
+
+
+def random_tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (batch, length), generator=generator)

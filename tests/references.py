@@ -1,0 +1,195 @@
+"""The specification: a decoder written with loops, straight from the definitions of the encodings.
+
+It shares nothing with `tape` but the names of the weights, handles one sequence at a time, and is
+differentiable, so that gradients can be compared as well.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return weight * x / (x.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
+
+
+def frequencies(config) -> tuple[list[float], float]:
+    """Radians per position, from the library's own rotary module."""
+    names = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
+    llama = LlamaConfig(
+        **{name: getattr(config, name) for name in names}, rope_parameters=config.rope_parameters
+    )
+    rotary = LlamaRotaryEmbedding(llama)
+    return rotary.inv_freq.double(), rotary.attention_scaling
+
+
+def press_slopes(heads: int) -> list[float]:
+    """ALiBi's slopes in the words of Press et al.: start and ratio for powers of two, and for the
+    rest every other slope of twice the closest power."""
+
+    def of_power(n: int) -> list[float]:
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**h for h in range(n)]
+
+    if math.log2(heads).is_integer():
+        return of_power(heads)
+    closest = 2 ** math.floor(math.log2(heads))
+    return of_power(closest) + press_slopes(2 * closest)[0::2][: heads - closest]
+
+
+def bucket(distance: int, buckets: int, maximum: int) -> int:
+    exact = buckets // 2
+    if distance < exact:
+        return distance
+    large = math.floor(math.log(distance / exact) / math.log(maximum / exact) * (buckets - exact))
+    return min(exact + large, buckets - 1)
+
+
+def score_term(weights, config, layer: int, h: int, i: int, j: int) -> Tensor | float:
+    """b_h(i, j) for coordinates j <= i."""
+    arguments = config.position
+    prefix = f"model.position.layers.{layer}."
+    if arguments["name"] == "alibi":
+        return -press_slopes(config.num_attention_heads)[h] * (i - j)
+    if arguments["name"] == "t5":
+        row = bucket(i - j, arguments["num_buckets"], arguments["max_distance"])
+        return weights[prefix + "table.weight"][row, h]
+    if arguments["name"] == "fire":
+        c = weights[prefix + "scale"]
+        reach = (weights[prefix + "multiplier"] * arguments["threshold"]).abs()
+
+        def psi(x):
+            return ((c * x).abs() + 1).log()
+
+        x = psi(i - j) / (psi(torch.maximum(reach, torch.full_like(reach, i))) + 1e-6)
+        hidden = weights[prefix + "hidden.weight"] @ x + weights[prefix + "hidden.bias"]
+        output = weights[prefix + "output.weight"] @ hidden.relu()
+        return (output + weights[prefix + "output.bias"])[h]
+    return 0.0
+
+
+def rotate(x: Tensor, e: Tensor) -> Tensor:
+    """Pairs (x_f, x_{f+F}) times e, (F, 2), as complex numbers."""
+    F = len(x) // 2
+    pairs = torch.complex(x[:F], x[F:]) * torch.complex(e[:, 0], e[:, 1])
+    return torch.cat((pairs.real, pairs.imag))
+
+
+def tape_update(weights, config, layer: int, e: Tensor, average: Tensor, m: Tensor) -> Tensor:
+    """One token's state (K, F, 2) moved on; `average` (H, F, 2), `m` (C,)."""
+    arguments = config.position
+    prefix = f"model.layers.{layer}.context."
+
+    def apply(name: str, part: int, vector: Tensor) -> Tensor:
+        matrix = weights[prefix + name + ".weight"]
+        return (matrix if arguments["equivariant"] else matrix[part]) @ vector
+
+    def vectors(state: Tensor, part: int) -> list[Tensor]:
+        """What the maps act on: per frequency the heads; or per head the frequencies; or all."""
+        if arguments["tensorial"]:
+            return [state[:, f, part] for f in range(state.shape[1])]
+        if arguments["equivariant"]:
+            return [state[h, :, part] for h in range(state.shape[0])]
+        return [state[:, :, part].flatten()]
+
+    def assemble(parts: list[list[Tensor]], like: Tensor) -> Tensor:
+        if arguments["tensorial"]:
+            return torch.stack([torch.stack(part, dim=1) for part in parts], dim=-1)
+        if arguments["equivariant"]:
+            return torch.stack([torch.stack(part, dim=0) for part in parts], dim=-1)
+        return torch.stack([part[0].reshape(like.shape[:2]) for part in parts], dim=-1)
+
+    if arguments["attention"]:
+        mixed = [[apply("mix", p, v) for v in vectors(average, p)] for p in (0, 1)]
+        e = e + assemble(mixed, e)
+    if arguments["feed_forward"]:
+        gate = weights[prefix + "gate.weight"] @ m
+        gate = gate * torch.sigmoid(gate)
+        moved = [
+            [apply("down", p, gate * apply("up", p, v)) for v in vectors(e, p)] for p in (0, 1)
+        ]
+        e = e + assemble(moved, e)
+    return e
+
+
+def first_state(config, coordinate: int) -> Tensor:
+    """(K, F, 2): the cosine and the sine of every phase, the same for every head."""
+    inverse, magnitude = frequencies(config)
+    phase = coordinate * inverse
+    e = torch.stack((phase.cos(), phase.sin()), dim=-1) * magnitude
+    return e.expand(config.num_key_value_heads, *e.shape)
+
+
+def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=None) -> Tensor:
+    """Logits (T, V) of one sequence, in the precision of the weights (use float64)."""
+    name = config.position["name"]
+    rotary = name in ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn")
+    H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    C, T = config.hidden_size, len(tokens)
+    p = list(range(T)) if coordinates is None else list(coordinates)
+    x = [weights["model.embed_tokens.weight"][token] for token in tokens]
+    if name == "sincos":
+        for t in range(T):
+            angles = [p[t] / 10_000 ** (2 * (c // 2) / C) for c in range(C)]
+            wave = [math.cos(a) if c % 2 else math.sin(a) for c, a in enumerate(angles)]
+            x[t] = x[t] + torch.tensor(wave, dtype=x[t].dtype)
+    e = [first_state(config, p[t]) for t in range(T)]
+    for layer in range(config.num_hidden_layers):
+        at = f"model.layers.{layer}."
+
+        def linear(name, value, at=at):
+            return weights[at + name + ".weight"] @ value
+
+        def norm(name, value, at=at):
+            return rms_norm(value, weights[at + name + ".weight"], config.rms_norm_eps)
+
+        q, k, v = [], [], []
+        for t in range(T):
+            y = norm("input_layernorm", x[t])
+            q.append(list(linear("self_attn.q_proj", y).view(H, D)))
+            k.append(list(linear("self_attn.k_proj", y).view(K, D)))
+            v.append(list(linear("self_attn.v_proj", y).view(K, D)))
+            if rotary:
+                q[t] = [rotate(q[t][h], e[t][h * K // H]) for h in range(H)]
+                k[t] = [rotate(k[t][g], e[t][g]) for g in range(K)]
+            if name == "xpos":
+                zeta = [(2 * f + 0.4 * D) / (1.4 * D) for f in range(D // 2)] * 2
+                power = (p[t] - config.position["centre"]) / 2048
+                grow = torch.tensor([z**power for z in zeta], dtype=x[t].dtype)
+                q[t] = [head * grow for head in q[t]]
+                k[t] = [head / grow for head in k[t]]
+        contextual = name.startswith("tape") and layer < config.num_hidden_layers - 1
+        next_x, next_e = [], []
+        for i in range(T):
+            outputs, averages = [], []
+            for h in range(H):
+                g = h * K // H
+                scores = [
+                    q[i][h] @ k[j][g] / math.sqrt(D)
+                    + score_term(weights, config, layer, h, p[i], p[j])
+                    for j in range(i + 1)
+                ]
+                alpha = torch.softmax(torch.stack([s.reshape(()) for s in scores]), dim=0)
+                outputs.append(sum(alpha[j] * v[j][g] for j in range(i + 1)))
+                averages.append(sum(alpha[j] * e[j][g] for j in range(i + 1)))
+            y = x[i] + linear("self_attn.o_proj", torch.cat(outputs))
+            z = norm("post_attention_layernorm", y)
+            gate = linear("mlp.gate_proj", z)
+            m = linear("mlp.down_proj", gate * torch.sigmoid(gate) * linear("mlp.up_proj", z))
+            next_x.append(y + m)
+            if contextual:
+                e_i = tape_update(weights, config, layer, e[i], torch.stack(averages), m)
+                next_e.append(e_i)
+        x, e = next_x, next_e if contextual else e
+    final = weights["model.norm.weight"]
+    x = [rms_norm(value, final, config.rms_norm_eps) for value in x]
+    return torch.stack([weights["lm_head.weight"] @ value for value in x])
+
+
+def loss(logits: Tensor, tokens: list[int]) -> Tensor:
+    """Mean negative log-likelihood of the next tokens."""
+    picked = [torch.log_softmax(logits[t], 0)[tokens[t + 1]] for t in range(len(tokens) - 1)]
+    return -torch.stack(picked).mean()

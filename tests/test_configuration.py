@@ -1,0 +1,147 @@
+"""Names, arguments and settings in conflict: one clear error each."""
+
+import ast
+import pathlib
+
+import pytest
+import torch
+from conftest import make_config, make_model, random_tokens
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+import tape
+from tape import TapeConfig, TapeForCausalLM, TapeModel
+from tape.positions import ALIASES, ENCODINGS
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        ("alibii", r"unknown position encoding 'alibii'; did you mean 'alibi'\? Known: adape"),
+        ({"name": "fire", "hiden": 8}, r"'fire' takes no argument 'hiden'; did you mean 'hidden'"),
+        ({"theta": 1.0}, r"unknown position encoding None"),
+        ({"name": "rope", "sampler": "shft"}, r"unknown sampler 'shft'; did you mean 'shift'"),
+        ({"name": "rope", "sampler": {"name": "shift", "length": 1}}, r"no argument 'length'"),
+        ({"name": "rope", "scaling": {"rope_type": "dynamic"}}, r"rope_type='dynamic'.*Known: def"),
+        ({"name": "yarn", "scaling": {"rope_type": "linear"}}, r"yarn sets the scaling itself"),
+        ({"name": "tape", "width": 0}, r"width=0"),
+        ({"name": "t5", "num_buckets": 7}, r"num_buckets=7 must be even"),
+        ({"name": "rope", "sampler": {"name": "shift", "maximum": -1}}, r"maximum=-1"),
+    ],
+)
+def test_bad_positions_are_refused(position, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(position)
+
+
+@pytest.mark.parametrize("name", ["rope", "tape", "xpos", "randpe", "yarn", "tape_yarn"])
+def test_odd_head_dimension(name):
+    with pytest.raises(ValueError, match="head_dim=7 must be even"):
+        make_model(name, hidden_size=28)
+
+
+@pytest.mark.parametrize("name", ["nope", "alibi", "fire", "t5"])
+def test_odd_head_dimension_without_pairs(name):
+    model = make_model(name, hidden_size=28)
+    assert model(random_tokens(1, 5)).logits.isfinite().all()
+    assert model.config.rope_parameters is None
+
+
+def test_odd_hidden_size():
+    with pytest.raises(ValueError, match="hidden_size=33 must be even"):
+        make_model("sincos", hidden_size=33, num_attention_heads=3, head_dim=8)
+
+
+def test_tensorial_off_needs_a_head_per_query():
+    with pytest.raises(ValueError, match=r"tensorial=false.*num_key_value_heads=2"):
+        make_model("tape_not_tensorial", num_key_value_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("position", "kernel", "message"),
+    [
+        (
+            "fire",
+            "flash_attention_2",
+            "'flash_attention_2' with position 'fire'.*learned term.*eager",
+        ),
+        ("t5", "flash_attention_2", "'flash_attention_2' with position 't5'.*eager, sdpa"),
+        ("rope", "flash_attention_2", r"flash-attn package is missing.*tape\[flash\].*eager, sdpa"),
+        ("tape", "spda", "did you mean 'sdpa'"),
+    ],
+)
+def test_attention_that_cannot_run_is_refused(position, kernel, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(position, kernel=kernel)
+    with pytest.raises(ValueError, match=message):
+        make_model(position).set_attn_implementation(kernel)
+
+
+def test_the_kernel_can_be_changed():
+    model = make_model("tape")
+    tokens = random_tokens(1, 9)
+    before = model(tokens).logits
+    model.set_attn_implementation("eager")
+    after = model(tokens, output_attentions=True)
+    torch.testing.assert_close(after.logits, before, atol=1e-5, rtol=1e-5)
+    assert [weights.shape for weights in after.attentions] == [(1, 4, 9, 9)] * 3
+
+
+def test_attention_weights_need_eager():
+    with pytest.raises(ValueError, match=r"output_attentions=True.*'sdpa'.*use 'eager'"):
+        make_model("rope")(random_tokens(1, 4), output_attentions=True)
+
+
+def test_hidden_states_are_recorded():
+    output = make_model("tape")(random_tokens(1, 4), output_hidden_states=True)
+    assert [tuple(x.shape) for x in output.hidden_states] == [(1, 4, 32)] * 4
+
+
+def test_exactly_one_input():
+    with pytest.raises(ValueError, match="exactly one"):
+        make_model("rope")()
+
+
+def test_aliases_are_the_papers_names():
+    assert ALIASES == {"adape": "tape", "randrope": "randpe", "t5rb": "t5", "adayarn": "tape_yarn"}
+    for alias, name in ALIASES.items():
+        assert make_config(alias).position["name"] == name
+
+
+def test_auto_classes():
+    config = AutoConfig.for_model("tape", position="alibi")
+    assert isinstance(config, TapeConfig)
+    small = make_config("alibi")
+    assert isinstance(AutoModel.from_config(small), TapeModel)
+    assert isinstance(AutoModelForCausalLM.from_config(small), TapeForCausalLM)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_saved_configuration_says_every_argument(tmp_path, name):
+    config = make_config({"name": name})
+    config.save_pretrained(tmp_path)
+    again = TapeConfig.from_pretrained(tmp_path)
+    assert again.position == config.position
+    assert again.rope_parameters == config.rope_parameters
+    assert None not in config.position.values()
+
+
+def test_dependencies_point_one_way():
+    """positions <- attention <- modeling <- training and the rest; none of them knows hydra."""
+    order = ["names", "positions", "configuration", "attention", "modeling"]
+    root = pathlib.Path(tape.__file__).parent
+    for path in root.rglob("*.py"):
+        module = path.relative_to(root).parts[0].removesuffix(".py")
+        tree = ast.walk(ast.parse(path.read_text()))
+        imported = {n.module for n in tree if isinstance(n, ast.ImportFrom) and n.module}
+        imported |= {
+            a.name
+            for n in ast.walk(ast.parse(path.read_text()))
+            if isinstance(n, ast.Import)
+            for a in n.names
+        }
+        assert not any(name.split(".")[0] in ("hydra", "omegaconf") for name in imported), path
+        assert not any(name.split(".")[0] in ("arithmetic", "scrolls") for name in imported), path
+        if module in order:
+            allowed = {"tape", *(f"tape.{name}" for name in order[: order.index(module) + 1])}
+            ours = {".".join(name.split(".")[:2]) for name in imported if name.startswith("tape")}
+            assert ours <= allowed, path

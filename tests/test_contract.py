@@ -1,0 +1,273 @@
+"""What every encoding promises, whatever the way it is run: encodings x kernels x modes.
+
+The reference of a mode is the plain forward pass of the same float32 model on one sequence.
+"""
+
+import pytest
+import torch
+from conftest import (
+    GROUPED,
+    POSITIONS,
+    VOCABULARY,
+    all_positions,
+    both_kernels,
+    make_model,
+    random_tokens,
+)
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+
+from tape import TapeForCausalLM
+
+LENGTH = 15
+EXACT = {"atol": 1e-5, "rtol": 1e-5}
+
+
+@pytest.fixture(params=["eager", "sdpa"])
+def model(request, position):
+    return make_model(position, kernel=request.param)
+
+
+@torch.no_grad()
+@all_positions
+def test_batched(model):
+    tokens = random_tokens(4, LENGTH)
+    one_by_one = torch.cat([model(row[None]).logits for row in tokens])
+    torch.testing.assert_close(model(tokens).logits, one_by_one, **EXACT)
+
+
+@torch.no_grad()
+@all_positions
+def test_causal_and_complete(model):
+    """Every logit depends on every token up to its own and on none after it.
+
+    That the first token reaches the last logit, without a cache and in a batch, also shows that
+    coordinates were never taken for the borders of packed documents."""
+    for batch in (1, 2):
+        tokens = random_tokens(batch, LENGTH)
+        before = model(tokens, use_cache=False).logits
+        for changed in (0, LENGTH - 1):
+            other = tokens.clone()
+            other[:, changed] = (other[:, changed] + 1) % VOCABULARY
+            difference = (model(other, use_cache=False).logits - before).abs().amax((0, 2))
+            assert (difference[:changed] == 0).all()
+            assert (difference[changed:] > 1e-6).all()
+
+
+def make_cache(model, kind):
+    if kind == "dynamic":
+        return DynamicCache(config=model.config)
+    return StaticCache(config=model.config, max_cache_len=LENGTH + 5)
+
+
+@torch.no_grad()
+@all_positions
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("chunks", [[9, 1, 1, 1, 1, 1, 1], [1, 4, 7, 3]])
+def test_cached(model, kind, chunks):
+    tokens = random_tokens(2, LENGTH)
+    cache = make_cache(model, kind)
+    pieces = [
+        model(chunk, past_key_values=cache, use_cache=True).logits
+        for chunk in tokens.split(chunks, dim=1)
+    ]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), model(tokens).logits, **EXACT)
+
+
+def left_padded():
+    tokens, pads = random_tokens(3, LENGTH), [0, 4, 9]
+    mask = torch.ones_like(tokens)
+    for row, count in enumerate(pads):
+        mask[row, :count] = 0
+    return tokens, mask, pads
+
+
+@torch.no_grad()
+@all_positions
+def test_left_padded(model):
+    tokens, mask, pads = left_padded()
+    logits = model(tokens, attention_mask=mask).logits
+    assert logits.isfinite().all()
+    for row, count in enumerate(pads):
+        alone = model(tokens[row : row + 1, count:]).logits[0]
+        torch.testing.assert_close(logits[row, count:], alone, **EXACT)
+
+
+@torch.no_grad()
+@all_positions
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_left_padded_and_cached(model, kind):
+    tokens, mask, pads = left_padded()
+    cache, pieces, start = make_cache(model, kind), [], 0
+    for stop in (11, 12, 14, 15):
+        chunk, seen = tokens[:, start:stop], mask[:, :stop]
+        pieces.append(model(chunk, attention_mask=seen, past_key_values=cache).logits)
+        start = stop
+    logits = torch.cat(pieces, dim=1)
+    for row, count in enumerate(pads):
+        alone = model(tokens[row : row + 1, count:]).logits[0]
+        torch.testing.assert_close(logits[row, count:], alone, **EXACT)
+
+
+@torch.no_grad()
+@all_positions
+def test_right_padded(model):
+    tokens, mask, pads = left_padded()
+    logits = model(tokens, attention_mask=mask.flip(1)).logits
+    for row, count in enumerate(pads):
+        alone = model(tokens[row : row + 1, : LENGTH - count]).logits[0]
+        torch.testing.assert_close(logits[row, : LENGTH - count], alone, **EXACT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", GROUPED)
+def test_grouped_queries(position):
+    model = make_model(position, num_key_value_heads=2)
+    tokens, mask, pads = left_padded()
+    cache = make_cache(model, "dynamic")
+    pieces = [
+        model(tokens[:, :11], attention_mask=mask[:, :11], past_key_values=cache).logits,
+        model(tokens[:, 11:], attention_mask=mask, past_key_values=cache).logits,
+    ]
+    for row, count in enumerate(pads):
+        alone = model(tokens[row : row + 1, count:]).logits[0]
+        torch.testing.assert_close(torch.cat(pieces, dim=1)[row, count:], alone, **EXACT)
+
+
+@torch.no_grad()
+@all_positions
+def test_position_ids_are_indices(position):
+    """Counting on from 3 is what three padding tokens in front do to the indices, and no mask
+    follows from a gap."""
+    model = make_model(position)
+    tokens = random_tokens(2, 8)
+    shifted = model(tokens, position_ids=torch.arange(3, 11)[None]).logits
+    cache = make_cache(model, "dynamic")
+    pieces = [
+        model(tokens[:, :5], position_ids=torch.arange(3, 8)[None], past_key_values=cache).logits,
+        model(tokens[:, 5:], position_ids=torch.arange(8, 11)[None], past_key_values=cache).logits,
+    ]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), shifted, **EXACT)
+    gap = torch.tensor([[0, 1, 2, 7, 8, 9, 10, 11]])
+    other = tokens.clone()
+    other[:, 0] = (other[:, 0] + 1) % VOCABULARY
+    change = model(other, position_ids=gap, use_cache=False).logits[:, -1]
+    assert ((change - model(tokens, position_ids=gap).logits[:, -1]).abs().amax(-1) > 1e-6).all()
+
+
+@torch.no_grad()
+@all_positions
+def test_saved_and_reloaded(model, tmp_path):
+    tokens = random_tokens(2, LENGTH)
+    model.save_pretrained(tmp_path)
+    reloaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation=model.config._attn_implementation
+    ).eval()
+    assert type(reloaded) is TapeForCausalLM
+    assert reloaded.config.position == model.config.position
+    assert torch.equal(reloaded(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
+@all_positions
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed(model, reentrant):
+    tokens = random_tokens(2, LENGTH)
+    model.train()  # the samplers draw: the same draw must serve both passes
+
+    def gradients():
+        torch.manual_seed(3)
+        model.zero_grad()
+        model(tokens, labels=tokens).loss.backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    plain = gradients()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    checkpointed = gradients()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(checkpointed[name], gradient, atol=1e-6, rtol=1e-5, msg=name)
+        assert gradient.abs().max() > 0, name
+
+
+def relative_error(logits, exact):
+    return ((logits.double() - exact).norm() / exact.norm()).item()
+
+
+@torch.no_grad()
+@all_positions
+@pytest.mark.parametrize("mode", ["cast", "autocast"])
+def test_bfloat16_is_as_close_as_rope_is(position, mode):
+    """bfloat16 adds rounding to weights and activations, and none to positions: the error of an
+    encoding at far positions stays within a small factor of RoPE's."""
+
+    def error(name):
+        changes = {"max_position_embeddings": 4096}
+        model = make_model(name, **changes)
+        tokens = random_tokens(1, LENGTH)
+        far = torch.arange(2000, 2000 + LENGTH)[None]
+        with model.evaluation_length(4096):
+            exact = make_model(name, dtype=torch.float64, **changes)
+            with exact.evaluation_length(4096):
+                reference = exact(tokens, position_ids=far).logits
+            if mode == "cast":
+                return relative_error(model.bfloat16()(tokens, position_ids=far).logits, reference)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return relative_error(model(tokens, position_ids=far).logits, reference)
+
+    assert error(position) < 4 * error("rope") < 0.2
+
+
+@torch.no_grad()
+@all_positions
+@both_kernels
+def test_bfloat16_decodes_with_a_cache(position, kernel):
+    model = make_model(position, kernel=kernel, dtype=torch.bfloat16)
+    tokens, mask, _ = left_padded()
+    cache = make_cache(model, "dynamic")
+    pieces = [
+        model(tokens[:, :9], attention_mask=mask[:, :9], past_key_values=cache).logits,
+        model(tokens[:, 9:], attention_mask=mask, past_key_values=cache).logits,
+    ]
+    full = model(tokens, attention_mask=mask).logits
+    cached = torch.cat(pieces, dim=1)
+    real = mask.bool()
+    assert cached.isfinite().all()
+    assert relative_error(cached[real], full[real].double()) < 0.05
+
+
+GENERATIONS = {
+    "greedy": {"do_sample": False},
+    "beams": {"do_sample": False, "num_beams": 3},
+    "sampling": {"do_sample": True, "top_k": 5},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", GENERATIONS)
+@all_positions
+def test_generates_alike_with_and_without_a_cache(position, how):
+    model = make_model(position)
+    tokens, mask, pads = left_padded()
+    tokens[mask == 0] = 0
+
+    def generate(**changes):
+        torch.manual_seed(0)
+        settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
+        return model.generate(tokens, **(settings | GENERATIONS[how] | changes))
+
+    expected = generate(use_cache=False)
+    assert expected.shape == (3, LENGTH + 6)
+    assert torch.equal(generate(), expected)
+    assert torch.equal(generate(cache_implementation="static"), expected)
+    if how == "greedy":
+        with model.evaluation_length(LENGTH + 6):  # as in the batch
+            for row, count in enumerate(pads):
+                prompt = {"inputs": tokens[row : row + 1, count:]}
+                prompt["attention_mask"] = mask[row : row + 1, count:]
+                alone = model.generate(**prompt, max_new_tokens=6, pad_token_id=0)
+                assert torch.equal(alone[0, LENGTH - count :], expected[row, LENGTH:])
+
+
+def test_every_mode_ran_on_every_encoding():
+    """The list that the tests above go through holds each ablation of TAPE."""
+    tape = [frozenset(p.items()) for p in POSITIONS.values() if p["name"] == "tape"]
+    assert len(set(tape)) == len(tape) == 8

@@ -1,0 +1,222 @@
+"""Every encoding against the loops of references.py, and against other people's code."""
+
+import math
+
+import pytest
+import references
+import torch
+from conftest import (
+    GROUPED,
+    POSITIONS,
+    TRAIN_LENGTH,
+    all_positions,
+    both_kernels,
+    make_config,
+    make_model,
+    random_tokens,
+)
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from tape import TapeConfig, TapeForCausalLM
+from tape.positions import Positions
+from tape.positions.bias import alibi_slopes, t5_bucket
+
+
+def coordinates_of(model, length):
+    """What the evaluation-time sampler gives to the first tokens."""
+    index = torch.arange(length)[None]
+    return model.model.position.sampler(index, index, False)[0][0].tolist()
+
+
+def check_against_loops(model, tolerance, length=11):
+    tokens = random_tokens(1, length)
+    weights = {k: v.detach().double().requires_grad_() for k, v in model.state_dict().items()}
+    logits = references.decoder(
+        weights, model.config, tokens[0].tolist(), coordinates_of(model, length)
+    )
+    loss = references.loss(logits, tokens[0].tolist())
+    loss.backward()
+
+    output = model(tokens, labels=tokens)
+    assert output.loss.item() == pytest.approx(loss.item(), abs=1e-5)
+    # The library's loss is in float32 whatever the logits are.
+    torch.nn.functional.cross_entropy(output.logits[0, :-1], tokens[0, 1:]).backward()
+    torch.testing.assert_close(output.logits[0], logits.to(output.logits), **tolerance)
+    for name, parameter in model.named_parameters():
+        expected = weights[name].grad.to(parameter.dtype)
+        assert parameter.grad is not None, f"{name} has no gradient"
+        if not name.endswith("output.bias"):  # FIRE's: softmax sees no constant per head
+            assert expected.abs().max() > 1e-9, f"the test of {name} is empty"
+        torch.testing.assert_close(parameter.grad, expected, **tolerance, msg=name)
+
+
+@both_kernels
+@all_positions
+def test_equals_the_loops(position, kernel):
+    check_against_loops(make_model(position, kernel=kernel), {"atol": 2e-5, "rtol": 1e-4})
+    double = make_model(position, kernel=kernel, dtype=torch.float64)
+    check_against_loops(double, {"atol": 1e-9, "rtol": 1e-9})
+
+
+@pytest.mark.parametrize("position", GROUPED)
+def test_grouped_queries_equal_the_loops(position):
+    model = make_model(position, num_key_value_heads=2, dtype=torch.float64)
+    check_against_loops(model, {"atol": 1e-9, "rtol": 1e-9})
+
+
+@all_positions
+def test_eager_equals_sdpa(position):
+    tokens = random_tokens(2, 13)
+    models = [make_model(position, kernel=kernel) for kernel in ("eager", "sdpa")]
+    outputs = [model(tokens, labels=tokens) for model in models]
+    torch.testing.assert_close(outputs[0].logits, outputs[1].logits, atol=1e-5, rtol=1e-5)
+    for output in outputs:
+        output.loss.backward()
+    for (name, one), other in zip(
+        models[0].named_parameters(), models[1].parameters(), strict=True
+    ):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def llama_and_ours(position="rope", **changes):
+    ours = make_config(position, **changes)
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
+    names += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+    shape = {name: getattr(ours, name) for name in names}
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(**shape, rope_parameters=ours.rope_parameters)).eval()
+    return llama, ours
+
+
+@pytest.mark.parametrize("heads", [4, 2, 1])
+@pytest.mark.parametrize("position", ["rope", "rope_linear", "rope_llama3", "yarn"])
+def test_rope_is_the_librarys_llama(position, heads):
+    llama, config = llama_and_ours(position, num_key_value_heads=heads)
+    model = TapeForCausalLM(config).eval()
+    assert list(model.state_dict()) == list(llama.state_dict())
+    model.load_state_dict(llama.state_dict())
+    tokens = random_tokens(2, 23)
+    theirs, ours = llama(tokens, labels=tokens), model(tokens, labels=tokens)
+    torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-6, rtol=0)
+    torch.testing.assert_close(ours.loss, theirs.loss, atol=1e-6, rtol=0)
+    theirs.loss.backward()
+    ours.loss.backward()
+    for (name, one), other in zip(model.named_parameters(), llama.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize("position", ["tape", "tape_yarn", "adape"])
+def test_tape_starts_as_the_llama_it_is_made_from(tmp_path, position, heads):
+    base = "yarn" if position == "tape_yarn" else "rope_theta"
+    llama, _ = llama_and_ours(base, num_key_value_heads=heads)
+    llama.save_pretrained(tmp_path)
+    model = TapeForCausalLM.from_pretrained(tmp_path, position=position).eval()
+    tokens = random_tokens(2, 23)
+    assert torch.equal(model(tokens).logits, llama(tokens).logits)
+    assert set(model.state_dict()) > set(llama.state_dict())
+
+
+def test_a_llama_is_read_as_rope_and_others_are_refused(tmp_path):
+    llama, _ = llama_and_ours("rope_theta")
+    llama.save_pretrained(tmp_path)
+    model = TapeForCausalLM.from_pretrained(tmp_path)
+    assert model.config.position["name"] == "rope"
+    assert model.config.rope_parameters["rope_theta"] == 500.0
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match=r"gpt2.*allowed: 'tape', 'llama'"):
+        TapeForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("heads", range(1, 33))
+def test_alibi_slopes_are_blooms(heads):
+    # Bloom's bias for one more token is slope * position.
+    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+    torch.testing.assert_close(alibi_slopes(heads), theirs, atol=0, rtol=1e-6)
+    literal = torch.tensor(references.press_slopes(heads))
+    torch.testing.assert_close(alibi_slopes(heads), literal, atol=0, rtol=1e-6)
+
+
+def test_t5_buckets_are_the_librarys():
+    distance = torch.arange(0, 4096)
+    theirs = T5Attention._relative_position_bucket(
+        -distance, bidirectional=False, num_buckets=32, max_distance=128
+    )
+    assert torch.equal(t5_bucket(distance, 32, 128), theirs)
+
+
+def test_yarn_frequencies_are_the_librarys():
+    config = make_config({"name": "yarn", "factor": 8.0, "beta_fast": 16, "beta_slow": 2})
+    encoding = TapeForCausalLM(config).model.position
+    rotary = LlamaRotaryEmbedding(
+        LlamaConfig(
+            head_dim=config.head_dim,
+            max_position_embeddings=TRAIN_LENGTH,
+            rope_parameters=config.rope_parameters,
+        )
+    )
+    assert torch.equal(encoding.inv_freq, rotary.inv_freq)
+    assert encoding.magnitude == rotary.attention_scaling == 0.1 * math.log(8.0) + 1
+
+
+@pytest.mark.parametrize("source", ["position", "rope_parameters", "scaling"])
+def test_theta_reaches_the_frequencies_and_survives_a_reload(tmp_path, source):
+    if source == "position":
+        config = make_config({"name": "rope", "theta": 1e6})
+    elif source == "scaling":
+        scaling = {"rope_type": "linear", "factor": 2.0}
+        config = make_config({"name": "rope", "theta": 1e6, "scaling": scaling})
+    else:
+        config = make_config({"name": "rope"})
+        config.rope_parameters = {"rope_type": "default", "rope_theta": 1e6}
+    TapeForCausalLM(config).save_pretrained(tmp_path)
+    model = TapeForCausalLM.from_pretrained(tmp_path)
+    expected = 1e6 ** -(torch.arange(0, 8, 2) / 8)
+    expected /= 2 if source == "scaling" else 1
+    torch.testing.assert_close(model.model.position.inv_freq, expected)
+    assert model.config.rope_parameters["rope_theta"] == 1e6
+
+
+def test_yarn_defaults():
+    parameters = make_config("yarn").rope_parameters
+    assert (parameters["factor"], parameters["beta_fast"], parameters["beta_slow"]) == (4, 32, 1)
+    assert parameters["original_max_position_embeddings"] == TRAIN_LENGTH
+
+
+def test_fire_stays_finite_at_its_extremes():
+    model = make_model("fire")
+    layer = model.model.position.layers[0]
+    with torch.no_grad():
+        layer.scale.zero_()
+        layer.multiplier.zero_()
+    index = torch.arange(9)[None]
+    bias = layer(Positions(index, index))
+    assert bias.isfinite().all()
+    bias.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize(
+    ("position", "expected"),
+    [("rope", 162_417_408), ("fire", 162_422_952), ("t5", 162_422_016), ("tape", 162_837_168)],
+)
+def test_parameter_counts_of_the_papers_model(position, expected):
+    shape = {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "vocab_size": 32_000,
+    }
+    with torch.device("meta"):
+        model = TapeForCausalLM(TapeConfig(**shape, position=position))
+    assert model.num_parameters() == expected
+
+
+def test_the_test_positions_cover_every_encoding():
+    from tape.positions import ENCODINGS
+
+    assert {position["name"] for position in POSITIONS.values()} == set(ENCODINGS)

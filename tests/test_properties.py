@@ -1,0 +1,127 @@
+"""What TAPE is for: shifting all positions changes nothing. All weights are perturbed, for at zero
+initialisation every statement here holds vacuously."""
+
+import pytest
+import torch
+from conftest import all_positions, make_model, random_tokens
+
+EQUIVARIANT = ["tape", "tape_yarn", "tape_attention", "tape_feed_forward"]
+BROKEN = ["tape_not_equivariant", "tape_not_tensorial", "tape_neither_form"]
+
+
+@torch.no_grad()
+def shift_error(position, shift=3.0, dtype=torch.float64):
+    model = make_model(position, dtype=dtype)
+    tokens = random_tokens(2, 16)
+    index = torch.arange(16)[None]
+    moved = model(tokens, position_ids=index + int(shift)).logits
+    logits = model(tokens, position_ids=index).logits
+    return ((moved - logits).abs().max() / logits.abs().max()).item()
+
+
+@pytest.mark.parametrize("position", EQUIVARIANT)
+@pytest.mark.parametrize("shift", [1, 3, 1000])
+def test_shift_invariant(position, shift):
+    assert shift_error(position, shift) < 1e-12
+
+
+@pytest.mark.parametrize("position", BROKEN)
+def test_shift_invariance_needs_both_forms(position):
+    assert shift_error(position) > 1e-6
+
+
+def state_and_update(position):
+    """g of the first layer, and a random state, average and MLP output."""
+    model = make_model(position, dtype=torch.float64)
+    update = model.model.layers[0].context
+    e, average = torch.randn(2, 2, 4, 5, 2, 4, dtype=torch.float64)
+    m = torch.randn(2, 5, 32, dtype=torch.float64)
+    return update, e, average, m
+
+
+def rotated(e, angles):
+    """Every pair (cosine, sine) turned by one angle per frequency."""
+    turned = torch.complex(e[..., 0, :], e[..., 1, :]) * torch.polar(
+        torch.ones_like(angles), angles
+    )
+    return torch.stack((turned.real, turned.imag), dim=-2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", EQUIVARIANT + BROKEN)
+def test_update_commutes_with_rotations(position):
+    update, e, average, m = state_and_update(position)
+
+    def error(angles):
+        before = update(rotated(e, angles), rotated(average, angles).flatten(-2), m)
+        after = rotated(update(e, average.flatten(-2), m), angles)
+        return (before - after).abs().max().item()
+
+    one_angle = torch.full((4,), 0.7, dtype=torch.float64)
+    own_angles = torch.tensor([0.7, -1.2, 2.0, 0.1], dtype=torch.float64)
+    commutes = position in EQUIVARIANT
+    assert (error(own_angles) < 1e-12) == commutes
+    # Mixing the frequencies still commutes with one common rotation of all pairs.
+    assert (error(one_angle) < 1e-12) == (commutes or position == "tape_not_tensorial")
+
+
+@torch.no_grad()
+@all_positions
+def test_permuting_keys_with_their_positions_changes_nothing(position):
+    """Attention sees a set: the last query's output depends on which keys there are and where they
+    say they stand, not on the order of their slots."""
+    model = make_model(position, kernel="eager", dtype=torch.float64)
+    encoding, layer = model.model.position, model.model.layers[0]
+    order = torch.tensor([3, 0, 5, 1, 4, 2, 6])
+    index = torch.arange(7)[None]
+
+    def last_output(index, x):
+        where = type(model.model._positions(x, None, None, None))(index, index)
+        e = encoding.state(where, torch.float64)
+        bias = encoding.biases(where, 3)[0]
+        y, average, _ = layer.self_attn(x, e, encoding.rotate, layer.context, bias, None, None)
+        return y[:, -1], None if average is None else average[:, :, -1]
+
+    x = torch.randn(2, 7, 32, dtype=torch.float64)
+    for one, other in zip(
+        last_output(index, x), last_output(index[:, order], x[:, order]), strict=True
+    ):
+        if one is not None:
+            torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+def test_every_tape_parameter_but_the_last_layers_gets_a_gradient():
+    model = make_model("tape").train()
+    tokens = random_tokens(2, 9)
+    model(tokens, labels=tokens).loss.backward()
+    updates = [layer.context for layer in model.model.layers]
+    assert updates[-1] is None
+    for update in updates[:-1]:
+        assert sorted(name for name, _ in update.named_parameters()) == [
+            "down.weight",
+            "gate.weight",
+            "mix.weight",
+            "up.weight",
+        ]
+        assert all(p.grad.abs().max() > 0 for p in update.parameters())
+
+
+def test_state_stays_in_float32_under_bfloat16():
+    model = make_model("tape", dtype=torch.bfloat16)
+    kinds = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _, __, out: kinds.append(out[1].dtype))
+    with torch.no_grad():
+        model(random_tokens(1, 5))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model.float()(random_tokens(1, 5))
+    assert kinds == [torch.float32] * 6
+
+
+def test_the_frequencies_survive_a_cast():
+    model = make_model("xpos", dtype=torch.bfloat16)
+    fresh = make_model("xpos")
+    for name in ("inv_freq", "log_zeta"):
+        kept = getattr(model.model.position, name)
+        assert kept.dtype == torch.float32
+        assert torch.equal(kept, getattr(fresh.model.position, name))

@@ -1,0 +1,126 @@
+"""Coordinates: what the samplers draw, when, and what they refuse."""
+
+import pytest
+import torch
+from conftest import TRAIN_LENGTH, make_config, make_model, random_tokens
+
+from tape import TapeForCausalLM
+
+
+def record_states(model):
+    """The coordinates of every forward pass, as the encoding got them."""
+    seen = []
+    state = model.model.position.state
+
+    def recording(positions, dtype):
+        seen.append(positions)
+        return state(positions, dtype)
+
+    model.model.position.state = recording
+    return seen
+
+
+def test_randpe_draws_anew_in_training_and_once_for_the_whole_batch():
+    model = make_model("randpe").train()
+    seen = record_states(model)
+    for _ in range(3):
+        model(random_tokens(4, 12))
+    draws = [positions.query for positions in seen]
+    assert all(draw.shape == (1, 12) for draw in draws)
+    assert all((draw.diff() > 0).all() and draw.max() < 4 * TRAIN_LENGTH for draw in draws)
+    assert not torch.equal(draws[0], draws[1])
+    assert torch.equal(seen[0].key, seen[0].query)
+
+
+def test_randpe_covers_its_range():
+    model = make_model("randpe").train()
+    seen = record_states(model)
+    for _ in range(60):
+        model(random_tokens(1, 12))
+    assert set(torch.cat([p.query[0] for p in seen]).tolist()) == set(range(4 * TRAIN_LENGTH))
+
+
+@torch.no_grad()
+def test_randpe_evaluates_with_one_seeded_draw():
+    model, other = make_model("randpe"), make_model("randpe")
+    torch.manual_seed(99)
+    tokens = random_tokens(2, TRAIN_LENGTH)
+    assert torch.equal(model(tokens).logits, other(tokens).logits)
+    reseeded = make_model({"name": "randpe", "seed": 1})
+    assert not torch.equal(model(tokens).logits, reseeded(tokens).logits)
+
+
+@torch.no_grad()
+def test_randpe_refuses_what_it_was_not_drawn_for():
+    model = make_model("randpe")
+    too_long = random_tokens(1, TRAIN_LENGTH + 1)
+    with pytest.raises(ValueError, match=r"17 tokens .* eval_length=16.*evaluation_length"):
+        model(too_long)
+    with model.evaluation_length(TRAIN_LENGTH + 1):
+        model(too_long)
+    with pytest.raises(ValueError, match="eval_length=16"):
+        model(too_long)  # the context left nothing behind
+    with (
+        pytest.raises(ValueError, match=r"eval_length=65 must lie in 1\.\.64"),
+        model.evaluation_length(65),
+    ):
+        pass
+    with pytest.raises(ValueError, match="training input of 65 tokens"):
+        model.train()(random_tokens(1, 65))
+
+
+@pytest.mark.parametrize("given", [{"eval_length": 100, "length": 50}, {"eval_length": 0}])
+def test_randpe_refuses_impossible_ranges(given):
+    with pytest.raises(ValueError, match="eval_length"):
+        make_config({"name": "randpe", **given})
+
+
+def test_randpe_refuses_another_sampler():
+    with pytest.raises(ValueError, match=r"randpe.*sampler='shift'.*'subset'"):
+        make_config({"name": "randpe", "sampler": "shift"})
+
+
+@torch.no_grad()
+def test_generate_raises_the_evaluation_length_and_restores_it():
+    model = make_model("randpe")
+    seen = record_states(model)
+    prompt = random_tokens(1, 10)
+    model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, pad_token_id=0
+    )
+    assert model.model.position.sampler.eval_length == TRAIN_LENGTH
+    assert seen[0].key.max() < seen[-1].query.max() < 4 * TRAIN_LENGTH
+    with pytest.raises(ValueError, match="eval_length=70"):
+        model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=60, pad_token_id=0
+        )
+    assert model.model.position.sampler.eval_length == TRAIN_LENGTH
+
+
+def test_shift_moves_the_origin_in_training_only():
+    model = make_model("tape_shift")
+    seen = record_states(model)
+    tokens = random_tokens(3, 8)
+    model(tokens)
+    assert torch.equal(seen[0].query, torch.arange(8)[None])
+    model.train()
+    for _ in range(200):
+        model(tokens)
+    origins = {int(positions.query[0, 0]) for positions in seen[1:]}
+    assert all(torch.equal(p.query - p.query[:, :1], torch.arange(8)[None]) for p in seen)
+    assert min(origins) >= 0 and max(origins) <= 2 * TRAIN_LENGTH and len(origins) > 20
+
+
+def test_samplers_are_saved_with_their_numbers(tmp_path):
+    config = make_config("randpe")
+    assert config.position["sampler"] == {
+        "name": "subset",
+        "length": 4 * TRAIN_LENGTH,
+        "eval_length": TRAIN_LENGTH,
+        "seed": 0,
+    }
+    TapeForCausalLM(config).save_pretrained(tmp_path)
+    longer = TapeForCausalLM.from_pretrained(
+        tmp_path, position={"name": "randpe", "eval_length": 40}, max_position_embeddings=99
+    )
+    assert longer.config.position["sampler"]["eval_length"] == 40
