@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Installs the project with the versions it was tested with (constraints.txt) into the active
+# environment, or into .venv. Does nothing when that was done already.
+#
+# Without a GPU, torch's CPU build saves gigabytes:
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu bash script/setup.sh
+# Extras besides the default: EXTRAS=dev,flash,deepspeed bash script/setup.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+environment=${VIRTUAL_ENV:-${CONDA_PREFIX:-$PWD/.venv}}
+if [[ ! -x $environment/bin/python ]]; then
+    for python in python3 python3.13 python3.12 python3.11; do
+        if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            "$python" -m venv "$environment"
+            break
+        fi
+    done
+fi
+python=$environment/bin/python
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    echo "error: Python 3.11 or newer is needed; found: $(python3 --version 2>&1)" >&2
+    exit 1
+fi
+
+extras=${EXTRAS:-dev}
+wanted=$({ cat pyproject.toml constraints.txt; echo "$extras $PWD"; } | "$python" -c \
+    'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')
+stamp=$environment/.tape-installed
+if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
+    echo "installing into $environment (once)" >&2
+    "$python" -m pip install --quiet --disable-pip-version-check \
+        --constraint constraints.txt --editable ".[$extras]" >&2
+    echo "$wanted" >"$stamp"
+fi

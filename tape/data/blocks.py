@@ -1,0 +1,117 @@
+"""Documents, joined by EOS, as one stream of tokens on disk, and blocks of it as a dataset.
+
+The stream is cached by its content (corpus, split, tokenizer) and read through a memory map, so a
+block of any length is a slice: no token is lost but those of the last partial block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from tape.data.corpora import Corpus, Split
+from tape.files import new_folder
+
+log = logging.getLogger(__name__)
+
+DOCUMENTS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class TokenStream:
+    """All tokens of a split, as a read-only array on disk, and what they came from."""
+
+    tokens: np.ndarray
+    documents: int
+    bytes: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def tokenize_corpus(
+    corpus: Corpus, split: Split, tokenizer: PreTrainedTokenizerBase, cache_dir: Path
+) -> TokenStream:
+    """The tokens of a split, from the cache if they are there. Uses all cores.
+
+    Raises:
+        ValueError: if the split has no text.
+    """
+    written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.eos_token_id)
+    content = f"{corpus.fingerprint()} {split} {hashlib.sha256(written.encode()).hexdigest()}"
+    folder = cache_dir / "tokens" / hashlib.sha256(content.encode()).hexdigest()[:16]
+    if not folder.is_dir():
+        with new_folder(folder) as work:
+            _write_stream(corpus, split, tokenizer, work)
+    facts = json.loads((folder / "facts.json").read_text())
+    tokens = np.memmap(folder / "tokens.bin", dtype=facts["dtype"], mode="r")
+    return TokenStream(tokens, facts["documents"], facts["bytes"])
+
+
+def _write_stream(
+    corpus: Corpus, split: Split, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+    facts = {"dtype": dtype.name, "documents": 0, "bytes": 0, "tokens": 0}
+    bar = tqdm(desc=f"tokenizing {corpus.name} ({split})", unit="B", unit_scale=True)
+    with bar, (folder / "tokens.bin").open("wb") as file:
+        for batch in _batches(corpus.documents(split)):
+            # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
+            encoded = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+            for ids in encoded:
+                np.array([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(file)
+                facts["tokens"] += len(ids) + 1
+            size = sum(len(text.encode()) for text in batch)
+            facts["documents"] += len(batch)
+            facts["bytes"] += size
+            bar.update(size)
+    if not facts["documents"]:
+        raise ValueError(
+            f"the {split} split of {corpus.name} has no documents; give more text, or choose the "
+            f"validation text with data.validation or data.validation_fraction"
+        )
+    (folder / "facts.json").write_text(json.dumps(facts))
+    log.info("%s (%s): %s tokens", corpus.name, split, f"{facts['tokens']:,}")
+
+
+def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
+    while batch := list(islice(documents, DOCUMENTS_AT_ONCE)):
+        yield batch
+
+
+class TokenBlocks(Dataset):
+    """Consecutive blocks of `length` tokens of a stream, as a causal model's inputs and labels.
+
+    Raises:
+        ValueError: if the stream is shorter than one block.
+    """
+
+    def __init__(self, stream: TokenStream, length: int, limit: int | None = None):
+        if len(stream) < length:
+            raise ValueError(
+                f"{len(stream):,} tokens are less than one block of length={length}; "
+                f"give more text or a smaller length"
+            )
+        self.stream, self.length = stream, length
+        self.count = min(len(stream) // length, limit or len(stream))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        block = self.stream.tokens[index * self.length : (index + 1) * self.length]
+        ids = torch.from_numpy(block.astype(np.int64))
+        return {"input_ids": ids, "labels": ids.clone()}

@@ -1,0 +1,243 @@
+"""Corpora: where documents come from, and which of them are for validation."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import io
+import json
+import sysconfig
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import pyarrow.parquet
+import zstandard
+
+Split = Literal["train", "validation"]
+SPLITS: tuple[Split, ...] = ("train", "validation")
+
+PLAIN = (".txt", ".md", ".rst", ".py")
+RECORDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+KNOWN = (*PLAIN, *RECORDS, ".parquet")
+
+
+class Corpus:
+    """Named documents in two splits. Both splits, and their order, are the same on every machine
+    that has the same files."""
+
+    name: str
+
+    def documents(self, split: Split) -> Iterator[str]:
+        raise NotImplementedError
+
+    def files(self) -> list[Path]:
+        raise NotImplementedError
+
+    def rule(self) -> str:
+        """How documents are chosen: what, besides the files, decides the content of the splits."""
+        raise NotImplementedError
+
+    @cache  # noqa: B019 - a corpus lives as long as the run
+    def fingerprint(self) -> str:
+        """A hash of the files' contents and of the rule of the split."""
+        digest = hashlib.sha256(self.rule().encode())
+        for path in self.files():
+            with _reading(path), path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    def describe(self) -> str:
+        files = self.files()
+        size = sum(path.stat().st_size for path in files)
+        return (
+            f"{self.name}: {len(files):,} files, {size:,} bytes, sha256 {self.fingerprint()[:16]}"
+        )
+
+
+class LocalCorpus(Corpus):
+    """Real text that is on every machine with Python: the standard library's own modules and
+    documentation, without installed packages and tests. One file in twenty, chosen by its name, is
+    for validation."""
+
+    EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
+
+    def __init__(self, name: str = "local"):
+        self.name = name
+        self.root = Path(sysconfig.get_paths()["stdlib"]).resolve()
+
+    @cache  # noqa: B019
+    def files(self) -> list[Path]:
+        found = (path for suffix in PLAIN for path in self.root.rglob(f"*{suffix}"))
+        parts = {path: frozenset(path.relative_to(self.root).parts) for path in found}
+        files = sorted(path for path, names in parts.items() if not names & self.EXCLUDED)
+        if not files:
+            raise FileNotFoundError(
+                f"Python's standard library has no source files in {self.root}; "
+                f"take data=text with data.files=... instead"
+            )
+        return files
+
+    def rule(self) -> str:
+        return "\n".join(self._name(path) for path in self.files())
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def documents(self, split: Split) -> Iterator[str]:
+        for path in self.files():
+            if (_fraction(self._name(path)) < 0.05) == (split == "validation"):
+                text = _plain_text(path)
+                if text.strip():
+                    yield text
+
+
+class TextCorpus(Corpus):
+    """The user's own files: plain text (a file is a document), .jsonl (also .gz, .zst) and .parquet
+    (a row is a document).
+
+    Args:
+        files: paths, folders or globs, one or several.
+        validation: the same, for validation; without it, `validation_fraction` of the documents,
+            chosen by their content (copies of a document fall on the same side). A lone plain file
+            is cut at a line instead, its end is for validation.
+        field: the column of a row that holds the text.
+    """
+
+    def __init__(
+        self,
+        files: str | Iterable[str],
+        validation: str | Iterable[str] | None = None,
+        validation_fraction: float = 0.05,
+        field: str = "text",
+        name: str = "text",
+    ):
+        if not 0 < validation_fraction < 1:
+            raise ValueError(f"data.validation_fraction={validation_fraction} must lie in (0, 1)")
+        self.name, self.field, self.validation_fraction = name, field, validation_fraction
+        self.held_out = [] if validation is None else _expand("data.validation", validation)
+        self.paths = [p for p in _expand("data.files", files) if p not in self.held_out]
+        if not self.paths:
+            raise FileNotFoundError("every file of data.files is in data.validation as well")
+
+    def files(self) -> list[Path]:
+        return self.paths + self.held_out
+
+    def rule(self) -> str:
+        return f"{len(self.held_out)} held out, {self.validation_fraction}, {self.field}"
+
+    def documents(self, split: Split) -> Iterator[str]:
+        if self.held_out:
+            yield from self._read(self.paths if split == "train" else self.held_out)
+        elif len(self.paths) == 1 and self.paths[0].suffix in PLAIN:
+            text = _plain_text(self.paths[0])
+            cut = text.rfind("\n", 0, int(len(text) * (1 - self.validation_fraction))) + 1
+            yield text[:cut] if split == "train" else text[cut:]
+        else:
+            for text in self._read(self.paths):
+                if (_fraction(text) < self.validation_fraction) == (split == "validation"):
+                    yield text
+
+    def _read(self, paths: list[Path]) -> Iterator[str]:
+        for path in paths:
+            if path.suffix in PLAIN:
+                documents: Iterable[str] = [_plain_text(path)]
+            elif path.suffix == ".parquet":
+                documents = _parquet_column(path, self.field)
+            else:
+                documents = _record_field(path, self.field)
+            yield from (text for text in documents if text.strip())
+
+
+def _fraction(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 256**7
+
+
+def _expand(setting: str, patterns: str | Iterable[str]) -> list[Path]:
+    """The files that paths, folders and globs stand for, sorted, each once."""
+    found: set[Path] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else list(patterns):
+        matches = [Path(match) for match in glob.glob(str(pattern), recursive=True)]
+        if not matches:
+            raise FileNotFoundError(f"{setting}: nothing matches {str(pattern)!r}")
+        for match in matches:
+            if match.is_file():
+                if not match.name.endswith(KNOWN):
+                    raise ValueError(f"{setting}: {match} is none of {', '.join(KNOWN)}")
+                found.add(match)
+            else:
+                inside = [p for p in match.rglob("*") if p.is_file() and p.name.endswith(KNOWN)]
+                if not inside:
+                    raise FileNotFoundError(f"{setting}: no {', '.join(KNOWN)} in folder {match}")
+                found.update(inside)
+    return sorted(found)
+
+
+class _reading:
+    """Turns what goes wrong while a file is read into an error that names the file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if isinstance(error, UnicodeDecodeError):
+            raise ValueError(
+                f"{self.path} is not UTF-8 text: byte {error.object[error.start]:#04x} at "
+                f"{error.start:,}; convert it, or leave it out"
+            ) from error
+        if isinstance(error, OSError | EOFError | zstandard.ZstdError | pyarrow.ArrowException):
+            raise ValueError(f"{self.path} cannot be read: {error}") from error
+
+
+def _plain_text(path: Path) -> str:
+    with _reading(path):
+        text = path.read_bytes().decode("utf-8")
+    if "\0" in text:
+        raise ValueError(f"{path} is binary: it has a zero byte at {text.index(chr(0)):,}")
+    return text
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix == ".zst":
+        return zstandard.open(path, "rb")
+    return path.open("rb")
+
+
+def _record_field(path: Path, field: str) -> Iterator[str]:
+    with _reading(path), _open(path) as file:
+        for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8"), start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+            text = row.get(field) if isinstance(row, dict) else None
+            if not isinstance(text, str):
+                has = f"fields {', '.join(row)}" if isinstance(row, dict) else "no fields"
+                raise ValueError(
+                    f"{path}, line {number}: no text in field {field!r} (the row has {has}); "
+                    f"set data.field"
+                )
+            yield text
+
+
+def _parquet_column(path: Path, field: str) -> Iterator[str]:
+    with _reading(path):
+        file = pyarrow.parquet.ParquetFile(path)
+        if field not in file.schema_arrow.names:
+            has = ", ".join(file.schema_arrow.names)
+            raise ValueError(f"{path} has no column {field!r}, only {has}; set data.field")
+        for batch in file.iter_batches(batch_size=1024, columns=[field]):
+            for row, text in enumerate(batch.column(0).to_pylist()):
+                if not isinstance(text, str):
+                    raise ValueError(f"{path}: row {row} of a batch has no text in {field!r}")
+                yield text

@@ -1,0 +1,138 @@
+"""The library's Trainer, which here stops at a loss that is not a number and says where it is."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+
+from tape.files import write_text
+from tape.training.runs import MarkComplete, last_complete
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss became infinite or not a number."""
+
+
+class LanguageModelTrainer(Trainer):
+    """Trainer for blocks of tokens: its loss is checked at every step, before it is applied, and
+    its log goes to the console and to metrics.jsonl."""
+
+    def __init__(self, *args, length: int, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.remove_callback(PrinterCallback)
+        self.remove_callback(ProgressCallback)
+        # The console first: it adds the speed to what the file records.
+        self.add_callback(Console(self.args.train_batch_size * length * self.args.world_size))
+        self.add_callback(MetricsFile())
+        self.add_callback(MarkComplete())
+
+    def training_step(self, *args, **kwargs) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            good = last_complete(Path(self.args.output_dir))
+            raise NonFiniteLoss(
+                f"the loss is {loss.item()} at step {self.state.global_step + 1}, with learning "
+                f"rate {self._get_learning_rate():.3g}; the step was not applied. Last good "
+                f"checkpoint: {good or 'none yet'}. Try a lower trainer.learning_rate, a longer "
+                f"trainer.warmup_steps, or bf16 in place of fp16."
+            )
+        return loss
+
+    def save_final(self) -> None:
+        """Put the model and its tokenizer into the run's folder, each file whole or not at all."""
+        folder = Path(self.args.output_dir)
+        work = folder / ".final"
+        self.save_model(str(work), _internal_call=True)
+        if self.is_world_process_zero():
+            (work / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody needs
+            for path in work.iterdir():
+                path.replace(folder / path.name)
+            work.rmdir()
+
+
+class MetricsFile(TrainerCallback):
+    """One JSON object per line and log event in metrics.jsonl. A continued run drops the lines of
+    the steps that it repeats."""
+
+    FILE = "metrics.jsonl"
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        path = Path(args.output_dir) / self.FILE
+        if state.is_world_process_zero and path.exists():
+            kept = [row for row in read_metrics(path) if row["step"] <= state.global_step]
+            write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero:
+            with (Path(args.output_dir) / self.FILE).open("a") as file:
+                file.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a last line that a killed run left half-written is left out."""
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+class Console(TrainerCallback):
+    """A line per log event with tokens per second and the time left, and a bar on a terminal."""
+
+    def __init__(self, tokens_per_pass: int):
+        self.tokens_per_pass = tokens_per_pass
+        self.seconds = 0.0  # of training steps alone, without evaluation and saving
+        self.steps = self.steps_since_log = 0
+        self.seconds_since_log = 0.0
+        self.bar: tqdm | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            self.bar = tqdm(
+                total=state.max_steps, initial=state.global_step, unit="step", disable=None
+            )
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.began = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        elapsed = time.perf_counter() - self.began
+        self.seconds, self.steps = self.seconds + elapsed, self.steps + 1
+        self.seconds_since_log += elapsed
+        self.steps_since_log += 1
+        if self.bar is not None:
+            self.bar.update(1)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        logs = logs if logs is not None else {}
+        if "loss" in logs and self.steps_since_log:
+            tokens = self.tokens_per_pass * args.gradient_accumulation_steps
+            pace = self.seconds_since_log / self.steps_since_log
+            logs["tokens_per_second"] = round(tokens / pace, 1)
+            self.seconds_since_log, self.steps_since_log = 0.0, 0
+            left = int((state.max_steps - state.global_step) * self.seconds / self.steps)
+            self._say(
+                state,
+                f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  "
+                f"{logs['tokens_per_second']:,.0f} tokens/s  "
+                f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left",
+            )
+        elif "eval_loss" in logs:
+            self._say(state, f"validation loss {logs['eval_loss']:.4f}")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.bar is not None:
+            self.bar.close()
+
+    def _say(self, state, line: str) -> None:
+        if state.is_world_process_zero:
+            tqdm.write(f"step {state.global_step}/{state.max_steps}  {line}")
