@@ -8,27 +8,38 @@ python train.py -m position=tape,rope,alibi seed=0,1,2
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import hydra
 import transformers
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from transformers import set_seed
 
 from tape.data import TokenBlocks, load_tokenizer, tokenize_corpus, train_tokenizer
+from tape.names import suggestion
 from tape.training.build import build_model
 from tape.training.report import write_report
 from tape.training.runs import claim, last_complete
 from tape.training.trainer import LanguageModelTrainer, NonFiniteLoss
 
+CONFIG = Path(__file__).parent / "config"
 log = logging.getLogger(__name__)
+
+
+def instantiate(settings: DictConfig) -> Any:
+    """What a `_target_` makes of its settings, with its own error and not hydra's around it."""
+    try:
+        return hydra.utils.instantiate(settings, _convert_="all")
+    except InstantiationException as error:
+        raise error.__cause__ or error from None
 
 
 def run(cfg: DictConfig) -> str:
     """One run, from its configuration to the text of its report."""
     settings = OmegaConf.to_container(cfg, resolve=True)
     folder, cache = Path(cfg.output_dir), Path(cfg.cache_dir)
-    arguments = hydra.utils.instantiate(cfg.trainer, _convert_="all")
-    corpus = hydra.utils.instantiate(cfg.data, _convert_="all")
+    arguments, corpus = instantiate(cfg.trainer), instantiate(cfg.data)
     claim(folder, settings)
     transformers.logging.disable_progress_bar()
     set_seed(cfg.seed)
@@ -78,15 +89,26 @@ def run(cfg: DictConfig) -> str:
     return report
 
 
+def check_choices(overrides: list[str]) -> None:
+    """Name the nearest file of a group where Hydra would only say that a choice does not exist."""
+    for override in overrides:
+        group, _, choices = override.partition("=")
+        options = [path.stem for path in (CONFIG / group).glob("*.yaml")] if choices else []
+        for choice in choices.split(",") if options else []:
+            if choice not in (*options, "null"):
+                sys.exit(f"error: unknown {group} {choice!r}{suggestion(choice, options)}")
+
+
 @hydra.main(version_base=None, config_path="config", config_name="train")
 def main(cfg: DictConfig) -> None:
     try:
         run(cfg)
-    except (ValueError, FileNotFoundError, NonFiniteLoss) as error:
+    except (ValueError, TypeError, OSError, NonFiniteLoss) as error:
         if cfg.debug:
             raise
         sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
+    check_choices(sys.argv[1:])
     main()

@@ -64,7 +64,8 @@ def _write_stream(
 ) -> None:
     dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
     facts = {"dtype": dtype.name, "documents": 0, "bytes": 0, "tokens": 0}
-    bar = tqdm(desc=f"tokenizing {corpus.name} ({split})", unit="B", unit_scale=True)
+    title = f"tokenizing {corpus.name} ({split})"
+    bar = tqdm(desc=title, unit="B", unit_scale=True, disable=None)
     with bar, (folder / "tokens.bin").open("wb") as file:
         for batch in _batches(corpus.documents(split)):
             # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
@@ -91,7 +92,8 @@ def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
 
 
 class TokenBlocks(Dataset):
-    """Consecutive blocks of `length` tokens of a stream, as a causal model's inputs and labels.
+    """Blocks of `length` tokens of a stream, as a causal model's inputs and labels: all of them
+    one after the other, or `limit` of them, spread evenly.
 
     Raises:
         ValueError: if the stream is shorter than one block.
@@ -104,14 +106,16 @@ class TokenBlocks(Dataset):
                 f"give more text or a smaller length"
             )
         self.stream, self.length = stream, length
-        self.count = min(len(stream) // length, limit or len(stream))
+        whole = len(stream) // length
+        self.numbers = np.arange(whole)
+        if limit is not None and limit < whole:
+            self.numbers = np.linspace(0, whole - 1, limit).astype(np.int64)
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.numbers)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < self.count:
-            raise IndexError(index)
-        block = self.stream.tokens[index * self.length : (index + 1) * self.length]
+        start = self.numbers[index] * self.length
+        block = self.stream.tokens[start : start + self.length]
         ids = torch.from_numpy(block.astype(np.int64))
         return {"input_ids": ids, "labels": ids.clone()}

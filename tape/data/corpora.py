@@ -18,6 +18,7 @@ import zstandard
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
+Paths = str | Path | Iterable[str | Path]
 
 PLAIN = (".txt", ".md", ".rst", ".py")
 RECORDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -108,8 +109,8 @@ class TextCorpus(Corpus):
 
     def __init__(
         self,
-        files: str | Iterable[str],
-        validation: str | Iterable[str] | None = None,
+        files: Paths,
+        validation: Paths | None = None,
         validation_fraction: float = 0.05,
         field: str = "text",
         name: str = "text",
@@ -156,10 +157,10 @@ def _fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 256**7
 
 
-def _expand(setting: str, patterns: str | Iterable[str]) -> list[Path]:
+def _expand(setting: str, patterns: Paths) -> list[Path]:
     """The files that paths, folders and globs stand for, sorted, each once."""
     found: set[Path] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else list(patterns):
+    for pattern in [patterns] if isinstance(patterns, str | Path) else list(patterns):
         matches = [Path(match) for match in glob.glob(str(pattern), recursive=True)]
         if not matches:
             raise FileNotFoundError(f"{setting}: nothing matches {str(pattern)!r}")

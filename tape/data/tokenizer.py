@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -39,6 +40,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
             vocab_size=vocab_size,
             special_tokens=[END, PADDING],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=sys.stderr.isatty(),
         )
         tokenizer.train_from_iterator(corpus.documents("train"), trainer)
         if tokenizer.get_vocab_size() != vocab_size:

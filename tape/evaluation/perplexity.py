@@ -1,4 +1,4 @@
-"""Perplexity with a window that slides over a text, only its new tokens scored.
+"""Perplexity under windows of several lengths, only the last `stride` tokens of each scored.
 
 The same tokens are scored at every length, each with at least length - stride and less than length
 tokens before it, so that lengths differ in the context alone.
@@ -35,34 +35,33 @@ class Perplexity:
         return self.nll / math.log(2) / scored_bytes
 
 
-def scored_span(available: int, longest: int, stride: int, tokens: int) -> slice:
-    """The tokens to score: about `tokens` of them, a multiple of `stride`, after `longest` others.
+def window_ends(available: int, longest: int, stride: int, tokens: int) -> np.ndarray:
+    """Where windows end, so that they score about `tokens` tokens, none of them twice, spread
+    evenly over a text of `available` tokens, and the longest window fits before each end.
 
     Raises:
-        ValueError: if the text is too short to score any.
+        ValueError: if the text is too short for one window.
     """
-    count = min(tokens, available - longest) // stride * stride
-    if count <= 0:
-        raise ValueError(
-            f"{available:,} tokens of text are too few for a window of {longest:,} and a stride of "
-            f"{stride}"
-        )
-    return slice(longest, longest + count)
+    first = max(longest, stride)
+    if available < first:
+        raise ValueError(f"{available:,} tokens of text are fewer than one window of {longest:,}")
+    count = min(max(1, tokens // stride), 1 + (available - first) // stride)
+    return np.linspace(first, available, count).astype(np.int64)
 
 
 @torch.no_grad()
 def sliding_perplexity(
     model: TapeForCausalLM,
     tokens: np.ndarray,
-    span: slice,
+    ends: np.ndarray,
     length: int,
     stride: int,
     batch_tokens: int = 16_384,
 ) -> Perplexity:
-    """Score `tokens[span]` with windows of `length` that end every `stride` tokens.
+    """Score the last `stride` tokens before each of `ends` in a window of `length`.
 
     Args:
-        span: from `scored_span`, for the longest of the lengths that are compared.
+        ends: from `window_ends`, for the longest of the lengths that are compared.
         batch_tokens: how many tokens to run at once.
 
     Raises:
@@ -70,15 +69,13 @@ def sliding_perplexity(
     """
     if not 0 < stride < length:
         raise ValueError(f"stride={stride} must lie in 1..{length - 1}, below the window's length")
-    ends = range(span.start + stride, span.stop + 1, stride)
     per_batch = max(1, batch_tokens // length)
     nll = 0.0
     training = model.training
     model.eval()
     with model.evaluation_length(length):
-        for first in tqdm(
-            range(0, len(ends), per_batch), desc=f"perplexity at {length}", leave=False
-        ):
+        batches = range(0, len(ends), per_batch)
+        for first in tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None):
             batch = ends[first : first + per_batch]
             windows = np.stack([tokens[end - length : end] for end in batch]).astype(np.int64)
             ids = torch.from_numpy(windows).to(model.device)

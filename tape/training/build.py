@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase
 
 from tape.configuration import TapeConfig
@@ -31,14 +32,15 @@ def build_model(
             f"the tokenizer has {len(tokenizer):,} tokens but model.vocab_size={vocab_size:,}; "
             f"raise it, set it to null to follow the tokenizer, or choose another tokenizer"
         )
-    config = TapeConfig(
-        **shape
-        | {
-            "vocab_size": vocab_size,
-            "position": position,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        }
-    )
+    chosen = {
+        "vocab_size": vocab_size,
+        "position": position,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    try:
+        config = TapeConfig(**shape | chosen)
+    except StrictDataclassError as error:
+        raise ValueError(f"model: {error.__cause__ or error}") from error
     return TapeForCausalLM(config)

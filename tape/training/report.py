@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+import textwrap
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,31 +18,37 @@ import torch
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from tape.data.blocks import TokenStream
-from tape.evaluation.perplexity import Perplexity, scored_span, sliding_perplexity
+from tape.evaluation.perplexity import Perplexity, sliding_perplexity, window_ends
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.training.trainer import read_metrics
 
 
 def perplexities(
-    model: TapeForCausalLM, stream: TokenStream, length: int, tokens: int
-) -> tuple[list[Perplexity], slice]:
+    model: TapeForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    stream: TokenStream,
+    length: int,
+    tokens: int,
+) -> tuple[list[Perplexity], int]:
     """Perplexity at 1x, 2x and 4x the training length on the same tokens, as far as the text and
-    the encoding's range go, and the tokens that were scored."""
+    the encoding's range go, and how many bytes of text those tokens are."""
     stride = length // 2
-    lengths = [factor * length for factor in (1, 2, 4) if len(stream) > factor * length + stride]
+    lengths = [factor * length for factor in (1, 2, 4) if len(stream) >= factor * length]
     if not lengths:
         raise ValueError(
             f"the validation text has {len(stream):,} tokens, too few for windows of {length}"
         )
-    span = scored_span(len(stream), lengths[-1], stride, tokens)
+    ends = window_ends(len(stream), lengths[-1], stride, tokens)
     results = []
     for window in lengths:
         try:
-            results.append(sliding_perplexity(model, stream.tokens, span, window, stride))
+            results.append(sliding_perplexity(model, stream.tokens, ends, window, stride))
         except ValueError as refusal:  # RandPE beyond the range that it was trained on
             print(f"perplexity at {window} left out: {refusal}", file=sys.stderr)
-    return results, span
+    scored = [stream.tokens[end - stride : end] for end in ends]
+    texts = tokenizer.batch_decode(scored, skip_special_tokens=True)
+    return results, sum(len(text.encode()) for text in texts)
 
 
 def continuation(
@@ -74,9 +81,7 @@ def write_report(
 ) -> str:
     """Write folder/report/ and return its text, which is also what the console shows."""
     model.eval()
-    results, span = perplexities(model, validation, length, tokens)
-    scored = tokenizer.decode(validation.tokens[span], skip_special_tokens=True)
-    scored_bytes = len(scored.encode())
+    results, scored_bytes = perplexities(model, tokenizer, validation, length, tokens)
     prompt, added = continuation(model, tokenizer, validation, seed)
     metrics = read_metrics(folder / "metrics.jsonl")
     speeds = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
@@ -135,16 +140,21 @@ def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, adde
             "|---|---|---|",
             *rows,
             "",
-            f"Sliding windows, {summary['scored_tokens']:,} tokens scored, the same at every "
-            f"length, {stride} new ones a window.",
+            f"The last {stride} tokens of windows spread over the validation text are scored: "
+            f"{summary['scored_tokens']:,} tokens, the same at every length.",
             "",
             "Continuation of a validation text (temperature 0.8, top-p 0.95), after the bar:",
             "",
-            "```text",
-            f"{prompt}|{added}",
-            "```",
+            textwrap.indent(_printable(f"{prompt}|{added}"), "    ", lambda line: True),
             "",
         ]
+    )
+
+
+def _printable(text: str) -> str:
+    """What a model says may hold any control character; a terminal should not obey them."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )
 
 

@@ -1,0 +1,268 @@
+"""Corpora, tokenizers and blocks: what is read, how it is split, what is refused."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from tape.data import LocalCorpus, TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
+from tape.data import blocks as blocks_module
+from tape.data.tokenizer import load_tokenizer
+from tape.files import new_folder, write_text
+
+DOCUMENTS = [f"document {n}: " + "the quick brown fox jumps over the dog. " * 20 for n in range(60)]
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
+    return path
+
+
+@pytest.fixture
+def corpus(jsonl):
+    return TextCorpus(jsonl)
+
+
+def both_splits(corpus):
+    return [list(corpus.documents(split)) for split in ("train", "validation")]
+
+
+def test_local_corpus_is_real_text_in_two_splits():
+    corpus = LocalCorpus()
+    train, validation = both_splits(corpus)
+    assert sum(map(len, train)) > 4_000_000
+    assert 0.02 < sum(map(len, validation)) / sum(map(len, train)) < 0.25
+    assert not set(train) & set(validation)
+    names = [path.relative_to(corpus.root).parts for path in corpus.files()]
+    assert not any({"site-packages", "test", "tests"} & set(parts) for parts in names)
+    assert ("argparse.py",) in names and ("pydoc_data", "topics.py") in names
+
+
+def test_local_corpus_is_the_same_in_another_process():
+    script = "from tape.data import LocalCorpus; print(LocalCorpus().fingerprint())"
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "LC_ALL": "C"}
+    output = subprocess.check_output([sys.executable, "-c", script], env=environment, text=True)
+    assert output.strip() == LocalCorpus().fingerprint()
+
+
+def write_all_kinds(folder):
+    (folder / "deep").mkdir()
+    (folder / "plain.txt").write_text("plain text é")
+    (folder / "deep" / "module.py").write_text("print()")
+    (folder / "ignored.csv").write_text("a,b")
+    rows = [json.dumps({"text": f"row {n}"}) for n in range(3)]
+    with gzip.open(folder / "rows.jsonl.gz", "wt") as file:
+        file.write("\n".join(rows[:2]) + "\n\n")
+    with zstandard.open(folder / "rows.jsonl.zst", "wt") as file:
+        file.write(rows[2])
+    table = pa.table({"text": ["column 0", "column 1"], "other": [0, 1]})
+    pyarrow.parquet.write_table(table, folder / "rows.parquet")
+
+
+def test_text_corpus_reads_every_kind(tmp_path):
+    write_all_kinds(tmp_path)
+    train, validation = both_splits(TextCorpus(tmp_path))
+    everything = {"plain text é", "print()", "row 0", "row 1", "row 2", "column 0", "column 1"}
+    assert set(train) | set(validation) == everything
+    assert len(train) + len(validation) == len(everything)
+    some = TextCorpus([str(tmp_path / "*.gz"), str(tmp_path / "rows.parquet")])
+    assert sum(map(len, both_splits(some))) == 4
+
+
+def test_documents_are_split_by_content(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [json.dumps({"text": text}) for text in DOCUMENTS]
+    path.write_text("\n".join(rows + rows))
+    train, validation = both_splits(TextCorpus(path, validation_fraction=0.2))
+    assert 0 < len(validation) < len(train)
+    assert not set(train) & set(validation)
+    path.write_text("\n".join(reversed(rows)))
+    assert set(both_splits(TextCorpus(path, validation_fraction=0.2))[1]) == set(validation)
+
+
+def test_a_lone_text_file_is_cut_at_a_line(tmp_path):
+    path = tmp_path / "book.txt"
+    text = "".join(f"line {n}\n" for n in range(1000))
+    path.write_text(text)
+    (train,), (validation,) = both_splits(TextCorpus(path))
+    assert train + validation == text
+    assert train.endswith("\n") and 0.03 < len(validation) / len(text) < 0.07
+
+
+def test_validation_can_be_given(tmp_path, jsonl):
+    held_out = tmp_path / "held.txt"
+    held_out.write_text("held out")
+    corpus = TextCorpus([jsonl, held_out], validation=held_out)
+    assert both_splits(corpus) == [DOCUMENTS, ["held out"]]
+
+
+def test_fingerprint_follows_content_and_split(tmp_path, jsonl):
+    before = TextCorpus(jsonl).fingerprint()
+    assert TextCorpus(jsonl, validation_fraction=0.3).fingerprint() != before
+    copy = tmp_path / "elsewhere.jsonl"
+    copy.write_bytes(jsonl.read_bytes())
+    assert TextCorpus(copy).fingerprint() == before
+    copy.write_text(jsonl.read_text().replace("fox", "cat", 1))
+    assert TextCorpus(copy).fingerprint() != before
+
+
+def bad(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"caf\xe9", r"a\.txt is not UTF-8 text: byte 0xe9 at 3"),
+        ("a.txt", b"ab\0c", r"a\.txt is binary: it has a zero byte at 2"),
+        ("a.jsonl", '{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: not JSON"),
+        (
+            "a.jsonl",
+            '{"content": "x"}',
+            r"line 1: no text in field 'text' .*fields content.*data\.f",
+        ),
+        ("a.jsonl", "[1]", r"line 1: no text in field 'text'.*no fields"),
+        ("a.jsonl", b'{"text": "caf\xe9"}', r"a\.jsonl is not UTF-8"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "x"}\n' * 99, mtime=0)[:-9],
+            r"a\.jsonl\.gz cannot be read",
+        ),
+        ("a.jsonl.zst", b"nonsense", r"a\.jsonl\.zst cannot be read"),
+        ("a.parquet", b"nonsense", r"a\.parquet cannot be read"),
+        ("a.csv", "a", r"a\.csv is none of \.txt"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, name, content, message):
+    path = bad(tmp_path, name, content)
+    with pytest.raises(ValueError, match=message):
+        both_splits(TextCorpus(path))
+
+
+def test_parquet_without_the_column(tmp_path):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pa.table({"body": ["x"]}), path)
+    with pytest.raises(ValueError, match=r"no column 'text', only body; set data\.field"):
+        both_splits(TextCorpus(path))
+    assert sum(map(len, both_splits(TextCorpus(path, field="body")))) == 1
+
+
+def test_missing_and_empty_folders(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"data\.files: nothing matches '.*nowhere'"):
+        TextCorpus(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"data\.files: no \.txt, .* in folder"):
+        TextCorpus(tmp_path)
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(FileNotFoundError, match=r"data\.validation: nothing matches"):
+        TextCorpus(tmp_path, validation="nowhere.txt")
+    with pytest.raises(ValueError, match=r"validation_fraction=1\.5"):
+        TextCorpus(tmp_path, validation_fraction=1.5)
+
+
+def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus):
+    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    assert len(tokenizer) == 280
+    text = "naïve\n\tdef f(x): return '→' # 日本"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.eos_token_id is not None
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+    (folder,) = (tmp_path / "tokenizers").iterdir()
+    before = folder.stat().st_mtime_ns
+    again = train_tokenizer(corpus, 280, tmp_path)
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert folder.stat().st_mtime_ns == before
+    assert load_tokenizer(str(folder)).get_vocab() == tokenizer.get_vocab()
+
+
+def test_impossible_vocabularies(tmp_path, corpus):
+    with pytest.raises(ValueError, match="vocab_size=100 is below 258"):
+        train_tokenizer(corpus, 100, tmp_path)
+    with pytest.raises(ValueError, match="too small for vocab_size=9000"):
+        train_tokenizer(corpus, 9000, tmp_path)
+    assert not list((tmp_path / "tokenizers").glob("*"))
+
+
+def test_missing_tokenizer(tmp_path):
+    with pytest.raises(ValueError, match=r"neither a folder .* nor to be had from the hub"):
+        load_tokenizer(str(tmp_path / "none"))
+
+
+def test_packing_loses_nothing(tmp_path, corpus):
+    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    stream = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    joined = "".join(text + tokenizer.eos_token for text in corpus.documents("train"))
+    assert tokenizer.decode(stream.tokens) == joined
+    assert stream.bytes == sum(len(text.encode()) for text in corpus.documents("train"))
+    assert stream.documents == list(stream.tokens).count(tokenizer.eos_token_id)
+    for length in (7, 64):
+        blocks = TokenBlocks(stream, length)
+        packed = np.concatenate([block["input_ids"] for block in blocks])
+        assert len(packed) == len(stream) // length * length
+        assert (packed == stream.tokens[: len(packed)]).all()
+        assert all((block["labels"] == block["input_ids"]).all() for block in blocks)
+
+
+def test_a_limited_set_of_blocks_is_spread_over_the_stream(tmp_path, corpus):
+    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    stream = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    few, every = TokenBlocks(stream, 16, limit=5), TokenBlocks(stream, 16)
+    assert len(few) == 5
+    assert (few[0]["input_ids"] == every[0]["input_ids"]).all()
+    assert (few[4]["input_ids"] == every[len(every) - 1]["input_ids"]).all()
+    with pytest.raises(ValueError, match="less than one block of length=999999"):
+        TokenBlocks(stream, 999_999)
+
+
+def test_tokens_are_cached_by_content(tmp_path, corpus, monkeypatch):
+    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    first = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+
+    def fail(*_):
+        raise AssertionError("tokenized again")
+
+    monkeypatch.setattr(blocks_module, "_write_stream", fail)
+    again = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    assert (first.tokens == again.tokens).all()
+    with pytest.raises(AssertionError, match="tokenized again"):
+        tokenize_corpus(corpus, "train", train_tokenizer(corpus, 300, tmp_path), tmp_path)
+
+
+def test_an_interrupted_cache_leaves_nothing(tmp_path, jsonl):
+    corpus = TextCorpus(jsonl)
+    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    jsonl.write_text(jsonl.read_text() + "{broken\n")
+    with pytest.raises(ValueError, match="line 61: not JSON"):
+        tokenize_corpus(TextCorpus(jsonl), "train", tokenizer, tmp_path)
+    assert not list((tmp_path / "tokens").iterdir())
+
+
+def test_an_empty_split_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one document"}')
+    corpus = TextCorpus(path, validation_fraction=1e-6)
+    tokenizer = train_tokenizer(corpus, 258, tmp_path)
+    with pytest.raises(ValueError, match="validation split of text has no documents"):
+        tokenize_corpus(corpus, "validation", tokenizer, tmp_path)
+
+
+def test_folders_and_files_appear_whole_or_not_at_all(tmp_path):
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "a") as work:
+        (work / "half").write_text("x")
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
+    for _ in range(2):  # the second one finds that another process was faster
+        with new_folder(tmp_path / "a") as work:
+            (work / "whole").write_text("x")
+    write_text(tmp_path / "b", "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
