@@ -16,9 +16,10 @@ from tape.files import write_text
 CONFIGURATION = "run.json"
 MARK = "complete.json"
 
-# What may change when a run is continued: how long it goes on, and what is only looked at.
+# What may change when a run is continued: where it lies, how long it goes on, and what is only
+# looked at.
 MAY_CHANGE = (
-    r"cache_dir",
+    r"name|output_dir|trainer\.output_dir|cache_dir|debug",
     r"report\..*",
     r"trainer\.(max_steps|disable_tqdm|report_to|run_name)",
     r"trainer\.(logging|eval|save)_.*",

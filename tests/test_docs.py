@@ -1,0 +1,50 @@
+"""What the documents show is true: code runs, files exist, names are known."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tape.positions import ALIASES, ENCODINGS
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def test_the_readmes_python_runs(capsys):
+    for code in blocks(ROOT / "README.md", "python"):
+        exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out == "torch.Size([1, 10, 4096])\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_every_encoding_is_documented():
+    readme = (ROOT / "README.md").read_text()
+    for name in (*ENCODINGS, *ALIASES):
+        assert f"`{name}`" in readme, name
+    table = (ROOT / "docs" / "encodings.md").read_text()
+    assert re.findall(r"^\| (\w+) \|", table, re.MULTILINE)[1:] == list(ENCODINGS)
+
+
+def test_scripts_are_strict_and_say_what_they_do():
+    for script in (ROOT / "script").glob("*.sh"):
+        lines = script.read_text().splitlines()
+        assert lines[0] == "#!/usr/bin/env bash" and lines[1].startswith("# "), script
+        assert "set -euo pipefail" in lines, script
+
+
+def test_commands_in_documents_name_files_that_exist():
+    for page in PAGES:
+        for command in re.findall(r"(?:bash|python) ([\w/]+\.(?:sh|py))", page.read_text()):
+            assert (ROOT / command).exists(), (page, command)
