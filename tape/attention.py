@@ -12,10 +12,11 @@ builders keep working. A request that cannot be honoured is refused, never repla
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface
 from transformers.utils import is_flash_attn_2_available
 
 from tape.names import suggestion
@@ -89,16 +90,7 @@ def sdpa(
     return attend(per_query_head(v, H)), payload, None
 
 
-class AttentionKernels(AttentionInterface):
-    """The library's table with our functions in place of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self._local_mapping = {"eager": eager, "sdpa": sdpa}
-
-
-KERNELS = AttentionKernels()
-AVAILABLE = tuple(KERNELS._local_mapping)
+KERNELS: dict[str, Callable[..., Attended]] = {"eager": eager, "sdpa": sdpa}
 
 
 def require(implementation: str, encoding: str) -> None:
@@ -106,7 +98,7 @@ def require(implementation: str, encoding: str) -> None:
 
     The message names both settings and what would work instead.
     """
-    able = [name for name in AVAILABLE if name in ENCODINGS[encoding].backends]
+    able = [name for name in KERNELS if name in ENCODINGS[encoding].backends]
     conflict = f"attn_implementation={implementation!r} with position {encoding!r}"
     if implementation in able:
         return

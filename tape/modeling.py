@@ -126,8 +126,6 @@ class TapePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["DecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": OutputRecorder(DecoderLayer, index=0),
         "attentions": OutputRecorder(Attention, index=2),
