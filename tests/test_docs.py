@@ -4,8 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
+from conftest import make_model
 
-from tape.positions import ALIASES, ENCODINGS
+from tape import TapeForCausalLM
+from tape.positions import ALIASES, ENCODINGS, Positions
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -19,6 +23,29 @@ def test_the_readmes_python_runs(capsys):
     for code in blocks(ROOT / "README.md", "python"):
         exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out == "torch.Size([1, 10, 4096])\n"
+
+
+def test_the_guides_encoding_works(monkeypatch, tmp_path):
+    """The file, the loop and the YAML of CONTRIBUTING.md, as a reader would put them in place."""
+    guide = ROOT / "CONTRIBUTING.md"
+    code, line, loop = blocks(guide, "python")
+    module = {}
+    exec(compile(code, "kerple.py", "exec"), module)
+    name, cls = re.match(r'\s*"(\w+)": (\w+),', line).groups()
+    monkeypatch.setitem(ENCODINGS, name, module[cls])
+    settings = yaml.safe_load(blocks(guide, "yaml")[0])
+    model = make_model(settings)
+    model.save_pretrained(tmp_path)
+    model = TapeForCausalLM.from_pretrained(tmp_path).eval()
+
+    case = "def term(arguments, weights, prefix, h, i, j):\n" + loop
+    exec(compile(case, "references.py", "exec"), module | {"torch": torch}, module)
+    weights = model.state_dict()
+    index = torch.arange(7)[None]
+    bias = model.model.position.biases(Positions(index, index), 3)[1].dense(torch.float32)
+    for h, i, j in [(0, 0, 0), (1, 3, 1), (3, 6, 0)]:
+        expected = module["term"](settings, weights, "model.position.layers.1.", h, i, j)
+        torch.testing.assert_close(bias[0, h, i, j], expected)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
