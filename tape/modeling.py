@@ -131,6 +131,11 @@ class TapePreTrainedModel(PreTrainedModel):
         "attentions": OutputRecorder(Attention, index=2),
     }
 
+    def __init__(self, config: TapeConfig):
+        # Again, for a position that was set on the configuration after it was made.
+        config.position = positions.configure(config, config.position)
+        super().__init__(config)
+
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
         return True  # the library would look for its own table in our source

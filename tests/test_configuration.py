@@ -125,6 +125,15 @@ def test_a_saved_configuration_says_every_argument(tmp_path, name):
     assert None not in config.position.values()
 
 
+def test_a_position_set_later_counts():
+    config = make_config("alibi")
+    config.position = "adape"
+    assert TapeForCausalLM(config).config.position == make_config("tape").position
+    config.position = {"name": "rope", "tehta": 1.0}
+    with pytest.raises(ValueError, match="did you mean 'theta'"):
+        TapeForCausalLM(config)
+
+
 def test_dependencies_point_one_way():
     """positions <- attention <- modeling <- training and the rest; none of them knows hydra."""
     order = ["names", "positions", "configuration", "attention", "modeling"]
