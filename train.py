@@ -14,13 +14,14 @@ import hydra
 import transformers
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
-from transformers import set_seed
+from transformers import default_data_collator, set_seed
 
 from tape.data import TokenBlocks, load_tokenizer, tokenize_corpus, train_tokenizer
+from tape.modeling import TapeForCausalLM
 from tape.names import suggestion
 from tape.training.build import build_model
 from tape.training.report import write_report
-from tape.training.runs import claim, last_complete
+from tape.training.runs import claim, last_complete, locked, step_of
 from tape.training.trainer import LanguageModelTrainer, NonFiniteLoss
 
 CONFIG = Path(__file__).parent / "config"
@@ -37,10 +38,14 @@ def instantiate(settings: DictConfig) -> Any:
 
 def run(cfg: DictConfig) -> str:
     """One run, from its configuration to the text of its report."""
+    with locked(Path(cfg.output_dir)):
+        return _run(cfg)
+
+
+def _run(cfg: DictConfig) -> str:
     settings = OmegaConf.to_container(cfg, resolve=True)
     folder, cache = Path(cfg.output_dir), Path(cfg.cache_dir)
     arguments, corpus = instantiate(cfg.trainer), instantiate(cfg.data)
-    claim(folder, settings)
     transformers.logging.disable_progress_bar()
     set_seed(cfg.seed)
 
@@ -52,7 +57,23 @@ def run(cfg: DictConfig) -> str:
     streams = {
         split: tokenize_corpus(corpus, split, tokenizer, cache) for split in ("train", "validation")
     }
+    train_blocks = TokenBlocks(streams["train"], cfg.length)
+    eval_blocks = TokenBlocks(streams["validation"], cfg.length, limit=cfg.eval_blocks)
     model = build_model(settings["model"], settings["position"], tokenizer)
+
+    content = {split: stream.fingerprint for split, stream in streams.items()}
+    claim(folder, settings | {"tokens": content})
+    checkpoint = last_complete(folder)
+    finished = checkpoint is not None and step_of(checkpoint) >= arguments.max_steps
+    if finished and step_of(checkpoint) > arguments.max_steps:
+        raise ValueError(
+            f"{checkpoint} is beyond trainer.max_steps={arguments.max_steps}; raise it, or give "
+            f"the shorter run another name=..."
+        )
+    if finished:
+        model = TapeForCausalLM.from_pretrained(
+            checkpoint, attn_implementation=model.config._attn_implementation
+        )
     log.info(
         "position %s, attention %s, %s parameters, %s training and %s validation tokens",
         model.config.position["name"],
@@ -64,28 +85,26 @@ def run(cfg: DictConfig) -> str:
         model=model,
         args=arguments,
         length=cfg.length,
-        train_dataset=TokenBlocks(streams["train"], cfg.length),
-        eval_dataset=TokenBlocks(streams["validation"], cfg.length, limit=cfg.eval_blocks),
+        train_dataset=train_blocks,
+        eval_dataset=eval_blocks,
+        data_collator=default_data_collator,
         processing_class=tokenizer,
     )
-    checkpoint = last_complete(folder)
-    if checkpoint is not None:
-        log.info("continuing from %s", checkpoint)
-    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    if finished:
+        log.info("finished at step %s: nothing to train", step_of(checkpoint))
+    else:
+        if checkpoint is not None:
+            log.info("continuing from %s", checkpoint)
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     trainer.save_final()
-    report = ""
-    if trainer.is_world_process_zero():
-        report = write_report(
-            folder,
-            trainer.accelerator.unwrap_model(trainer.model),
-            tokenizer,
-            streams["validation"],
-            cfg.length,
-            cfg.report.tokens,
-            cfg.seed,
-        )
-        print(report)
-        log.info("model, tokenizer and report are in %s", folder)
+    if not trainer.is_world_process_zero():
+        return ""
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    report = write_report(
+        folder, trained, tokenizer, streams["validation"], cfg.length, cfg.report.tokens, cfg.seed
+    )
+    print(report)
+    log.info("model, tokenizer and report are in %s", folder)
     return report
 
 

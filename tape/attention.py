@@ -21,6 +21,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from tape.names import suggestion
 from tape.positions import ENCODINGS, ScoreBias
+from tape.positions.base import masked
 
 Attended = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -45,9 +46,8 @@ def eager(
     H = q.shape[1]
     scores = q @ per_query_head(k, H).transpose(-1, -2) * scaling
     if bias is not None:
-        scores = scores + bias.masked(mask, scores.dtype)
-    elif mask is not None:
-        scores = scores + mask
+        scores = scores + bias.dense(scores.dtype)
+    scores = masked(scores, mask)
     weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
     weights = F.dropout(weights.to(q.dtype), dropout)
     attended = weights @ per_query_head(v, H)
@@ -84,10 +84,14 @@ def sdpa(
             q, k, values, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scaling
         )
 
-    k = per_query_head(k, H)
-    if payload is not None:
-        payload = attend(per_query_head(payload, H).expand(B, H, *payload.shape[-2:]))
-    return attend(per_query_head(v, H)), payload, None
+    k, v = per_query_head(k, H), per_query_head(v, H)
+    if payload is None:
+        return attend(v), None, None
+    payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
+    if dropout:  # drawn inside the kernel: one call, or the averages would drop different tokens
+        attended = attend(torch.cat((v, payload), dim=-1))
+        return *attended.split((v.shape[-1], payload.shape[-1]), dim=-1), None
+    return attend(v), attend(payload), None
 
 
 KERNELS: dict[str, Callable[..., Attended]] = {"eager": eager, "sdpa": sdpa}

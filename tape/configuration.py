@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -25,7 +27,15 @@ class TapeConfig(LlamaConfig):
     position: dict[str, Any] | str = "tape"
 
     def __post_init__(self, **kwargs):
+        for name in kwargs:
+            if get_close_matches(name, ["position"], cutoff=0.8):
+                raise ValueError(f"TapeConfig has no field {name!r}; did you mean 'position'?")
         super().__post_init__(**kwargs)
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} must be a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
         self.position = positions.configure(self, self.position)
 
     @classmethod
@@ -49,8 +59,12 @@ class TapeConfig(LlamaConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As in the library; `position` replaces the one that is saved."""
+        """As in the library. `position` replaces the one that is saved; arguments of the same
+        encoding replace only the saved ones of their name."""
         config_dict = copy.deepcopy(config_dict)
         if (position := kwargs.pop("position", None)) is not None:
-            config_dict["position"] = position
+            config_dict["position"] = positions.override(config_dict.get("position"), position)
+        # What follows from other fields is settled with them, not before them.
+        for name in {field.name for field in fields(cls)} & kwargs.keys() - {"dtype"}:
+            config_dict[name] = kwargs.pop(name)
         return super().from_dict(config_dict, **kwargs)

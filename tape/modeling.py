@@ -132,7 +132,7 @@ class TapePreTrainedModel(PreTrainedModel):
     }
 
     def __init__(self, config: TapeConfig):
-        # Again, for a position that was set on the configuration after it was made.
+        # Settle the caller's configuration again: its position may have been set since it was made.
         config.position = positions.configure(config, config.position)
         super().__init__(config)
 
@@ -216,6 +216,8 @@ class TapeModel(TapePreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
 
+        if attention_mask is not None:
+            self._check_mask(attention_mask, x_BTC.shape[1], past_key_values)
         # Masks come from slots and padding alone. Given position_ids, the builder would read a gap
         # in them as the border of a packed document.
         mask = create_causal_mask(
@@ -228,6 +230,8 @@ class TapeModel(TapePreTrainedModel):
         x_BTC = self.position.embed(x_BTC, where)
         e = self.position.state(where, torch.promote_types(x_BTC.dtype, torch.float32))
         biases = self.position.biases(where, len(self.layers))
+        if past_key_values is not None and biases[0] is not None:
+            _refuse_gaps(position_ids, past_key_values)
         for layer, bias in zip(self.layers, biases, strict=True):
             # x and e go by position: reentrant checkpointing drops the gradients of the others.
             x_BTC, e = layer(
@@ -241,6 +245,18 @@ class TapeModel(TapePreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(x_BTC), past_key_values=past_key_values
         )
+
+    def _check_mask(self, mask: Tensor, T: int, past_key_values: Cache | None) -> None:
+        if mask.ndim == 4 and not (mask.dtype == torch.bool or mask.is_floating_point()):
+            raise ValueError(
+                f"a 4-D attention_mask must be boolean (True attends) or additive, not {mask.dtype}"
+            )
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if mask.ndim == 2 and isinstance(past, int) and mask.shape[1] < past + T:
+            raise ValueError(
+                f"attention_mask covers {mask.shape[1]} tokens, but there are {past} in the cache "
+                f"and {T} new ones; give it for all {past + T}"
+            )
 
     def _positions(
         self,
@@ -273,7 +289,35 @@ class TapeModel(TapePreTrainedModel):
             key = (key + position_ids[:, -1:] - query[:, -1:]).clamp(min=0)
             key = key.index_copy(1, new, position_ids.to(key).expand(key.shape[0], T))
             query = position_ids
-        return Positions(*self.position.sampler(query, key, self.training))
+        sampler = self.position.sampler
+        if sampler.draw is not None and past_key_values is not None:
+            _check_draw(sampler.draw, past_key_values)
+        return Positions(*sampler(query, key, self.training))
+
+
+def _check_draw(draw: tuple[int, ...], cache: Cache) -> None:
+    """Refuse keys that were turned by another draw of positions than the one in force."""
+    if int(cache.get_seq_length()) == 0:
+        cache.tape_draw = draw
+    if getattr(cache, "tape_draw", draw) != draw:
+        raise ValueError(
+            f"the cached tokens have positions drawn for eval_length={cache.tape_draw[1]}, the new "
+            f"ones for {draw[1]}; wrap all calls that share a cache in one "
+            f"`with model.evaluation_length(n):`"
+        )
+
+
+def _refuse_gaps(position_ids: Tensor | None, cache: Cache) -> None:
+    """A cache keeps no indices: behind a gap, biases would take distances in slots for those."""
+    if torch.compiler.is_compiling():
+        return
+    gaps = position_ids is not None and bool((position_ids.diff(dim=-1) > 1).any())
+    if (gaps or getattr(cache, "tape_gaps", False)) and int(cache.get_seq_length()):
+        raise ValueError(
+            "position_ids with gaps and a cache: this encoding needs the indices of cached keys, "
+            "which no cache keeps; give all tokens at once, or indices without gaps"
+        )
+    cache.tape_gaps = gaps
 
 
 class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
@@ -351,5 +395,8 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
 
     def _prepare_generated_length(self, *args, **kwargs):
         generation_config = super()._prepare_generated_length(*args, **kwargs)
-        self._while_generating.enter_context(self.evaluation_length(generation_config.max_length))
+        length = generation_config.max_length
+        if kwargs["model_input_name"] == "inputs_embeds":  # these are not counted in it
+            length += kwargs["inputs_tensor"].shape[1] - kwargs["input_ids_length"]
+        self._while_generating.enter_context(self.evaluation_length(length))
         return generation_config

@@ -26,6 +26,13 @@ from tape.positions import ALIASES, ENCODINGS
         ({"name": "tape", "width": 0}, r"width=0"),
         ({"name": "t5", "num_buckets": 7}, r"num_buckets=7 must be even"),
         ({"name": "rope", "sampler": {"name": "shift", "maximum": -1}}, r"maximum=-1"),
+        ({"name": "rope", "sampler": {"name": "shift", "maximum": 3.7}}, r"maximum=3\.7"),
+        ({"name": "tape", "equivariant": "no"}, r"equivariant='no' must be true or false"),
+        ({"name": "t5", "num_buckets": 8.0}, r"num_buckets=8\.0 must be a whole number"),
+        ({"name": "fire", "hidden": 0}, r"hidden=0 must be at least 1"),
+        ({"name": "xpos", "centre": "x"}, r"centre='x' must be a number"),
+        ({"name": "randpe", "length": 50.5}, r"length=50\.5 is no whole number"),
+        (None, r"unknown position encoding None"),
     ],
 )
 def test_bad_positions_are_refused(position, message):
@@ -44,6 +51,16 @@ def test_odd_head_dimension_without_pairs(name):
     model = make_model(name, hidden_size=28)
     assert model(random_tokens(1, 5)).logits.isfinite().all()
     assert model.config.rope_parameters is None
+
+
+def test_misspelt_position_field():
+    with pytest.raises(ValueError, match="no field 'postion'; did you mean 'position'"):
+        TapeConfig(postion="alibi")
+
+
+def test_key_value_heads_divide_the_heads():
+    with pytest.raises(ValueError, match="num_attention_heads=4 must be a multiple of"):
+        make_config("rope", num_key_value_heads=3)
 
 
 def test_odd_hidden_size():
@@ -125,6 +142,39 @@ def test_a_saved_configuration_says_every_argument(tmp_path, name):
     assert None not in config.position.values()
 
 
+@pytest.mark.parametrize(
+    ("saved", "given", "expected"),
+    [
+        ({"name": "fire", "threshold": 6.0}, "fire", {"threshold": 6.0, "hidden": 32}),
+        ({"name": "tape", "width": 12}, {"name": "adape", "sampler": "shift"}, {"width": 12}),
+        ({"name": "t5", "num_buckets": 8}, {"name": "t5", "max_distance": 9}, {"num_buckets": 8}),
+        ({"name": "t5", "num_buckets": 8}, "alibi", {"name": "alibi"}),
+    ],
+)
+def test_an_override_of_the_same_encoding_keeps_what_it_does_not_name(
+    tmp_path, saved, given, expected
+):
+    make_config(saved).save_pretrained(tmp_path)
+    position = TapeConfig.from_pretrained(tmp_path, position=given).position
+    assert position | expected == position
+
+
+def test_defaults_follow_from_fields_that_are_overridden_with_the_position(tmp_path):
+    make_config("rope").save_pretrained(tmp_path)
+    config = TapeConfig.from_pretrained(
+        tmp_path, position="randpe", max_position_embeddings=100, bos_token_id=7
+    )
+    assert config.position["sampler"]["length"] == 400
+    assert config.bos_token_id == 7
+
+
+def test_theta_survives_an_encoding_that_has_none(tmp_path):
+    make_config("rope_theta").save_pretrained(tmp_path / "a")
+    TapeConfig.from_pretrained(tmp_path / "a", position="nope").save_pretrained(tmp_path / "b")
+    again = TapeConfig.from_pretrained(tmp_path / "b", position="rope")
+    assert again.rope_parameters["rope_theta"] == 500.0
+
+
 def test_a_position_set_later_counts():
     config = make_config("alibi")
     config.position = "adape"
@@ -141,16 +191,15 @@ def test_dependencies_point_one_way():
     for path in root.rglob("*.py"):
         module = path.relative_to(root).parts[0].removesuffix(".py")
         tree = ast.walk(ast.parse(path.read_text()))
-        imported = {n.module for n in tree if isinstance(n, ast.ImportFrom) and n.module}
-        imported |= {
-            a.name
-            for n in ast.walk(ast.parse(path.read_text()))
-            if isinstance(n, ast.Import)
-            for a in n.names
-        }
+        nodes = list(tree)
+        froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
+        imported = {n.module for n in froms}
+        imported |= {f"tape.{a.name}" for n in froms if n.module == "tape" for a in n.names}
+        imported |= {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
         assert not any(name.split(".")[0] in ("hydra", "omegaconf") for name in imported), path
         assert not any(name.split(".")[0] in ("arithmetic", "scrolls") for name in imported), path
         if module in order:
-            allowed = {"tape", *(f"tape.{name}" for name in order[: order.index(module) + 1])}
+            earlier = order[: order.index(module) + 1]
+            allowed = {"tape", "tape.TapeConfig", *(f"tape.{name}" for name in earlier)}
             ours = {".".join(name.split(".")[:2]) for name in imported if name.startswith("tape")}
             assert ours <= allowed, path

@@ -7,7 +7,6 @@ import pytest
 import torch
 from conftest import (
     GROUPED,
-    POSITIONS,
     VOCABULARY,
     all_positions,
     both_kernels,
@@ -156,6 +155,51 @@ def test_position_ids_are_indices(position):
 
 @torch.no_grad()
 @all_positions
+def test_gaps_and_a_cache_are_right_or_refused(position):
+    model = make_model(position)
+    tokens, indices = random_tokens(1, 8), torch.tensor([[0, 1, 2, 5, 6, 9, 10, 11]])
+    full = model(tokens, position_ids=indices).logits
+    cache = model(tokens[:, :6], position_ids=indices[:, :6]).past_key_values
+
+    def continued():
+        return model(tokens[:, 6:], position_ids=indices[:, 6:], past_key_values=cache).logits
+
+    if model.model.position.biases(None, 3)[0] is not None:
+        with pytest.raises(ValueError, match="position_ids with gaps and a cache"):
+            continued()
+    else:
+        torch.testing.assert_close(continued(), full[:, 6:], **EXACT)
+
+
+@torch.no_grad()
+@all_positions
+def test_masks_that_the_caller_made(model):
+    tokens, mask, _ = left_padded()
+    plain = model(tokens, use_cache=False).logits
+    causal = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+    torch.testing.assert_close(model(tokens, attention_mask=causal).logits, plain, **EXACT)
+    additive = torch.zeros(causal.shape).masked_fill(~causal, torch.finfo(torch.float32).min)
+    torch.testing.assert_close(model(tokens, attention_mask=additive).logits, plain, **EXACT)
+    with pytest.raises(ValueError, match="must be boolean"):
+        model(tokens, attention_mask=causal.long())
+    cache = make_cache(model, "dynamic")
+    model(tokens[:, :10], past_key_values=cache)
+    with pytest.raises(ValueError, match="covers 5 tokens, but there are 10 in the cache and 5"):
+        model(tokens[:, 10:], attention_mask=mask[:, 10:], past_key_values=cache)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_dropout_drops_the_same_tokens_of_values_and_payload(kernel):
+    from tape.attention import KERNELS
+
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    for dropout in (0.0, 0.5):
+        values, payload, _ = KERNELS[kernel](q, k, v, v, None, None, 0.3, dropout)
+        torch.testing.assert_close(values, payload)
+
+
+@torch.no_grad()
+@all_positions
 def test_saved_and_reloaded(model, tmp_path):
     tokens = random_tokens(2, LENGTH)
     model.save_pretrained(tmp_path)
@@ -202,8 +246,8 @@ def test_bfloat16_is_as_close_as_rope_is(position, mode):
     def error(name):
         changes = {"max_position_embeddings": 4096}
         model = make_model(name, **changes)
-        tokens = random_tokens(1, LENGTH)
-        far = torch.arange(2000, 2000 + LENGTH)[None]
+        tokens = random_tokens(1, 400)
+        far = torch.arange(2000, 2400)[None]
         with model.evaluation_length(4096):
             exact = make_model(name, dtype=torch.float64, **changes)
             with exact.evaluation_length(4096):
@@ -252,12 +296,15 @@ def test_generates_alike_with_and_without_a_cache(position, how):
     def generate(**changes):
         torch.manual_seed(0)
         settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
-        return model.generate(tokens, **(settings | GENERATIONS[how] | changes))
+        return model.generate(**({"inputs": tokens} | settings | GENERATIONS[how] | changes))
 
     expected = generate(use_cache=False)
     assert expected.shape == (3, LENGTH + 6)
     assert torch.equal(generate(), expected)
     assert torch.equal(generate(cache_implementation="static"), expected)
+    if how != "beams":
+        embedded = generate(inputs=None, inputs_embeds=model.model.embed_tokens(tokens))
+        assert torch.equal(embedded, expected[:, LENGTH:])
     if how == "greedy":
         with model.evaluation_length(LENGTH + 6):  # as in the batch
             for row, count in enumerate(pads):
@@ -265,9 +312,3 @@ def test_generates_alike_with_and_without_a_cache(position, how):
                 prompt["attention_mask"] = mask[row : row + 1, count:]
                 alone = model.generate(**prompt, max_new_tokens=6, pad_token_id=0)
                 assert torch.equal(alone[0, LENGTH - count :], expected[row, LENGTH:])
-
-
-def test_every_mode_ran_on_every_encoding():
-    """The list that the tests above go through holds each ablation of TAPE."""
-    tape = [frozenset(p.items()) for p in POSITIONS.values() if p["name"] == "tape"]
-    assert len(set(tape)) == len(tape) == 8

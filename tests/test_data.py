@@ -94,8 +94,42 @@ def test_a_lone_text_file_is_cut_at_a_line(tmp_path):
     text = "".join(f"line {n}\n" for n in range(1000))
     path.write_text(text)
     (train,), (validation,) = both_splits(TextCorpus(path))
-    assert train + validation == text
+    assert train + validation == text  # cut at the end of a line
     assert train.endswith("\n") and 0.03 < len(validation) / len(text) < 0.07
+
+
+@pytest.mark.parametrize("text", ["word " * 1000, "x" * 5000])
+def test_a_lone_file_of_one_line_is_cut_all_the_same(tmp_path, text):
+    path = tmp_path / "text8.txt"
+    path.write_text(text)
+    (train,), (validation,) = both_splits(TextCorpus(path))
+    assert train + validation == text
+    assert 0.03 < len(validation) / len(text) < 0.07
+
+
+def test_paths_are_the_same_file_however_they_are_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a[1].txt", "v.txt"):
+        (tmp_path / name).write_text(f"text of {name}")
+    corpus = TextCorpus(["a[1].txt", "v.txt", tmp_path / "a[1].txt"], validation=tmp_path / "v.txt")
+    assert both_splits(corpus) == [["text of a[1].txt"], ["text of v.txt"]]
+
+
+def test_the_same_bytes_as_another_kind_of_file_are_another_corpus(tmp_path, jsonl):
+    plain = tmp_path / "copy.txt"
+    plain.write_bytes(jsonl.read_bytes())
+    assert TextCorpus(plain).fingerprint() != TextCorpus(jsonl).fingerprint()
+
+
+def test_special_tokens_in_a_text_are_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        "".join(json.dumps({"text": f"{n} <|endoftext|> {n}"}) + "\n" for n in range(99))
+    )
+    corpus = TextCorpus(path)
+    tokenizer = train_tokenizer(corpus, 260, tmp_path)
+    stream = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    assert list(stream.tokens).count(tokenizer.eos_token_id) == stream.documents
 
 
 def test_validation_can_be_given(tmp_path, jsonl):
@@ -132,6 +166,7 @@ def bad(tmp_path, name, content):
             '{"content": "x"}',
             r"line 1: no text in field 'text' .*fields content.*data\.f",
         ),
+        ("a.jsonl", '{"text": "\\ud800"}', r"a\.jsonl, line 1: 'text' holds a lone surrogate"),
         ("a.jsonl", "[1]", r"line 1: no text in field 'text'.*no fields"),
         ("a.jsonl", b'{"text": "caf\xe9"}', r"a\.jsonl is not UTF-8"),
         (

@@ -97,6 +97,19 @@ def test_generate_raises_the_evaluation_length_and_restores_it():
     assert model.model.position.sampler.eval_length == TRAIN_LENGTH
 
 
+@torch.no_grad()
+def test_a_cache_belongs_to_one_draw():
+    model = make_model("randpe")
+    tokens = random_tokens(1, 20)
+    cache = model(tokens[:, :10]).past_key_values
+    with model.evaluation_length(30), pytest.raises(ValueError, match=r"eval_length=16.*for 30"):
+        model(tokens[:, 10:], past_key_values=cache)
+    with model.evaluation_length(30):
+        cache = model(tokens[:, :10]).past_key_values
+        pieces = model(tokens[:, 10:], past_key_values=cache).logits
+        torch.testing.assert_close(pieces, model(tokens).logits[:, 10:], atol=1e-5, rtol=1e-5)
+
+
 def test_shift_moves_the_origin_in_training_only():
     model = make_model("tape_shift")
     seen = record_states(model)
@@ -124,3 +137,4 @@ def test_samplers_are_saved_with_their_numbers(tmp_path):
         tmp_path, position={"name": "randpe", "eval_length": 40}, max_position_embeddings=99
     )
     assert longer.config.position["sampler"]["eval_length"] == 40
+    assert longer.config.position["sampler"]["length"] == 4 * TRAIN_LENGTH

@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 import train
 from tape import TapeConfig
+from tape.data import TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
 from tape.training.report import read_metrics
-from tape.training.runs import MarkComplete, claim, is_complete, last_complete
+from tape.training.runs import MarkComplete, claim, is_complete, last_complete, locked
 from tape.training.trainer import NonFiniteLoss
 
 ROOT = Path(train.__file__).parent
@@ -179,13 +180,72 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position):
     assert losses(read_metrics(killed / "metrics.jsonl")) == losses(rows)
 
 
-def test_a_finished_run_only_reports_again_and_may_go_on(start):
+def checkpoint_names(folder):
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "polynomial"])
+def test_a_finished_run_only_reports_again(start, schedule):
+    settings = [f"trainer.lr_scheduler_type={schedule}"]
+    folder = start(*settings)
+    before, metrics = weights(folder), (folder / "metrics.jsonl").read_text()
+    (folder / "model.safetensors").unlink()  # as if killed before the model was saved
+    shutil.rmtree(folder / "report")
+    for _ in range(2):
+        start(*settings)
+        assert_same_weights(before, weights(folder))
+        assert (folder / "metrics.jsonl").read_text() == metrics
+        assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
+        assert json.loads((folder / "report" / "report.json").read_text())["steps"] == 8
+    with pytest.raises(ValueError, match=r"checkpoint-8 is beyond trainer\.max_steps=6"):
+        start(*settings, "trainer.max_steps=6")
+
+
+def test_a_finished_run_may_go_on(start):
     folder = start()
-    before = weights(folder)
-    start()
-    assert_same_weights(before, weights(folder))
     start("trainer.max_steps=12", "trainer.logging_steps=1")
     assert json.loads((folder / "report" / "report.json").read_text())["steps"] == 12
+    assert checkpoint_names(folder) == ["checkpoint-12", "checkpoint-8"]
+
+
+def test_a_run_does_not_go_on_with_another_text(start, text):
+    folder = start()
+    original = text.read_text()
+    try:
+        text.write_text(original.replace("sheep", "zebras"))
+        with pytest.raises(ValueError, match=r"another configuration:\n  tokens\.train: "):
+            start("trainer.max_steps=12")
+    finally:
+        text.write_text(original)
+    assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
+
+
+def test_a_failed_first_try_does_not_block_the_folder(start):
+    with pytest.raises(ValueError, match="vocab_size=100"):
+        start("vocab_size=100")
+    start()
+
+
+def test_two_processes_cannot_work_in_one_folder(start, tmp_path):
+    with (
+        locked(tmp_path / "run"),
+        pytest.raises(ValueError, match=r"another process is working in .*run"),
+    ):
+        start()
+
+
+def test_a_range_shorter_than_the_sample_still_reports(start):
+    folder = start("position=randpe", "length=32", "position.length=64")
+    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert [row["length"] for row in summary["perplexity"]] == [32, 64]
+
+
+def test_a_tokenizer_without_padding_trains(start, text, cache, tmp_path):
+    tokenizer = train_tokenizer(TextCorpus(text), 300, cache)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    folder = start(f"tokenizer={tmp_path / 'tokenizer'}")
+    assert AutoModelForCausalLM.from_pretrained(folder).config.pad_token_id is None
 
 
 def test_a_checkpoint_with_a_file_cut_short_is_not_complete(start):
@@ -235,6 +295,8 @@ def test_a_checkpoint_of_broken_weights_is_never_good(start):
     [
         (["model.vocab_size=50"], r"tokenizer has 300 tokens but model\.vocab_size=50"),
         (["vocab_size=100"], r"vocab_size=100 is below 258"),
+        (["length=1"], r"length=1: a block of less than 2"),
+        (["data.files=null"], r"data=text needs data\.files"),
         (["length=100000"], r"less than one block of length=100000"),
         (["tokenizer=no/such"], r"tokenizer='no/such' is neither"),
         (["position=fire", "model.attn_implementation=flash_attention_2"], r"'fire'.*learned term"),

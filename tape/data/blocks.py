@@ -35,6 +35,7 @@ class TokenStream:
     tokens: np.ndarray
     documents: int
     bytes: int
+    fingerprint: str  # of the corpus, the split and the tokenizer
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -50,13 +51,14 @@ def tokenize_corpus(
     """
     written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.eos_token_id)
     content = f"{corpus.fingerprint()} {split} {hashlib.sha256(written.encode()).hexdigest()}"
-    folder = cache_dir / "tokens" / hashlib.sha256(content.encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
+    folder = cache_dir / "tokens" / fingerprint
     if not folder.is_dir():
         with new_folder(folder) as work:
             _write_stream(corpus, split, tokenizer, work)
     facts = json.loads((folder / "facts.json").read_text())
     tokens = np.memmap(folder / "tokens.bin", dtype=facts["dtype"], mode="r")
-    return TokenStream(tokens, facts["documents"], facts["bytes"])
+    return TokenStream(tokens, facts["documents"], facts["bytes"], fingerprint)
 
 
 def _write_stream(
@@ -69,7 +71,10 @@ def _write_stream(
     with bar, (folder / "tokens.bin").open("wb") as file:
         for batch in _batches(corpus.documents(split)):
             # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
-            encoded = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+            # What looks like a special token in a text is text.
+            encoded = tokenizer(
+                batch, add_special_tokens=False, split_special_tokens=True, verbose=False
+            )["input_ids"]
             for ids in encoded:
                 np.array([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(file)
                 facts["tokens"] += len(ids) + 1
@@ -100,6 +105,8 @@ class TokenBlocks(Dataset):
     """
 
     def __init__(self, stream: TokenStream, length: int, limit: int | None = None):
+        if length < 2:
+            raise ValueError(f"length={length}: a block of less than 2 tokens predicts nothing")
         if len(stream) < length:
             raise ValueError(
                 f"{len(stream):,} tokens are less than one block of length={length}; "

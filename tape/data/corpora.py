@@ -47,7 +47,9 @@ class Corpus:
         digest = hashlib.sha256(self.rule().encode())
         for path in self.files():
             with _reading(path), path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+                # The same bytes are other documents when they are read as another kind of file.
+                kind = b"plain" if path.suffix in PLAIN else b"rows"
+                digest.update(kind + hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
     def describe(self) -> str:
@@ -109,12 +111,14 @@ class TextCorpus(Corpus):
 
     def __init__(
         self,
-        files: Paths,
+        files: Paths | None,
         validation: Paths | None = None,
         validation_fraction: float = 0.05,
         field: str = "text",
         name: str = "text",
     ):
+        if files is None:
+            raise ValueError("data=text needs data.files=... (paths, folders or globs)")
         if not 0 < validation_fraction < 1:
             raise ValueError(f"data.validation_fraction={validation_fraction} must lie in (0, 1)")
         self.name, self.field, self.validation_fraction = name, field, validation_fraction
@@ -134,8 +138,12 @@ class TextCorpus(Corpus):
             yield from self._read(self.paths if split == "train" else self.held_out)
         elif len(self.paths) == 1 and self.paths[0].suffix in PLAIN:
             text = _plain_text(self.paths[0])
-            cut = text.rfind("\n", 0, int(len(text) * (1 - self.validation_fraction))) + 1
-            yield text[:cut] if split == "train" else text[cut:]
+            end = int(len(text) * (1 - self.validation_fraction))
+            # At a line, or at a word in a text of one line.
+            cut = max(text.rfind("\n", 0, end), 0) or max(text.rfind(" ", 0, end), 0) or end
+            half = text[: cut + 1] if split == "train" else text[cut + 1 :]
+            if half.strip():
+                yield half
         else:
             for text in self._read(self.paths):
                 if (_fraction(text) < self.validation_fraction) == (split == "validation"):
@@ -157,11 +165,22 @@ def _fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 256**7
 
 
+def _encodable(text: str) -> bool:
+    """Whether it is text: JSON can hold halves of surrogate pairs, which no file can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _expand(setting: str, patterns: Paths) -> list[Path]:
     """The files that paths, folders and globs stand for, sorted, each once."""
     found: set[Path] = set()
     for pattern in [patterns] if isinstance(patterns, str | Path) else list(patterns):
-        matches = [Path(match) for match in glob.glob(str(pattern), recursive=True)]
+        literal = Path(pattern).exists()  # a name may hold brackets
+        found_here = [str(pattern)] if literal else glob.glob(str(pattern), recursive=True)
+        matches = [Path(match).resolve() for match in found_here]
         if not matches:
             raise FileNotFoundError(f"{setting}: nothing matches {str(pattern)!r}")
         for match in matches:
@@ -222,6 +241,8 @@ def _record_field(path: Path, field: str) -> Iterator[str]:
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
             text = row.get(field) if isinstance(row, dict) else None
+            if isinstance(text, str) and not _encodable(text):
+                raise ValueError(f"{path}, line {number}: {field!r} holds a lone surrogate")
             if not isinstance(text, str):
                 has = f"fields {', '.join(row)}" if isinstance(row, dict) else "no fields"
                 raise ValueError(

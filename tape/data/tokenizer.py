@@ -69,6 +69,8 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
             f"tokenizer={name_or_folder!r} is neither a folder with a tokenizer nor to be had "
             f"from the hub: {error}"
         ) from error
+    if not tokenizer.is_fast:
+        raise ValueError(f"tokenizer={name_or_folder!r} has no fast version (tokenizer.json)")
     if tokenizer.eos_token_id is None:
         raise ValueError(f"tokenizer={name_or_folder!r} has no EOS token to join documents with")
     return tokenizer

@@ -7,6 +7,8 @@ tokens before it, so that lengths differ in the context alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +32,7 @@ class Perplexity:
     def perplexity(self) -> float:
         return math.exp(self.nll / self.tokens)
 
-    def bits_per_byte(self, scored_bytes: int) -> float:
+    def bits_per_byte(self, scored_bytes: float) -> float:
         """`scored_bytes`: size of the scored text in UTF-8."""
         return self.nll / math.log(2) / scored_bytes
 
@@ -47,6 +49,16 @@ def window_ends(available: int, longest: int, stride: int, tokens: int) -> np.nd
         raise ValueError(f"{available:,} tokens of text are fewer than one window of {longest:,}")
     count = min(max(1, tokens // stride), 1 + (available - first) // stride)
     return np.linspace(first, available, count).astype(np.int64)
+
+
+@contextmanager
+def _evaluating(model: TapeForCausalLM) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 @torch.no_grad()
@@ -71,9 +83,7 @@ def sliding_perplexity(
         raise ValueError(f"stride={stride} must lie in 1..{length - 1}, below the window's length")
     per_batch = max(1, batch_tokens // length)
     nll = 0.0
-    training = model.training
-    model.eval()
-    with model.evaluation_length(length):
+    with _evaluating(model), model.evaluation_length(length):
         batches = range(0, len(ends), per_batch)
         for first in tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None):
             batch = ends[first : first + per_batch]
@@ -84,5 +94,4 @@ def sliding_perplexity(
                 logits.float().transpose(1, 2), ids[:, -stride:], reduction="none"
             )
             nll += losses.double().sum().item()
-    model.train(training)
     return Perplexity(length, stride, len(ends) * stride, nll)

@@ -5,6 +5,7 @@ A new encoding is one file here, one line in `ENCODINGS` and one YAML in config/
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tape.names import check_arguments, look_up
@@ -46,12 +47,33 @@ def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[
     Raises:
         ValueError: for an unknown name or argument, naming the nearest one and all that are known.
     """
-    given = {"name": position} if isinstance(position, str) else dict(position)
-    canonical = dict(zip(ENCODINGS, ENCODINGS, strict=True)) | ALIASES
-    name = look_up("position encoding", given.pop("name", None), canonical)
-    cls = ENCODINGS[name]
-    check_arguments(f"position encoding '{name}'", given, cls.defaults())
+    name, given = _canonical(position)
+    cls, owner = ENCODINGS[name], f"position encoding '{name}'"
+    check_arguments(owner, given, cls.defaults())
+    for argument, default in cls.defaults().items():
+        _check_type(owner, argument, given.get(argument, default), default)
     return {"name": name, **cls.configure(config, cls.defaults() | given)}
+
+
+def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any]) -> dict[str, Any]:
+    """What is saved, with another encoding, or with some arguments of the same one changed."""
+    name, given = _canonical(position)
+    kept_name, kept = (None, {}) if saved is None else _canonical(saved)
+    return {"name": name, **(kept if kept_name == name else {}), **given}
+
+
+def _canonical(position: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    given = dict(position) if isinstance(position, Mapping) else {"name": position}
+    canonical = dict(zip(ENCODINGS, ENCODINGS, strict=True)) | ALIASES
+    return look_up("position encoding", given.pop("name", None), canonical), given
+
+
+def _check_type(owner: str, argument: str, value: Any, default: Any) -> None:
+    """Arguments have the type of their default; a float may be given as a whole number."""
+    expected = (int, float) if type(default) is float else (type(default),)
+    if type(default) in (bool, int, float) and type(value) not in expected:
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
+        raise ValueError(f"{owner}: {argument}={value!r} must be {kind}")
 
 
 def build(config: PretrainedConfig) -> PositionEncoding:
@@ -70,4 +92,5 @@ __all__ = [
     "ScoreBias",
     "build",
     "configure",
+    "override",
 ]

@@ -29,6 +29,17 @@ class Positions(NamedTuple):
     key: Tensor  # (B|1, S) the cached and the new tokens
 
 
+def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Scores under a mask that is boolean (True attends) or additive, and broadcasts to them."""
+    if mask is None:
+        return scores
+    lowest = torch.finfo(scores.dtype).min
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, lowest)
+    # Two minima would add up to -inf, and a row of them to NaN.
+    return (scores + mask).clamp(min=lowest)
+
+
 class ScoreBias:
     """A term b_h(i, j) that is added to the scaled scores of one layer.
 
@@ -40,14 +51,8 @@ class ScoreBias:
         raise NotImplementedError
 
     def masked(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """`dense` with a mask on top: boolean (True attends) or additive, of any such shape."""
-        bias = self.dense(dtype)
-        if mask is None:
-            return bias
-        if mask.dtype == torch.bool:
-            return bias.masked_fill(~mask, torch.finfo(dtype).min)
-        # Two minima would add up to -inf, and a row of them to NaN.
-        return (bias + mask).clamp(min=torch.finfo(dtype).min)
+        """`dense` with a mask on top."""
+        return masked(self.dense(dtype), mask)
 
 
 class PositionModule(nn.Module):
@@ -119,7 +124,8 @@ class PositionEncoding(PositionModule):
         that a checkpoint says what it was trained with) or where a value belongs in a field of the
         configuration that other tools read.
         """
-        config.rope_parameters = None  # the rotary encodings' field
+        if config.head_dim % 2:
+            config.rope_parameters = None  # not used here, but the library would refuse them
         return arguments | {"sampler": sampling.configure(config, arguments["sampler"])}
 
     def register_constant(self, name: str, value_on_cpu: Tensor) -> None:

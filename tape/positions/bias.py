@@ -188,6 +188,8 @@ class FIRE(LearnedBiasEncoding):
         **arguments: Any,
     ):
         super().__init__(config, **arguments)
+        if hidden < 1:
+            raise ValueError(f"position fire: hidden={hidden} must be at least 1")
         self.layers = nn.ModuleList(
             FIRELayer(config.num_attention_heads, hidden, threshold)
             for _ in range(config.num_hidden_layers)

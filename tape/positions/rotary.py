@@ -156,8 +156,11 @@ class XPos(RoPE):
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        if arguments["centre"] is None:
+        centre = arguments["centre"]
+        if centre is None:
             arguments["centre"] = config.max_position_embeddings / 2
+        elif type(centre) not in (int, float):
+            raise ValueError(f"position xpos: centre={centre!r} must be a number")
         return super().configure(config, arguments)
 
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
@@ -186,7 +189,7 @@ class RandPE(RoPE):
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         given = {name: arguments.pop(name) for name in ("length", "eval_length", "seed")}
         sampler = arguments["sampler"]
-        settled = sampler if isinstance(sampler, dict) else {"name": sampler}
+        settled = {"name": "subset", **sampler} if isinstance(sampler, dict) else {"name": sampler}
         if settled["name"] not in ("index", "subset"):
             raise ValueError(
                 f"position randpe samples positions itself: sampler={settled['name']!r} is in its "

@@ -24,6 +24,8 @@ class IndexSampler:
     """The coordinate is the index."""
 
     arguments: ClassVar[tuple[str, ...]] = ()
+    longest: int | None = None  # the most tokens that there are coordinates for
+    draw: tuple[int, ...] | None = None  # what the coordinates of an evaluation depend on
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -53,9 +55,9 @@ class ShiftSampler(IndexSampler):
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         maximum = arguments.get("maximum")
-        maximum = 2 * config.max_position_embeddings if maximum is None else int(maximum)
-        if maximum < 0:
-            raise ValueError(f"sampler shift: maximum={maximum} must not be negative")
+        maximum = 2 * config.max_position_embeddings if maximum is None else maximum
+        if type(maximum) is not int or maximum < 0:
+            raise ValueError(f"sampler shift: maximum={maximum!r} must be a whole number >= 0")
         return {"maximum": maximum}
 
     def __call__(self, query: Tensor, key: Tensor, training: bool) -> tuple[Tensor, Tensor]:
@@ -77,16 +79,24 @@ class SubsetSampler(IndexSampler):
 
     def __init__(self, length: int, eval_length: int, seed: int = 0):
         self.length, self.eval_length, self.seed = length, eval_length, seed
+        self.longest = length
+
+    @property
+    def draw(self) -> tuple[int, ...]:
+        return self.length, self.eval_length, self.seed
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         trained = config.max_position_embeddings
         length, eval_length = arguments.get("length"), arguments.get("eval_length")
         settled = {
-            "length": 4 * trained if length is None else int(length),
-            "eval_length": trained if eval_length is None else int(eval_length),
-            "seed": int(arguments.get("seed") or 0),
+            "length": 4 * trained if length is None else length,
+            "eval_length": trained if eval_length is None else eval_length,
+            "seed": arguments.get("seed") or 0,
         }
+        for name, value in settled.items():
+            if type(value) is not int:
+                raise ValueError(f"random subset positions: {name}={value!r} is no whole number")
         cls._check(settled["eval_length"], settled["length"])
         return settled
 
@@ -101,7 +111,7 @@ class SubsetSampler(IndexSampler):
 
     def __call__(self, query: Tensor, key: Tensor, training: bool) -> tuple[Tensor, Tensor]:
         if training:
-            draw = self._draw(query, key)
+            draw = self._random_subset(query, key)
         else:
             draw = _seeded_subset(self.length, self.eval_length, self.seed, query.device)
             if not torch.compiler.is_compiling() and int(query.max()) >= self.eval_length:
@@ -113,7 +123,7 @@ class SubsetSampler(IndexSampler):
         # Slots of a static cache that hold no token yet are masked: any coordinate will do.
         return draw[query], draw[key.clamp(max=len(draw) - 1)]
 
-    def _draw(self, query: Tensor, key: Tensor) -> Tensor:
+    def _random_subset(self, query: Tensor, key: Tensor) -> Tensor:
         tokens = key.shape[-1]
         if not torch.compiler.is_compiling():
             tokens = max(tokens, int(query.max()) + 1)

@@ -25,49 +25,42 @@ from tape.training.trainer import read_metrics
 
 
 def perplexities(
-    model: TapeForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    stream: TokenStream,
-    length: int,
-    tokens: int,
-) -> tuple[list[Perplexity], int]:
+    model: TapeForCausalLM, stream: TokenStream, length: int, tokens: int
+) -> list[Perplexity]:
     """Perplexity at 1x, 2x and 4x the training length on the same tokens, as far as the text and
-    the encoding's range go, and how many bytes of text those tokens are."""
+    the encoding's range go."""
     stride = length // 2
-    lengths = [factor * length for factor in (1, 2, 4) if len(stream) >= factor * length]
+    longest = model.model.position.sampler.longest or len(stream)
+    lengths = [n * length for n in (1, 2, 4) if n * length <= min(longest, len(stream))]
     if not lengths:
         raise ValueError(
-            f"the validation text has {len(stream):,} tokens, too few for windows of {length}"
+            f"windows of length={length} do not fit the validation text of {len(stream):,} tokens, "
+            f"or the {longest:,} positions of the encoding"
         )
     ends = window_ends(len(stream), lengths[-1], stride, tokens)
-    results = []
-    for window in lengths:
-        try:
-            results.append(sliding_perplexity(model, stream.tokens, ends, window, stride))
-        except ValueError as refusal:  # RandPE beyond the range that it was trained on
-            print(f"perplexity at {window} left out: {refusal}", file=sys.stderr)
-    scored = [stream.tokens[end - stride : end] for end in ends]
-    texts = tokenizer.batch_decode(scored, skip_special_tokens=True)
-    return results, sum(len(text.encode()) for text in texts)
+    return [sliding_perplexity(model, stream.tokens, ends, n, stride) for n in lengths]
 
 
 def continuation(
     model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, stream: TokenStream, seed: int
 ) -> tuple[str, str]:
-    """A prompt of 48 tokens from the validation text and 96 tokens that the model adds to it."""
+    """A third of 144 tokens from the validation text, the rest added by the model; fewer if the
+    encoding has fewer positions."""
     set_seed(seed)
-    prompt = torch.from_numpy(stream.tokens[:48].astype("int64"))[None].to(model.device)
+    total = min(144, model.model.position.sampler.longest or 144)
+    ids = torch.from_numpy(stream.tokens[: total // 3].astype("int64"))[None].to(model.device)
+    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     with torch.no_grad():
         output = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=96,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=total - ids.shape[1],
             do_sample=True,
             temperature=0.8,
             top_p=0.95,
-            pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
+            pad_token_id=padding,
         )
-    return tokenizer.decode(prompt[0]), tokenizer.decode(output[0, prompt.shape[1] :])
+    return tokenizer.decode(ids[0]), tokenizer.decode(output[0, ids.shape[1] :])
 
 
 def write_report(
@@ -81,7 +74,9 @@ def write_report(
 ) -> str:
     """Write folder/report/ and return its text, which is also what the console shows."""
     model.eval()
-    results, scored_bytes = perplexities(model, tokenizer, validation, length, tokens)
+    results = perplexities(model, validation, length, tokens)
+    # EOS and tokens that end within a character have no bytes of their own: take the average.
+    scored_bytes = results[0].tokens * validation.bytes / len(validation)
     prompt, added = continuation(model, tokenizer, validation, seed)
     metrics = read_metrics(folder / "metrics.jsonl")
     speeds = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]

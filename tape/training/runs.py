@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,27 @@ def claim(folder: Path, configuration: dict[str, Any]) -> None:
     write_text(recorded, json.dumps(configuration, indent=1) + "\n")
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run's folder; the processes of one run share it.
+
+    Raises:
+        ValueError: if another one is at work there.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"another process is working in {folder}; wait for it, or choose another name=..."
+            ) from error
+        yield
+
+
 def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
@@ -67,7 +91,11 @@ def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in the order of their steps, complete or not."""
     found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[11:]))
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name[11:])
 
 
 def is_complete(checkpoint: Path) -> bool:
