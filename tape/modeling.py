@@ -26,6 +26,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tape import attention, positions
 from tape.configuration import TapeConfig
+from tape.indices import check_draw, check_gaps, check_mask, token_indices
 from tape.positions import ContextUpdate, PositionModule, Positions, ScoreBias
 
 Rotate = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
@@ -201,7 +202,8 @@ class TapeModel(TapePreTrainedModel):
 
         Raises:
             ValueError: unless exactly one of `input_ids` and `inputs_embeds` is given; for
-                attention weights of a kernel that never has them.
+                attention weights of a kernel that never has them; for masks, indices and caches
+                that do not belong together (`tape.indices`).
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -216,8 +218,7 @@ class TapeModel(TapePreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
 
-        if attention_mask is not None:
-            self._check_mask(attention_mask, x_BTC.shape[1], past_key_values)
+        check_mask(attention_mask, x_BTC.shape[1], past_key_values)
         # Masks come from slots and padding alone. Given position_ids, the builder would read a gap
         # in them as the border of a packed document.
         mask = create_causal_mask(
@@ -226,12 +227,15 @@ class TapeModel(TapePreTrainedModel):
             attention_mask=attention_mask,
             past_key_values=past_key_values,
         )
-        where = self._positions(x_BTC, attention_mask, position_ids, past_key_values)
+        query, key = token_indices(x_BTC, attention_mask, position_ids, past_key_values)
+        sampler = self.position.sampler
+        check_draw(sampler.draw, past_key_values)
+        where = Positions(*sampler(query, key, self.training))  # one draw for all layers
         x_BTC = self.position.embed(x_BTC, where)
         e = self.position.state(where, torch.promote_types(x_BTC.dtype, torch.float32))
         biases = self.position.biases(where, len(self.layers))
-        if past_key_values is not None and biases[0] is not None:
-            _refuse_gaps(position_ids, past_key_values)
+        if biases[0] is not None:
+            check_gaps(position_ids, past_key_values)
         for layer, bias in zip(self.layers, biases, strict=True):
             # x and e go by position: reentrant checkpointing drops the gradients of the others.
             x_BTC, e = layer(
@@ -245,79 +249,6 @@ class TapeModel(TapePreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(x_BTC), past_key_values=past_key_values
         )
-
-    def _check_mask(self, mask: Tensor, T: int, past_key_values: Cache | None) -> None:
-        if mask.ndim == 4 and not (mask.dtype == torch.bool or mask.is_floating_point()):
-            raise ValueError(
-                f"a 4-D attention_mask must be boolean (True attends) or additive, not {mask.dtype}"
-            )
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        if mask.ndim == 2 and isinstance(past, int) and mask.shape[1] < past + T:
-            raise ValueError(
-                f"attention_mask covers {mask.shape[1]} tokens, but there are {past} in the cache "
-                f"and {T} new ones; give it for all {past + T}"
-            )
-
-    def _positions(
-        self,
-        x_BTC: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        past_key_values: Cache | None,
-    ) -> Positions:
-        """Coordinates of the new tokens and of all keys, drawn once for all layers.
-
-        A token's index counts the real tokens before it. A cache remembers no indices: those of
-        its tokens are told from their distance in slots to the newest token.
-        """
-        T, device = x_BTC.shape[1], x_BTC.device
-        past, S = 0, T
-        if past_key_values is not None:
-            past = past_key_values.get_seq_length()
-            S, _ = past_key_values.get_mask_sizes(T, 0)
-        slots = torch.arange(S, device=device)[None]
-        new = torch.arange(T, device=device) + past  # slots of the new tokens
-        if attention_mask is not None and attention_mask.ndim == 2:
-            padded = torch.zeros(x_BTC.shape[0], S, dtype=torch.long, device=device)
-            width = min(S, attention_mask.shape[1])
-            padded[:, :width] = attention_mask[:, :width].to(device)
-            key = (padded.cumsum(-1) - 1).clamp(min=0)
-        else:
-            key = slots
-        query = key[:, new]
-        if position_ids is not None:
-            key = (key + position_ids[:, -1:] - query[:, -1:]).clamp(min=0)
-            key = key.index_copy(1, new, position_ids.to(key).expand(key.shape[0], T))
-            query = position_ids
-        sampler = self.position.sampler
-        if sampler.draw is not None and past_key_values is not None:
-            _check_draw(sampler.draw, past_key_values)
-        return Positions(*sampler(query, key, self.training))
-
-
-def _check_draw(draw: tuple[int, ...], cache: Cache) -> None:
-    """Refuse keys that were turned by another draw of positions than the one in force."""
-    if int(cache.get_seq_length()) == 0:
-        cache.tape_draw = draw
-    if getattr(cache, "tape_draw", draw) != draw:
-        raise ValueError(
-            f"the cached tokens have positions drawn for eval_length={cache.tape_draw[1]}, the new "
-            f"ones for {draw[1]}; wrap all calls that share a cache in one "
-            f"`with model.evaluation_length(n):`"
-        )
-
-
-def _refuse_gaps(position_ids: Tensor | None, cache: Cache) -> None:
-    """A cache keeps no indices: behind a gap, biases would take distances in slots for those."""
-    if torch.compiler.is_compiling():
-        return
-    gaps = position_ids is not None and bool((position_ids.diff(dim=-1) > 1).any())
-    if (gaps or getattr(cache, "tape_gaps", False)) and int(cache.get_seq_length()):
-        raise ValueError(
-            "position_ids with gaps and a cache: this encoding needs the indices of cached keys, "
-            "which no cache keeps; give all tokens at once, or indices without gaps"
-        )
-    cache.tape_gaps = gaps
 
 
 class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):

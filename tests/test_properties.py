@@ -5,6 +5,8 @@ import pytest
 import torch
 from conftest import all_positions, make_model, random_tokens
 
+from tape.positions import Positions
+
 EQUIVARIANT = ["tape", "tape_yarn", "tape_attention", "tape_feed_forward"]
 BROKEN = ["tape_not_equivariant", "tape_not_tensorial", "tape_neither_form"]
 
@@ -76,7 +78,7 @@ def test_permuting_keys_with_their_positions_changes_nothing(position):
     index = torch.arange(7)[None]
 
     def last_output(index, x):
-        where = type(model.model._positions(x, None, None, None))(index, index)
+        where = Positions(index, index)
         e = encoding.state(where, torch.float64)
         bias = encoding.biases(where, 3)[0]
         y, average, _ = layer.self_attn(x, e, encoding.rotate, layer.context, bias, None, None)
