@@ -187,7 +187,10 @@ def _plot_perplexity(rows: list[dict[str, Any]], name: str, path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks([row["length"] for row in rows])
     axes.set_xticklabels([f"{row['length']} ({row['times']}x)" for row in rows])
-    axes.margins(x=0.15, y=0.25)
+    axes.margins(x=0.15)
+    # Room for the numbers, and for the eye to see that a percent is little.
+    values = [row["perplexity"] for row in rows]
+    axes.set_ylim(0.9 * min(values), 1.15 * max(values))
     axes.set(xlabel="window (tokens)", ylabel="validation perplexity", title=name)
     axes.grid(alpha=0.3)
     _save(figure, path)
