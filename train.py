@@ -126,6 +126,9 @@ def main(cfg: DictConfig) -> None:
         if cfg.debug:
             raise
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        log.info("interrupted: the same command continues from the last checkpoint")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ wanted=$({ cat pyproject.toml constraints.txt; echo "$extras $PWD"; } | "$python
 stamp=$environment/.tape-installed
 if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
     echo "installing into $environment (once)" >&2
+    # Without the compat mode, a clone called tape would hide the package from the folder above it.
     "$python" -m pip install --quiet --disable-pip-version-check \
-        --constraint constraints.txt --editable ".[$extras]" >&2
+        --config-settings editable_mode=compat --constraint constraints.txt --editable ".[$extras]" >&2
     echo "$wanted" >"$stamp"
 fi

@@ -114,6 +114,6 @@ def require(implementation: str, encoding: str) -> None:
     if implementation == "flash_attention_2" and not is_flash_attn_2_available():
         raise ValueError(
             f"{conflict}: the flash-attn package is missing, or there is no CUDA device for it "
-            f"(pip install 'tape[flash]'); allowed here: {', '.join(able)}"
+            f"(EXTRAS=dev,flash bash script/setup.sh); allowed here: {', '.join(able)}"
         )
     raise ValueError(f"{conflict}: no such implementation{suggestion(implementation, able)}")

@@ -82,7 +82,11 @@ def test_tensorial_off_needs_a_head_per_query():
             "'flash_attention_2' with position 'fire'.*learned term.*eager",
         ),
         ("t5", "flash_attention_2", "'flash_attention_2' with position 't5'.*eager, sdpa"),
-        ("rope", "flash_attention_2", r"flash-attn package is missing.*tape\[flash\].*eager, sdpa"),
+        (
+            "rope",
+            "flash_attention_2",
+            r"flash-attn package is missing.*EXTRAS=dev,flash.*eager, sdpa",
+        ),
         ("tape", "spda", "did you mean 'sdpa'"),
     ],
 )

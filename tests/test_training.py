@@ -203,8 +203,12 @@ def test_a_finished_run_only_reports_again(start, schedule):
 
 def test_a_finished_run_may_go_on(start):
     folder = start()
+    memory = json.loads((folder / "report" / "report.json").read_text())["peak_memory_gib"]
     start("trainer.max_steps=12", "trainer.logging_steps=1")
-    assert json.loads((folder / "report" / "report.json").read_text())["steps"] == 12
+    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert summary["steps"] == 12 and summary["peak_memory_gib"] >= memory > 0
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows if "loss" in row] == [2, 4, 6, 8, 9, 10, 11, 12]
     assert checkpoint_names(folder) == ["checkpoint-12", "checkpoint-8"]
 
 
@@ -223,6 +227,8 @@ def test_a_run_does_not_go_on_with_another_text(start, text):
 def test_a_failed_first_try_does_not_block_the_folder(start):
     with pytest.raises(ValueError, match="vocab_size=100"):
         start("vocab_size=100")
+    with pytest.raises(TypeError):
+        start("trainer.learning_rate=abc")
     start()
 
 

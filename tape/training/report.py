@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import textwrap
 from pathlib import Path
 from statistics import median
@@ -86,7 +84,7 @@ def write_report(
         "parameters": model.num_parameters(),
         "steps": max(row["step"] for row in metrics),
         "tokens_per_second": median(speeds) if speeds else None,
-        "peak_memory_gib": round(peak_memory() / 2**30, 2),
+        "peak_memory_gib": round(max(row.get("peak_memory_gib", 0) for row in metrics), 2),
         "scored_tokens": results[0].tokens,
         "perplexity": [
             {
@@ -105,14 +103,6 @@ def write_report(
     _plot_loss(metrics, folder.name, target / "loss.png")
     _plot_perplexity(summary["perplexity"], folder.name, target / "perplexity.png")
     return text
-
-
-def peak_memory() -> int:
-    """Bytes: of the device, else the largest resident size of this process so far."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, added: str) -> str:

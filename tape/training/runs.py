@@ -33,7 +33,7 @@ def claim(folder: Path, configuration: dict[str, Any]) -> None:
     """Make `folder` the place of the run with this configuration, or find that it is already.
 
     Raises:
-        ValueError: if another run lives there; names every difference.
+        ValueError: if another run has begun there; names every difference.
     """
     recorded = folder / CONFIGURATION
     if recorded.exists():
@@ -45,7 +45,8 @@ def claim(folder: Path, configuration: dict[str, Any]) -> None:
             if before.get(key) != now.get(key)
             and not any(re.fullmatch(pattern, key) for pattern in MAY_CHANGE)
         ]
-        if changes:
+        begun = checkpoints(folder) or (folder / "metrics.jsonl").exists()
+        if changes and begun:
             raise ValueError(
                 f"{folder} holds a run with another configuration:\n"
                 + "\n".join(changes)

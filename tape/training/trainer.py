@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ class LanguageModelTrainer(Trainer):
         self.add_callback(Console(self.args.train_batch_size * length * self.args.world_size))
         self.add_callback(MetricsFile())
         self.add_callback(MarkComplete())
+        self.add_callback(OwnCadence())
 
     def training_step(self, *args, **kwargs) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -54,6 +57,13 @@ class LanguageModelTrainer(Trainer):
             for path in work.iterdir():
                 path.replace(folder / path.name)
             work.rmdir()
+
+
+class OwnCadence(TrainerCallback):
+    """A continued run logs, evaluates and saves as often as it is told now, not as it once was."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        state.compute_steps(args, state.max_steps)
 
 
 class MetricsFile(TrainerCallback):
@@ -83,6 +93,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return rows
+
+
+def peak_memory() -> int:
+    """Bytes: of the device, else the largest resident size of this process so far."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class Console(TrainerCallback):
@@ -118,6 +136,7 @@ class Console(TrainerCallback):
             tokens = self.tokens_per_pass * args.gradient_accumulation_steps
             pace = self.seconds_since_log / self.steps_since_log
             logs["tokens_per_second"] = round(tokens / pace, 1)
+            logs["peak_memory_gib"] = round(peak_memory() / 2**30, 3)
             self.seconds_since_log, self.steps_since_log = 0.0, 0
             left = int((state.max_steps - state.global_step) * self.seconds / self.steps)
             self._say(
