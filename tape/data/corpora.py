@@ -17,7 +17,6 @@ import pyarrow.parquet
 import zstandard
 
 Split = Literal["train", "validation"]
-SPLITS: tuple[Split, ...] = ("train", "validation")
 Paths = str | Path | Iterable[str | Path]
 
 PLAIN = (".txt", ".md", ".rst", ".py")
