@@ -12,17 +12,19 @@ from typing import Any
 
 import hydra
 import transformers
+from accelerate.utils import broadcast_object_list
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from transformers import default_data_collator, set_seed
 
-from tape.data import TokenBlocks, load_tokenizer, tokenize_corpus, train_tokenizer
+from tape.data import TokenBlocks, TrainingOrder, load_tokenizer, tokenize_corpus, train_tokenizer
 from tape.modeling import TapeForCausalLM
 from tape.names import suggestion
-from tape.training.build import build_model
+from tape.training.build import build_model, check_training
+from tape.training.guard import STOPPED, NonFiniteLoss, Stopped
 from tape.training.report import write_report
 from tape.training.runs import claim, last_complete, locked, step_of
-from tape.training.trainer import LanguageModelTrainer, NonFiniteLoss
+from tape.training.trainer import LanguageModelTrainer
 
 CONFIG = Path(__file__).parent / "config"
 log = logging.getLogger(__name__)
@@ -46,24 +48,35 @@ def _run(cfg: DictConfig) -> str:
     settings = OmegaConf.to_container(cfg, resolve=True)
     folder, cache = Path(cfg.output_dir), Path(cfg.cache_dir)
     arguments, corpus = instantiate(cfg.trainer), instantiate(cfg.data)
+    check_training(arguments)
+    main = arguments.process_index == 0
+    if not main:
+        logging.getLogger().setLevel(logging.WARNING)
     transformers.logging.disable_progress_bar()
     set_seed(cfg.seed)
 
-    log.info(corpus.describe())
-    if cfg.tokenizer is None:
-        tokenizer = train_tokenizer(corpus, cfg.vocab_size, cache)
-    else:
-        tokenizer = load_tokenizer(cfg.tokenizer)
-    streams = {
-        split: tokenize_corpus(corpus, split, tokenizer, cache) for split in ("train", "validation")
-    }
+    with arguments.main_process_first():  # the other processes find its work in the cache
+        log.info(corpus.describe())
+        if cfg.tokenizer is None:
+            tokenizer = train_tokenizer(corpus, cfg.vocab_size, cache)
+        else:
+            tokenizer = load_tokenizer(cfg.tokenizer)
+        streams = {
+            split: tokenize_corpus(corpus, split, tokenizer, cache)
+            for split in ("train", "validation")
+        }
+    sequences = arguments.train_batch_size * arguments.gradient_accumulation_steps
+    sequences *= arguments.world_size  # of one step
     train_blocks = TokenBlocks(streams["train"], cfg.length)
     eval_blocks = TokenBlocks(streams["validation"], cfg.length, limit=cfg.eval_blocks)
     model = build_model(settings["model"], settings["position"], tokenizer)
 
     content = {split: stream.fingerprint for split, stream in streams.items()}
-    claim(folder, settings | {"tokens": content})
-    checkpoint = last_complete(folder)
+    checkpoint = None
+    if main:
+        claim(folder, settings | {"tokens": content, "sequences_per_step": sequences})
+        checkpoint = last_complete(folder)
+    checkpoint = broadcast_object_list([checkpoint])[0]
     finished = checkpoint is not None and step_of(checkpoint) >= arguments.max_steps
     if finished and step_of(checkpoint) > arguments.max_steps:
         raise ValueError(
@@ -85,7 +98,7 @@ def _run(cfg: DictConfig) -> str:
         model=model,
         args=arguments,
         length=cfg.length,
-        train_dataset=train_blocks,
+        train_dataset=TrainingOrder(train_blocks, arguments.max_steps * sequences, cfg.seed),
         eval_dataset=eval_blocks,
         data_collator=default_data_collator,
         processing_class=tokenizer,
@@ -96,8 +109,10 @@ def _run(cfg: DictConfig) -> str:
         if checkpoint is not None:
             log.info("continuing from %s", checkpoint)
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        if trainer.guard.stopped:
+            raise Stopped(f"stopped after step {trainer.state.global_step}, which is saved")
     trainer.save_final()
-    if not trainer.is_world_process_zero():
+    if not main:
         return ""
     trained = trainer.accelerator.unwrap_model(trainer.model)
     report = write_report(
@@ -126,6 +141,9 @@ def main(cfg: DictConfig) -> None:
         if cfg.debug:
             raise
         sys.exit(f"error: {error}")
+    except Stopped as stop:
+        log.warning("%s: the same command continues", stop)
+        sys.exit(STOPPED)
     except KeyboardInterrupt:
         log.info("interrupted: the same command continues from the last checkpoint")
         sys.exit(130)

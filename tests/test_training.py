@@ -1,9 +1,10 @@
 """Runs from a composed configuration to the report: what they write, continue from and refuse."""
 
 import json
-import math
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +14,15 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainingArguments
 
 import train
 from tape import TapeConfig
 from tape.data import TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
-from tape.training.report import read_metrics
-from tape.training.runs import MarkComplete, claim, is_complete, last_complete, locked
-from tape.training.trainer import NonFiniteLoss
+from tape.training.guard import NonFiniteLoss, Stopped
+from tape.training.progress import read_metrics
+from tape.training.runs import claim, damage, last_complete, unfinished
 
 ROOT = Path(train.__file__).parent
 CONFIG = ROOT / "config"
@@ -160,24 +161,33 @@ def assert_same_weights(one, other):
         assert torch.equal(value, other[name]), name
 
 
+def losses(folder):
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [(row["step"], row["loss"]) for row in rows if "loss" in row]
+
+
 @pytest.mark.parametrize("position", ["tape", "randpe"])
-def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position):
-    whole = start(f"position={position}", folder=tmp_path / "whole")
-    rows = read_metrics(whole / "metrics.jsonl")
-    killed = tmp_path / "killed"
-    shutil.copytree(whole, killed)
-    # As if killed while it saved step 8: the mark is missing, the last file is half there.
-    (killed / "checkpoint-8" / "complete.json").unlink()
-    (killed / "model.safetensors").unlink()
-    with (killed / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 8, "lo')
-    start(f"position={position}", folder=killed)
-    assert_same_weights(weights(whole), weights(killed))
-
-    def losses(rows):
-        return [(row["step"], row["loss"]) for row in rows if "loss" in row]
-
-    assert losses(read_metrics(killed / "metrics.jsonl")) == losses(rows)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, workers):
+    settings = [
+        f"position={position}",
+        "trainer.logging_steps=3",  # the checkpoint lies between two log entries
+        f"trainer.dataloader_num_workers={workers}",
+    ]
+    whole = start(*settings, folder=tmp_path / "whole")
+    for again in range(2):
+        killed = tmp_path / f"killed{again}"
+        shutil.copytree(whole, killed)
+        # As if killed while it saved step 8: its folder has not got its name yet.
+        unfinished(killed).mkdir()
+        (killed / "checkpoint-8").rename(unfinished(killed) / "checkpoint-8")
+        (killed / "model.safetensors").unlink()
+        with (killed / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 8, "lo')
+        start(*settings, folder=killed)
+        assert_same_weights(weights(whole), weights(killed))
+        assert losses(killed) == losses(whole)
+        assert not unfinished(killed).exists()
 
 
 def checkpoint_names(folder):
@@ -233,10 +243,19 @@ def test_a_failed_first_try_does_not_block_the_folder(start):
 
 
 def test_two_processes_cannot_work_in_one_folder(start, tmp_path):
-    with (
-        locked(tmp_path / "run"),
-        pytest.raises(ValueError, match=r"another process is working in .*run"),
-    ):
+    hold = f"""
+import pathlib, sys, tape.training.runs as runs
+with runs.locked(pathlib.Path({str(tmp_path / "run")!r})):
+    print("holding", flush=True)
+    sys.stdin.read()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT, **pipes) as other:
+        other.stdout.readline()
+        with pytest.raises(ValueError, match=r"another process is working in .*run"):
+            start()
+        other.stdin.close()
+        other.wait()
         start()
 
 
@@ -254,13 +273,109 @@ def test_a_tokenizer_without_padding_trains(start, text, cache, tmp_path):
     assert AutoModelForCausalLM.from_pretrained(folder).config.pad_token_id is None
 
 
-def test_a_checkpoint_with_a_file_cut_short_is_not_complete(start):
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "sha256.json"])
+@pytest.mark.parametrize("harm", [cut_short, flip_a_byte, Path.unlink])
+def test_a_damaged_checkpoint_is_named_and_left_out(start, caplog, name, harm):
     folder = start()
+    expected = weights(folder)
     assert last_complete(folder).name == "checkpoint-8"
-    damaged = folder / "checkpoint-8" / "optimizer.pt"
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert not is_complete(folder / "checkpoint-8")
+    harm(folder / "checkpoint-8" / name)
+    caplog.clear()
     assert last_complete(folder).name == "checkpoint-4"
+    assert f"checkpoint-8 is left out: {name}" in caplog.text or name == "sha256.json"
+    start()
+    assert damage(folder / "checkpoint-8") is None
+    assert_same_weights(expected, weights(folder))
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_others(start, monkeypatch):
+    """Files may not grow beyond a limit here, as on a disk that is full."""
+    folder = start("trainer.max_steps=4")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (folder / "checkpoint-4" / "optimizer.pt").stat().st_size
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"checkpoint-8 could not be written .*earlier"):
+            start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert checkpoint_names(folder) == ["checkpoint-4"]
+    assert damage(folder / "checkpoint-4") is None
+    assert not unfinished(folder).exists()
+    start()
+    assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
+
+
+def test_the_sequences_of_a_step_may_be_spread_otherwise_but_not_be_others(start):
+    folder = start("trainer.max_steps=4", "trainer.per_device_train_batch_size=4")
+    with pytest.raises(ValueError, match="sequences_per_step: 4 -> 8"):
+        start("trainer.per_device_train_batch_size=8")
+    spread = ["trainer.per_device_train_batch_size=2", "trainer.gradient_accumulation_steps=2"]
+    start(*spread)
+    assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
+
+
+def test_gradient_accumulation_gives_the_loss_of_the_large_batch(start, tmp_path):
+    settings = ["position=tape", "trainer.logging_steps=1"]
+    small = ["trainer.per_device_train_batch_size=1", "trainer.gradient_accumulation_steps=4"]
+    whole = losses(start(*settings, folder=tmp_path / "whole"))
+    parts = losses(start(*settings, *small, folder=tmp_path / "parts"))
+    assert [step for step, _ in whole] == [step for step, _ in parts] == list(range(1, 9))
+    for (_, one), (_, other) in zip(whole, parts, strict=True):
+        assert other == pytest.approx(one, abs=1e-5)
+
+
+def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path):
+    """SIGTERM while step 3 goes on: the run saves after it, exits, continues to the same end."""
+    whole = start("trainer.logging_steps=4", folder=tmp_path / "whole")
+
+    class Terminate(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+    def interrupted(self, *args, **kwargs):
+        self.add_callback(Terminate())
+        return original(self, *args, **kwargs)
+
+    original = train.LanguageModelTrainer.train
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train.LanguageModelTrainer, "train", interrupted)
+        with pytest.raises(Stopped, match="stopped after step 3, which is saved"):
+            start("trainer.logging_steps=4")
+    folder = tmp_path / "run"
+    assert checkpoint_names(folder) == ["checkpoint-3"]
+    assert not (folder / "model.safetensors").exists()
+    start("trainer.logging_steps=4")
+    assert_same_weights(weights(whole), weights(folder))
+
+
+def test_kills_at_random_moments_change_nothing(text, cache):
+    """One SIGKILL and one SIGTERM; more by hand with `python tests/crash.py --kills 20`."""
+    settings = ["data=text", f"data.files={text}", f"cache_dir={cache}", "vocab_size=300"]
+    command = [sys.executable, "tests/crash.py", "--kills=2", *settings]
+    outcome = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "SIGKILL -> status -9" in outcome.stdout
+    assert outcome.stdout.rstrip().endswith("equal the uninterrupted run's")
 
 
 def test_another_configuration_in_the_same_folder_is_refused(start):
@@ -279,26 +394,24 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(start):
-    with pytest.raises(
-        NonFiniteLoss, match=r"step \d+, .*learning rate .*Last good checkpoint: none"
-    ):
+    with pytest.raises(NonFiniteLoss, match=r"step \d+, .*learning rate .*was not applied"):
         start("trainer.learning_rate=1e30", "trainer.max_grad_norm=0")
 
 
-def test_a_checkpoint_of_broken_weights_is_never_good(start):
-    folder = start("trainer.max_steps=4")
-    (folder / "checkpoint-4" / "complete.json").unlink()
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    torch.nn.init.constant_(model.lm_head.weight, math.nan)
-    arguments = type("Arguments", (), {"output_dir": str(folder)})
-    state = type("State", (), {"global_step": 4, "is_world_process_zero": True})
-    MarkComplete().on_save(arguments, state, None, model=model)
-    assert last_complete(folder) is None
+def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
+    with pytest.raises(NonFiniteLoss, match=r"not finite after step 1: not saved"):
+        start("trainer.learning_rate=inf", "trainer.warmup_steps=0", "trainer.save_steps=1")
+    assert checkpoint_names(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["trainer.max_steps=-1"], r"max_steps=-1: runs are counted in steps"),
+        (
+            ["+trainer.load_best_model_at_end=true"],
+            r"load_best_model_at_end=true: a run ends with its last",
+        ),
         (["model.vocab_size=50"], r"tokenizer has 300 tokens but model\.vocab_size=50"),
         (["vocab_size=100"], r"vocab_size=100 is below 258"),
         (["length=1"], r"length=1: a block of less than 2"),

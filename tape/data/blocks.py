@@ -126,3 +126,26 @@ class TokenBlocks(Dataset):
         block = self.stream.tokens[start : start + self.length]
         ids = torch.from_numpy(block.astype(np.int64))
         return {"input_ids": ids, "labels": ids.clone()}
+
+
+class TrainingOrder(Dataset):
+    """The sequences of a run in the order of training: `total` blocks, epoch after epoch, each in
+    an order of its own.
+
+    The n-th is a function of n and the seed. How many processes share the sequences of a step, and
+    whether the run was ever stopped, makes no difference.
+    """
+
+    def __init__(self, blocks: TokenBlocks, total: int, seed: int):
+        self.blocks, self.total, self.seed = blocks, total, seed
+        self._epoch: tuple[int, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return self.total
+
+    def __getitem__(self, n: int) -> dict[str, torch.Tensor]:
+        epoch, place = divmod(n, len(self.blocks))
+        if self._epoch is None or self._epoch[0] != epoch:
+            order = np.random.default_rng((self.seed, epoch)).permutation(len(self.blocks))
+            self._epoch = epoch, order
+        return self.blocks[self._epoch[1][place]]

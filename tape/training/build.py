@@ -6,11 +6,29 @@ from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from tape.configuration import TapeConfig
 from tape.modeling import TapeForCausalLM
 from tape.names import check_arguments
+
+
+def check_training(arguments: TrainingArguments) -> None:
+    """Raise a ValueError for what the library allows but a run here cannot honour."""
+    if arguments.max_steps < 1:
+        raise ValueError(
+            f"trainer.max_steps={arguments.max_steps}: runs are counted in steps; give a number > 0"
+        )
+    if arguments.load_best_model_at_end:
+        raise ValueError(
+            "trainer.load_best_model_at_end=true: a run ends with its last weights; every "
+            "checkpoint of trainer.save_total_limit=null stays to be chosen from"
+        )
+    if arguments.n_gpu > 1:
+        raise ValueError(
+            f"one process with {arguments.n_gpu} GPUs: start one per GPU with NGPUS="
+            f"{arguments.n_gpu} bash script/train.sh, or show it one with CUDA_VISIBLE_DEVICES=0"
+        )
 
 
 def build_model(

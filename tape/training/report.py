@@ -19,7 +19,7 @@ from tape.data.blocks import TokenStream
 from tape.evaluation.perplexity import Perplexity, sliding_perplexity, window_ends
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
-from tape.training.trainer import read_metrics
+from tape.training.progress import read_metrics
 
 
 def perplexities(

@@ -1,31 +1,38 @@
-"""A run's folder: one configuration, its checkpoints, and what is in them when a run was killed."""
+"""A run's folder: one configuration, one process group at a time, and checkpoints that are whole.
+
+A checkpoint is written under another name, hashed and renamed: it is there with all of its files,
+or not at all. Before a run continues from it, its files are compared with their hashes.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
+import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import TrainerCallback
-
 from tape.files import write_text
 
 CONFIGURATION = "run.json"
-MARK = "complete.json"
+HASHES = "sha256.json"
+log = logging.getLogger(__name__)
 
-# What may change when a run is continued: where it lies, how long it goes on, and what is only
-# looked at.
+# What may change when a run is continued: where it lies, how long it goes on, what is only looked
+# at, and how the sequences of a step (their number is recorded) are spread over time and devices.
 MAY_CHANGE = (
     r"name|output_dir|trainer\.output_dir|cache_dir|debug",
     r"report\..*",
     r"trainer\.(max_steps|disable_tqdm|report_to|run_name)",
     r"trainer\.(logging|eval|save)_.*",
+    r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
+    r"trainer\.(fsdp|deepspeed|ddp)_?.*",
 )
 
 
@@ -73,7 +80,8 @@ def locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Of this process alone: a data-loader worker that outlives it for a moment has no part.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ValueError(
                 f"another process is working in {folder}; wait for it, or choose another name=..."
@@ -90,7 +98,7 @@ def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints in the order of their steps, complete or not."""
+    """Checkpoints in the order of their steps, whole or damaged."""
     found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
     return sorted(found, key=step_of)
 
@@ -99,29 +107,65 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name[11:])
 
 
-def is_complete(checkpoint: Path) -> bool:
-    """Whether it was marked as complete and every file still has the size it had then."""
-    mark = checkpoint / MARK
-    if not mark.exists():
-        return False
-    sizes = json.loads(mark.read_text())
-    files = {name: checkpoint / name for name in sizes}
-    return all(path.exists() and path.stat().st_size == sizes[n] for n, path in files.items())
+def unfinished(folder: Path) -> Path:
+    """Where a checkpoint is until all of it is written."""
+    return folder / ".saving"
+
+
+def seal(work: Path, checkpoint: Path) -> None:
+    """Record the hashes of all files in `work` and give the folder its name."""
+    files = sorted(path for path in work.rglob("*") if path.is_file())
+    hashes = {str(path.relative_to(work)): _sha256(path, flush=True) for path in files}
+    write_text(work / HASHES, json.dumps(hashes, indent=1))
+    if checkpoint.exists():  # it was damaged, and its steps were done again
+        shutil.rmtree(checkpoint)
+    work.rename(checkpoint)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint; None if every file is as it was written."""
+    try:
+        hashes = json.loads((checkpoint / HASHES).read_text())
+    except (OSError, ValueError):
+        return f"its list of files, {HASHES}, is missing or damaged"
+    for name, expected in hashes.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _sha256(path) != expected:
+            return f"{name} is not as it was written"
+    return None
+
+
+def _sha256(path: Path, flush: bool = False) -> str:
+    with path.open("rb") as file:
+        if flush:  # to the disk, before an older checkpoint is given up for this one
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def last_complete(folder: Path) -> Path | None:
-    """The newest checkpoint that a killed run left whole."""
-    return next((path for path in reversed(checkpoints(folder)) if is_complete(path)), None)
+    """The newest checkpoint that is whole; those that are not are named in the log."""
+    for checkpoint in reversed(checkpoints(folder)):
+        found = damage(checkpoint)
+        if found is None:
+            return checkpoint
+        log.warning("%s is left out: %s", checkpoint, found)
+    return None
 
 
-class MarkComplete(TrainerCallback):
-    """Marks a checkpoint when all of it is written and all of its weights are finite."""
+def clear_unfinished(folder: Path) -> None:
+    """Remove what a run left that was killed while it saved."""
+    if (work := unfinished(folder)).exists():
+        left = sorted(path.name for path in work.iterdir()) or ["nothing"]
+        log.warning("a checkpoint was not finished (%s): removed", ", ".join(left))
+        shutil.rmtree(work)
 
-    def on_save(self, args, state, control, model=None, **kwargs):
-        if not state.is_world_process_zero:
-            return
-        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if all(torch.isfinite(parameter).all() for parameter in model.parameters()):
-            files = [path for path in checkpoint.iterdir() if path.name != MARK]
-            sizes = {path.name: path.stat().st_size for path in files}
-            write_text(checkpoint / MARK, json.dumps(sizes))
+
+def remove_old(folder: Path, limit: int | None) -> None:
+    """Keep the newest `limit` checkpoints; None keeps all."""
+    if limit:
+        for checkpoint in checkpoints(folder)[:-limit]:
+            # Its list of files goes first: what is left of it by a kill is no checkpoint.
+            (checkpoint / HASHES).unlink(missing_ok=True)
+            shutil.rmtree(checkpoint)

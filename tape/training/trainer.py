@@ -1,29 +1,24 @@
-"""The library's Trainer, which here stops at a loss that is not a number and says where it is."""
+"""The library's Trainer with checkpoints that are whole, and with a guard before every step."""
 
 from __future__ import annotations
 
-import json
-import resource
-import sys
-import time
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
+from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
-from tape.files import write_text
-from tape.training.runs import MarkComplete, last_complete
-
-
-class NonFiniteLoss(RuntimeError):
-    """The loss became infinite or not a number."""
+from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
+from tape.training.progress import Console, MetricsFile
+from tape.training.runs import clear_unfinished, remove_old, seal, unfinished
 
 
 class LanguageModelTrainer(Trainer):
-    """Trainer for blocks of tokens: its loss is checked at every step, before it is applied, and
-    its log goes to the console and to metrics.jsonl."""
+    """Trainer for blocks of `length` tokens that come in the order of training."""
 
     def __init__(self, *args, length: int, **kwargs):
         super().__init__(*args, **kwargs)
@@ -32,20 +27,56 @@ class LanguageModelTrainer(Trainer):
         # The console first: it adds the speed to what the file records.
         self.add_callback(Console(self.args.train_batch_size * length * self.args.world_size))
         self.add_callback(MetricsFile())
-        self.add_callback(MarkComplete())
-        self.add_callback(OwnCadence())
+        self.continued = Continued(self)
+        self.add_callback(self.continued)
+        self.guard = Guard()
+        self.add_callback(self.guard)
+
+    def train(self, *args, **kwargs) -> Any:
+        if self.is_world_process_zero():
+            clear_unfinished(Path(self.args.output_dir))
+        with self.guard.listening():
+            return super().train(*args, **kwargs)
 
     def training_step(self, *args, **kwargs) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
-        if not torch.isfinite(loss):
-            good = last_complete(Path(self.args.output_dir))
-            raise NonFiniteLoss(
-                f"the loss is {loss.item()} at step {self.state.global_step + 1}, with learning "
-                f"rate {self._get_learning_rate():.3g}; the step was not applied. Last good "
-                f"checkpoint: {good or 'none yet'}. Try a lower trainer.learning_rate, a longer "
-                f"trainer.warmup_steps, or bf16 in place of fp16."
-            )
+        self.guard.losses.append(loss.detach())
         return loss
+
+    def get_train_dataloader(self) -> DataLoader:
+        loader = super().get_train_dataloader()
+        loader.worker_init_fn = ignore_sigterm
+        return loader
+
+    def _get_output_dir(self, trial: Any) -> str:
+        # Where the library writes checkpoints; they get their place when they are whole.
+        return str(unfinished(Path(self.args.output_dir)))
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        folder, step = Path(self.args.output_dir), self.state.global_step
+        work, target = unfinished(folder) / f"checkpoint-{step}", folder / f"checkpoint-{step}"
+        if not self._weights_are_finite(model):
+            raise NonFiniteLoss(f"weights are not finite after step {step}: not saved")
+        self.continued.record()
+        try:
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()  # each process writes a part
+            if self.is_world_process_zero():
+                seal(work, target)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            shutil.rmtree(unfinished(folder), ignore_errors=True)
+            raise OSError(
+                f"{target} could not be written ({error}); earlier checkpoints are as they were"
+            ) from error
+        if self.is_world_process_zero():
+            unfinished(folder).rmdir()
+            remove_old(folder, self.args.save_total_limit)
+        self.accelerator.wait_for_everyone()
+
+    def _weights_are_finite(self, model: torch.nn.Module) -> bool:
+        shards = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+        finite = all(bool(torch.isfinite(shard).all()) for shard in shards)
+        return bool(self.accelerator.gather(torch.tensor([finite], device=self.args.device)).all())
 
     def save_final(self) -> None:
         """Put the model and its tokenizer into the run's folder, each file whole or not at all."""
@@ -59,99 +90,23 @@ class LanguageModelTrainer(Trainer):
             work.rmdir()
 
 
-class OwnCadence(TrainerCallback):
-    """A continued run logs, evaluates and saves as often as it is told now, not as it once was."""
+class Continued(TrainerCallback):
+    """What the library leaves out when it continues a run: its cadence is the one that is asked for
+    now, and the losses since the last log entry before the checkpoint count in the next one."""
+
+    KEY = "losses_to_log"
+
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+
+    def record(self) -> None:
+        total = self.trainer.accelerator.gather(self.trainer._tr_loss).mean().item()
+        since = self.trainer._globalstep_last_logged
+        self.trainer.state.stateful_callbacks[self.KEY] = {"total": total, "since": since}
 
     def on_train_begin(self, args, state, control, **kwargs):
         state.compute_steps(args, state.max_steps)
-
-
-class MetricsFile(TrainerCallback):
-    """One JSON object per line and log event in metrics.jsonl. A continued run drops the lines of
-    the steps that it repeats."""
-
-    FILE = "metrics.jsonl"
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        path = Path(args.output_dir) / self.FILE
-        if state.is_world_process_zero and path.exists():
-            kept = [row for row in read_metrics(path) if row["step"] <= state.global_step]
-            write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.is_world_process_zero:
-            with (Path(args.output_dir) / self.FILE).open("a") as file:
-                file.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a last line that a killed run left half-written is left out."""
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
-
-
-def peak_memory() -> int:
-    """Bytes: of the device, else the largest resident size of this process so far."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-class Console(TrainerCallback):
-    """A line per log event with tokens per second and the time left, and a bar on a terminal."""
-
-    def __init__(self, tokens_per_pass: int):
-        self.tokens_per_pass = tokens_per_pass
-        self.seconds = 0.0  # of training steps alone, without evaluation and saving
-        self.steps = self.steps_since_log = 0
-        self.seconds_since_log = 0.0
-        self.bar: tqdm | None = None
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        if state.is_world_process_zero:
-            self.bar = tqdm(
-                total=state.max_steps, initial=state.global_step, unit="step", disable=None
-            )
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.began = time.perf_counter()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        elapsed = time.perf_counter() - self.began
-        self.seconds, self.steps = self.seconds + elapsed, self.steps + 1
-        self.seconds_since_log += elapsed
-        self.steps_since_log += 1
-        if self.bar is not None:
-            self.bar.update(1)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        logs = logs if logs is not None else {}
-        if "loss" in logs and self.steps_since_log:
-            tokens = self.tokens_per_pass * args.gradient_accumulation_steps
-            pace = self.seconds_since_log / self.steps_since_log
-            logs["tokens_per_second"] = round(tokens / pace, 1)
-            logs["peak_memory_gib"] = round(peak_memory() / 2**30, 3)
-            self.seconds_since_log, self.steps_since_log = 0.0, 0
-            left = int((state.max_steps - state.global_step) * self.seconds / self.steps)
-            self._say(
-                state,
-                f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  "
-                f"{logs['tokens_per_second']:,.0f} tokens/s  "
-                f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left",
-            )
-        elif "eval_loss" in logs:
-            self._say(state, f"validation loss {logs['eval_loss']:.4f}")
-
-    def on_train_end(self, args, state, control, **kwargs):
-        if self.bar is not None:
-            self.bar.close()
-
-    def _say(self, state, line: str) -> None:
-        if state.is_world_process_zero:
-            tqdm.write(f"step {state.global_step}/{state.max_steps}  {line}")
+        if self.KEY in state.stateful_callbacks:
+            left = state.stateful_callbacks[self.KEY]
+            self.trainer._tr_loss += left["total"]
+            self.trainer._globalstep_last_logged = left["since"]

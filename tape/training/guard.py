@@ -1,0 +1,79 @@
+"""Asked before every step is applied: is the loss a number, and was the run told to stop?"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+STOPPED = 75  # the exit status of a run that saved and can go on: "try again later" in sysexits.h
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss became infinite or not a number."""
+
+
+class Stopped(Exception):
+    """The run was told to stop and has saved: the same command continues it."""
+
+
+class Guard(TrainerCallback):
+    """Ends a run whose loss is not finite before the step is applied, and a run that gets SIGTERM
+    (from SLURM, before its time is up) after the step, with a checkpoint.
+
+    All processes of a run agree on both once a step, so that none waits for one that has left.
+
+    Attributes:
+        stopped: whether the run was told to stop, and did.
+    """
+
+    def __init__(self):
+        self.losses: list[Tensor] = []  # of the current step's batches
+        self.told = self.stopped = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take note of SIGTERM inside this context instead of dying of it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, self._note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _note(self, number, frame) -> None:
+        self.told = True
+
+    def on_pre_optimizer_step(self, args, state, control, lr_scheduler=None, **kwargs):
+        losses = torch.stack(self.losses)
+        self.losses.clear()
+        broken = ~torch.isfinite(losses).all()
+        answers = torch.stack((broken, torch.tensor(self.told, device=broken.device))).int()
+        if args.world_size > 1:
+            torch.distributed.all_reduce(answers, torch.distributed.ReduceOp.MAX)
+        not_finite, self.stopped = map(bool, answers.tolist())
+        if not_finite:
+            raise NonFiniteLoss(
+                f"the loss is {losses.tolist()} at step {state.global_step + 1}, with learning "
+                f"rate {lr_scheduler.get_last_lr()[0]:.3g}; the step was not applied. The "
+                f"checkpoints before it are good. Try a lower trainer.learning_rate, a longer "
+                f"trainer.warmup_steps, or bf16 in place of fp16."
+            )
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.stopped:
+            # Every second counts now: the validation of this step is left out.
+            control.should_evaluate = False
+            control.should_log = control.should_save = control.should_training_stop = True
+
+
+def ignore_sigterm(worker_id: int) -> None:
+    """For data-loader workers: a cluster's signal reaches them too, and the run still needs them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

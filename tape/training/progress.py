@@ -1,0 +1,112 @@
+"""What a run says while it trains: lines on the console, rows in metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import TrainerCallback
+
+from tape.files import write_text
+
+
+class MetricsFile(TrainerCallback):
+    """One JSON object per line and log event in metrics.jsonl. A continued run drops the lines of
+    the steps that it repeats."""
+
+    FILE = "metrics.jsonl"
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        path = Path(args.output_dir) / self.FILE
+        if state.is_world_process_zero and path.exists():
+            kept = [row for row in read_metrics(path) if row["step"] <= state.global_step]
+            write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        logs = logs or {}
+        if (
+            "train_loss" in logs
+        ):  # the library's summary, which is of the steps since the last start
+            logs = {"total_flos": logs["total_flos"]}
+        if state.is_world_process_zero:
+            with (Path(args.output_dir) / self.FILE).open("a") as file:
+                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a last line that a killed run left half-written is left out."""
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def peak_memory() -> int:
+    """Bytes: of the device, else the largest resident size of this process so far."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Console(TrainerCallback):
+    """A line per log event with tokens per second and the time left, and a bar on a terminal."""
+
+    def __init__(self, tokens_per_pass: int):
+        self.tokens_per_pass = tokens_per_pass
+        self.seconds = 0.0  # of training steps alone, without evaluation and saving
+        self.steps = self.steps_since_log = 0
+        self.seconds_since_log = 0.0
+        self.bar: tqdm | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            self.bar = tqdm(
+                total=state.max_steps, initial=state.global_step, unit="step", disable=None
+            )
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.began = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        elapsed = time.perf_counter() - self.began
+        self.seconds, self.steps = self.seconds + elapsed, self.steps + 1
+        self.seconds_since_log += elapsed
+        self.steps_since_log += 1
+        if self.bar is not None:
+            self.bar.update(1)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        logs = logs if logs is not None else {}
+        if "loss" in logs and self.steps_since_log:
+            tokens = self.tokens_per_pass * args.gradient_accumulation_steps
+            pace = self.seconds_since_log / self.steps_since_log
+            logs["tokens_per_second"] = round(tokens / pace, 1)
+            logs["peak_memory_gib"] = round(peak_memory() / 2**30, 3)
+            self.seconds_since_log, self.steps_since_log = 0.0, 0
+            left = int((state.max_steps - state.global_step) * self.seconds / self.steps)
+            self._say(
+                state,
+                f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  "
+                f"{logs['tokens_per_second']:,.0f} tokens/s  "
+                f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left",
+            )
+        elif "eval_loss" in logs:
+            self._say(state, f"validation loss {logs['eval_loss']:.4f}")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.bar is not None:
+            self.bar.close()
+
+    def _say(self, state, line: str) -> None:
+        if state.is_world_process_zero:
+            tqdm.write(f"step {state.global_step}/{state.max_steps}  {line}")
