@@ -6,6 +6,7 @@ python train.py -m position=tape,rope,alibi seed=0,1,2
 """
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import default_data_collator, set_seed
 
 from tape.data import TokenBlocks, TrainingOrder, load_tokenizer, tokenize_corpus, train_tokenizer
+from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.names import suggestion
 from tape.training.build import build_model, check_training
@@ -114,9 +116,18 @@ def _run(cfg: DictConfig) -> str:
     trainer.save_final()
     if not main:
         return ""
-    trained = trainer.accelerator.unwrap_model(trainer.model)
+    saved = TapeForCausalLM.from_pretrained(
+        folder, attn_implementation=model.config._attn_implementation
+    )
+    del trainer, model  # the report is on what was saved
     report = write_report(
-        folder, trained, tokenizer, streams["validation"], cfg.length, cfg.report.tokens, cfg.seed
+        folder,
+        saved.to(arguments.device),
+        tokenizer,
+        streams["validation"],
+        cfg.length,
+        cfg.report.tokens,
+        cfg.seed,
     )
     print(report)
     log.info("model, tokenizer and report are in %s", folder)
@@ -142,7 +153,9 @@ def main(cfg: DictConfig) -> None:
             raise
         sys.exit(f"error: {error}")
     except Stopped as stop:
-        log.warning("%s: the same command continues", stop)
+        log.info("%s: the same command continues", stop)
+        if status := os.environ.get("TAPE_STATUS"):  # torchrun exits with a status of its own
+            write_text(Path(status), str(STOPPED))
         sys.exit(STOPPED)
     except KeyboardInterrupt:
         log.info("interrupted: the same command continues from the last checkpoint")

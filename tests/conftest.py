@@ -1,5 +1,6 @@
-"""Tiny models of every encoding, with all of its weights perturbed."""
+"""Tiny models of every encoding, with all of its weights perturbed, and tiny runs."""
 
+import json
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -7,7 +8,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 
+import train
 from tape import TapeConfig, TapeForCausalLM
 
 torch.set_num_threads(1)  # tests run side by side, on matrices too small to share
@@ -90,3 +93,46 @@ def make_model(position="tape", *, kernel="sdpa", seed=0, dtype=torch.float32, *
 def random_tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(VOCABULARY, (batch, length), generator=generator)
+
+
+def composed(*overrides):
+    with initialize_config_dir(version_base=None, config_dir=str(train.CONFIG)):
+        return compose("train", overrides=list(overrides))
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A small corpus in which there is something to learn."""
+    path = tmp_path_factory.mktemp("text") / "corpus.jsonl"
+    rows = [f"line {n} of a text: " + f"{n % 7} sheep and {n % 5} goats. " * 12 for n in range(400)]
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def start(text, cache, tmp_path):
+    """Run the quick experiment on the small corpus with further overrides."""
+
+    def start(*overrides, folder=tmp_path / "run"):
+        cfg = composed(
+            "experiment=quick",
+            "data=text",
+            f"data.files={text}",
+            f"cache_dir={cache}",
+            f"output_dir={folder}",
+            "vocab_size=300",
+            "trainer.max_steps=8",
+            "trainer.save_steps=4",
+            "trainer.eval_steps=4",
+            "trainer.logging_steps=2",
+            *overrides,
+        )
+        train.run(cfg)
+        return folder
+
+    return start

@@ -12,7 +12,7 @@ from pathlib import Path
 import hydra
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from conftest import composed
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainingArguments
 
@@ -28,51 +28,8 @@ ROOT = Path(train.__file__).parent
 CONFIG = ROOT / "config"
 
 
-def composed(*overrides):
-    with initialize_config_dir(version_base=None, config_dir=str(CONFIG)):
-        return compose("train", overrides=list(overrides))
-
-
 def choices(group):
     return sorted(path.stem for path in (CONFIG / group).glob("*.yaml"))
-
-
-@pytest.fixture(scope="session")
-def text(tmp_path_factory):
-    """A small corpus in which there is something to learn."""
-    path = tmp_path_factory.mktemp("text") / "corpus.jsonl"
-    rows = [f"line {n} of a text: " + f"{n % 7} sheep and {n % 5} goats. " * 12 for n in range(400)]
-    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    return path
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def start(text, cache, tmp_path):
-    """Run the quick experiment on the small corpus with further overrides."""
-
-    def start(*overrides, folder=tmp_path / "run"):
-        cfg = composed(
-            "experiment=quick",
-            "data=text",
-            f"data.files={text}",
-            f"cache_dir={cache}",
-            f"output_dir={folder}",
-            "vocab_size=300",
-            "trainer.max_steps=8",
-            "trainer.save_steps=4",
-            "trainer.eval_steps=4",
-            "trainer.logging_steps=2",
-            *overrides,
-        )
-        train.run(cfg)
-        return folder
-
-    return start
 
 
 @pytest.mark.parametrize("position", choices("position"))

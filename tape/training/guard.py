@@ -75,5 +75,5 @@ class Guard(TrainerCallback):
 
 
 def ignore_sigterm(worker_id: int) -> None:
-    """For data-loader workers: a cluster's signal reaches them too, and the run still needs them."""
+    """For data-loader workers: a cluster's signal reaches them too, but the run needs them."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

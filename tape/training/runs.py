@@ -32,7 +32,7 @@ MAY_CHANGE = (
     r"trainer\.(max_steps|disable_tqdm|report_to|run_name)",
     r"trainer\.(logging|eval|save)_.*",
     r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
-    r"trainer\.(fsdp|deepspeed|ddp)_?.*",
+    r"trainer\.ddp_.*",
 )
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -31,6 +33,20 @@ class LanguageModelTrainer(Trainer):
         self.add_callback(self.continued)
         self.guard = Guard()
         self.add_callback(self.guard)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if self.args.fsdp_plugin_args is not None and not self.is_fsdp_enabled:
+            if self.args.world_size == 1:
+                raise ValueError(
+                    "trainer.fsdp=true with one process has nothing to shard over; start several "
+                    "(NGPUS=2 bash script/train.sh launcher=fsdp2), or take launcher=local"
+                )
+            # On CPUs accelerate leaves FSDP out without a word, though it works there.
+            state = self.accelerator.state
+            state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            self.is_fsdp_enabled = True
 
     def train(self, *args, **kwargs) -> Any:
         if self.is_world_process_zero():

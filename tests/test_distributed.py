@@ -1,0 +1,67 @@
+"""Several processes on CPUs (gloo) give the numbers of one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_training import assert_same_weights, checkpoint_names, losses, weights
+from transformers import AutoModelForCausalLM
+
+from tape.training.progress import read_metrics
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = ["position=tape", "trainer.logging_steps=1", "+trainer.use_cpu=true"]
+
+
+@pytest.fixture
+def start_two(text, cache, tmp_path):
+    """The quick experiment on the small corpus, in two processes with half of the batch each."""
+
+    def start(*overrides):
+        settings = [
+            *("experiment=quick", "data=text", f"data.files={text}", f"cache_dir={cache}"),
+            *(f"output_dir={tmp_path / 'two'}", "vocab_size=300", "trainer.max_steps=8"),
+            *("trainer.save_steps=4", "trainer.eval_steps=4"),
+            *("trainer.per_device_train_batch_size=2", *SETTINGS, *overrides),
+        ]
+        outcome = subprocess.run(
+            ["bash", "script/train.sh", *settings],
+            cwd=ROOT,
+            env={**os.environ, "NGPUS": "2", "TYPE": "tape", "VIRTUAL_ENV": sys.prefix},
+            capture_output=True,
+            text=True,
+        )
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+        assert outcome.stdout.count("step 8/8  loss") == 1  # one process speaks
+        return tmp_path / "two"
+
+    return start
+
+
+@pytest.mark.parametrize("launcher", ["ddp", "fsdp2"])
+def test_two_processes_equal_one(start, start_two, tmp_path, launcher):
+    one = start(*SETTINGS, folder=tmp_path / "one")
+    two = start_two(f"launcher={launcher}")
+    for (step, expected), (other_step, loss) in zip(losses(one), losses(two), strict=True):
+        assert step == other_step and loss == pytest.approx(expected, abs=1e-5)
+    assert checkpoint_names(two) == ["checkpoint-4", "checkpoint-8"]
+
+    # The checkpoint of the two loads on one process, with the logits that the two had.
+    assert_same_weights(weights(two), weights(two / "checkpoint-8"))
+    tokens = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(0))
+    models = [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (one, two)]
+    logits = [model(tokens).logits for model in models]
+    torch.testing.assert_close(logits[0], logits[1], atol=2e-4, rtol=0)
+    evaluations = [
+        [row["eval_loss"] for row in read_metrics(folder / "metrics.jsonl") if "eval_loss" in row]
+        for folder in (one, two)
+    ]
+    assert evaluations[0] == pytest.approx(evaluations[1], abs=1e-5)
+
+
+def test_sharding_over_one_process_is_refused(start):
+    with pytest.raises(ValueError, match=r"fsdp=true with one process .* launcher=local"):
+        start("launcher=fsdp2", "+trainer.use_cpu=true")
