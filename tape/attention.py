@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils import is_flash_attn_2_available
 
+from tape.blockwise import causal_attention, pays
 from tape.names import suggestion
 from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.base import masked
@@ -90,8 +91,11 @@ def sdpa(
     payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
     if dropout:  # drawn inside the kernel: one call, or the averages would drop different tokens
         attended = attend(torch.cat((v, payload), dim=-1))
-        return *attended.split((v.shape[-1], payload.shape[-1]), dim=-1), None
-    return attend(v), attend(payload), None
+    elif is_causal and k.shape[2] == T and pays(q):
+        attended = causal_attention(q, k, torch.cat((v, payload), dim=-1), scaling)
+    else:
+        return attend(v), attend(payload), None
+    return *attended.split((v.shape[-1], payload.shape[-1]), dim=-1), None
 
 
 KERNELS: dict[str, Callable[..., Attended]] = {"eager": eager, "sdpa": sdpa}

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tape.names import suggestion
@@ -36,8 +38,41 @@ def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
 
 def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Pairs (x_f, x_{f+F}) of the last axis times (cosine + i sine) as complex numbers."""
+    if x.requires_grad and not is_compiling():
+        return _Turn.apply(x, cosine, sine)
     real, imaginary = x.chunk(2, dim=-1)
     return torch.cat((real * cosine - imaginary * sine, imaginary * cosine + real * sine), dim=-1)
+
+
+class _Turn(torch.autograd.Function):
+    """`turn` for training: half of the passes over memory that its formula takes there. Products
+    are added without rounding in between, so that its last bit may be another."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(x, cosine, sine)
+        return _Turn.product(x, cosine, sine, out=x.new_empty(x.shape))
+
+    @staticmethod
+    def product(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor, sign: int = 1) -> Tensor:
+        """x (cosine + sign i sine)"""
+        real, imaginary = x.chunk(2, dim=-1)
+        out_real, out_imaginary = out.chunk(2, dim=-1)
+        torch.mul(real, cosine, out=out_real).addcmul_(imaginary, sine, value=-sign)
+        torch.mul(imaginary, cosine, out=out_imaginary).addcmul_(real, sine, value=sign)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        x, cosine, sine = ctx.saved_tensors
+        grad_x = _Turn.product(grad, cosine, sine, out=torch.empty_like(x), sign=-1)
+        if not ctx.needs_input_grad[1]:
+            return grad_x, None, None
+        (real, imaginary), (g_real, g_imaginary) = x.chunk(2, dim=-1), grad.chunk(2, dim=-1)
+        grad_cosine = (g_real * real).addcmul_(g_imaginary, imaginary)
+        grad_sine = (g_imaginary * real).addcmul_(g_real, imaginary, value=-1)
+        return grad_x, grad_cosine.sum_to_size(cosine.shape), grad_sine.sum_to_size(sine.shape)
 
 
 class RoPE(PositionEncoding):
