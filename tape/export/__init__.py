@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerBase
 
 from tape.configuration import TapeConfig
 from tape.export import check
@@ -54,7 +55,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
         else:
             write_code(work)
         (work / "README.md").write_text(model_card(source, model, tokenizer, out.name, format))
-        verify(model, work, format)
+        verify(model, tokenizer, work, format)
     return out
 
 
@@ -75,12 +76,18 @@ def write_code(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def verify(model: TapeForCausalLM, folder: Path, format: str) -> None:
+def verify(
+    model: TapeForCausalLM,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: Path,
+    format: str,
+) -> None:
     """Compare the model's logits on random tokens with those of the folder in another process: for
-    the format "tape" in the saved dtype, where they must be equal; for "llama" in float32.
+    the format "tape" in the saved dtype, where they must be equal; for "llama" in float32. Compare
+    the tokens of a text, too.
 
     Raises:
-        ValueError: if the folder does not load there, or its logits differ.
+        ValueError: if the folder does not load there, or anything differs.
     """
     exact = format == "tape"
     dtype = str(model.dtype).removeprefix("torch.") if exact else "float32"
@@ -91,19 +98,21 @@ def verify(model: TapeForCausalLM, folder: Path, format: str) -> None:
     tokens = torch.randint(model.config.vocab_size, (2, length), generator=generator)
     with torch.no_grad():
         expected = model(tokens).logits
-    found = _logits_elsewhere(folder, tokens, dtype)
-    difference = (found.double() - expected.double()).abs().max().item()
+    found = _load_elsewhere(folder, tokens, dtype)
+    if tokenizer is not None and tokenizer(check.TEXT).input_ids != found["ids"][0].tolist():
+        raise ValueError("the exported tokenizer splits text into other tokens than the model's")
+    difference = (found["logits"].double() - expected.double()).abs().max().item()
     allowed = 0.0 if exact else LLAMA_TOLERANCE * expected.abs().max().item()
     if not difference <= allowed:  # also if it is not a number
         raise ValueError(
             f"the exported folder gives other logits than the model: they differ by up to "
-            f"{difference:.3g}, allowed is {allowed:.3g}; nothing was written"
+            f"{difference:.3g}, allowed is {allowed:.3g}"
         )
 
 
-def _logits_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> torch.Tensor:
+def _load_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> dict[str, torch.Tensor]:
     with tempfile.TemporaryDirectory() as scratch:
-        given, answer = Path(scratch, "tokens.safetensors"), Path(scratch, "logits.safetensors")
+        given, answer = Path(scratch, "tokens.safetensors"), Path(scratch, "answer.safetensors")
         save_file({"input_ids": tokens}, given)
         arguments = [str(folder), str(given), str(answer), dtype, str(torch.get_num_threads())]
         process = subprocess.run(
@@ -116,7 +125,7 @@ def _logits_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> torch.T
         if process.returncode:
             reason = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
             raise ValueError(f"the exported folder does not load by itself: {reason[-1]}")
-        return load_file(answer)["logits"]
+        return load_file(answer)
 
 
 def _check_target(source: Source, out: Path) -> None:

@@ -78,7 +78,7 @@ def _loading(name: str, format: str, has_tokenizer: bool) -> str:
     ]
     if has_tokenizer:
         code += [
-            f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
+            f'tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})',
             'inputs = tokenizer("Once upon a time", return_tensors="pt")',
             "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
         ]
@@ -91,9 +91,9 @@ def _loading(name: str, format: str, has_tokenizer: bool) -> str:
         return text
     return text + (
         "\n\n`trust_remote_code=True` runs the Python files of this folder: read them first. They "
-        "are modules of the `tape` package and need torch and transformers only. With that package "
-        "installed, `import tape` and leave the argument out: its code is then used, with the "
-        "argument too. `type(model).__module__` says which: `tape.modeling`, or a name under "
+        "are modules of the `tape` package and need torch and transformers only. After `import "
+        "tape`, the installed package's code is used, with the argument and without it. "
+        "`type(model).__module__` says which code it is: `tape.modeling`, or a name under "
         "`transformers_modules`."
     )
 
@@ -195,7 +195,7 @@ def _versions(source: Source, model: TapeForCausalLM, format: str) -> str:
     return (
         f"## Versions\n\nSaved with transformers {saved['transformers']}; exported with {listed}. "
         f"The export was loaded in a process without the package, and its logits on random tokens "
-        f"were {check}."
+        f"were those of the model: {check}."
     )
 
 

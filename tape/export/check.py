@@ -1,12 +1,17 @@
-"""The logits of an exported folder, from a process that cannot import the package.
+"""What an exported folder gives in a process that cannot import the package: its logits, and the
+token ids of a text.
 
-Run as a script, by path: `check.py FOLDER TOKENS LOGITS DTYPE THREADS`.
+Run as a script, by path: `check.py FOLDER TOKENS ANSWER DTYPE THREADS`.
 """
 
+import os
 import sys
 
 
-def main(folder: str, tokens: str, logits: str, dtype: str, threads: str) -> None:
+TEXT = "Naïve sheep,  3 + 4 = 7.\n\tdef f(x): return x  # ☃"
+
+
+def main(folder: str, tokens: str, answer: str, dtype: str, threads: str) -> None:
     sys.modules["tape"] = None  # importing it fails from here on
     import torch
     import transformers
@@ -18,7 +23,11 @@ def main(folder: str, tokens: str, logits: str, dtype: str, threads: str) -> Non
         folder, dtype=dtype, trust_remote_code=True
     )
     with torch.no_grad():
-        save_file({"logits": model.eval()(**load_file(tokens)).logits}, logits)
+        given = {"logits": model.eval()(**load_file(tokens)).logits}
+    if os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+        given["ids"] = tokenizer(TEXT, return_tensors="pt").input_ids
+    save_file(given, answer)
 
 
 if __name__ == "__main__":
