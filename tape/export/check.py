@@ -7,7 +7,6 @@ Run as a script, by path: `check.py FOLDER TOKENS ANSWER DTYPE THREADS`.
 import os
 import sys
 
-
 TEXT = "Naïve sheep,  3 + 4 = 7.\n\tdef f(x): return x  # ☃"
 
 

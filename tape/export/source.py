@@ -123,10 +123,10 @@ def _other_checkpoints(folder: Path) -> str:
 def _step_of_final(run: Path) -> int | None:
     """The step of the run's last model: that of the checkpoint with the same weights, as the log
     may have gone on since; without such a checkpoint, what the report says."""
-    weights = next(name for name in WEIGHTS if (run / name).is_file())
+    weights = sorted(path.name for path in run.glob("model*.safetensors"))
     for checkpoint in reversed(checkpoints(run)):
-        if (checkpoint / weights).is_file() and filecmp.cmp(
-            run / weights, checkpoint / weights, shallow=False
+        if is_complete(checkpoint) and not any(
+            filecmp.cmpfiles(run, checkpoint, weights, False)[1:]
         ):
             return step_of(checkpoint)
     report = run / "report" / "report.json"
