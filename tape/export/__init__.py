@@ -26,7 +26,7 @@ from tape.files import new_folder
 from tape.modeling import TapeForCausalLM, TapeModel
 
 FORMATS = ("tape", "llama")
-LLAMA_TOLERANCE = 1e-4  # of the largest logit, in float32: two programs round differently
+LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: other kernels may round differently
 
 
 def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:

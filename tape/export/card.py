@@ -91,7 +91,7 @@ def _loading(name: str, format: str, has_tokenizer: bool) -> str:
         return text
     return text + (
         "\n\n`trust_remote_code=True` runs the Python files of this folder: read them first. They "
-        "are modules of the `tape` package and need torch and transformers only. After `import "
+        "are modules of the `tape` package, for torch and transformers. After `import "
         "tape`, the installed package's code is used, with the argument and without it. "
         "`type(model).__module__` says which code it is: `tape.modeling`, or a name under "
         "`transformers_modules`."
@@ -151,17 +151,18 @@ def _training_tokens(source: Source, settings: dict[str, Any]) -> str:
 
 
 def _results(source: Source) -> str:
-    parts = ["## Results", ""]
+    losses = []
     for key, meaning in (
         ("loss", "training loss (nats per token, mean since the line before it in the log)"),
         ("eval_loss", "validation loss (nats per token)"),
     ):
         rows = [row for row in source.metrics() if key in row]
         if rows:
-            parts.append(f"* {meaning} at step {rows[-1]['step']:,}: {rows[-1][key]:.4f}")
+            losses.append(f"* {meaning} at step {rows[-1]['step']:,}: {rows[-1][key]:.4f}\n")
+    head = "## Results\n\n" + "".join(losses) + ("\n" if losses else "")
     report = source.report()
     if report is None:
-        return "\n".join(parts) + "\n\nThere is no report on these weights: perplexity is missing."
+        return head + "There is no report on these weights: perplexity is missing."
     rows = [
         f"| {row['length']} ({row['times']}x) | {row['perplexity']:.2f} | "
         f"{row['bits_per_byte']:.4f} |"
@@ -176,7 +177,7 @@ def _results(source: Source) -> str:
         f"per token; bits per byte are nats per token over ln 2, times tokens per byte (UTF-8) of "
         f"the whole validation text. One run, one seed.",
     ]
-    return "\n".join(parts) + "\n\n" + "\n".join(table)
+    return head + "\n".join(table)
 
 
 def _versions(source: Source, model: TapeForCausalLM, format: str) -> str:
