@@ -68,3 +68,11 @@ class TapeConfig(LlamaConfig):
         for name in {field.name for field in fields(cls)} & kwargs.keys() - {"dtype"}:
             config_dict[name] = kwargs.pop(name)
         return super().from_dict(config_dict, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the library. `auto_map` names the code beside an exported model: it is only saved
+        by that code, which is then copied along."""
+        saved = super().to_dict()
+        if self._auto_class is None:
+            saved.pop("auto_map", None)
+        return saved

@@ -137,7 +137,8 @@ class TapeUpdate(ContextUpdate):
 
 
 class Tape(RoPE):
-    """RoPE with a contextualized state.
+    """RoPE whose state is updated in every layer but the last by what the model reads (Zhu et al.
+    2025, arXiv 2501.00712).
 
     Arguments of the configuration:
         width: I, the width of the update after the MLP; 4 x heads by default.

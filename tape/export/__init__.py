@@ -1,0 +1,139 @@
+"""A trained model as a folder that loads without this package.
+
+python -m tape.export output/adape_c4 --out adape-small
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerBase
+
+from tape.configuration import TapeConfig
+from tape.export import check
+from tape.export.card import model_card
+from tape.export.flatten import flat_modules, flat_name
+from tape.export.llama import require_llama, write_llama_config
+from tape.export.source import CHECKPOINT, Source
+from tape.files import new_folder
+from tape.modeling import TapeForCausalLM, TapeModel
+
+FORMATS = ("tape", "llama")
+LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: other kernels may round differently
+
+
+def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
+    """Write the model in `folder` to the new folder `out`: its weights, tokenizer and card, and for
+    the format "tape" the code that it needs. Nothing is left behind if anything fails.
+
+    Raises:
+        ValueError: if there is no complete model, `out` is taken, the format cannot express the
+            encoding, or the export, loaded in a process without this package, gives other logits.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"format={format!r}; allowed: {', '.join(FORMATS)}")
+    out = Path(out).absolute()
+    source = Source.open(Path(folder))
+    _check_target(source, out)
+    model, tokenizer = source.load()
+    if format == "llama":
+        require_llama(model)
+    with new_folder(out) as work:
+        model.config.use_cache = True  # training turned it off
+        model.save_pretrained(work)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(work)
+        if format == "llama":
+            write_llama_config(model, work)
+        else:
+            write_code(work)
+        (work / "README.md").write_text(model_card(source, model, tokenizer, out.name, format))
+        verify(model, tokenizer, work, format)
+    return out
+
+
+def write_code(folder: Path) -> None:
+    """Put the modules of the model beside its weights, and their names into its config.json."""
+    modules = [cls.__module__ for cls in (TapeConfig, TapeForCausalLM)]
+    for name, text in flat_modules(*modules).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    classes = {
+        "AutoConfig": TapeConfig,
+        "AutoModel": TapeModel,
+        "AutoModelForCausalLM": TapeForCausalLM,
+    }
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {
+        auto: f"{flat_name(cls.__module__)}.{cls.__name__}" for auto, cls in classes.items()
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def verify(
+    model: TapeForCausalLM,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: Path,
+    format: str,
+) -> None:
+    """Compare the model's logits on random tokens with those of the folder in another process: for
+    the format "tape" in the saved dtype, where they must be equal; for "llama" in float32. Compare
+    the tokens of a text, too.
+
+    Raises:
+        ValueError: if the folder does not load there, or anything differs.
+    """
+    exact = format == "tape"
+    dtype = str(model.dtype).removeprefix("torch.") if exact else "float32"
+    model.to(getattr(torch, dtype))
+    length = min(256, model.config.max_position_embeddings)
+    length = min(length, getattr(model.model.position.sampler, "eval_length", length))
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(model.config.vocab_size, (2, length), generator=generator)
+    with torch.no_grad():
+        expected = model(tokens).logits
+    found = _load_elsewhere(folder, tokens, dtype)
+    if tokenizer is not None and tokenizer(check.TEXT).input_ids != found["ids"][0].tolist():
+        raise ValueError("the exported tokenizer splits text into other tokens than the model's")
+    difference = (found["logits"].double() - expected.double()).abs().max().item()
+    allowed = 0.0 if exact else LLAMA_TOLERANCE * expected.abs().max().item()
+    if not difference <= allowed:  # also if it is not a number
+        raise ValueError(
+            f"the exported folder gives other logits than the model: they differ by up to "
+            f"{difference:.3g}, allowed is {allowed:.3g}"
+        )
+
+
+def _load_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> dict[str, torch.Tensor]:
+    with tempfile.TemporaryDirectory() as scratch:
+        given, answer = Path(scratch, "tokens.safetensors"), Path(scratch, "answer.safetensors")
+        save_file({"input_ids": tokens}, given)
+        arguments = [str(folder), str(given), str(answer), dtype, str(torch.get_num_threads())]
+        process = subprocess.run(
+            [sys.executable, "-P", check.__file__, *arguments],
+            cwd=scratch,
+            env=os.environ | {"HF_MODULES_CACHE": scratch, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+        )
+        if process.returncode:
+            reason = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
+            raise ValueError(f"the exported folder does not load by itself: {reason[-1]}")
+        return load_file(answer)
+
+
+def _check_target(source: Source, out: Path) -> None:
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} is there already; choose another --out, or remove it")
+    places = [out.resolve(), *out.resolve().parents]
+    if source.run in places[1:] and any(CHECKPOINT.fullmatch(path.name) for path in places):
+        raise ValueError(
+            f"{out} lies in or looks like a checkpoint, which the run will delete in time; "
+            f"choose another --out"
+        )

@@ -1,0 +1,37 @@
+"""python -m tape.export FOLDER --out DIR [--format tape|llama]"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import transformers
+from safetensors import SafetensorError
+
+from tape.export import FORMATS, export
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tape.export",
+        description="Write a trained model as a folder that loads without this package.",
+    )
+    parser.add_argument("folder", type=Path, help="a run, one of its checkpoints, or a saved model")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to make")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="tape",
+        help="tape: any encoding, with its code; llama: a plain Llama, for encodings that are one "
+        "(default: tape)",
+    )
+    arguments = parser.parse_args()
+    transformers.logging.disable_progress_bar()
+    try:
+        out = export(arguments.folder, arguments.out, arguments.format)
+    except (ValueError, TypeError, OSError, SafetensorError) as error:
+        sys.exit(f"error: {error}")
+    print(f"{out}: complete, and its logits are the model's")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""The model card: README.md beside an exported model, made of what is recorded and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib import metadata
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from transformers import PreTrainedTokenizerBase
+
+from tape.export.source import Source
+from tape.modeling import TapeForCausalLM
+from tape.positions import ENCODINGS
+from tape.positions.tape import Tape
+
+# Of a run's settings: where it lay on that machine, and what must not be told.
+PRIVATE = re.compile(r"(.*_)?(dir|debug|token|password|secret|key)")
+FILES = ("files", "validation")  # of `data`: the user's own
+LOCAL_PATH = re.compile(r"(file:|/|~|\.\.?[/\\]|\\|[A-Za-z]:[/\\])")
+
+CITATION = """\
+```bibtex
+@inproceedings{zhu2025rethinking,
+  title = {Rethinking Addressing in Language Models via Contextualized Equivariant Positional
+           Encoding},
+  author = {Zhu, Jiajun and Wang, Peihao and Cai, Ruisi and Lee, Jason D. and Li, Pan and
+            Wang, Zhangyang},
+  booktitle = {Proceedings of the 42nd International Conference on Machine Learning},
+  year = {2025},
+  eprint = {2501.00712},
+  archivePrefix = {arXiv},
+}
+```"""
+
+
+def model_card(
+    source: Source,
+    model: TapeForCausalLM,
+    tokenizer: PreTrainedTokenizerBase | None,
+    name: str,
+    format: str,
+) -> str:
+    """The card of a model that is exported under this name in this format."""
+    encoding = model.config.position["name"]
+    head = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["positional-encoding", encoding],
+    }
+    summary = (
+        f"A decoder with {model.num_parameters():,} parameters whose positional encoding is "
+        f"`{encoding}`"
+    )
+    sections = [
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}# license: not stated; add your own\n---",
+        f"# {name}",
+        summary + (", written as a plain Llama." if format == "llama" else "."),
+        _loading(name, format, tokenizer is not None),
+        _encoding(model),
+        _training(source),
+        _results(source),
+        _versions(source, model, format),
+        _citation(encoding),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _loading(name: str, format: str, has_tokenizer: bool) -> str:
+    trust = "" if format == "llama" else ", trust_remote_code=True"
+    code = [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'model = AutoModelForCausalLM.from_pretrained("{name}"{trust})',
+    ]
+    if has_tokenizer:
+        code += [
+            f'tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})',
+            'inputs = tokenizer("Once upon a time", return_tensors="pt")',
+            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
+        ]
+    else:
+        code[0] = "from transformers import AutoModelForCausalLM"
+    text = "## Loading\n\n```python\n" + "\n".join(code) + "\n```"
+    if not has_tokenizer:
+        text += "\n\nNo tokenizer was saved with the model."
+    if format == "llama":
+        return text
+    return text + (
+        "\n\n`trust_remote_code=True` runs the Python files of this folder: read them first. They "
+        "are modules of the `tape` package, for torch and transformers. After `import "
+        "tape`, the installed package's code is used, with the argument and without it. "
+        "`type(model).__module__` says which code it is: `tape.modeling`, or a name under "
+        "`transformers_modules`."
+    )
+
+
+def _encoding(model: TapeForCausalLM) -> str:
+    config = model.config
+    cls = ENCODINGS[config.position["name"]]
+    definition = inspect.getdoc(cls).split("\n\n")[0]
+    arguments = dict(config.position)
+    if hasattr(model.model.position, "inv_freq"):
+        arguments["rope_parameters"] = dict(config.rope_parameters)
+    shape = {
+        "layers": config.num_hidden_layers,
+        "hidden size": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "key/value heads": config.num_key_value_heads,
+        "vocabulary": config.vocab_size,
+        "trained with sequences of": f"{config.max_position_embeddings:,} tokens",
+    }
+    shown = ", ".join(f"{key} {value}" for key, value in shape.items())
+    return f"## Model\n\n{definition}\n\n{_yaml(arguments)}\n\n{shown[0].upper()}{shown[1:]}."
+
+
+def _training(source: Source) -> str:
+    settings = source.settings()
+    if settings is None:
+        return "## Training\n\nNot recorded: the model was not exported from a run's folder."
+    step = "an unknown number of" if source.step is None else f"{source.step:,}"
+    return (
+        f"## Training\n\n{step[0].upper()}{step[1:]} steps; {_training_tokens(source, settings)}. "
+        f"The run's settings, without places on its machine:\n\n{_yaml(shareable(settings))}"
+    )
+
+
+def _training_tokens(source: Source, settings: dict[str, Any]) -> str:
+    """Tokens seen up to these weights, in words. How many processes shared the work follows from
+    the sequences per second that the run ended with; until then it is not recorded."""
+    trainer, length = settings["trainer"], settings["length"]
+    batch = trainer.get("per_device_train_batch_size", 8)
+    batch *= trainer.get("gradient_accumulation_steps", 1)
+    if source.step is None:
+        return f"{batch} sequences of {length} tokens per step and process"
+    for row in source.metrics():
+        if row["step"] == source.step and "train_samples_per_second" in row:
+            sequences = row["train_samples_per_second"] * row["train_runtime"]
+            processes = sequences / (source.step * batch)
+            if round(processes) and abs(processes - round(processes)) < 0.02 * processes:
+                count = round(processes) * batch
+                tokens = count * source.step * length
+                return f"{tokens:,} tokens ({count} sequences of {length} per step)"
+    return (
+        f"{batch * source.step * length:,} tokens ({batch} sequences of {length} per step) on each "
+        f"process; the number of processes is not recorded"
+    )
+
+
+def _results(source: Source) -> str:
+    losses = []
+    for key, meaning in (
+        ("loss", "training loss (nats per token, mean since the line before it in the log)"),
+        ("eval_loss", "validation loss (nats per token)"),
+    ):
+        rows = [row for row in source.metrics() if key in row]
+        if rows:
+            losses.append(f"* {meaning} at step {rows[-1]['step']:,}: {rows[-1][key]:.4f}\n")
+    head = "## Results\n\n" + "".join(losses) + ("\n" if losses else "")
+    report = source.report()
+    if report is None:
+        return head + "There is no report on these weights: perplexity is missing."
+    rows = [
+        f"| {row['length']} ({row['times']}x) | {row['perplexity']:.2f} | "
+        f"{row['bits_per_byte']:.4f} |"
+        for row in report["perplexity"]
+    ]
+    table = ["| window (tokens) | validation perplexity | bits per byte |", "|---|---|---|", *rows]
+    table += [
+        "",
+        f"Measured by `train.py` at the end of the run, with attention {report['attention']}, on "
+        f"{report['scored_tokens']:,} tokens of its validation text, the same for every window: of "
+        f"each window the last half training length is scored. Perplexity is exp of the mean nats "
+        f"per token; bits per byte are nats per token over ln 2, times tokens per byte (UTF-8) of "
+        f"the whole validation text. One run, one seed.",
+    ]
+    return head + "\n".join(table)
+
+
+def _versions(source: Source, model: TapeForCausalLM, format: str) -> str:
+    saved = {"transformers": model.config.transformers_version}
+    now = {
+        "tape": package_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    listed = ", ".join(f"{key} {value}" for key, value in now.items())
+    check = (
+        "equal, bit by bit, in the saved dtype"
+        if format == "tape"
+        else "equal up to rounding, in float32"
+    )
+    return (
+        f"## Versions\n\nSaved with transformers {saved['transformers']}; exported with {listed}. "
+        f"The export was loaded in a process without the package, and its logits on random tokens "
+        f"were those of the model: {check}."
+    )
+
+
+def _citation(encoding: str) -> str:
+    if issubclass(ENCODINGS[encoding], Tape):
+        return f"## Citation\n\n{CITATION}"
+    return "## Citation\n\nThe source of the encoding is named under Model."
+
+
+def package_version() -> str:
+    try:
+        return metadata.version("tape")
+    except metadata.PackageNotFoundError:
+        return "(from a checkout)"
+
+
+def shareable(settings: Any, key: str = "") -> Any:
+    """A run's settings without places, secrets and the folders that files lay in."""
+    if isinstance(settings, dict):
+        return {
+            name: shareable(value, name)
+            for name, value in settings.items()
+            if not PRIVATE.fullmatch(name)
+        }
+    if isinstance(settings, list):
+        return [shareable(value, key) for value in settings]
+    if isinstance(settings, str) and (key in FILES or LOCAL_PATH.match(settings)):
+        return re.split(r"[/\\]", settings.rstrip("/\\"))[-1]
+    return settings
+
+
+def _yaml(settings: dict[str, Any]) -> str:
+    return f"```yaml\n{yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)}```"

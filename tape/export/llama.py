@@ -1,0 +1,54 @@
+"""A plain Llama in place of our decoder, where both are the same function."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+from transformers import LlamaConfig
+
+from tape.modeling import TapeForCausalLM
+from tape.positions import PositionEncoding
+from tape.positions.rotary import RoPE
+
+WHAT_PASSES = (
+    "allowed: rope with any theta and scaling, yarn, and tape with attention=false and "
+    "feed_forward=false, each with the sampler 'index' or 'shift'; or --format tape"
+)
+
+
+def require_llama(model: TapeForCausalLM) -> None:
+    """Raise a ValueError unless a Llama computes the same function from the same tensors."""
+    position, name = model.model.position, model.config.position["name"]
+    if lacking := _what_a_llama_lacks(model, position):
+        raise ValueError(f"--format llama with position {name!r}: {lacking}; {WHAT_PASSES}")
+
+
+def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> str | None:
+    cls = type(position)
+    if not isinstance(position, RoPE):
+        return f"a Llama turns queries and keys, and has no {cls.__name__}"
+    if any(layer.context is not None for layer in model.model.layers):
+        return "a Llama's rotations are the same in every layer, it has no state to update"
+    if cls.state is not RoPE.state or cls.rotate is not RoPE.rotate:
+        return f"a Llama turns queries and keys, and has no more of {cls.__name__}"
+    if cls.biases is not PositionEncoding.biases or cls.embed is not PositionEncoding.embed:
+        return "a Llama adds nothing to scores or embeddings"
+    if position.sampler.draw is not None:
+        return "a Llama counts its positions, and cannot draw them at random"
+    return None
+
+
+def write_llama_config(model: TapeForCausalLM, folder: Path) -> None:
+    """Overwrite config.json by a Llama's. The names of the tensors are a Llama's already."""
+    ours = model.config
+    config = LlamaConfig(**{field.name: getattr(ours, field.name) for field in fields(LlamaConfig)})
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    # Programs from before `rope_parameters` look for these two, and would take defaults.
+    rope = dict(config.rope_parameters)
+    saved = json.loads((folder / "config.json").read_text())
+    saved["rope_theta"] = rope.pop("rope_theta")
+    saved["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    (folder / "config.json").write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n")

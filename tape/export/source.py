@@ -1,0 +1,133 @@
+"""What is exported: a model's folder, and what the run that made it has recorded."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from tape.configuration import TapeConfig
+from tape.modeling import TapeForCausalLM
+from tape.training.runs import (
+    CONFIGURATION,
+    MARK,
+    checkpoints,
+    is_complete,
+    last_complete,
+    step_of,
+)
+from tape.training.trainer import MetricsFile, read_metrics
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+CHECKPOINT = re.compile(r"checkpoint-\d+")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder with one of our models; a run's, one of its checkpoints, or any other.
+
+    Attributes:
+        run: the folder of the run that it belongs to, if there is one.
+        step: training steps that its weights have seen, if that is recorded.
+    """
+
+    folder: Path
+    run: Path | None
+    step: int | None
+
+    @classmethod
+    def open(cls, folder: Path) -> Source:
+        """
+        Raises:
+            ValueError: if there is no folder, no model of ours in it, or an incomplete one.
+        """
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder")
+        folder = folder.resolve()
+        _check_model(folder)
+        is_checkpoint = CHECKPOINT.fullmatch(folder.name) is not None
+        run = folder.parent if is_checkpoint else folder
+        run = run if (run / CONFIGURATION).exists() else None
+        expected = (folder / MARK).exists() or (is_checkpoint and run is not None)
+        if expected and not is_complete(folder):
+            raise ValueError(f"{folder} is an incomplete checkpoint: {_other_checkpoints(folder)}")
+        step = step_of(folder) if is_checkpoint else None
+        if run is not None and not is_checkpoint:
+            step = _step_of_final(run)
+        return cls(folder, run, step)
+
+    def load(self) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]:
+        """The model, in the dtype that it was saved in, and its tokenizer if there is one.
+
+        Raises:
+            ValueError: if the weights are not exactly those of the model in config.json.
+        """
+        model, loaded = TapeForCausalLM.from_pretrained(self.folder, output_loading_info=True)
+        for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if names := sorted(map(str, loaded[problem])):
+                raise ValueError(
+                    f"{self.folder}: the weights are not those of config.json, "
+                    f"{problem.replace('_', ' ')}: {', '.join(names[:5])}"
+                    + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+                )
+        if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
+            raise ValueError(f"{self.folder}: some weights are not finite")
+        if not (self.folder / "tokenizer_config.json").exists():
+            return model.eval(), None
+        return model.eval(), AutoTokenizer.from_pretrained(self.folder)
+
+    def settings(self) -> dict[str, Any] | None:
+        """The configuration of the run."""
+        return None if self.run is None else json.loads((self.run / CONFIGURATION).read_text())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """What the run logged up to the step of these weights."""
+        path = None if self.run is None else self.run / MetricsFile.FILE
+        rows = read_metrics(path) if path is not None and path.exists() else []
+        return [row for row in rows if self.step is None or row["step"] <= self.step]
+
+    def report(self) -> dict[str, Any] | None:
+        """The run's report, if there is one and it is about these weights."""
+        path = None if self.run is None else self.run / "report" / "report.json"
+        if path is None or not path.exists():
+            return None
+        report = json.loads(path.read_text())
+        return report if report.get("steps") == self.step else None
+
+
+def _check_model(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json: {_other_checkpoints(folder)}")
+    family = json.loads((folder / "config.json").read_text()).get("model_type")
+    if family != TapeConfig.model_type:
+        raise ValueError(
+            f"{folder} holds a model of model_type {family!r}; allowed: {TapeConfig.model_type!r}"
+        )
+    if not any((folder / name).is_file() for name in WEIGHTS):
+        raise ValueError(f"{folder} has no {WEIGHTS[0]}: {_other_checkpoints(folder)}")
+
+
+def _other_checkpoints(folder: Path) -> str:
+    """What could be exported in place of this folder."""
+    run = folder.parent if CHECKPOINT.fullmatch(folder.name) else folder
+    newest = last_complete(run)
+    return f"{newest} is complete" if newest else "there is no finished model of ours"
+
+
+def _step_of_final(run: Path) -> int | None:
+    """The step of the run's last model: that of the checkpoint with the same weights, as the log
+    may have gone on since; without such a checkpoint, what the report says."""
+    weights = sorted(path.name for path in run.glob("model*.safetensors"))
+    for checkpoint in reversed(checkpoints(run)):
+        if is_complete(checkpoint) and not any(
+            filecmp.cmpfiles(run, checkpoint, weights, False)[1:]
+        ):
+            return step_of(checkpoint)
+    report = run / "report" / "report.json"
+    return json.loads(report.read_text()).get("steps") if report.exists() else None

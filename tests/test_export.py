@@ -1,0 +1,354 @@
+"""An exported folder is the same model, in a process that has never heard of the package."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import POSITIONS, make_model, random_tokens
+from hydra import compose, initialize_config_dir
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers.dynamic_module_utils import get_imports
+
+import tape
+import train
+from tape import TapeForCausalLM
+from tape.export import __main__ as command
+from tape.export import export, flatten, verify, write_code
+from tape.export.card import model_card, shareable
+from tape.export.llama import require_llama, write_llama_config
+from tape.export.source import Source
+from tape.positions import ENCODINGS
+
+ROOT = Path(train.__file__).parent
+LLAMAS = ("rope", "rope_theta", "rope_linear", "rope_llama3", "yarn", "tape_neither_place")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A real run of eight steps, and its checkpoints."""
+    place = tmp_path_factory.mktemp("export")
+    text = place / "secret-project" / "corpus.jsonl"
+    text.parent.mkdir()
+    rows = [f"line {n}: " + f"{n % 7} sheep and {n % 5} goats. " * 12 for n in range(400)]
+    text.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    with initialize_config_dir(version_base=None, config_dir=str(ROOT / "config")):
+        settings = [
+            "experiment=quick",
+            "name=trial",
+            "data=text",
+            f"data.files={text}",
+            f"cache_dir={place}/cache",
+            f"output_dir={place}/run",
+            "vocab_size=300",
+            "trainer.max_steps=8",
+            "trainer.save_steps=4",
+            "trainer.eval_steps=4",
+            "trainer.logging_steps=2",
+        ]
+        train.run(compose("train", overrides=settings))
+    return place / "run"
+
+
+CHECKS = """
+import sys
+sys.modules["tape"] = None  # importing it fails from here on
+from pathlib import Path
+import torch, transformers
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForCausalLM
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+def load(folder, auto=AutoModelForCausalLM, **changes):
+    model = auto.from_pretrained(folder, trust_remote_code=True, **changes).eval()
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    assert type(model.config).__module__.startswith("transformers_modules."), type(model.config)
+    return model
+
+@torch.no_grad()
+def check(folder):
+    expected = load_file(folder / "expected.safetensors")
+    tokens = expected["tokens"]
+    model = load(folder)
+    yield "logits", model(tokens).logits
+    for name, buffer in model.named_buffers():
+        yield name, buffer
+    if folder.name not in ENCODINGS:
+        return
+    asked = {"max_new_tokens": 6, "do_sample": False}
+    yield "generated", model.generate(tokens[:1, :5], use_cache=True, **asked)
+    yield "generated", model.generate(tokens[:1, :5], use_cache=False, **asked)
+    yield "eager", load(folder, attn_implementation="eager")(tokens).logits
+    yield "bfloat16", load(folder, dtype=torch.bfloat16)(tokens).logits
+    yield "body", load(folder, AutoModel)(tokens).last_hidden_state
+    model.save_pretrained(folder / "again")
+    yield "logits", load(folder / "again")(tokens).logits
+
+ENCODINGS = sys.argv[2:]  # the variants of an encoding differ in their numbers only
+for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
+    expected = load_file(folder / "expected.safetensors")
+    for name, found in check(folder):
+        assert torch.equal(found, expected[name]), (folder.name, name)
+load("someone/from-the-hub")
+print("checked")
+"""
+
+
+@torch.no_grad()
+def expectations(folder):
+    """What the package gives for a saved model, to compare with what its export gives."""
+    tokens = random_tokens(2, 12)
+    model = TapeForCausalLM.from_pretrained(folder).eval()
+    eager = TapeForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    brief = TapeForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    return {
+        "tokens": tokens,
+        "logits": model(tokens).logits,
+        "generated": model.generate(tokens[:1, :5], max_new_tokens=6, do_sample=False),
+        "eager": eager(tokens).logits,
+        "bfloat16": brief(tokens).logits,
+        "body": model.model(tokens).last_hidden_state,
+        **{name: buffer.clone() for name, buffer in model.named_buffers()},
+    }
+
+
+def test_every_encoding_loads_without_the_package(tmp_path):
+    """Logits and buffers; then generation with and without a cache, both kernels, bfloat16, the
+    body alone and another save: equal bit by bit. And the same folder as the hub's cache has it."""
+    for name in POSITIONS:
+        folder = tmp_path / "models" / name
+        make_model(name, tie_word_embeddings=name == "alibi").save_pretrained(folder)
+        save_file(expectations(folder), folder / "expected.safetensors")
+        write_code(folder)
+    hub = tmp_path / "hub" / "models--someone--from-the-hub"
+    shutil.copytree(tmp_path / "models" / "tape", hub / "snapshots" / ("0" * 40))
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("0" * 40)
+    process = subprocess.run(
+        [sys.executable, "-c", CHECKS, str(tmp_path / "models"), *ENCODINGS],
+        cwd=tmp_path,
+        env=os.environ
+        | {
+            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert process.stdout == "checked\n", process.stderr[-3000:]
+
+
+def test_with_the_package_its_own_code_is_used(tmp_path):
+    make_model("tape").save_pretrained(tmp_path / "a")
+    write_code(tmp_path / "a")
+    for trust in (None, True):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "a", trust_remote_code=trust)
+        assert type(model) is TapeForCausalLM
+    model.save_pretrained(tmp_path / "b")  # without the code, and so without its names
+    assert "auto_map" not in json.loads((tmp_path / "b" / "config.json").read_text())
+
+
+def test_only_imports_are_rewritten():
+    files = flatten.flat_modules("tape.configuration", "tape.modeling")
+    root = Path(tape.__file__).parent
+    for module in ("positions/rotary", "positions/tape", "modeling", "attention"):
+        lines = (root / f"{module}.py").read_text().splitlines()
+        flat = files[f"{module.replace('/', '_')}.py"].splitlines()[1:]
+        assert [line for line in lines if line not in flat and "import" not in line] == []
+        assert all("import" in line for line in flat if line not in lines)
+    for file, source in files.items():
+        imported = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
+        assert not any(node.module and node.module.startswith("tape") for node in imported), file
+
+
+def test_the_export_needs_no_further_packages(tmp_path):
+    """The library demands every package that a file imports outside `try` and `if is_..._available`
+    before it runs any of it: an optional one would no longer be optional."""
+    for file, source in flatten.flat_modules("tape.configuration", "tape.modeling").items():
+        (tmp_path / file).write_text(source)
+        needed = set(get_imports(tmp_path / file)) - sys.stdlib_module_names
+        assert needed <= {"torch", "transformers", "huggingface_hub"}, file
+
+
+def test_imports_of_every_form():
+    source = (
+        'text = "é"\n'
+        "from tape.positions import (\n    Positions,\n    sampling as s,\n)\n"
+        "def f():\n    from tape import names\n    return names\n"
+    )
+    flat, imported = flatten.rewrite(source, "tape.some")
+    assert flat == (
+        'text = "é"\n'
+        "from .positions import Positions\n"
+        "from .positions_sampling import __name__ as _s\n"
+        "from . import positions_sampling as s\n"
+        "def f():\n    from .names import __name__ as _names\n    from . import names\n"
+        "    return names\n"
+    )
+    assert set(imported) == {"tape.names", "tape.positions", "tape.positions.sampling"}
+
+
+@pytest.mark.parametrize("line", ["import tape.names", "from . import names", "from tape import X"])
+def test_imports_that_cannot_be_flat(line):
+    with pytest.raises(ValueError, match=r"cannot be exported"):
+        flatten.rewrite(line, "tape.some")
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 2, "tie_word_embeddings": True}])
+def test_a_llama_gives_the_same_logits(tmp_path, name, changes):
+    position = POSITIONS[name] | {"sampler": "shift"}  # which acts in training only
+    model = make_model(position, **changes)
+    require_llama(model)
+    model.save_pretrained(tmp_path)
+    write_llama_config(model, tmp_path)
+    llama, loaded = LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(loaded.values())
+    assert llama.config.rope_parameters == model.config.rope_parameters
+    tokens = random_tokens(2, 31)
+    torch.testing.assert_close(llama(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert "position" not in saved
+    assert saved["rope_theta"] == model.config.rope_parameters["rope_theta"]
+    assert (saved["rope_scaling"] or {}).get("factor") == POSITIONS[name].get("scaling", {}).get(
+        "factor", 4.0 if name == "yarn" else None
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in POSITIONS if n not in LLAMAS])
+def test_what_is_no_llama_is_refused(name):
+    encoding = POSITIONS[name]["name"]
+    with pytest.raises(ValueError, match=rf"position '{encoding}': a Llama.*allowed: rope with"):
+        require_llama(make_model(name))
+
+
+def test_another_function_is_noticed(tmp_path):
+    """One number of the exported folder is wrong: the export is refused."""
+    model = make_model("rope")
+    model.save_pretrained(tmp_path)
+    write_llama_config(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 9_000.0
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"other logits than the model: they differ by up to"):
+        verify(model, None, tmp_path, "llama")
+
+
+def test_a_run_is_exported_with_its_card(run):
+    out = export(run, run / "sheep")
+    assert not list(run.glob(".sheep*"))
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert (
+        tokenizer("3 sheep")["input_ids"] == AutoTokenizer.from_pretrained(run)("3 sheep").input_ids
+    )
+    assert (
+        load_file(out / "model.safetensors").keys() == load_file(run / "model.safetensors").keys()
+    )
+    config = json.loads((out / "config.json").read_text())
+    assert config["use_cache"] and config["auto_map"]["AutoConfig"] == "configuration.TapeConfig"
+
+    card = (out / "README.md").read_text()
+    head = yaml.safe_load(card.split("---")[1])
+    assert head["library_name"] == "transformers" and "license" not in head
+    report = json.loads((run / "report" / "report.json").read_text())
+    for row in report["perplexity"]:
+        assert f"| {row['length']} ({row['times']}x) | {row['perplexity']:.2f} |" in card
+    assert f"{report['parameters']:,} parameters" in card
+    assert "8 steps; 2,048 tokens (4 sequences of 64 per step)." in card
+    assert "learning_rate: 0.002" in card and "files: corpus.jsonl" in card
+    assert "2501.00712" in card and 'from_pretrained("sheep", trust_remote_code=True)' in card
+    for path in out.iterdir():
+        text = path.read_bytes()
+        assert b"secret-project" not in text and bytes(run.parent) not in text, path
+
+
+def test_a_checkpoint_has_no_report(run):
+    source = Source.open(run / "checkpoint-4")
+    card = model_card(source, *source.load(), "sheep", "tape")
+    assert "4 steps; 1,024 tokens" in card and "number of processes is not recorded" in card
+    assert "perplexity is missing" in card and "| bits per byte |" not in card
+
+
+def test_a_report_on_other_weights_is_left_out(run, tmp_path):
+    older = tmp_path / "run"
+    shutil.copytree(run, older)
+    shutil.copy(run / "checkpoint-4" / "model.safetensors", older)
+    source = Source.open(older)
+    assert source.step == 4 and source.report() is None
+    assert max(row["step"] for row in source.metrics()) == 4
+
+
+def test_settings_are_told_without_places():
+    settings = {
+        "output_dir": "/home/me/x",
+        "tokenizer": "~/models/mine/",
+        "data": {"files": ["/a/b.txt", "corpus/c.jsonl"], "validation": "v/d.txt", "field": "text"},
+        "trainer": {"hub_token": "hf_x", "deepspeed": "../ds.json", "lr_scheduler_type": "cosine"},
+    }
+    assert shareable(settings) == {
+        "tokenizer": "mine",
+        "data": {"files": ["b.txt", "c.jsonl"], "validation": "d.txt", "field": "text"},
+        "trainer": {"deepspeed": "ds.json", "lr_scheduler_type": "cosine"},
+    }
+    assert shareable({"tokenizer": "meta-llama/Llama-2-7b"})["tokenizer"] == "meta-llama/Llama-2-7b"
+
+
+def refused(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["tape.export", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        command.main()
+    assert stop.value.code.startswith("error: ")  # as text: printed, with exit code 1
+    return stop.value.code
+
+
+def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def error(folder, *more, out=out):
+        return refused(monkeypatch, folder, "--out", out, *more)
+
+    assert "nothing is not a folder" in error(tmp_path / "nothing")
+    assert "has no config.json: there is no finished model" in error(tmp_path)
+    assert "model of model_type 'llama'" in error(write_config(tmp_path / "a", "llama"))
+    assert "has no model.safetensors" in error(write_config(tmp_path / "b", "tape"))
+    assert "a Llama's rotations are the same in every layer" in error(run, "--format", "llama")
+    assert "is there already" in error(run, out=run)
+    assert "in or looks like a checkpoint" in error(run, out=run / "checkpoint-9")
+    assert "in or looks like a checkpoint" in error(run, out=run / "checkpoint-4" / "out")
+
+    cut = tmp_path / "cut"
+    shutil.copytree(run, cut)
+    weights = cut / "checkpoint-8" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    assert "incomplete checkpoint" in (message := error(cut / "checkpoint-8"))
+    assert "checkpoint-4 is complete" in message
+    (cut / "model.safetensors").unlink()
+    assert "has no model.safetensors" in error(cut)
+
+    other = make_model("rope")
+    other.save_pretrained(tmp_path / "c")
+    config = json.loads((tmp_path / "c" / "config.json").read_text())
+    config["num_hidden_layers"] = 4
+    (tmp_path / "c" / "config.json").write_text(json.dumps(config))
+    assert "missing keys: model.layers.3" in error(tmp_path / "c")
+    with torch.no_grad():
+        other.lm_head.weight[0, 0] = torch.nan
+    other.save_pretrained(tmp_path / "d")
+    assert "not finite" in error(tmp_path / "d")
+    assert not out.exists() and not list(tmp_path.glob(".out*"))
+
+
+def write_config(folder, family):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": family}))
+    return folder
