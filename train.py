@@ -16,12 +16,20 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from transformers import default_data_collator, set_seed
 
-from tape.data import TokenBlocks, load_tokenizer, tokenize_corpus, train_tokenizer
+from tape.data import (
+    StreamedBlocks,
+    TokenBlocks,
+    load_tokenizer,
+    tokenize_corpus,
+    train_tokenizer,
+    training_blocks,
+)
 from tape.modeling import TapeForCausalLM
 from tape.names import suggestion
 from tape.training.build import build_model
 from tape.training.report import write_report
 from tape.training.runs import claim, last_complete, locked, step_of
+from tape.training.streaming import RestoreRandomness, follow_stream, sequences_per_step
 from tape.training.trainer import LanguageModelTrainer, NonFiniteLoss
 
 CONFIG = Path(__file__).parent / "config"
@@ -54,14 +62,15 @@ def _run(cfg: DictConfig) -> str:
         tokenizer = train_tokenizer(corpus, cfg.vocab_size, cache)
     else:
         tokenizer = load_tokenizer(cfg.tokenizer)
-    streams = {
-        split: tokenize_corpus(corpus, split, tokenizer, cache) for split in ("train", "validation")
-    }
-    train_blocks = TokenBlocks(streams["train"], cfg.length)
-    eval_blocks = TokenBlocks(streams["validation"], cfg.length, limit=cfg.eval_blocks)
+    train_blocks = training_blocks(corpus, tokenizer, cfg.length, cache, cfg.seed)
+    validation = tokenize_corpus(corpus, "validation", tokenizer, cache)
+    eval_blocks = TokenBlocks(validation, cfg.length, limit=cfg.eval_blocks)
     model = build_model(settings["model"], settings["position"], tokenizer)
 
-    content = {split: stream.fingerprint for split, stream in streams.items()}
+    content = {"train": train_blocks.fingerprint, "validation": validation.fingerprint}
+    streamed = isinstance(train_blocks, StreamedBlocks)
+    if streamed:  # its place is counted in steps, so all of them must be of one size
+        content["sequences_per_step"] = sequences_per_step(arguments)
     claim(folder, settings | {"tokens": content})
     checkpoint = last_complete(folder)
     finished = checkpoint is not None and step_of(checkpoint) >= arguments.max_steps
@@ -75,12 +84,15 @@ def _run(cfg: DictConfig) -> str:
             checkpoint, attn_implementation=model.config._attn_implementation
         )
     log.info(
-        "position %s, attention %s, %s parameters, %s training and %s validation tokens",
+        "position %s, attention %s, %s parameters, training tokens: %s, validation tokens: %s",
         model.config.position["name"],
         model.config._attn_implementation,
         f"{model.num_parameters():,}",
-        *(f"{len(stream):,}" for stream in streams.values()),
+        train_blocks.describe(),
+        f"{len(validation):,}",
     )
+    if streamed:
+        follow_stream(train_blocks, arguments, checkpoint)
     trainer = LanguageModelTrainer(
         model=model,
         args=arguments,
@@ -95,13 +107,15 @@ def _run(cfg: DictConfig) -> str:
     else:
         if checkpoint is not None:
             log.info("continuing from %s", checkpoint)
+            if streamed:
+                trainer.add_callback(RestoreRandomness(trainer, checkpoint))
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     trainer.save_final()
     if not trainer.is_world_process_zero():
         return ""
     trained = trainer.accelerator.unwrap_model(trainer.model)
     report = write_report(
-        folder, trained, tokenizer, streams["validation"], cfg.length, cfg.report.tokens, cfg.seed
+        folder, trained, tokenizer, validation, cfg.length, cfg.report.tokens, cfg.seed
     )
     print(report)
     log.info("model, tokenizer and report are in %s", folder)

@@ -23,7 +23,7 @@ MARK = "complete.json"
 # looked at.
 MAY_CHANGE = (
     r"name|output_dir|trainer\.output_dir|cache_dir|debug",
-    r"report\..*",
+    r"report\..*|data\.max_bad",
     r"trainer\.(max_steps|disable_tqdm|report_to|run_name)",
     r"trainer\.(logging|eval|save)_.*",
 )
