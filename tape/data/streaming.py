@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.context import ForkProcess
@@ -50,7 +51,7 @@ class Place:
 
 class WindowIndex:
     """Where windows begin, one fact per line of a file that is only ever appended to. Runs that
-    share it write the same facts; lines that a killed one left half-written are passed over."""
+    share it write the same facts; lines that are not whole are passed over."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -60,23 +61,26 @@ class WindowIndex:
         for line in self.path.read_bytes().splitlines() if self.path.exists() else []:
             try:
                 fact = json.loads(line)
-                number = fact.pop("window")
-                place = Place(**fact)
+                if fact.pop("check") == _checksum(fact):
+                    places[fact.pop("window")] = Place(**fact)
             except (ValueError, TypeError, AttributeError, KeyError):
                 continue
-            if all(type(value) is int for value in (number, *fact.values())):
-                places[number] = place
         return places
 
     def add(self, number: int, place: Place) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # A line begins its own, after whatever half a line may be there, and is one write.
-        line = "\n" + json.dumps({"window": number, **asdict(place)}) + "\n"
+        fact = {"window": number, **asdict(place)}
+        # It begins a line of its own, after whatever half a line may be there, and is one write.
+        line = "\n" + json.dumps(fact | {"check": _checksum(fact)}) + "\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(file, line.encode())
         finally:
             os.close(file)
+
+
+def _checksum(fact: dict[str, int]) -> int:
+    return zlib.crc32(json.dumps(fact, sort_keys=True).encode())
 
 
 class StreamedBlocks(IterableDataset):
