@@ -95,8 +95,9 @@ def test_any_place_is_found_with_and_without_the_index(stream, expected, tmp_pat
         fresh = stream(start, cache=tmp_path / str(start))
         assert take(fresh, 1) == expected[start : start + 1]
     known = stream()
-    known.seek(311)
-    assert take(known, 5) == expected[311:316]
+    for start in range(0, TAKEN, 7):
+        known.seek(start)
+        assert take(known, 1) == expected[start : start + 1]
 
 
 def test_an_index_spares_reading_what_precedes(stream, expected, monkeypatch):
@@ -139,8 +140,9 @@ def test_runs_write_the_same_facts(stream, expected):
     assert facts.keys() == {None, *range(1, 6)}
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("parallel", ["true", "false"])
+@pytest.mark.parametrize(
+    ("context", "parallel"), [("fork", "true"), ("fork", "false"), ("spawn", "true")]
+)
 def test_a_worker_changes_nothing(stream, expected, context, parallel, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
     stream().tokenizer(["use its threads"] * 300)
