@@ -62,7 +62,8 @@ class WindowIndex:
             try:
                 fact = json.loads(line)
                 if fact.pop("check") == _checksum(fact):
-                    places[fact.pop("window")] = Place(**fact)
+                    number = fact.pop("window")
+                    places[number] = Place(**fact)
             except (ValueError, TypeError, AttributeError, KeyError):
                 continue
         return places
