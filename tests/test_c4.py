@@ -4,11 +4,12 @@ import gzip
 import logging
 import os
 import random
-import subprocess
-import sys
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFile
+from hub import serving
+from huggingface_hub import HfFileSystem, constants
 from shards import name_of, record, shard_bytes, text_of, write_shards
 
 from tape.data import C4Corpus, tokenize_corpus, train_tokenizer
@@ -232,6 +233,16 @@ def test_a_connection_that_breaks_is_no_fault_of_the_data(remote):
         list(corpus.documents("train"))
 
 
+def test_other_errors_of_a_file_system_are_named(remote, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("connection lost")
+
+    corpus = C4Corpus(root=remote)
+    monkeypatch.setattr(MemoryFile, "read", fail)
+    with pytest.raises(OSError, match=r"memory://c4/en/.*cannot be read: connection lost"):
+        list(corpus.documents("train"))
+
+
 def test_reading_goes_on_from_any_line(folder):
     good = texts(7)
     lines = [record(text) for text in good]
@@ -288,11 +299,29 @@ def test_cached_tokens_are_those_of_the_chosen_shards(folder, tmp_path):
     assert tokenizer.decode(stream.tokens) == joined and stream.documents == 60
 
 
-def test_ranks_and_machines_agree_without_the_hub(folder):
-    script = f"from tape.data import C4Corpus; print(C4Corpus({str(folder)!r}).fingerprint())"
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "HF_HUB_OFFLINE": "1", "RANK": "1"}
-    output = subprocess.check_output([sys.executable, "-c", script], env=environment, text=True)
-    assert output.strip() == C4Corpus(folder).fingerprint()
+def test_the_hub_streams_and_is_cached(folder, tmp_path, monkeypatch):
+    local = C4Corpus(folder)
+    with serving(folder) as address, monkeypatch.context() as online:
+        online.setattr(constants, "HF_HUB_OFFLINE", False)
+        online.setattr(constants, "ENDPOINT", address)
+        files = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        online.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        online.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        HfFileSystem.clear_instance_cache()
+        streamed = C4Corpus()
+        assert names(streamed.train) == names(local.train)
+        assert all(shard.version for shard in streamed.train)  # of which nothing has to be read
+        for split in ("train", "validation"):
+            assert list(streamed.documents(split)) == list(local.documents(split))
+        cached = C4Corpus(streaming=False, shards=2)
+    HfFileSystem.clear_instance_cache()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    again = C4Corpus(streaming=False, shards=2)  # now without the hub
+    copy = C4Corpus(folder, streaming=False, shards=2)
+    assert cached.fingerprint() == again.fingerprint() == copy.fingerprint()
+    assert len(list((tmp_path / "hub").rglob("en/*.json.gz"))) == 3
+    with pytest.raises(ValueError, match=r"data\.shards=3 but .* has 2 train shards"):
+        C4Corpus(streaming=False, shards=3)
 
 
 @pytest.fixture(autouse=True)

@@ -294,6 +294,7 @@ def test_a_run_goes_on_with_the_same_data_alone(start):
             start(change)
     with pytest.raises(ValueError, match="num_workers=2 with a streamed corpus"):
         start("trainer.dataloader_num_workers=2", run="several")
+    start("data.max_bad=3", "trainer.max_steps=5")  # or a run could not go on after too many
 
 
 def test_a_run_on_cached_shards_ends_without_the_hub(start, caplog):

@@ -68,12 +68,17 @@ class Shard:
             Fault: after the last whole line before the place where the compressed data are broken.
             OSError: if not all bytes came; the source is at fault then, and not the data.
         """
-        files, path = url_to_fs(self.url)
         rest = b""
-        with files.open(path, "rb") as file:
-            for part in self._inflated(file):
-                *whole, rest = (rest + part).split(b"\n")
-                yield from whole
+        try:
+            files, path = url_to_fs(self.url)
+            with files.open(path, "rb") as file:
+                for part in self._inflated(file):
+                    *whole, rest = (rest + part).split(b"\n")
+                    yield from whole
+        except (Fault, OSError):
+            raise
+        except Exception as error:  # each file system has its own
+            raise OSError(f"{self.url} cannot be read: {error}") from error
         if rest:
             yield rest
 
