@@ -239,7 +239,7 @@ def test_other_errors_of_a_file_system_are_named(remote, monkeypatch):
 
     corpus = C4Corpus(root=remote)
     monkeypatch.setattr(MemoryFile, "read", fail)
-    with pytest.raises(OSError, match=r"memory://c4/en/.*cannot be read: connection lost"):
+    with pytest.raises(OSError, match=r"memory:///c4/en/.*cannot be read: connection lost"):
         list(corpus.documents("train"))
 
 
