@@ -29,7 +29,7 @@ from tape.names import suggestion
 from tape.training.build import build_model
 from tape.training.report import write_report
 from tape.training.runs import claim, last_complete, locked, step_of
-from tape.training.streaming import RestoreRandomness, follow_stream, sequences_per_step
+from tape.training.streaming import ContinuedStream, follow_stream, sequences_per_step
 from tape.training.trainer import LanguageModelTrainer, NonFiniteLoss
 
 CONFIG = Path(__file__).parent / "config"
@@ -62,7 +62,8 @@ def _run(cfg: DictConfig) -> str:
         tokenizer = train_tokenizer(corpus, cfg.vocab_size, cache)
     else:
         tokenizer = load_tokenizer(cfg.tokenizer)
-    train_blocks = training_blocks(corpus, tokenizer, cfg.length, cache, cfg.seed)
+    order = cfg.seed if arguments.data_seed is None else arguments.data_seed
+    train_blocks = training_blocks(corpus, tokenizer, cfg.length, cache, order)
     validation = tokenize_corpus(corpus, "validation", tokenizer, cache)
     eval_blocks = TokenBlocks(validation, cfg.length, limit=cfg.eval_blocks)
     model = build_model(settings["model"], settings["position"], tokenizer)
@@ -108,7 +109,7 @@ def _run(cfg: DictConfig) -> str:
         if checkpoint is not None:
             log.info("continuing from %s", checkpoint)
             if streamed:
-                trainer.add_callback(RestoreRandomness(trainer, checkpoint))
+                trainer.add_callback(ContinuedStream(trainer, checkpoint))
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     trainer.save_final()
     if not trainer.is_world_process_zero():

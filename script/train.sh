@@ -2,7 +2,8 @@
 # Pre-trains a decoder and reports: TYPE=adape bash script/train.sh [settings]
 #
 #   TYPE       the encoding: adape rope alibi fire xpos randrope nope t5rb sincos yarn adayarn
-#   settings   as for train.py, e.g. trainer.max_steps=1000 data=text data.files=corpus/
+#   settings   as for train.py, e.g. trainer.max_steps=1000 data=text data.files=corpus/,
+#              or experiment=c4 for the paper's recipe on C4
 #
 # The result is in output/${TYPE}_c4. The same command continues a run that was stopped.
 set -euo pipefail

@@ -249,9 +249,9 @@ def start(folder, tmp_path):
     return start
 
 
-def losses(folder):
+def metrics(folder, *names):
     rows = read_metrics(folder / "metrics.jsonl")
-    return [(row["step"], row[key]) for row in rows for key in ("loss", "eval_loss") if key in row]
+    return [(row["step"], name, row[name]) for row in rows for name in names if name in row]
 
 
 def test_eight_steps_are_four_and_four_more(start, tmp_path):
@@ -263,7 +263,8 @@ def test_eight_steps_are_four_and_four_more(start, tmp_path):
             shutil.rmtree(tmp_path / "cache" / "streams")  # slower, and the same
         stopped = start(setting, run=run)
         assert_same_weights(weights(whole), weights(stopped))
-        assert losses(stopped) == losses(whole) and len(losses(whole)) == 12
+        seen = metrics(whole, "loss", "eval_loss", "grad_norm")
+        assert metrics(stopped, "loss", "eval_loss", "grad_norm") == seen and len(seen) == 8 + 4 + 8
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(start, tmp_path):
@@ -277,7 +278,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(start, tmp_path):
         (killed / "model.safetensors").unlink()
         start(*settings, run=killed.name)
         assert_same_weights(weights(whole), weights(killed))
-        assert losses(killed) == losses(whole)
+        names = ("loss", "eval_loss", "learning_rate", "epoch")
+        assert metrics(killed, *names) == metrics(whole, *names)
 
 
 def test_a_run_goes_on_with_the_same_data_alone(start):
@@ -294,6 +296,9 @@ def test_a_run_goes_on_with_the_same_data_alone(start):
             start(change)
     with pytest.raises(ValueError, match="num_workers=2 with a streamed corpus"):
         start("trainer.dataloader_num_workers=2", run="several")
+    for setting in ("+trainer.auto_find_batch_size=true", "+trainer.accelerator_config={SPLIT}"):
+        with pytest.raises(ValueError, match="by which a streamed corpus counts"):
+            start(setting.replace("SPLIT", "split_batches:true"), run="elastic")
     start("data.max_bad=3", "trainer.max_steps=5")  # or a run could not go on after too many
 
 

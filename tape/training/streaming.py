@@ -20,20 +20,29 @@ def follow_stream(
     """Let a run begin with the block after those that its checkpoint has seen.
 
     Raises:
-        ValueError: for more data-loader workers than a stream can have.
+        ValueError: for settings that make more than one stream, or steps of unknown size, of it.
     """
     if arguments.dataloader_num_workers > 1:
         raise ValueError(
             f"trainer.dataloader_num_workers={arguments.dataloader_num_workers} with a streamed "
             f"corpus: one stream has at most 1; the tokenizer uses all cores by itself with 0"
         )
+    if arguments.auto_find_batch_size or arguments.accelerator_config.split_batches:
+        raise ValueError(
+            "trainer.auto_find_batch_size and accelerator_config.split_batches change how many "
+            "sequences a step takes, by which a streamed corpus counts; set "
+            "trainer.per_device_train_batch_size instead"
+        )
     arguments.ignore_data_skip = True  # reading the stream again from the beginning would take days
     blocks.seek((step_of(checkpoint) if checkpoint else 0) * sequences_per_step(arguments))
 
 
-class RestoreRandomness(TrainerCallback):
-    """Opening a data loader draws a random number. A run that goes on opens it once more than one
-    that was never stopped, so its first step takes the checkpoint's random state again."""
+class ContinuedStream(TrainerCallback):
+    """What the library leaves different in a run that goes on without skipping batches.
+
+    Opening a data loader draws a random number, so the first step takes the checkpoint's random
+    state again; and the epoch (here the share of the run that is done) would count from 0.
+    """
 
     def __init__(self, trainer: Trainer, checkpoint: Path):
         self.trainer, self.checkpoint = trainer, checkpoint
@@ -41,3 +50,6 @@ class RestoreRandomness(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == step_of(self.checkpoint):
             self.trainer._load_rng_state(str(self.checkpoint))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        state.epoch = state.global_step / state.max_steps
