@@ -16,16 +16,31 @@ import transformers
 from accelerate.utils import broadcast_object_list
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
-from transformers import default_data_collator, set_seed
+from transformers import (
+    PreTrainedTokenizerBase,
+    TrainingArguments,
+    default_data_collator,
+    set_seed,
+)
 
-from tape.data import TokenBlocks, TrainingOrder, load_tokenizer, tokenize_corpus, train_tokenizer
+from tape.data import (
+    StreamedBlocks,
+    TokenBlocks,
+    TokenStream,
+    TrainingOrder,
+    load_tokenizer,
+    tokenize_corpus,
+    train_tokenizer,
+    training_blocks,
+)
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.names import suggestion
-from tape.training.build import build_model, check_training
+from tape.training.build import build_model, check_training, sequences_per_step
 from tape.training.guard import STOPPED, NonFiniteLoss, Stopped
 from tape.training.report import write_report
 from tape.training.runs import claim, last_complete, locked, step_of
+from tape.training.streaming import ContinuedStream, follow_stream
 from tape.training.trainer import LanguageModelTrainer
 
 CONFIG = Path(__file__).parent / "config"
@@ -46,10 +61,25 @@ def run(cfg: DictConfig) -> str:
         return _run(cfg)
 
 
+def load_data(
+    cfg: DictConfig, arguments: TrainingArguments
+) -> tuple[PreTrainedTokenizerBase, TrainingOrder | StreamedBlocks, TokenStream]:
+    """The tokenizer, the training sequences in their order, and the validation tokens."""
+    corpus, cache = instantiate(cfg.data), Path(cfg.cache_dir)
+    log.info(corpus.describe())
+    if cfg.tokenizer is None:
+        tokenizer = train_tokenizer(corpus, cfg.vocab_size, cache)
+    else:
+        tokenizer = load_tokenizer(cfg.tokenizer)
+    order = cfg.seed if arguments.data_seed is None else arguments.data_seed
+    total = arguments.max_steps * sequences_per_step(arguments)
+    train = training_blocks(corpus, tokenizer, cfg.length, cache, order, total)
+    return tokenizer, train, tokenize_corpus(corpus, "validation", tokenizer, cache)
+
+
 def _run(cfg: DictConfig) -> str:
     settings = OmegaConf.to_container(cfg, resolve=True)
-    folder, cache = Path(cfg.output_dir), Path(cfg.cache_dir)
-    arguments, corpus = instantiate(cfg.trainer), instantiate(cfg.data)
+    folder, arguments = Path(cfg.output_dir), instantiate(cfg.trainer)
     check_training(arguments)
     main = arguments.process_index == 0
     if not main:
@@ -58,25 +88,15 @@ def _run(cfg: DictConfig) -> str:
     set_seed(cfg.seed)
 
     with arguments.main_process_first():  # the other processes find its work in the cache
-        log.info(corpus.describe())
-        if cfg.tokenizer is None:
-            tokenizer = train_tokenizer(corpus, cfg.vocab_size, cache)
-        else:
-            tokenizer = load_tokenizer(cfg.tokenizer)
-        streams = {
-            split: tokenize_corpus(corpus, split, tokenizer, cache)
-            for split in ("train", "validation")
-        }
-    sequences = arguments.train_batch_size * arguments.gradient_accumulation_steps
-    sequences *= arguments.world_size  # of one step
-    train_blocks = TokenBlocks(streams["train"], cfg.length)
-    eval_blocks = TokenBlocks(streams["validation"], cfg.length, limit=cfg.eval_blocks)
+        tokenizer, train_blocks, validation = load_data(cfg, arguments)
+    eval_blocks = TokenBlocks(validation, cfg.length, limit=cfg.eval_blocks)
     model = build_model(settings["model"], settings["position"], tokenizer)
 
-    content = {split: stream.fingerprint for split, stream in streams.items()}
     checkpoint = None
     if main:
-        claim(folder, settings | {"tokens": content, "sequences_per_step": sequences})
+        tokens = {"train": train_blocks.fingerprint, "validation": validation.fingerprint}
+        counted = {"tokens": tokens, "sequences_per_step": sequences_per_step(arguments)}
+        claim(folder, settings | counted)
         checkpoint = last_complete(folder)
     checkpoint = broadcast_object_list([checkpoint])[0]
     finished = checkpoint is not None and step_of(checkpoint) >= arguments.max_steps
@@ -90,17 +110,21 @@ def _run(cfg: DictConfig) -> str:
             checkpoint, attn_implementation=model.config._attn_implementation
         )
     log.info(
-        "position %s, attention %s, %s parameters, %s training and %s validation tokens",
+        "position %s, attention %s, %s parameters, training tokens: %s, validation tokens: %s",
         model.config.position["name"],
         model.config._attn_implementation,
         f"{model.num_parameters():,}",
-        *(f"{len(stream):,}" for stream in streams.values()),
+        train_blocks.describe(),
+        f"{len(validation):,}",
     )
+    streamed = isinstance(train_blocks, StreamedBlocks)
+    if streamed:
+        follow_stream(train_blocks, arguments, checkpoint)
     trainer = LanguageModelTrainer(
         model=model,
         args=arguments,
         length=cfg.length,
-        train_dataset=TrainingOrder(train_blocks, arguments.max_steps * sequences, cfg.seed),
+        train_dataset=train_blocks,
         eval_dataset=eval_blocks,
         data_collator=default_data_collator,
         processing_class=tokenizer,
@@ -110,6 +134,8 @@ def _run(cfg: DictConfig) -> str:
     else:
         if checkpoint is not None:
             log.info("continuing from %s", checkpoint)
+            if streamed:
+                trainer.add_callback(ContinuedStream(trainer, checkpoint))
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         if trainer.guard.stopped:
             raise Stopped(f"stopped after step {trainer.state.global_step}, which is saved")
@@ -124,7 +150,7 @@ def _run(cfg: DictConfig) -> str:
         folder,
         saved.to(arguments.device),
         tokenizer,
-        streams["validation"],
+        validation,
         cfg.length,
         cfg.report.tokens,
         cfg.seed,

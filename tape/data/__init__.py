@@ -1,16 +1,22 @@
 """Text to blocks of tokens: a corpus yields documents, a tokenizer cuts them, blocks pack them."""
 
-from tape.data.blocks import TokenBlocks, TrainingOrder, tokenize_corpus
+from tape.data.blocks import TokenBlocks, TokenStream, TrainingOrder, tokenize_corpus
+from tape.data.c4 import C4Corpus
 from tape.data.corpora import Corpus, LocalCorpus, TextCorpus
+from tape.data.streaming import StreamedBlocks, training_blocks
 from tape.data.tokenizer import load_tokenizer, train_tokenizer
 
 __all__ = [
+    "C4Corpus",
     "Corpus",
     "LocalCorpus",
+    "StreamedBlocks",
     "TextCorpus",
     "TokenBlocks",
+    "TokenStream",
     "TrainingOrder",
     "load_tokenizer",
     "tokenize_corpus",
     "train_tokenizer",
+    "training_blocks",
 ]

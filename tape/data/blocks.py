@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from tape.files import new_folder
 log = logging.getLogger(__name__)
 
 DOCUMENTS_AT_ONCE = 256
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,7 @@ def tokenize_corpus(
     Raises:
         ValueError: if the split has no text.
     """
-    written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.eos_token_id)
-    content = f"{corpus.fingerprint()} {split} {hashlib.sha256(written.encode()).hexdigest()}"
-    fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
+    fingerprint = token_fingerprint(corpus, split, tokenizer)
     folder = cache_dir / "tokens" / fingerprint
     if not folder.is_dir():
         with new_folder(folder) as work:
@@ -64,20 +64,15 @@ def tokenize_corpus(
 def _write_stream(
     corpus: Corpus, split: Split, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+    dtype = token_dtype(tokenizer)
     facts = {"dtype": dtype.name, "documents": 0, "bytes": 0, "tokens": 0}
     title = f"tokenizing {corpus.name} ({split})"
     bar = tqdm(desc=title, unit="B", unit_scale=True, disable=None)
     with bar, (folder / "tokens.bin").open("wb") as file:
-        for batch in _batches(corpus.documents(split)):
-            # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
-            # What looks like a special token in a text is text.
-            encoded = tokenizer(
-                batch, add_special_tokens=False, split_special_tokens=True, verbose=False
-            )["input_ids"]
-            for ids in encoded:
-                np.array([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(file)
-                facts["tokens"] += len(ids) + 1
+        for batch in batches(corpus.documents(split)):
+            for ids in encode(tokenizer, batch):
+                ids.tofile(file)
+                facts["tokens"] += len(ids)
             size = sum(len(text.encode()) for text in batch)
             facts["documents"] += len(batch)
             facts["bytes"] += size
@@ -91,9 +86,35 @@ def _write_stream(
     log.info("%s (%s): %s tokens", corpus.name, split, f"{facts['tokens']:,}")
 
 
-def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
+def token_fingerprint(corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """What the tokens of a split depend on, as 16 hexadecimal digits."""
+    written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.eos_token_id)
+    content = f"{corpus.fingerprint()} {split} {hashlib.sha256(written.encode()).hexdigest()}"
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def token_dtype(tokenizer: PreTrainedTokenizerBase) -> np.dtype:
+    return np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+
+
+def batches(documents: Iterator[Item]) -> Iterator[list[Item]]:
     while batch := list(islice(documents, DOCUMENTS_AT_ONCE)):
         yield batch
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, batch: list[str]) -> list[np.ndarray]:
+    """The tokens of each document, with EOS at its end."""
+    # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
+    # What looks like a special token in a text is text.
+    encoded = tokenizer(batch, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    dtype, end = token_dtype(tokenizer), tokenizer.eos_token_id
+    return [np.array([*ids, end], dtype=dtype) for ids in encoded["input_ids"]]
+
+
+def as_example(block: np.ndarray) -> dict[str, torch.Tensor]:
+    """A causal model's inputs and labels: (length,) int64 each."""
+    ids = torch.from_numpy(block.astype(np.int64))
+    return {"input_ids": ids, "labels": ids.clone()}
 
 
 class TokenBlocks(Dataset):
@@ -123,9 +144,7 @@ class TokenBlocks(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         start = self.numbers[index] * self.length
-        block = self.stream.tokens[start : start + self.length]
-        ids = torch.from_numpy(block.astype(np.int64))
-        return {"input_ids": ids, "labels": ids.clone()}
+        return as_example(self.stream.tokens[start : start + self.length])
 
 
 class TrainingOrder(Dataset):
@@ -139,6 +158,13 @@ class TrainingOrder(Dataset):
     def __init__(self, blocks: TokenBlocks, total: int, seed: int):
         self.blocks, self.total, self.seed = blocks, total, seed
         self._epoch: tuple[int, np.ndarray] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return self.blocks.stream.fingerprint
+
+    def describe(self) -> str:
+        return f"{len(self.blocks.stream):,}"
 
     def __len__(self) -> int:
         return self.total

@@ -29,9 +29,25 @@ class Corpus:
     that has the same files."""
 
     name: str
+    streaming = False  # read anew while a model trains, and never tokenised as a whole
 
     def documents(self, split: Split) -> Iterator[str]:
         raise NotImplementedError
+
+    def sample(self) -> Iterator[str]:
+        """The documents that a tokenizer is trained on."""
+        return self.documents("train")
+
+    def fingerprint(self) -> str:
+        """A hash of all that decides the content of the splits."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+
+class FileCorpus(Corpus):
+    """A corpus of whole local files."""
 
     def files(self) -> list[Path]:
         raise NotImplementedError
@@ -59,7 +75,7 @@ class Corpus:
         )
 
 
-class LocalCorpus(Corpus):
+class LocalCorpus(FileCorpus):
     """Real text that is on every machine with Python: the standard library's own modules and
     documentation, without installed packages and tests. One file in twenty, chosen by its name, is
     for validation."""
@@ -96,7 +112,7 @@ class LocalCorpus(Corpus):
                     yield text
 
 
-class TextCorpus(Corpus):
+class TextCorpus(FileCorpus):
     """The user's own files: plain text (a file is a document), .jsonl (also .gz, .zst) and .parquet
     (a row is a document).
 
@@ -164,7 +180,7 @@ def _fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 256**7
 
 
-def _encodable(text: str) -> bool:
+def encodable(text: str) -> bool:
     """Whether it is text: JSON can hold halves of surrogate pairs, which no file can."""
     try:
         text.encode()
@@ -240,7 +256,7 @@ def _record_field(path: Path, field: str) -> Iterator[str]:
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
             text = row.get(field) if isinstance(row, dict) else None
-            if isinstance(text, str) and not _encodable(text):
+            if isinstance(text, str) and not encodable(text):
                 raise ValueError(f"{path}, line {number}: {field!r} holds a lone surrogate")
             if not isinstance(text, str):
                 has = f"fields {', '.join(row)}" if isinstance(row, dict) else "no fields"

@@ -20,7 +20,7 @@ BYTES = 256
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
-    """A byte-level BPE with `vocab_size` tokens, trained on the corpus's training split once.
+    """A byte-level BPE with `vocab_size` tokens, trained on the corpus's sample once.
 
     Its end-of-text token serves as BOS and EOS; padding has a token of its own.
 
@@ -42,7 +42,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=sys.stderr.isatty(),
         )
-        tokenizer.train_from_iterator(corpus.documents("train"), trainer)
+        tokenizer.train_from_iterator(corpus.sample(), trainer)
         if tokenizer.get_vocab_size() != vocab_size:
             raise ValueError(
                 f"the training text is too small for vocab_size={vocab_size}: it yields "

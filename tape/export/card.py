@@ -129,25 +129,10 @@ def _training(source: Source) -> str:
 
 
 def _training_tokens(source: Source, settings: dict[str, Any]) -> str:
-    """Tokens seen up to these weights, in words. How many processes shared the work follows from
-    the sequences per second that the run ended with; until then it is not recorded."""
-    trainer, length = settings["trainer"], settings["length"]
-    batch = trainer.get("per_device_train_batch_size", 8)
-    batch *= trainer.get("gradient_accumulation_steps", 1)
-    if source.step is None:
-        return f"{batch} sequences of {length} tokens per step and process"
-    for row in source.metrics():
-        if row["step"] == source.step and "train_samples_per_second" in row:
-            sequences = row["train_samples_per_second"] * row["train_runtime"]
-            processes = sequences / (source.step * batch)
-            if round(processes) and abs(processes - round(processes)) < 0.02 * processes:
-                count = round(processes) * batch
-                tokens = count * source.step * length
-                return f"{tokens:,} tokens ({count} sequences of {length} per step)"
-    return (
-        f"{batch * source.step * length:,} tokens ({batch} sequences of {length} per step) on each "
-        f"process; the number of processes is not recorded"
-    )
+    """Tokens seen up to these weights, in words."""
+    sequences, length = settings["sequences_per_step"], settings["length"]
+    step = f"{sequences} sequences of {length} tokens per step"
+    return step if source.step is None else f"{step}, {source.step * sequences * length:,} tokens"
 
 
 def _results(source: Source) -> str:

@@ -14,15 +14,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tape.configuration import TapeConfig
 from tape.modeling import TapeForCausalLM
+from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import (
     CONFIGURATION,
-    MARK,
+    HASHES,
     checkpoints,
-    is_complete,
+    damage,
     last_complete,
     step_of,
 )
-from tape.training.trainer import MetricsFile, read_metrics
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 CHECKPOINT = re.compile(r"checkpoint-\d+")
@@ -54,9 +54,11 @@ class Source:
         is_checkpoint = CHECKPOINT.fullmatch(folder.name) is not None
         run = folder.parent if is_checkpoint else folder
         run = run if (run / CONFIGURATION).exists() else None
-        expected = (folder / MARK).exists() or (is_checkpoint and run is not None)
-        if expected and not is_complete(folder):
-            raise ValueError(f"{folder} is an incomplete checkpoint: {_other_checkpoints(folder)}")
+        hashed = (folder / HASHES).exists() or (is_checkpoint and run is not None)
+        if hashed and (found := damage(folder)) is not None:
+            raise ValueError(
+                f"{folder} is a damaged checkpoint ({found}): {_other_checkpoints(folder)}"
+            )
         step = step_of(folder) if is_checkpoint else None
         if run is not None and not is_checkpoint:
             step = _step_of_final(run)
@@ -125,7 +127,7 @@ def _step_of_final(run: Path) -> int | None:
     may have gone on since; without such a checkpoint, what the report says."""
     weights = sorted(path.name for path in run.glob("model*.safetensors"))
     for checkpoint in reversed(checkpoints(run)):
-        if is_complete(checkpoint) and not any(
+        if damage(checkpoint) is None and not any(
             filecmp.cmpfiles(run, checkpoint, weights, False)[1:]
         ):
             return step_of(checkpoint)

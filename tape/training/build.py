@@ -24,11 +24,21 @@ def check_training(arguments: TrainingArguments) -> None:
             "trainer.load_best_model_at_end=true: a run ends with its last weights; every "
             "checkpoint of trainer.save_total_limit=null stays to be chosen from"
         )
+    if arguments.auto_find_batch_size or arguments.accelerator_config.split_batches:
+        raise ValueError(
+            "trainer.auto_find_batch_size and accelerator_config.split_batches change how many "
+            "sequences a step takes, by which a run is counted; set "
+            "trainer.per_device_train_batch_size instead"
+        )
     if arguments.n_gpu > 1:
         raise ValueError(
             f"one process with {arguments.n_gpu} GPUs: start one per GPU with NGPUS="
             f"{arguments.n_gpu} bash script/train.sh, or show it one with CUDA_VISIBLE_DEVICES=0"
         )
+
+
+def sequences_per_step(arguments: TrainingArguments) -> int:
+    return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
 
 
 def build_model(

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 # at, and how the sequences of a step (their number is recorded) are spread over time and devices.
 MAY_CHANGE = (
     r"name|output_dir|trainer\.output_dir|cache_dir|debug",
-    r"report\..*",
+    r"report\..*|data\.max_bad",
     r"trainer\.(max_steps|disable_tqdm|report_to|run_name)",
     r"trainer\.(logging|eval|save)_.*",
     r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",

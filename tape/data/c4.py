@@ -1,0 +1,168 @@
+"""C4: a choice of its shards, cached or streamed; bad lines are named, counted and left out."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain, islice
+from pathlib import Path
+
+from tape.data.corpora import Corpus, Split
+from tape.data.shards import Fault, Shard, cached_folder, download, list_shards, text_of
+
+log = logging.getLogger(__name__)
+
+SAMPLED = 8  # shards that a tokenizer's documents are spread over
+SHOWN = 10  # bad lines that are named one by one
+
+
+class C4Corpus(Corpus):
+    """Colossal Clean Crawled Corpus (Raffel et al. 2020, arXiv 1910.10683), in the form of
+    allenai/c4: gzipped JSON lines in numbered shards. Validation has shards of its own.
+
+    Which shards are taken, and in which order, depends on `seed` and their names alone: it is the
+    same on every rank and machine, and a smaller choice is the beginning of a larger one.
+
+    Args:
+        dir: a local folder with shards; None: `root`.
+        root: the folder as a URL, on the hub or wherever else fsspec reads.
+        streaming: read while training; else all chosen shards are tokenised once.
+        shards: how many training shards to take; None: all that are there.
+        validation_shards, validation_documents: how much of the validation split to take.
+        tokenizer_documents: how many training documents a tokenizer is trained on.
+        seed: of the choice of shards.
+        window: blocks that are shuffled together when streamed.
+        max_bad: how many bad lines and broken shards to leave out before giving up.
+
+    Raises:
+        ValueError: for numbers that cannot be.
+        OSError: if the folder, or enough shards in it, cannot be found.
+    """
+
+    def __init__(
+        self,
+        dir: str | Path | None = None,
+        root: str = "hf://datasets/allenai/c4/en",
+        streaming: bool = True,
+        shards: int | None = None,
+        validation_shards: int = 1,
+        validation_documents: int = 10_000,
+        tokenizer_documents: int = 100_000,
+        seed: int = 0,
+        window: int = 8192,
+        max_bad: int = 100,
+        name: str = "c4",
+    ):
+        counts = {
+            "validation_shards": validation_shards,
+            "validation_documents": validation_documents,
+            "tokenizer_documents": tokenizer_documents,
+            "window": window,
+        }
+        for setting, count in (counts | ({} if shards is None else {"shards": shards})).items():
+            if count < 1:
+                raise ValueError(f"data.{setting}={count} must be at least 1")
+        self.name, self.streaming, self.seed, self.window = name, streaming, seed, window
+        self.validation_documents = validation_documents
+        self.tokenizer_documents = tokenizer_documents
+        self.max_bad = max_bad
+        self.bad: set[tuple[str, int | None]] = set()  # shard, line; without a line: the rest
+
+        folder = root if dir is None else str(Path(dir).resolve())
+        if dir is None and not streaming:
+            folder = cached_folder(folder)
+        there = list_shards(folder)
+        wanted = {"train": shards, "validation": validation_shards}
+        for split, count in wanted.items():
+            if count is not None and count > len(there[split]):
+                setting = "shards" if split == "train" else "validation_shards"
+                raise ValueError(
+                    f"data.{setting}={count} but {folder} has {len(there[split])} {split} shards"
+                )
+        self.train = self._shuffled(there["train"], "choice")[:shards]
+        self.held_out = there["validation"][:validation_shards]
+        if not streaming:
+            self.train = [download(shard, folder) for shard in self.train]
+            self.held_out = [download(shard, folder) for shard in self.held_out]
+
+    def documents(self, split: Split) -> Iterator[str]:
+        texts = chain.from_iterable(
+            self.read(shard) for shard in (self.train if split == "train" else self.held_out)
+        )
+        limit = None if split == "train" else self.validation_documents
+        yield from (text for _, text in islice(texts, limit))
+
+    def sample(self) -> Iterator[str]:
+        """`tokenizer_documents` training documents, an equal share of each of a few shards."""
+        shards = self.train[:SAMPLED]
+        for number, shard in enumerate(shards):
+            share = (self.tokenizer_documents + number) // len(shards)
+            yield from (text for _, text in islice(self.read(shard), share))
+
+    def order(self, seed: int, epoch: int) -> list[Shard]:
+        """The training shards in the order of one pass over them."""
+        return self._shuffled(self.train, f"{seed} {epoch}")
+
+    def read(self, shard: Shard, first: int = 0) -> Iterator[tuple[int, str]]:
+        """The documents from line number `first` on, counted from 0, each with its number."""
+        number = -1
+        try:
+            for number, line in enumerate(shard.lines()):
+                if number < first or not line.strip():
+                    continue
+                try:
+                    text = text_of(line)
+                except Fault as fault:
+                    self._leave_out(shard, number, fault)
+                    continue
+                if text.strip():
+                    yield number, text
+        except Fault as fault:
+            self._leave_out(shard, None, Fault(f"{fault} after line {number + 1:,}"))
+
+    def _leave_out(self, shard: Shard, line: int | None, fault: Fault) -> None:
+        if (shard.name, line) in self.bad:
+            return  # counted when it was read before
+        self.bad.add((shard.name, line))
+        count = len(self.bad)
+        where = shard.name if line is None else f"{shard.name}, line {line + 1:,}"
+        if count > self.max_bad:
+            raise ValueError(
+                f"{where}: {fault}; with it {count:,} lines or shards are bad, more than "
+                f"data.max_bad={self.max_bad}. Fetch the shard again, or raise the limit"
+            ) from fault
+        what = "left out" if line is not None else "the rest of the shard is left out"
+        if count <= SHOWN or line is None:
+            log.warning("%s: %s; %s (%s so far)", where, fault, what, f"{count:,}")
+        elif count % 100 == 0:
+            log.warning("%s bad lines left out so far, the last one in %s", f"{count:,}", where)
+
+    def _shuffled(self, shards: list[Shard], key: str) -> list[Shard]:
+        """By a hash of the name: a choice does not depend on what else is in the folder."""
+
+        def rank(shard: Shard) -> str:
+            return hashlib.sha256(f"{self.seed} {key} {shard.name}".encode()).hexdigest()
+
+        return sorted(shards, key=rank)
+
+    @cache  # noqa: B019 - a corpus lives as long as the run
+    def fingerprint(self) -> str:
+        """Of all bytes of the chosen shards; when streamed, of their names, sizes and what the
+        file system or their first and last bytes say of their content."""
+        rule = f"c4 {self.seed} {self.validation_documents} {self.tokenizer_documents}"
+        digest = hashlib.sha256(rule.encode())
+        for split, shards in (("train", self.train), ("validation", self.held_out)):
+            for shard in shards:
+                content = shard.identity() if self.streaming else shard.digest()
+                digest.update(f"\n{split} {content}".encode())
+        return digest.hexdigest()
+
+    def describe(self) -> str:
+        size = sum(shard.size for shard in self.train + self.held_out)
+        return (
+            f"{self.name} {'streamed' if self.streaming else 'cached'}: "
+            f"{len(self.train):,} training and {len(self.held_out):,} validation shards, "
+            f"{size:,} bytes, sha256 {self.fingerprint()[:16]}"
+        )

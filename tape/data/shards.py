@@ -1,0 +1,191 @@
+"""Numbered shards of gzipped JSON lines, as C4 has them: where they lie, and what is in them.
+
+A folder of them is local, on the hub (`hf://`) or behind any other URL that fsspec reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from fsspec.core import url_to_fs
+from huggingface_hub import constants, hf_hub_download, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from tape.data.corpora import Split, encodable
+
+OFFICIAL = re.compile(r"c4-(train|validation)\.\d{5}-of-(\d{5})\.json\.gz")
+NAMES = "c4-train.00000-of-01024.json.gz, c4-validation.00000-of-00008.json.gz"
+ON_HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
+# What file systems call a hash of a file's content.
+CONTENT_HASHES = ("blob_id", "ETag", "etag", "md5Hash", "content_md5")
+EDGE = 2**16  # bytes at each end that stand for a file without such a hash
+CHUNK = 2**14  # compressed bytes; what precedes a fault by no more is lost with it
+
+
+class Fault(ValueError):
+    """What is wrong with a line, or with the rest of a shard."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of a folder; `version` is a hash of its content where the file system knows one."""
+
+    name: str
+    url: str
+    size: int
+    version: str | None
+
+    def identity(self) -> str:
+        """What tells this content from another without reading it all."""
+        if self.version is not None:
+            return f"{self.name} {self.size} {self.version}"
+        files, path = url_to_fs(self.url)
+        edges = files.cat_file(path, 0, EDGE) + files.cat_file(path, max(0, self.size - EDGE))
+        return f"{self.name} {self.size} {hashlib.sha256(edges).hexdigest()}"
+
+    def digest(self) -> str:
+        """A hash of all bytes."""
+        files, path = url_to_fs(self.url)
+        with files.open(path, "rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(2**20):
+                digest.update(chunk)
+        return f"{self.name} {self.size} {digest.hexdigest()}"
+
+    def lines(self) -> Iterator[bytes]:
+        """Its lines without their ends. File systems are opened here and not kept: not all of
+        them survive a fork.
+
+        Raises:
+            Fault: after the last whole line before the place where the compressed data are broken.
+            OSError: if not all bytes came; the source is at fault then, and not the data.
+        """
+        rest = b""
+        try:
+            files, path = url_to_fs(self.url)
+            with files.open(path, "rb") as file:
+                for part in self._inflated(file):
+                    *whole, rest = (rest + part).split(b"\n")
+                    yield from whole
+        except (Fault, OSError):
+            raise
+        except Exception as error:  # each file system has its own
+            raise OSError(f"{self.url} cannot be read: {error}") from error
+        if rest:
+            yield rest
+
+    def _inflated(self, file: BinaryIO) -> Iterator[bytes]:
+        decoder, came = zlib.decompressobj(wbits=31), 0
+        while chunk := file.read(CHUNK):
+            came += len(chunk)
+            while chunk:
+                if decoder.eof:  # a gzip file may be several, one after the other
+                    decoder = zlib.decompressobj(wbits=31)
+                try:
+                    part = decoder.decompress(chunk)
+                except zlib.error as error:
+                    raise Fault(f"the compressed data are broken ({error})") from error
+                yield part
+                chunk = decoder.unused_data
+        if came != self.size:
+            raise OSError(f"{self.url}: {came:,} bytes came, not {self.size:,}; try again")
+        if not decoder.eof:
+            raise Fault("the compressed data end too early")
+
+
+def text_of(line: bytes) -> str:
+    """The text of a record; its other fields are of no use here.
+
+    Raises:
+        Fault: if the line is not a JSON object with a text that is text.
+    """
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise Fault(f"not UTF-8 (byte {line[error.start]:#04x} at {error.start:,})") from error
+    except (ValueError, RecursionError) as error:
+        raise Fault(f"not JSON ({error})") from error
+    text = row.get("text") if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise Fault("no text in field 'text'")
+    if not encodable(text):
+        raise Fault("'text' holds a lone surrogate")
+    return text
+
+
+def list_shards(folder: str) -> dict[Split, list[Shard]]:
+    """The shards with official names in a local folder or a URL, sorted. Not all of the numbers
+    have to be there.
+
+    Raises:
+        FileNotFoundError: if there are none.
+        OSError: if the folder cannot be listed.
+        ValueError: if shards of several editions are mixed.
+    """
+    try:
+        files, path = url_to_fs(folder)
+        entries = files.ls(path, detail=True)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no folder {folder}") from error
+    except Exception as error:  # each file system has its own
+        raise OSError(
+            f"{folder} cannot be listed: {error}; without a network take data.dir=/path/to/en"
+        ) from error
+    found: dict[Split, list[Shard]] = {"train": [], "validation": []}
+    editions = set()
+    for entry in sorted(entries, key=lambda entry: entry["name"]):
+        name = entry["name"].rsplit("/", 1)[-1]
+        if match := OFFICIAL.fullmatch(name):
+            version = next((str(entry[key]) for key in CONTENT_HASHES if entry.get(key)), None)
+            url = files.unstrip_protocol(entry["name"])
+            found[match[1]].append(Shard(name, url, entry["size"], version))
+            editions.add(match.groups())
+    if not found["train"] or not found["validation"]:
+        missing = " or ".join(split for split in found if not found[split])
+        raise FileNotFoundError(
+            f"no {missing} shards among the {len(entries):,} files of {folder}; "
+            f"they are called {NAMES}"
+        )
+    if len(editions) > 2:
+        raise ValueError(f"{folder} mixes shards of several editions: {sorted(editions)}")
+    return found
+
+
+def cached_folder(url: str) -> str:
+    """The folder of the hub's own cache for a folder on the hub, if the hub is not to be asked."""
+    match = ON_HUB.fullmatch(url)
+    if not match or not constants.HF_HUB_OFFLINE:
+        return url
+    repository, revision, folder = match.groups()
+    try:
+        snapshot = snapshot_download(
+            repository, repo_type="dataset", revision=revision, local_files_only=True
+        )
+    except LocalEntryNotFoundError as error:
+        raise OSError(
+            f"HF_HUB_OFFLINE is set and nothing of {url} is in the hub's cache; "
+            f"take data.dir=/path/to/en"
+        ) from error
+    return os.path.join(snapshot, folder)
+
+
+def download(shard: Shard, folder: str) -> Shard:
+    """A shard of a folder on the hub in the hub's cache; others stay where they are."""
+    match = ON_HUB.fullmatch(folder)
+    if not match:
+        return shard
+    repository, revision, inside = match.groups()
+    path = Path(
+        hf_hub_download(
+            repository, f"{inside}/{shard.name}", repo_type="dataset", revision=revision
+        )
+    )
+    return Shard(shard.name, str(path), path.stat().st_size, None)

@@ -1,0 +1,193 @@
+"""An endless stream of blocks of tokens that one integer seeks: how many blocks were taken.
+
+The documents of a pass over the shards, each pass in an order of its own, are tokenised and packed
+into blocks: EOS after each document, no token lost. `window` blocks at a time are the shuffle
+buffer: block n of the stream is one of window n // window, permuted by (seed, window). So nothing
+of the stream has to be in a checkpoint. Where windows begin among the documents is a fact that is
+written down when it is found; without it the stream is replayed from a window that is known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing.context import ForkProcess
+from multiprocessing.process import current_process
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from transformers import PreTrainedTokenizerBase
+
+from tape.data.blocks import (
+    TokenBlocks,
+    TrainingOrder,
+    as_example,
+    batches,
+    encode,
+    token_fingerprint,
+    tokenize_corpus,
+)
+from tape.data.c4 import C4Corpus
+from tape.data.corpora import Corpus
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place between two tokens: `token` of those of a document (with its EOS) precede it."""
+
+    epoch: int = 0
+    shard: int = 0  # its number in the order of the epoch
+    line: int = 0
+    token: int = 0
+
+
+class WindowIndex:
+    """Where windows begin, one fact per line of a file that is only ever appended to. Runs that
+    share it write the same facts; lines that are not whole are passed over."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def read(self) -> dict[int, Place]:
+        places = {0: Place()}
+        for line in self.path.read_bytes().splitlines() if self.path.exists() else []:
+            try:
+                fact = json.loads(line)
+                if fact.pop("check") == _checksum(fact):
+                    number = fact.pop("window")
+                    places[number] = Place(**fact)
+            except (ValueError, TypeError, AttributeError, KeyError):
+                continue
+        return places
+
+    def add(self, number: int, place: Place) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fact = {"window": number, **asdict(place)}
+        # It begins a line of its own, after whatever half a line may be there, and is one write.
+        line = "\n" + json.dumps(fact | {"check": _checksum(fact)}) + "\n"
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+
+def _checksum(fact: dict[str, int]) -> int:
+    return zlib.crc32(json.dumps(fact, sort_keys=True).encode())
+
+
+class StreamedBlocks(IterableDataset):
+    """Blocks of `length` tokens, as a causal model's inputs and labels, from number `start` on: a
+    function of the corpus, the tokenizer, `length` and `seed` alone.
+
+    Raises:
+        ValueError: for a length below 2; when iterated in several workers, or over no documents.
+    """
+
+    def __init__(
+        self,
+        corpus: C4Corpus,
+        tokenizer: PreTrainedTokenizerBase,
+        length: int,
+        cache_dir: Path,
+        seed: int = 0,
+        start: int = 0,
+    ):
+        if length < 2:
+            raise ValueError(f"length={length}: a block of less than 2 tokens predicts nothing")
+        self.corpus, self.tokenizer, self.length, self.seed = corpus, tokenizer, length, seed
+        self.window, self.start = corpus.window, start
+        content = token_fingerprint(corpus, "train", tokenizer)
+        written = f"{content} {length} {seed} {self.window}"
+        self.fingerprint = hashlib.sha256(written.encode()).hexdigest()[:16]
+        self.index = WindowIndex(cache_dir / "streams" / self.fingerprint / "windows.jsonl")
+
+    def describe(self) -> str:
+        return "streamed"
+
+    def seek(self, block: int) -> None:
+        """Let the next iteration begin with this block."""
+        self.start = block
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            raise ValueError(f"one stream has no use for {worker.num_workers} workers; at most 1")
+        if isinstance(current_process(), ForkProcess):
+            # The tokenizer's threads did not survive the fork: it would wait for them forever.
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        first, skipped = divmod(self.start, self.window)
+        for number, blocks in self._windows(first):
+            # RandomState, because its numbers are promised never to change.
+            order = np.random.RandomState([self.seed, number]).permutation(self.window)
+            yield from (as_example(blocks[which]) for which in order[skipped:])
+            skipped = 0
+
+    def _windows(self, first: int) -> Iterator[tuple[int, np.ndarray]]:
+        """The windows from `first` on, in the order of the text: (window, length) tokens each."""
+        known = self.index.read()
+        number = max(window for window in known if window <= first)
+        if number < first:
+            log.info("replaying windows %s to %s of the stream", number, first - 1)
+        size, parts, room = self.window * self.length, [], self.window * self.length
+        for place, tokens in self._documents(known[number]):
+            while len(tokens) >= room:
+                parts.append(tokens[:room])
+                tokens = tokens[room:]
+                place = Place(place.epoch, place.shard, place.line, place.token + room)
+                if number + 1 not in known:
+                    self.index.add(number + 1, place)
+                if number >= first:
+                    yield number, np.concatenate(parts).reshape(self.window, self.length)
+                number, parts, room = number + 1, [], size
+            parts.append(tokens)
+            room -= len(tokens)
+
+    def _documents(self, start: Place) -> Iterator[tuple[Place, np.ndarray]]:
+        """The tokens of each document from a place on, and where they begin; endless."""
+        for batch in batches(self._texts(start)):
+            encoded = encode(self.tokenizer, [text for _, text in batch])
+            for (place, _), tokens in zip(batch, encoded, strict=True):
+                if place == Place(start.epoch, start.shard, start.line):
+                    yield start, tokens[start.token :]
+                else:
+                    yield place, tokens
+
+    def _texts(self, start: Place) -> Iterator[tuple[Place, str]]:
+        epoch, shard, line = start.epoch, start.shard, start.line
+        while True:
+            empty = shard == line == 0
+            order = self.corpus.order(self.seed, epoch)
+            for number in range(shard, len(order)):
+                for at, text in self.corpus.read(order[number], first=line):
+                    empty = False
+                    yield Place(epoch, number, at), text
+                line = 0
+            if empty:
+                raise ValueError(f"the training shards of {self.corpus.name} hold no documents")
+            epoch, shard = epoch + 1, 0
+
+
+def training_blocks(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    cache_dir: Path,
+    seed: int,
+    total: int,
+) -> TrainingOrder | StreamedBlocks:
+    """What a model is trained on, in the order of training: streamed as the corpus asks, or
+    `total` blocks of what is tokenised as a whole first."""
+    if corpus.streaming:
+        return StreamedBlocks(corpus, tokenizer, length, cache_dir, seed)
+    stream = tokenize_corpus(corpus, "train", tokenizer, cache_dir)
+    return TrainingOrder(TokenBlocks(stream, length), total, seed)

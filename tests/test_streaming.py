@@ -1,0 +1,308 @@
+"""A stream of blocks: what is in it, that one integer finds any place of it, and runs on it."""
+
+import gzip
+import json
+import os
+import shutil
+from itertools import islice
+from types import SimpleNamespace
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from shards import name_of, record, write_shards
+from test_training import (
+    assert_same_weights,
+    composed,
+    read_metrics,
+    weights,
+)
+from torch.utils.data import DataLoader
+
+import train
+from tape.data import C4Corpus, StreamedBlocks, TrainingOrder, train_tokenizer, training_blocks
+from tape.data import streaming as streaming_module
+
+LENGTH, WINDOW, TAKEN = 24, 13, 600  # 600 blocks are two passes and a part of the third
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = write_shards(tmp_path_factory.mktemp("c4") / "en", train=(1, 2, 3), documents=70)
+    name = name_of("train", 2)
+    lines = gzip.decompress((folder / name).read_bytes()).splitlines(keepends=True)
+    lines[5] = b"nonsense\n"
+    lines[9] = record(" ".join(map(str, range(900))))  # longer than a window
+    whole = gzip.compress(b"".join(lines), mtime=0)
+    (folder / name).write_bytes(whole[:-40])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder, tmp_path_factory):
+    return train_tokenizer(C4Corpus(folder), 300, tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def stream(folder, tokenizer, tmp_path):
+    def make(start=0, seed=3, cache=tmp_path, **arguments):
+        corpus = C4Corpus(**{"dir": folder, "window": WINDOW} | arguments)
+        return StreamedBlocks(corpus, tokenizer, LENGTH, cache, seed, start)
+
+    return make
+
+
+def take(stream, count):
+    return [block["input_ids"].tolist() for block in islice(stream, count)]
+
+
+def by_definition(corpus, tokenizer, seed, count):
+    """Document after document, block after block, window after window."""
+    tokens, epoch = [], 0
+    while len(tokens) < (count + WINDOW) * LENGTH:
+        for shard in corpus.order(seed, epoch):
+            for _, text in corpus.read(shard):
+                tokens += tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]
+        epoch += 1
+    blocks = [tokens[n : n + LENGTH] for n in range(0, len(tokens) - LENGTH + 1, LENGTH)]
+    shuffled = []
+    for window in range(count // WINDOW + 1):
+        for which in np.random.RandomState([seed, window]).permutation(WINDOW):
+            shuffled.append(blocks[window * WINDOW + which])
+    return shuffled[:count], epoch
+
+
+@pytest.fixture(scope="module")
+def expected(folder, tokenizer):
+    blocks, epochs = by_definition(C4Corpus(folder), tokenizer, 3, TAKEN)
+    assert epochs == 3 and len({tuple(block) for block in blocks}) > TAKEN / 2
+    return blocks
+
+
+def test_the_stream_is_what_it_is_defined_as(stream, expected):
+    assert take(stream(), TAKEN) == expected
+    first = next(iter(stream()))
+    assert first["labels"].tolist() == first["input_ids"].tolist()
+    assert first["input_ids"].dtype == torch.int64
+
+
+def test_any_place_is_found_with_and_without_the_index(stream, expected, tmp_path):
+    places = [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 100, 199, 200, 311, TAKEN - 1]
+    for start in reversed(places):  # the later ones first: nothing is known of what precedes them
+        assert take(stream(start), TAKEN - start) == expected[start:]
+    for start in places:
+        fresh = stream(start, cache=tmp_path / str(start))
+        assert take(fresh, 1) == expected[start : start + 1]
+    known = stream()
+    for start in range(0, TAKEN, 7):
+        known.seek(start)
+        assert take(known, 1) == expected[start : start + 1]
+
+
+def test_an_index_spares_tokenizing_what_precedes(stream, expected, monkeypatch):
+    seen = []
+    encode = streaming_module.encode
+
+    def listening(tokenizer, batch):
+        seen.append(batch[0])
+        return encode(tokenizer, batch)
+
+    monkeypatch.setattr(streaming_module, "encode", listening)
+    assert take(stream(WINDOW * 40), 1) == expected[WINDOW * 40 : WINDOW * 40 + 1]
+    beginning, seen[:] = seen[0], []
+    places = stream().index.read()
+    assert sorted(places) == list(range(42))
+    for window, place in places.items():
+        assert take(stream(WINDOW * window), 1) == expected[WINDOW * window : WINDOW * window + 1]
+        shard = stream().corpus.order(3, place.epoch)[place.shard]
+        assert seen[0] == dict(stream().corpus.read(shard))[place.line]
+        assert (seen[0] == beginning) is (window == 0)
+        seen.clear()
+
+
+def test_a_damaged_index_is_as_good_as_a_shorter_one(stream, expected):
+    list(islice(stream(), TAKEN))
+    path, places = stream().index.path, stream().index.read()
+    whole = path.read_bytes()
+    for kept in (0, 1, 60, len(whole) // 2, len(whole) // 2 + 17, len(whole) - 3):
+        path.write_bytes(whole[:kept])
+        assert take(stream(200), 30) == expected[200:230]
+        assert take(stream(TAKEN - 1), 1) == expected[TAKEN - 1 :]
+        assert stream().index.read() == places  # found again
+    changed = whole.replace(b'"line": ', b'"line": 1')
+    path.write_bytes(b'null\n[]\n{"window": 3}\n\xff\n' + changed)
+    assert take(stream(200), 30) == expected[200:230]
+
+
+def test_runs_write_the_same_facts(stream, expected):
+    runs = [iter(stream()) for _ in range(3)]
+    for start in range(0, 60, 10):
+        for run in runs:
+            assert take(run, 10) == expected[start : start + 10]
+    facts = {}
+    for line in stream().index.path.read_text().splitlines():
+        fact = json.loads(line or "{}")
+        assert facts.setdefault(fact.get("window"), fact) == fact
+    assert facts.keys() == {None, *range(1, 6)}
+
+
+@pytest.mark.parametrize(
+    ("context", "parallel"), [("fork", "true"), ("fork", "false"), ("spawn", "true")]
+)
+def test_a_worker_changes_nothing(stream, expected, context, parallel, monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
+    stream().tokenizer(["use its threads"] * 300)
+    loader = DataLoader(
+        stream(150), batch_size=5, num_workers=1, multiprocessing_context=context, timeout=60
+    )
+    batches = [batch["input_ids"] for batch in islice(loader, 6)]
+    assert torch.cat(batches).tolist() == expected[150:180]
+
+
+def test_a_url_streams_as_the_folder_does(stream, expected, folder):
+    files = fsspec.filesystem("memory")
+    for path in folder.iterdir():
+        files.pipe(f"/far/en/{path.name}", path.read_bytes())
+    far = stream(dir=None, root="memory://far/en")
+    assert far.fingerprint == stream().fingerprint
+    assert take(far, 50) == expected[:50]
+    loader = DataLoader(far, batch_size=5, num_workers=1, multiprocessing_context="fork")
+    assert next(iter(loader))["input_ids"].tolist() == expected[:5]
+
+
+def test_processes_share_a_step_as_one_process_would(stream, expected):
+    """accelerate lets rank 0 read as many batches as there are ranks and hands out slices."""
+    from accelerate.data_loader import DataLoaderDispatcher, prepare_data_loader
+
+    prepared = prepare_data_loader(
+        DataLoader(stream(), batch_size=4), device=torch.device("cpu"), put_on_device=True
+    )
+    assert isinstance(prepared, DataLoaderDispatcher)
+    prepared.state.num_processes = 2
+    try:
+        batch, _ = prepared._fetch_batches(iter(prepared.base_dataloader))
+    finally:
+        prepared.state.num_processes = 1
+    assert batch["input_ids"].tolist() == expected[:8]
+
+
+def test_other_data_are_another_stream(stream, tokenizer, folder, tmp_path):
+    streams = [stream(), stream(seed=4), stream(shards=2), stream(window=14)]
+    streams.append(StreamedBlocks(streams[0].corpus, tokenizer, LENGTH + 1, tmp_path, 3))
+    assert len({one.fingerprint for one in streams}) == 5
+    assert take(stream(seed=4), 20) != take(stream(), 20)
+    assert stream(max_bad=9).fingerprint == stream().fingerprint
+
+
+def test_bad_streams_are_refused(stream, tokenizer, folder, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="length=1: a block of less than 2"):
+        StreamedBlocks(C4Corpus(folder), tokenizer, 1, tmp_path)
+    with pytest.raises(ValueError, match=r"line 6: not JSON.*data\.max_bad=0"):
+        take(stream(max_bad=0), TAKEN)
+    empty = write_shards(tmp_path / "empty", documents=0)
+    with pytest.raises(ValueError, match="training shards of c4 hold no documents"):
+        next(iter(stream(dir=empty)))
+    second = SimpleNamespace(num_workers=2)
+    monkeypatch.setattr(streaming_module, "get_worker_info", lambda: second)
+    with pytest.raises(ValueError, match="one stream has no use for 2 workers"):
+        next(iter(stream()))
+
+
+def test_the_corpus_says_which_way_it_is_read(folder, tokenizer, tmp_path):
+    for streaming, kind in ((True, StreamedBlocks), (False, TrainingOrder)):
+        corpus = C4Corpus(folder, streaming=streaming)
+        assert type(training_blocks(corpus, tokenizer, LENGTH, tmp_path, 0, 9)) is kind
+
+
+SETTINGS = (
+    "experiment=quick",
+    "data=c4",
+    "data.window=5",  # so that runs stop within a window, and steps lie across its border
+    "position.sampler=shift",  # so that a random state that is not restored shows
+    "trainer.gradient_accumulation_steps=2",
+    "trainer.per_device_train_batch_size=3",
+    "vocab_size=300",
+    "length=32",
+    "trainer.max_steps=8",
+    "trainer.lr_scheduler_type=constant",  # else fewer steps have another schedule
+    "trainer.warmup_steps=0",
+    "trainer.save_steps=4",
+    "trainer.eval_steps=2",
+    "trainer.logging_steps=1",
+)
+
+
+@pytest.fixture
+def start(folder, tmp_path):
+    def start(*overrides, run="run", cache=tmp_path / "cache"):
+        cfg = composed(
+            *SETTINGS,
+            f"data.dir={folder}",
+            f"cache_dir={cache}",
+            f"output_dir={tmp_path / run}",
+            *overrides,
+        )
+        train.run(cfg)
+        return tmp_path / run
+
+    return start
+
+
+def metrics(folder, *names):
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [(row["step"], name, row[name]) for row in rows for name in names if name in row]
+
+
+def test_eight_steps_are_four_and_four_more(start, tmp_path):
+    whole = start(run="whole", cache=tmp_path / "another")
+    for workers in (0, 1):
+        setting, run = f"trainer.dataloader_num_workers={workers}", f"workers{workers}"
+        start(setting, "trainer.max_steps=4", run=run)
+        if workers:
+            shutil.rmtree(tmp_path / "cache" / "streams")  # slower, and the same
+        stopped = start(setting, run=run)
+        assert_same_weights(weights(whole), weights(stopped))
+        seen = metrics(whole, "loss", "eval_loss", "grad_norm")
+        assert metrics(stopped, "loss", "eval_loss", "grad_norm") == seen and len(seen) == 8 + 4 + 8
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(start, tmp_path):
+    settings = ["trainer.lr_scheduler_type=cosine", "trainer.save_steps=3"]
+    whole = start(*settings, run="whole")
+    for again in range(2):
+        killed = tmp_path / f"killed{again}"
+        shutil.copytree(whole, killed)
+        for step in (6, 8)[again:]:  # the last step, with all that is at the end, or also step 6
+            shutil.rmtree(killed / f"checkpoint-{step}")
+        (killed / "model.safetensors").unlink()
+        start(*settings, run=killed.name)
+        assert_same_weights(weights(whole), weights(killed))
+        names = ("loss", "eval_loss", "learning_rate", "epoch")
+        assert metrics(killed, *names) == metrics(whole, *names)
+
+
+def test_a_run_goes_on_with_the_same_data_alone(start):
+    start("trainer.max_steps=4")
+    for change, message in {
+        "data.seed=1": r"another configuration:\n  data\.seed: 0 -> 1\n  tokens\.train",
+        "data.shards=2": r"data\.shards: None -> 2\n  tokens\.train",
+        "data.window=6": r"data\.window: 5 -> 6\n  tokens\.train",
+        "seed=1": r"\n  seed: 0 -> 1",
+        "trainer.gradient_accumulation_steps=4": r"\n  sequences_per_step: 6 -> 12",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            start(change)
+    with pytest.raises(ValueError, match="num_workers=2 with a streamed corpus"):
+        start("trainer.dataloader_num_workers=2", run="several")
+    for setting in ("+trainer.auto_find_batch_size=true", "+trainer.accelerator_config={SPLIT}"):
+        with pytest.raises(ValueError, match="by which a run is counted"):
+            start(setting.replace("SPLIT", "split_batches:true"), run="elastic")
+    start("data.max_bad=3", "trainer.max_steps=5")  # or a run could not go on after too many
+
+
+def test_a_run_on_cached_shards_ends_without_the_hub(start, caplog):
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    folder = start("data.streaming=false", "trainer.max_steps=2")
+    assert (folder / "report" / "report.md").exists()
+    assert any("line 6: not JSON" in message for message in caplog.messages)
