@@ -24,6 +24,7 @@ class IndexSampler:
     """The coordinate is the index."""
 
     arguments: ClassVar[tuple[str, ...]] = ()
+    consecutive: ClassVar[bool] = True  # neighbouring tokens lie one apart
     longest: int | None = None  # the most tokens that there are coordinates for
     draw: tuple[int, ...] | None = None  # what the coordinates of an evaluation depend on
 
@@ -76,6 +77,7 @@ class SubsetSampler(IndexSampler):
     """
 
     arguments = ("length", "eval_length", "seed")
+    consecutive = False
 
     def __init__(self, length: int, eval_length: int, seed: int = 0):
         self.length, self.eval_length, self.seed = length, eval_length, seed
