@@ -62,9 +62,9 @@ def check_mask(mask: Tensor | None, T: int, cache: Cache | None) -> None:
 
 def check_draw(draw: tuple[int, ...] | None, cache: Cache | None) -> None:
     """Refuse keys that were turned by another draw of positions than the one in force."""
-    if draw is None or cache is None or torch.compiler.is_compiling():
+    if draw is None or cache is None:
         return
-    if int(cache.get_seq_length()) == 0:
+    if not torch.compiler.is_compiling() and int(cache.get_seq_length()) == 0:
         cache.tape_draw = draw
     if getattr(cache, "tape_draw", draw) != draw:
         raise ValueError(

@@ -129,6 +129,7 @@ class TapePreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_flash_attn = True
+    _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": OutputRecorder(DecoderLayer, index=0),
         "attentions": OutputRecorder(Attention, index=2),
@@ -335,6 +336,10 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         if config._attn_implementation == "flex_attention":
             return attention_mask
         return create_masks_for_generate(attention_mask=attention_mask, config=config, **arguments)
+
+    def _get_static_cache_init_shape(self) -> None:
+        """None: the cache takes its shape from what it is first given, values that may be wider
+        than keys. The library would allocate both alike for `prefill_chunk_size`."""
 
     def _prepare_generated_length(self, *args, **kwargs):
         generation_config = super()._prepare_generated_length(*args, **kwargs)

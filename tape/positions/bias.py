@@ -7,7 +7,6 @@ the mask removes) count as zero.
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,14 +50,13 @@ class SlopeBias(ScoreBias):
 
     def __init__(self, slopes: Tensor, positions: Positions, consecutive: bool = True):
         self.slopes, self.positions, self.consecutive = slopes, positions, consecutive
+        self._dense: Tensor | None = None
         self._masked: tuple[Tensor | None, Tensor] | None = None
 
-    @cached_property
-    def _dense(self) -> Tensor:
-        distance = distances(self.positions).to(self.slopes.dtype)
-        return -self.slopes[:, None, None] * distance[:, None]
-
     def dense(self, dtype: torch.dtype) -> Tensor:
+        if self._dense is None:
+            distance = distances(self.positions).to(self.slopes.dtype)
+            self._dense = -self.slopes[:, None, None] * distance[:, None]
         return self._dense.to(dtype)
 
     def masked(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
