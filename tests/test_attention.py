@@ -4,7 +4,7 @@ unfused form, and what is ours around flash-attn with its functions by their doc
 import flash_reference
 import pytest
 import torch
-from conftest import GROUPED, POSITIONS, all_positions, make_config, make_model, random_tokens
+from conftest import POSITIONS, all_positions, make_config, make_model, random_tokens
 from torch.nn.attention import flex_attention
 from transformers import DynamicCache, StaticCache, masking_utils
 
@@ -70,30 +70,32 @@ def outputs(model, static=False):
         yield torch.cat(pieces, dim=1)[mask.bool()]
 
 
+def assert_equals_eager(switch, position, static=False, **changes):
+    model = make_model(position, kernel="eager", num_hidden_layers=2, **changes)
+    expected = list(outputs(model, static))
+    switch(model)
+    for ours, reference in zip(outputs(model, static), expected, strict=True):
+        torch.testing.assert_close(ours, reference, **EXACT)
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("heads", [4, 2])
 @all_positions
-def test_flex_equals_eager(position, heads, flex):
-    if heads == 2 and position not in GROUPED:
-        pytest.skip("needs a key/value head per query head")
-    model = make_model(position, kernel="eager", num_key_value_heads=heads)
-    expected = list(outputs(model, static=True))
-    flex(model)
-    for ours, reference in zip(outputs(model, static=True), expected, strict=True):
-        torch.testing.assert_close(ours, reference, **EXACT)
+def test_flex_equals_eager(position, flex):
+    assert_equals_eager(flex, position, static=True)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("heads", [4, 2])
 @pytest.mark.parametrize("position", FLASH)
-def test_flash_equals_eager(position, heads, flash_attn):
-    if heads == 2 and position not in GROUPED:
-        pytest.skip("needs a key/value head per query head")
-    model = make_model(position, kernel="eager", num_key_value_heads=heads)
-    expected = list(outputs(model))
-    flash_attn(model)
-    for ours, reference in zip(outputs(model), expected, strict=True):
-        torch.testing.assert_close(ours, reference, **EXACT)
+def test_flash_equals_eager(position, flash_attn):
+    assert_equals_eager(flash_attn, position)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "tape", "alibi", "t5"])
+def test_grouped_queries(position, flex, flash_attn):
+    assert_equals_eager(flex, position, num_key_value_heads=2)
+    if position in FLASH:
+        assert_equals_eager(flash_attn, position, num_key_value_heads=2)
 
 
 def gradients(model):
@@ -113,7 +115,7 @@ def test_gradients_equal_those_of_eager(kernel, position, request, monkeypatch):
     the scores are tested by taking the refusals away."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     monkeypatch.setattr(attention, "_check_flex", lambda *arguments: None)
-    model = make_model(position, kernel="eager")
+    model = make_model(position, kernel="eager", num_hidden_layers=2)
     expected = gradients(model)
     request.getfixturevalue(kernel)(model)
     for name, gradient in gradients(model).items():

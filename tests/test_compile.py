@@ -10,12 +10,12 @@ from transformers import CompileConfig, DynamicCache, StaticCache, masking_utils
 
 from tape import attention
 
-# One of each way to compute; the others differ from these in numbers, and run as slow tests.
-QUICK = ("rope", "randpe", "alibi", "fire", "t5", "tape")
-every_position = pytest.mark.parametrize(
-    "position",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in POSITIONS],
-)
+
+def every_position(*quick):
+    """All encodings; those that compute in the way of a quick one are slow tests."""
+    slow = pytest.mark.slow
+    names = [name if name in quick else pytest.param(name, marks=slow) for name in POSITIONS]
+    return pytest.mark.parametrize("position", names)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def assert_trains_alike(position, backend, tolerance):
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@every_position
+@every_position("rope", "randpe", "alibi", "fire", "t5", "tape")
 def test_training_in_one_graph(position):
     assert_trains_alike(position, "aot_eager", 1e-6)
 
@@ -69,7 +69,7 @@ def decoded(call, model, tokens, count):
 
 
 @torch.no_grad()
-@every_position
+@every_position("rope", "randpe", "alibi", "fire", "tape")
 def test_decoding_compiles_two_graphs(position):
     """One for the prompt, one for every token after it."""
     model = make_model(position, num_hidden_layers=2, max_position_embeddings=80)
@@ -81,7 +81,7 @@ def test_decoding_compiles_two_graphs(position):
 
 
 @torch.no_grad()
-@every_position
+@every_position("randpe", "tape")
 def test_generates_alike_compiled(position):
     model = make_model(position, num_hidden_layers=2)
     tokens, mask = random_tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
@@ -123,7 +123,9 @@ def test_random_positions_are_refused_in_a_graph_too():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("position", "graphs"), [("alibi", 4), ("tape", 7)])
+@pytest.mark.parametrize(
+    ("position", "graphs"), [pytest.param("alibi", 4, marks=pytest.mark.slow), ("tape", 7)]
+)
 @pytest.mark.filterwarnings("ignore:_compile flag")
 def test_flex_compiles_a_bounded_number_of_times(position, graphs, monkeypatch):
     """Of a length, of any length, of one token with one cache and with any; TAPE twice, with state
