@@ -87,7 +87,8 @@ def _attend(q: Tensor, k: Tensor, values: Tensor, mask: Tensor | None, settings:
         )
     # Channels of zeros change no score; the scale is given, not told from the width.
     q_BTHW, k_BSKW, v_BSKW = (
-        F.pad(x, (0, width - x.shape[-1])).transpose(1, 2) for x in (q, k, values)
+        (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))).transpose(1, 2)
+        for x in (q, k, values)
     )
     fixed, varying = functions()
     if mask is None:

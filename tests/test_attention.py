@@ -210,6 +210,24 @@ def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
         flash.flash(q, q, q, q, None, None, 1.0, 0.0)
 
 
+@torch.no_grad()
+def test_what_the_configuration_says_is_what_runs(monkeypatch, flex, flash_attn):
+    ran = []
+    for name, kernel in attention.KERNELS.items():
+
+        def recording(*arguments, name=name, kernel=kernel):
+            ran.append(name)
+            return kernel(*arguments)
+
+        monkeypatch.setitem(attention.KERNELS, name, recording)
+    model, tokens = make_model("tape"), padded()[0]
+    for name, switch in {"flex_attention": flex, "flash_attention_2": flash_attn}.items():
+        switch(model)
+        ran.clear()
+        model(tokens)
+        assert ran == [model.config._attn_implementation] * 3 == [name] * 3
+
+
 def test_flex_refuses_what_it_cannot_do():
     message = r"'flex_attention' with attention_dropout=0.1.*eager, sdpa or flash_attention_2"
     config = make_config("rope", attention_dropout=0.1, attn_implementation="flex_attention")
