@@ -123,6 +123,16 @@ def test_random_positions_are_refused_in_a_graph_too():
 
 
 @torch.no_grad()
+def test_gaps_in_a_cache_are_refused_in_a_graph_too():
+    model, tokens = make_model("alibi"), random_tokens(1, 4)
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    model(tokens, position_ids=torch.tensor([[0, 1, 5, 6]]), past_key_values=cache)
+    compiled = torch.compile(model, backend="aot_eager")
+    with pytest.raises(ValueError, match="position_ids with gaps and a cache"):
+        compiled(tokens[:, :1], position_ids=torch.tensor([[7]]), past_key_values=cache)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     ("position", "graphs"), [pytest.param("alibi", 4, marks=pytest.mark.slow), ("tape", 7)]
 )
