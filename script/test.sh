@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks the code's style and runs the tests: bash script/test.sh [pytest's arguments]
+# Checks the code's style and runs the tests but the slow ones, which -m slow runs:
+#   bash script/test.sh [pytest's arguments]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash script/setup.sh

@@ -13,18 +13,31 @@ builders keep working. A request that cannot be honoured is refused, never repla
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import Cache, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
 from tape.blockwise import causal_attention, pays
+from tape.flash import flash
 from tape.names import suggestion
 from tape.positions import ENCODINGS, ScoreBias
-from tape.positions.base import masked
+from tape.positions.base import ScoreMod, masked
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 Attended = tuple[Tensor, Tensor | None, Tensor | None]
+
+FLEX_WITH_DROPOUT = (
+    "attn_implementation='flex_attention' with attention_dropout={}: it has no dropout; set it "
+    "to 0, or use eager, sdpa or flash_attention_2"
+)
 
 
 def per_query_head(x_BKSD: Tensor, num_heads: int) -> Tensor:
@@ -98,26 +111,152 @@ def sdpa(
     return *attended.split((v.shape[-1], payload.shape[-1]), dim=-1), None
 
 
-KERNELS: dict[str, Callable[..., Attended]] = {"eager": eager, "sdpa": sdpa}
+@cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    # fullgraph: beyond the limit of recompilations it fails, in place of unfused and silent code.
+    return torch.compile(flex_attention, fullgraph=True)
 
 
-def require(implementation: str, encoding: str) -> None:
-    """Raise a ValueError unless this attention implementation can carry out this encoding.
+def _masked_mod(mask_BHTS: Tensor, score_mod: ScoreMod | None) -> ScoreMod:
+    """A mask that the caller made, boolean or additive, for the scores after `score_mod`."""
+
+    def apply(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        score = score if score_mod is None else score_mod(score, b, h, i, j)
+        value = mask_BHTS[b, h, i, j]
+        return torch.where(value, score, -torch.inf) if value.dtype == torch.bool else score + value
+
+    return apply
+
+
+def _check_flex(q: Tensor, dropout: float, needs_gradient: bool) -> None:
+    if dropout:
+        raise ValueError(FLEX_WITH_DROPOUT.format(dropout))
+    if not q.is_cuda and needs_gradient and torch.is_grad_enabled():
+        raise ValueError(
+            f"attn_implementation='flex_attention' with gradients on {q.device.type}: torch has "
+            f"them on a GPU only; use sdpa or eager, or call the model under torch.no_grad()"
+        )
+    if q.is_cuda and q.shape[-1] < 16:
+        raise ValueError(
+            f"attn_implementation='flex_attention' with head_dim={q.shape[-1]}: on a GPU it takes "
+            f"16 or more; use sdpa or eager"
+        )
+
+
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    payload: Tensor | None,
+    mask: BlockMask | Tensor | None,
+    bias: ScoreBias | None,
+    scaling: float,
+    dropout: float,
+) -> Attended:
+    """torch's FlexAttention: values and payload under one softmax, a bias in the form it prefers.
+
+    Compiled on a GPU; unfused on a CPU, where torch has no gradients for it.
+    """
+    _check_flex(q, dropout, any(x.requires_grad for x in (q, k, v)))
+    (B, H, T, _), K, S = q.shape, *k.shape[1:3]
+    values = v if payload is None else torch.cat((v, payload.expand(B, K, S, -1)), dim=-1)
+    score_mod = None
+    if bias is not None:
+        score_mod = bias.score_mod(torch.promote_types(q.dtype, torch.float32))
+    if isinstance(mask, Tensor):
+        mask, score_mod = None, _masked_mod(mask.expand(B, H, T, S), score_mod)
+    settings = {"score_mod": score_mod, "block_mask": mask, "scale": scaling, "enable_gqa": K != H}
+    if torch.compiler.is_compiling() or not q.is_cuda:
+        attended = flex_attention(q, k, values, **settings)
+    else:  # with and without payload, gradients, cache; one length, then any: more than the default
+        with torch._dynamo.config.patch(recompile_limit=64):
+            attended = _compiled_flex()(q, k, values, **settings)
+    if payload is None:
+        return attended, None, None
+    return *attended.split((v.shape[-1], payload.shape[-1]), dim=-1), None
+
+
+KERNELS: dict[str, Callable[..., Attended]] = {
+    "eager": eager,
+    "sdpa": sdpa,
+    "flex_attention": flex,
+    "flash_attention_2": flash,
+}
+
+
+def require(implementation: str, config: PretrainedConfig) -> None:
+    """Raise a ValueError unless this attention implementation can carry out this configuration.
 
     The message names both settings and what would work instead.
     """
-    able = [name for name in KERNELS if name in ENCODINGS[encoding].backends]
+    encoding = config.position["name"]
+    able = ENCODINGS[encoding].able_backends(config.position)
+    missing = set() if is_flash_attn_2_available() else {"flash_attention_2"}
+    names = [name for name in KERNELS if name in able - missing]
     conflict = f"attn_implementation={implementation!r} with position {encoding!r}"
-    if implementation in able:
-        return
-    if implementation.startswith("flash") and implementation not in ENCODINGS[encoding].backends:
+    if implementation not in KERNELS:
+        raise ValueError(f"{conflict}: no such implementation{suggestion(implementation, names)}")
+    if implementation not in able:
         raise ValueError(
-            f"{conflict}: flash attention takes no learned term on the scores; "
-            f"allowed here: {', '.join(able)}"
+            f"{conflict}: flash attention takes no learned term on the scores, and ALiBi's slopes "
+            f"at consecutive positions only; allowed here: {', '.join(names)}"
         )
-    if implementation == "flash_attention_2" and not is_flash_attn_2_available():
+    if implementation in missing:
         raise ValueError(
             f"{conflict}: the flash-attn package is missing, or there is no CUDA device for it "
-            f"(EXTRAS=dev,flash bash script/setup.sh); allowed here: {', '.join(able)}"
+            f"(EXTRAS=dev,flash bash script/setup.sh); allowed here: {', '.join(names)}"
         )
-    raise ValueError(f"{conflict}: no such implementation{suggestion(implementation, able)}")
+    if implementation == "flex_attention" and config.attention_dropout:
+        raise ValueError(FLEX_WITH_DROPOUT.format(config.attention_dropout))
+
+
+class CacheSizes:
+    """What the library's mask builder asks of a cache, as it is before this forward pass.
+
+    A static cache keeps its length in a tensor that it adds to in place. FlexAttention evaluates
+    its mask after that, and every query would see as many slots too many as there are new tokens.
+    """
+
+    def __init__(self, cache: Cache):
+        self.get_mask_sizes, self.is_compileable = cache.get_mask_sizes, cache.is_compileable
+        length = cache.get_query_offset()
+        self._length = length.clone() if isinstance(length, Tensor) else length
+
+    def get_query_offset(self, layer_idx: int) -> Tensor | int:
+        return self._length
+
+
+def cache_sizes(cache: Cache | None) -> CacheSizes | None:
+    return None if cache is None else CacheSizes(cache)
+
+
+def check_flash(
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cache: Cache | None,
+    bias: ScoreBias | None,
+) -> None:
+    """Refuse inputs that flash_attention_2 would take for others: it sees neither which slots of a
+    static cache are free, nor indices.
+
+    Raises:
+        ValueError: for a static cache; for ALiBi with indices that do not count the real tokens.
+    """
+    conflict = "attn_implementation='flash_attention_2' with"
+    if isinstance(cache, StaticCache):
+        raise ValueError(
+            f"{conflict} a static cache: it would attend to the free slots; use a dynamic cache, "
+            f"or sdpa, flex_attention or eager"
+        )
+    if bias is None or position_ids is None or position_ids.shape[-1] == 1:
+        return
+    T = position_ids.shape[-1]
+    real = torch.ones_like(position_ids) if attention_mask is None else attention_mask
+    offset = position_ids - real.cumsum(-1)[:, -T:].to(position_ids)
+    real = real[:, -T:].bool().expand_as(offset)
+    lowest, highest = offset.amin(-1, keepdim=True), offset.amax(-1, keepdim=True)
+    if (offset.where(real, lowest).amax(-1) > offset.where(real, highest).amin(-1)).any():
+        raise ValueError(
+            f"{conflict} position_ids that do not count the real tokens one by one: it takes "
+            f"ALiBi's distances from their order; use sdpa, flex_attention or eager"
+        )

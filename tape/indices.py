@@ -62,9 +62,9 @@ def check_mask(mask: Tensor | None, T: int, cache: Cache | None) -> None:
 
 def check_draw(draw: tuple[int, ...] | None, cache: Cache | None) -> None:
     """Refuse keys that were turned by another draw of positions than the one in force."""
-    if draw is None or cache is None or torch.compiler.is_compiling():
+    if draw is None or cache is None:
         return
-    if int(cache.get_seq_length()) == 0:
+    if not torch.compiler.is_compiling() and int(cache.get_seq_length()) == 0:
         cache.tape_draw = draw
     if getattr(cache, "tape_draw", draw) != draw:
         raise ValueError(
@@ -77,13 +77,16 @@ def check_draw(draw: tuple[int, ...] | None, cache: Cache | None) -> None:
 def check_gaps(position_ids: Tensor | None, cache: Cache | None) -> None:
     """Refuse to continue a cache behind a gap in the indices, for encodings that ask for those of
     its keys: distances in slots would be taken for them."""
-    if cache is None or torch.compiler.is_compiling():
+    if cache is None:
         return
-    several = position_ids is not None and position_ids.shape[1] > 1
+    compiling = torch.compiler.is_compiling()  # a graph knows what earlier calls found, no values
+    several = not compiling and position_ids is not None and position_ids.shape[1] > 1
     gaps = several and bool((position_ids.diff(dim=-1) > 1).any())
-    if (gaps or getattr(cache, "tape_gaps", False)) and int(cache.get_seq_length()):
+    found = gaps or getattr(cache, "tape_gaps", False)
+    if found and (compiling or int(cache.get_seq_length())):
         raise ValueError(
             "position_ids with gaps and a cache: this encoding needs the indices of cached keys, "
             "which no cache keeps; give all tokens at once, or indices without gaps"
         )
-    cache.tape_gaps = gaps
+    if not compiling:
+        cache.tape_gaps = gaps

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_masks_for_generate
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
@@ -127,6 +127,9 @@ class TapePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["DecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_flash_attn = True
+    _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": OutputRecorder(DecoderLayer, index=0),
         "attentions": OutputRecorder(Attention, index=2),
@@ -143,7 +146,7 @@ class TapePreTrainedModel(PreTrainedModel):
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         if attn_implementation is not None:
-            attention.require(attn_implementation, self.config.position["name"])
+            attention.require(attn_implementation, self.config)
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -225,7 +228,7 @@ class TapeModel(TapePreTrainedModel):
             config=self.config,
             inputs_embeds=x_BTC,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            past_key_values=attention.cache_sizes(past_key_values),
         )
         query, key = token_indices(x_BTC, attention_mask, position_ids, past_key_values)
         sampler = self.position.sampler
@@ -236,6 +239,8 @@ class TapeModel(TapePreTrainedModel):
         biases = self.position.biases(where, len(self.layers))
         if biases[0] is not None:
             check_gaps(position_ids, past_key_values)
+        if self.config._attn_implementation == "flash_attention_2":
+            attention.check_flash(attention_mask, position_ids, past_key_values, biases[0])
         for layer, bias in zip(self.layers, biases, strict=True):
             # x and e go by position: reentrant checkpointing drops the gradients of the others.
             x_BTC, e = layer(
@@ -323,6 +328,18 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         """As in the library; encodings that draw positions do so for the length asked for."""
         with ExitStack() as self._while_generating:
             return super().generate(*args, **kwargs)
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None, config: TapeConfig, **arguments):
+        """As in the library, but for a static cache and a kernel whose mask is no tensor: the
+        decoder makes it from the padding."""
+        if config._attn_implementation == "flex_attention":
+            return attention_mask
+        return create_masks_for_generate(attention_mask=attention_mask, config=config, **arguments)
+
+    def _get_static_cache_init_shape(self) -> None:
+        """None: the cache takes its shape from what it is first given, values that may be wider
+        than keys. The library would allocate both alike for `prefill_chunk_size`."""
 
     def _prepare_generated_length(self, *args, **kwargs):
         generation_config = super()._prepare_generated_length(*args, **kwargs)

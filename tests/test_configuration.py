@@ -9,7 +9,7 @@ from conftest import make_config, make_model, random_tokens
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import tape
-from tape import TapeConfig, TapeForCausalLM, TapeModel
+from tape import TapeConfig, TapeForCausalLM, TapeModel, attention
 from tape.positions import ALIASES, ENCODINGS
 
 
@@ -90,7 +90,8 @@ def test_tensorial_off_needs_a_head_per_query():
         ("tape", "spda", "did you mean 'sdpa'"),
     ],
 )
-def test_attention_that_cannot_run_is_refused(position, kernel, message):
+def test_attention_that_cannot_run_is_refused(position, kernel, message, monkeypatch):
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: False)
     with pytest.raises(ValueError, match=message):
         make_model(position, kernel=kernel)
     with pytest.raises(ValueError, match=message):
@@ -190,7 +191,7 @@ def test_a_position_set_later_counts():
 
 def test_dependencies_point_one_way():
     """positions <- attention <- modeling <- training and the rest; none of them knows hydra."""
-    order = ["names", "positions", "configuration", "attention", "indices", "modeling"]
+    order = ["names", "positions", "configuration", "flash", "attention", "indices", "modeling"]
     root = pathlib.Path(tape.__file__).parent
     for path in root.rglob("*.py"):
         module = path.relative_to(root).parts[0].removesuffix(".py")

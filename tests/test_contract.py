@@ -312,3 +312,15 @@ def test_generates_alike_with_and_without_a_cache(position, how):
                 prompt["attention_mask"] = mask[row : row + 1, count:]
                 alone = model.generate(**prompt, max_new_tokens=6, pad_token_id=0)
                 assert torch.equal(alone[0, LENGTH - count :], expected[row, LENGTH:])
+
+
+@torch.no_grad()
+@all_positions
+@pytest.mark.parametrize("cache", ["static", None])
+def test_generates_alike_from_a_prompt_in_chunks(position, cache):
+    model = make_model(position)
+    tokens, mask, _ = left_padded()
+    settings = {"attention_mask": mask, "max_new_tokens": 4, "pad_token_id": 0}
+    expected = model.generate(tokens, **settings)
+    chunked = model.generate(tokens, cache_implementation=cache, prefill_chunk_size=4, **settings)
+    assert torch.equal(chunked, expected)

@@ -376,7 +376,7 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
         (["length=100000"], r"less than one block of length=100000"),
         (["tokenizer=no/such"], r"tokenizer='no/such' is neither"),
         (["position=fire", "model.attn_implementation=flash_attention_2"], r"'fire'.*learned term"),
-        (["position=rope", "model.attn_implementation=flash_attention_2"], r"flash-attn package"),
+        (["model.attn_implementation=flash_attention_3"], r"'flash_attention_3'.*no such"),
         (["+position.widht=3"], r"takes no argument 'widht'; did you mean 'width'"),
         (["+model.hiden_size=3"], r"takes no argument 'hiden_size'; did you mean 'hidden_size'"),
         (["model.num_attention_heads=5"], r"hidden size \(32\) is not a multiple .*heads \(5\)"),

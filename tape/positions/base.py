@@ -8,6 +8,7 @@ dimension, F = D / 2 frequencies, C hidden size, P width of the payload.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -40,6 +41,18 @@ def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     return (scores + mask).clamp(min=lowest)
 
 
+def lookup(x: Tensor) -> Callable[..., Tensor]:
+    """(batch, *indices) -> x[batch, *indices]; a batch of one is for every sequence."""
+    if x.shape[0] == 1:
+        row = x[0]
+        return lambda batch, *indices: row[indices]
+    return lambda *indices: x[indices]
+
+
+# (score, batch, head, query, key) -> score, all of them scalar tensors.
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
 class ScoreBias:
     """A term b_h(i, j) that is added to the scaled scores of one layer.
 
@@ -53,6 +66,19 @@ class ScoreBias:
     def masked(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
         """`dense` with a mask on top."""
         return masked(self.dense(dtype), mask)
+
+    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
+        """The term for FlexAttention, computed in `dtype`: read from `dense`, unless overridden.
+
+        A tensor that needs a gradient may be read once: compiled FlexAttention refuses more.
+        """
+        term = lookup(self.dense(dtype))
+        return lambda score, b, h, i, j: score + term(b, h, i, j)
+
+    def alibi_slopes(self) -> Tensor | None:
+        """(H,) float32, if the term is -slope_h (i - j) with i and j counting the real tokens: all
+        that FlashAttention can add. None for every other term."""
+        return None
 
 
 class PositionModule(nn.Module):
@@ -104,6 +130,11 @@ class PositionEncoding(PositionModule):
         super().__init__()
         self.sampler = sampling.build(sampler)
         self._constants: dict[str, Tensor] = {}
+
+    @classmethod
+    def able_backends(cls, arguments: dict[str, Any]) -> frozenset[str]:
+        """The attention implementations that can carry out this encoding with these arguments."""
+        return cls.backends
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

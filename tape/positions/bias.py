@@ -7,7 +7,6 @@ the mask removes) count as zero.
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,10 @@ from tape.positions.base import (
     PositionModule,
     Positions,
     ScoreBias,
+    ScoreMod,
+    lookup,
 )
+from tape.positions.sampling import SAMPLERS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -46,22 +48,33 @@ def alibi_slopes(num_heads: int) -> Tensor:
 class SlopeBias(ScoreBias):
     """-m_h (i - j). Without parameters, so that all layers share one object and its dense form."""
 
-    def __init__(self, slopes: Tensor, positions: Positions):
-        self.slopes, self.positions = slopes, positions
+    def __init__(self, slopes: Tensor, positions: Positions, consecutive: bool = True):
+        self.slopes, self.positions, self.consecutive = slopes, positions, consecutive
+        self._dense: Tensor | None = None
         self._masked: tuple[Tensor | None, Tensor] | None = None
 
-    @cached_property
-    def _dense(self) -> Tensor:
-        distance = distances(self.positions).to(self.slopes.dtype)
-        return -self.slopes[:, None, None] * distance[:, None]
-
     def dense(self, dtype: torch.dtype) -> Tensor:
+        if self._dense is None:
+            distance = distances(self.positions).to(self.slopes.dtype)
+            self._dense = -self.slopes[:, None, None] * distance[:, None]
         return self._dense.to(dtype)
 
     def masked(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
         if self._masked is None or self._masked[0] is not mask or self._masked[1].dtype != dtype:
             self._masked = mask, super().masked(mask, dtype)
         return self._masked[1]
+
+    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
+        slopes, query, key = self.slopes, lookup(self.positions.query), lookup(self.positions.key)
+
+        def subtract(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            distance = (query(b, i) - key(b, j)).clamp(min=0)
+            return score - slopes[h] * distance.to(slopes.dtype)
+
+        return subtract
+
+    def alibi_slopes(self) -> Tensor | None:
+        return self.slopes if self.consecutive else None
 
 
 class ALiBi(PositionEncoding):
@@ -71,8 +84,13 @@ class ALiBi(PositionEncoding):
         super().__init__(config, **arguments)
         self.register_constant("slopes", alibi_slopes(config.num_attention_heads))
 
+    @classmethod
+    def able_backends(cls, arguments: dict[str, Any]) -> frozenset[str]:
+        sampler = SAMPLERS[arguments["sampler"]["name"]]
+        return cls.backends if sampler.consecutive else DENSE_BACKENDS
+
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
-        return [SlopeBias(self.slopes, positions)] * num_layers
+        return [SlopeBias(self.slopes, positions, self.sampler.consecutive)] * num_layers
 
 
 class LearnedBias(ScoreBias):
@@ -88,13 +106,17 @@ class LearnedBias(ScoreBias):
 
 
 class LearnedBiasEncoding(PositionEncoding):
-    """An encoding with one parameter set per layer, each a module Positions -> (B|1, H, T, S)."""
+    """An encoding with one parameter set per layer, each a module Positions -> (B|1, H, T, S).
+
+    FlexAttention reads FIRE from its dense form: its MLP would read every weight several times.
+    """
 
     backends = DENSE_BACKENDS
+    bias: type[LearnedBias] = LearnedBias
     layers: nn.ModuleList
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
-        return [LearnedBias(layer, positions) for layer in self.layers]
+        return [self.bias(layer, positions) for layer in self.layers]
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
@@ -116,9 +138,28 @@ class T5Layer(nn.Module):
         return F.embedding(bucket, self.table.weight).movedim(-1, 1)
 
 
+class TableBias(LearnedBias):
+    """T5's, which FlexAttention reads from the table itself."""
+
+    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
+        farthest, device = self.layer.max_distance, self.positions.query.device
+        every = torch.arange(farthest + 1, device=device)
+        buckets = t5_bucket(every, self.layer.num_buckets, farthest)
+        table = self.layer.table.weight.to(dtype)
+        query, key = lookup(self.positions.query), lookup(self.positions.key)
+
+        def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            distance = (query(b, i) - key(b, j)).clamp(min=0, max=farthest)
+            return score + table[buckets[distance], h]
+
+        return add
+
+
 class T5Bias(LearnedBiasEncoding):
     """A learned term per head and bucket of distances, one table per layer (Raffel et al. 2020,
     section 2.1, arXiv 1910.10683; there one table for all layers)."""
+
+    bias = TableBias
 
     def __init__(
         self,

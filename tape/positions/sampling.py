@@ -24,6 +24,7 @@ class IndexSampler:
     """The coordinate is the index."""
 
     arguments: ClassVar[tuple[str, ...]] = ()
+    consecutive: ClassVar[bool] = True  # neighbouring tokens lie one apart
     longest: int | None = None  # the most tokens that there are coordinates for
     draw: tuple[int, ...] | None = None  # what the coordinates of an evaluation depend on
 
@@ -76,6 +77,7 @@ class SubsetSampler(IndexSampler):
     """
 
     arguments = ("length", "eval_length", "seed")
+    consecutive = False
 
     def __init__(self, length: int, eval_length: int, seed: int = 0):
         self.length, self.eval_length, self.seed = length, eval_length, seed
@@ -114,9 +116,12 @@ class SubsetSampler(IndexSampler):
             draw = self._random_subset(query, key)
         else:
             draw = _seeded_subset(self.length, self.eval_length, self.seed, query.device)
-            if not torch.compiler.is_compiling() and int(query.max()) >= self.eval_length:
+            # A compiled graph knows shapes only; what lies beyond raises as it is read there.
+            compiling = torch.compiler.is_compiling()
+            tokens = query.shape[-1] if compiling else int(query.max()) + 1
+            if tokens > self.eval_length:
                 raise ValueError(
-                    f"the input has {int(query.max()) + 1} tokens but positions were drawn for "
+                    f"the input has {tokens} tokens but positions were drawn for "
                     f"eval_length={self.eval_length}; raise it (up to length={self.length}) in the "
                     f"configuration, or for a while by `with model.evaluation_length(n):`"
                 )
@@ -145,8 +150,13 @@ class SubsetSampler(IndexSampler):
             self.eval_length = before
 
 
-@lru_cache(maxsize=64)
+@torch.compiler.assume_constant_result  # graphs hold the draw itself, not its generator
 def _seeded_subset(length: int, size: int, seed: int, device: torch.device) -> Tensor:
+    return _cached_subset(length, size, seed, device)
+
+
+@lru_cache(maxsize=64)
+def _cached_subset(length: int, size: int, seed: int, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(length, generator=generator)[:size].sort().values.to(device)
 

@@ -1,0 +1,269 @@
+"""FlexAttention and FlashAttention against eager attention, as far as a CPU goes: flex in torch's
+unfused form, and what is ours around flash-attn with its functions by their documentation."""
+
+import flash_reference
+import pytest
+import torch
+from conftest import POSITIONS, all_positions, make_config, make_model, random_tokens
+from torch.nn.attention import flex_attention
+from transformers import DynamicCache, StaticCache, masking_utils
+
+from tape import TapeForCausalLM, attention, flash
+
+LENGTH = 15
+EXACT = {"atol": 1e-5, "rtol": 1e-5}
+FLASH = [
+    name
+    for name in POSITIONS
+    if POSITIONS[name]["name"] not in ("t5", "fire") and name != "alibi_subset"
+]
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+
+@pytest.fixture
+def flex(monkeypatch):
+    """Switch a model to FlexAttention, whose masks the library would compile for many seconds."""
+
+    def uncompiled(*arguments, _compile, **settings):
+        return flex_attention.create_block_mask(*arguments, **settings)
+
+    monkeypatch.setattr(masking_utils, "create_block_mask", uncompiled)
+    return lambda model: model.set_attn_implementation("flex_attention")
+
+
+@pytest.fixture
+def flash_attn(monkeypatch):
+    """Switch a model to FlashAttention by the reference, which takes float32 as well."""
+    functions = flash_reference.flash_attn_func, flash_reference.flash_attn_varlen_func
+    monkeypatch.setattr(flash, "functions", lambda: functions)
+    monkeypatch.setattr(flash, "DTYPES", (torch.float32, torch.float64))
+
+    def switch(model):
+        model.config._attn_implementation = "flash_attention_2"
+
+    return switch
+
+
+def padded():
+    tokens, mask = random_tokens(3, LENGTH), torch.ones(3, LENGTH, dtype=torch.long)
+    mask[1, :4] = 0
+    mask[2, :9] = 0
+    return tokens, mask
+
+
+def outputs(model, static=False):
+    """Logits at real tokens: plain, padded left and right, and padded left in chunks."""
+    tokens, mask = padded()
+    right = mask.flip(1)
+    caches = [DynamicCache(config=model.config)]
+    if static:
+        caches.append(StaticCache(config=model.config, max_cache_len=LENGTH + 5))
+    yield model(tokens, use_cache=False).logits
+    yield model(tokens, attention_mask=mask, use_cache=False).logits[mask.bool()]
+    yield model(tokens, attention_mask=right, use_cache=False).logits[right.bool()]
+    for cache in caches:
+        pieces, start = [], 0
+        for stop in (10, 11, LENGTH):
+            inputs = {"attention_mask": mask[:, :stop], "past_key_values": cache}
+            pieces.append(model(tokens[:, start:stop], **inputs).logits)
+            start = stop
+        yield torch.cat(pieces, dim=1)[mask.bool()]
+
+
+def assert_equals_eager(switch, position, static=False, **changes):
+    model = make_model(position, kernel="eager", num_hidden_layers=2, **changes)
+    expected = list(outputs(model, static))
+    switch(model)
+    for ours, reference in zip(outputs(model, static), expected, strict=True):
+        torch.testing.assert_close(ours, reference, **EXACT)
+
+
+@torch.no_grad()
+@all_positions
+def test_flex_equals_eager(position, flex):
+    assert_equals_eager(flex, position, static=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", FLASH)
+def test_flash_equals_eager(position, flash_attn):
+    assert_equals_eager(flash_attn, position)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "tape", "alibi", "t5"])
+def test_grouped_queries(position, flex, flash_attn):
+    assert_equals_eager(flex, position, num_key_value_heads=2)
+    if position in FLASH:
+        assert_equals_eager(flash_attn, position, num_key_value_heads=2)
+
+
+def gradients(model):
+    tokens, mask = padded()
+    seen = mask.roll(1, 1).bool() & mask.bool()  # not the first: padding would predict it
+    model.zero_grad()
+    model(tokens, attention_mask=mask, labels=tokens.where(seen, -100)).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "position"),
+    [("flex", name) for name in POSITIONS] + [("flash_attn", name) for name in FLASH],
+)
+def test_gradients_equal_those_of_eager(kernel, position, request, monkeypatch):
+    """torch refuses gradients of flex on a CPU, although its unfused form has them: the terms on
+    the scores are tested by taking the refusals away."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(attention, "_check_flex", lambda *arguments: None)
+    model = make_model(position, kernel="eager", num_hidden_layers=2)
+    expected = gradients(model)
+    request.getfixturevalue(kernel)(model)
+    for name, gradient in gradients(model).items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4, msg=name)
+
+
+@torch.no_grad()
+def test_flex_takes_masks_that_the_caller_made(flex):
+    model = make_model("alibi")
+    tokens, allowed = random_tokens(2, LENGTH), torch.ones(LENGTH, LENGTH).tril().bool()
+    allowed[:, 3] = False
+    allowed[3, 3] = True
+    additive = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    expected = model(tokens, attention_mask=allowed[None, None]).logits
+    flex(model)
+    for mask in (allowed, additive):
+        logits = model(tokens, attention_mask=mask[None, None]).logits
+        torch.testing.assert_close(logits, expected, **EXACT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["tape", "randpe", "alibi", "t5"])
+def test_flex_generates(position, flex):
+    model = make_model(position)
+    tokens, mask = padded()
+    settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
+    expected = model.generate(tokens, **settings)
+    flex(model)
+    assert torch.equal(model.generate(tokens, **settings), expected)
+    static = model.generate(tokens, cache_implementation="static", **settings)
+    assert torch.equal(static, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["tape", "randpe", "alibi"])
+def test_flash_generates(position, flash_attn):
+    model = make_model(position)
+    tokens, mask = padded()
+    settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
+    expected = model.generate(tokens, **settings)
+    flash_attn(model)
+    assert torch.equal(model.generate(tokens, **settings), expected)
+
+
+def test_flash_drops_the_same_tokens_of_values_and_payload(flash_attn):
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    values, payload, _ = flash.flash(q, k, v, v, None, None, 0.3, 0.5)
+    torch.testing.assert_close(values, payload)
+    assert not torch.allclose(values, flash.flash(q, k, v, v, None, None, 0.3, 0.0)[0])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1e-12])
+@pytest.mark.parametrize("width", [3, 8, 13])
+def test_flash_takes_a_payload_of_any_width(width, dropout, flash_attn):
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    payload, mask = torch.randn(1, 1, 9, width), torch.ones(5, 9).tril(4).bool()
+    ours = flash.flash(q, k, v, payload, None, None, 0.3, dropout)
+    expected = attention.eager(q, k, v, payload, mask, None, 0.3, 0.0)
+    for average, reference in zip(ours[:2], expected[:2], strict=True):
+        torch.testing.assert_close(average, reference, **EXACT)
+
+
+def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
+    tokens, mask = padded()
+    rope, alibi = make_model("rope"), make_model("alibi")
+    for model in (rope, alibi):
+        flash_attn(model)
+    cache = StaticCache(config=rope.config, max_cache_len=20)
+    with pytest.raises(ValueError, match="static cache: it would attend to the free slots"):
+        rope(tokens, past_key_values=cache)
+    with pytest.raises(ValueError, match="attention_mask of 4 dimensions"):
+        rope(tokens, attention_mask=torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool))
+    gaps = torch.arange(LENGTH)[None] * 2
+    rope(tokens, position_ids=gaps)
+    with pytest.raises(ValueError, match="position_ids that do not count the real tokens"):
+        alibi(tokens, position_ids=gaps, use_cache=False)
+    counts = (mask.cumsum(-1) - 1).clamp(min=0)
+    alibi(tokens, attention_mask=mask, position_ids=counts + 7)
+    with pytest.raises(ValueError, match="position_ids that do not count the real tokens"):
+        alibi(tokens, attention_mask=mask, position_ids=torch.arange(LENGTH)[None] * (1 + mask))
+    for position in ("t5", "fire", "alibi_subset"):
+        model = make_model(position)
+        flash_attn(model)
+        with pytest.raises(ValueError, match="not ALiBi's at consecutive positions"):
+            model(tokens)
+    q = torch.randn(1, 1, 3, 144)
+    with pytest.raises(ValueError, match="144 channels with values of 288 is above its 256"):
+        flash.flash(q, q, q, q, None, None, 1.0, 0.1)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"torch.float32: it takes float16 and bfloat16"):
+        flash.flash(q, q, q, q, None, None, 1.0, 0.0)
+
+
+@torch.no_grad()
+def test_what_the_configuration_says_is_what_runs(monkeypatch, flex, flash_attn):
+    ran = []
+    for name, kernel in attention.KERNELS.items():
+
+        def recording(*arguments, name=name, kernel=kernel):
+            ran.append(name)
+            return kernel(*arguments)
+
+        monkeypatch.setitem(attention.KERNELS, name, recording)
+    model, tokens = make_model("tape"), padded()[0]
+    for name, switch in {"flex_attention": flex, "flash_attention_2": flash_attn}.items():
+        switch(model)
+        ran.clear()
+        model(tokens)
+        assert ran == [model.config._attn_implementation] * 3 == [name] * 3
+
+
+def test_flex_refuses_what_it_cannot_do():
+    message = r"'flex_attention' with attention_dropout=0.1.*eager, sdpa or flash_attention_2"
+    config = make_config("rope", attention_dropout=0.1, attn_implementation="flex_attention")
+    with pytest.raises(ValueError, match=message):
+        TapeForCausalLM(config)
+    model = make_model("rope", attention_dropout=0.1)
+    with pytest.raises(ValueError, match=message):
+        model.set_attn_implementation("flex_attention")
+    q = torch.randn(1, 1, 3, 8, requires_grad=True)
+    with pytest.raises(ValueError, match=message):
+        attention.flex(q, q, q, None, None, None, 1.0, 0.1)
+    with pytest.raises(ValueError, match=r"gradients on cpu.*use sdpa or eager"):
+        attention.flex(q, q, q, None, None, None, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "name", ["flash_attention_3", "kernels-community/flash-attn2", "paged|eager", "sdpa_paged"]
+)
+def test_implementations_of_others_are_refused(name):
+    """The library would take another in their place, or load a kernel from the hub."""
+    with pytest.raises(
+        ValueError, match=rf"{name.replace('|', '.')}' with position 'rope': no such"
+    ):
+        make_model("rope", kernel=name)
+    with pytest.raises(ValueError, match=r"with position 'rope': no such implementation"):
+        make_model("rope").set_attn_implementation(name)
+    with pytest.raises(ValueError, match=r"with position 'rope': no such implementation"):
+        make_model("rope").set_attn_implementation({"": name})
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_block_masks_as_the_library_compiles_them():
+    model = make_model("alibi", kernel="eager")
+    tokens, mask = padded()
+    expected = model(tokens, attention_mask=mask).logits[mask.bool()]
+    model.set_attn_implementation("flex_attention")
+    logits = model(tokens, attention_mask=mask).logits[mask.bool()]
+    torch.testing.assert_close(logits, expected, **EXACT)

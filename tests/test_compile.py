@@ -1,0 +1,160 @@
+"""torch.compile in one graph: training equals eager, decoding compiles one graph and no more."""
+
+import pytest
+import torch
+from conftest import POSITIONS, make_model, random_tokens
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+from torch.nn.attention import flex_attention
+from transformers import CompileConfig, DynamicCache, StaticCache, masking_utils
+
+from tape import attention
+
+
+def every_position(*quick):
+    """All encodings; those that compute in the way of a quick one are slow tests."""
+    slow = pytest.mark.slow
+    names = [name if name in quick else pytest.param(name, marks=slow) for name in POSITIONS]
+    return pytest.mark.parametrize("position", names)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def loss_and_gradients(model, call, tokens):
+    torch.manual_seed(3)  # the samplers draw in training
+    model.zero_grad()
+    loss = call(tokens, labels=tokens, use_cache=False).loss
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def assert_trains_alike(position, backend, tolerance):
+    model = make_model(position, num_hidden_layers=2).train()
+    tokens = random_tokens(2, 15)
+    loss, gradients = loss_and_gradients(model, model, tokens)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for _ in range(2):
+        again, compiled_gradients = loss_and_gradients(model, compiled, tokens)
+        torch.testing.assert_close(again, loss, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(
+            compiled_gradients, gradients, atol=tolerance, rtol=100 * tolerance
+        )
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@every_position("rope", "randpe", "alibi", "fire", "t5", "tape")
+def test_training_in_one_graph(position):
+    assert_trains_alike(position, "aot_eager", 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("position", ["tape", "rope", "alibi"])
+def test_training_by_inductor(position):
+    assert_trains_alike(position, "inductor", 1e-5)
+
+
+def decoded(call, model, tokens, count):
+    """Greedy tokens and their logits, into a static cache."""
+    cache = StaticCache(config=model.config, max_cache_len=tokens.shape[1] + count)
+    found = []
+    for _ in range(count):
+        logits = call(tokens, past_key_values=cache).logits[:, -1:]
+        tokens = logits.argmax(-1)
+        found.append(logits)
+    return torch.cat(found, dim=1)
+
+
+@torch.no_grad()
+@every_position("rope", "randpe", "alibi", "fire", "tape")
+def test_decoding_compiles_two_graphs(position):
+    """One for the prompt, one for every token after it."""
+    model = make_model(position, num_hidden_layers=2, max_position_embeddings=80)
+    tokens, backend = random_tokens(2, 9), CompileCounterWithBackend("aot_eager")
+    expected = decoded(model, model, tokens, 64)
+    logits = decoded(torch.compile(model, backend=backend, fullgraph=True), model, tokens, 64)
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+    assert backend.frame_count == 2
+
+
+@torch.no_grad()
+@every_position("randpe", "tape")
+def test_generates_alike_compiled(position):
+    model = make_model(position, num_hidden_layers=2)
+    tokens, mask = random_tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    mask[1, :3] = 0
+    settings = {"attention_mask": mask, "pad_token_id": 0, "cache_implementation": "static"}
+    compile_config = CompileConfig(backend="aot_eager", fullgraph=True, mode=None)
+    compile_config._compile_all_devices = True  # it would leave a CPU out
+    # A longer cache, and for random positions also another draw, is another graph.
+    graphs = {20: 1, 10: 2 if position in ("randpe", "alibi_subset") else 1}
+    for count, compiled in graphs.items():
+        plain = model.generate(tokens, max_new_tokens=count, disable_compile=True, **settings)
+        again = model.generate(
+            tokens, max_new_tokens=count, compile_config=compile_config, **settings
+        )
+        assert torch.equal(again, plain)
+        assert counters["stats"]["unique_graphs"] == compiled
+
+
+@torch.no_grad()
+def test_random_positions_are_refused_in_a_graph_too():
+    """By shapes as the graph is made, by values as they are read: the error differs."""
+    model = make_model("randpe")
+    far = {"position_ids": torch.arange(14, 18)[None], "use_cache": False}
+    with pytest.raises(IndexError, match="index 16 is out of bounds"):
+        torch.compile(model, backend="aot_eager", fullgraph=True)(random_tokens(1, 4), **far)
+
+    def assert_refused(message, length, **inputs):
+        torch._dynamo.reset()  # a frame that raised is not compiled again
+        with pytest.raises(ValueError, match=message):
+            torch.compile(model, backend="aot_eager")(random_tokens(1, length), **inputs)
+
+    assert_refused("17 tokens but positions were drawn for eval_length=16", 17, use_cache=False)
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    model(random_tokens(1, 9), past_key_values=cache)
+    with model.evaluation_length(20):
+        assert_refused("cached tokens have positions drawn for", 1, past_key_values=cache)
+    model.train()
+    assert_refused("training input of 65 tokens", 65, use_cache=False)
+
+
+@torch.no_grad()
+def test_gaps_in_a_cache_are_refused_in_a_graph_too():
+    model, tokens = make_model("alibi"), random_tokens(1, 4)
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    model(tokens, position_ids=torch.tensor([[0, 1, 5, 6]]), past_key_values=cache)
+    compiled = torch.compile(model, backend="aot_eager")
+    with pytest.raises(ValueError, match="position_ids with gaps and a cache"):
+        compiled(tokens[:, :1], position_ids=torch.tensor([[7]]), past_key_values=cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("position", "graphs"), [pytest.param("alibi", 4, marks=pytest.mark.slow), ("tape", 7)]
+)
+@pytest.mark.filterwarnings("ignore:_compile flag")
+def test_flex_compiles_a_bounded_number_of_times(position, graphs, monkeypatch):
+    """Of a length, of any length, of one token with one cache and with any; TAPE twice, with state
+    and without."""
+    compiled = torch.compile(flex_attention.flex_attention, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(attention, "flex_attention", compiled)
+
+    def uncompiled(*arguments, _compile, **settings):
+        return flex_attention.create_block_mask(*arguments, **settings)
+
+    monkeypatch.setattr(masking_utils, "create_block_mask", uncompiled)
+    model, tokens = make_model(position, max_position_embeddings=40), random_tokens(2, 40)
+    expected = model(tokens).logits
+    model.set_attn_implementation("flex_attention")
+    for length in (15, 20, 33):
+        model(tokens[:, :length], use_cache=False)
+    cache, start, pieces = DynamicCache(config=model.config), 0, []
+    for stop in (20, *range(21, 41)):
+        pieces.append(model(tokens[:, start:stop], past_key_values=cache).logits)
+        start = stop
+    torch.testing.assert_close(torch.cat(pieces, dim=1), expected, atol=1e-5, rtol=1e-5)
+    assert counters["stats"]["unique_graphs"] == graphs

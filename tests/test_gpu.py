@@ -1,0 +1,135 @@
+"""Kernels as a GPU runs them, in bfloat16, against eager attention in float64 on the same weights.
+
+The measure is the norm of the error over that of the reference, of the logits or of one
+parameter's gradient; bfloat16 carries 8 bits, and eager attention in it is the yardstick."""
+
+import pytest
+import torch
+from conftest import POSITIONS, VOCABULARY, make_model, random_tokens
+from transformers import StaticCache
+from transformers.utils import is_flash_attn_2_available
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+LENGTH = 150  # no multiple of a kernel's block of 128
+SHAPE = {"hidden_size": 128, "num_key_value_heads": 4, "max_position_embeddings": LENGTH}
+FLASH = [
+    name
+    for name in POSITIONS
+    if POSITIONS[name]["name"] not in ("t5", "fire") and name != "alibi_subset"
+]
+needs_flash = pytest.mark.skipif(
+    not is_flash_attn_2_available(), reason="the flash-attn package is missing"
+)
+every_kernel = pytest.mark.parametrize(
+    ("kernel", "position"),
+    [(kernel, name) for kernel in ("sdpa", "flex_attention") for name in POSITIONS]
+    + [pytest.param("flash_attention_2", name, marks=needs_flash) for name in FLASH],
+)
+
+
+def padded():
+    tokens, mask = random_tokens(2, LENGTH).cuda(), torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, :37] = 0
+    return tokens, mask.cuda()
+
+
+def make_gpu_model(position, kernel, dtype, **changes):
+    """With attention less peaked than that of the tiny models, which would amplify rounding."""
+    model = make_model(position, kernel="eager", **(SHAPE | changes))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".context." not in name and ".position." not in name and "norm" not in name:
+                parameter *= 0.5
+    model = model.to(dtype).cuda()
+    model.set_attn_implementation(kernel)
+    return model
+
+
+def results(position, kernel, dtype, **changes):
+    """Logits at real tokens and all gradients, in float64."""
+    model = make_gpu_model(position, kernel, dtype, **changes)
+    tokens, mask = padded()
+    seen = mask.roll(1, 1).bool() & mask.bool()  # not the first: padding would predict it
+    output = model(tokens, attention_mask=mask, labels=tokens.where(seen, -100))
+    output.loss.backward()
+    found = {name: p.grad.double() for name, p in model.named_parameters()}
+    return found | {"logits": output.logits.detach()[mask.bool()].double()}
+
+
+def errors(found, exact):
+    """Relative to a hundredth of the largest gradient where there is next to none: a constant on
+    all scores, FIRE's last one, changes nothing."""
+    least = max(x.norm() for name, x in exact.items() if name != "logits" or len(exact) == 1) / 100
+    return {
+        name: ((found[name] - x).norm() / x.norm().clamp(min=least)).item()
+        for name, x in exact.items()
+    }
+
+
+@every_kernel
+@pytest.mark.parametrize("heads", [4, 2])
+def test_bfloat16_is_as_close_as_eager_is(kernel, position, heads):
+    """Logits and every gradient: at most three times the largest error of eager in bfloat16.
+
+    Fused kernels round the averages that the gradient of their weights is made from, eager does
+    not: parameter by parameter they may be further apart. A wrong gradient is off by its size."""
+    if heads == 2 and not POSITIONS[position].get("tensorial", True):
+        pytest.skip("needs a key/value head per query head")
+    changes = {"num_key_value_heads": heads}
+    exact = results(position, "eager", torch.float64, **changes)
+    yardstick = max(errors(results(position, "eager", torch.bfloat16, **changes), exact).values())
+    for name, error in errors(results(position, kernel, torch.bfloat16, **changes), exact).items():
+        assert error <= 3 * yardstick < 1, name
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("kernel", ["sdpa", "flex_attention"])
+def test_float32_equals_float64(kernel, position):
+    """At torch's default precision of matrix products, without TF32: 1e-4."""
+    exact = results(position, "eager", torch.float64)
+    for name, error in errors(results(position, kernel, torch.float32), exact).items():
+        assert error < 1e-4, name
+
+
+@torch.no_grad()
+@every_kernel
+def test_decodes_with_a_cache(kernel, position):
+    """Tokens one by one behind a prompt, left-padded: 0.05 relative to the same kernel at once."""
+    model = make_gpu_model(position, kernel, torch.bfloat16)
+    tokens, mask = padded()
+    full = model(tokens, attention_mask=mask).logits
+    caches = [None]
+    if kernel != "flash_attention_2":
+        caches.append(StaticCache(config=model.config, max_cache_len=LENGTH + 9))
+    for cache in caches:
+        prompt = {"attention_mask": mask[:, :140], "past_key_values": cache}
+        output = model(tokens[:, :140], **prompt)
+        cache, pieces = output.past_key_values, [output.logits]
+        for start in range(140, LENGTH):
+            step = {"attention_mask": mask[:, : start + 1], "past_key_values": cache}
+            pieces.append(model(tokens[:, start : start + 1], **step).logits)
+        found = {"logits": torch.cat(pieces, dim=1)[mask.bool()].double()}
+        assert errors(found, {"logits": full[mask.bool()].double()})["logits"] < 0.05
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "tape", "alibi", "fire", "t5", "randpe"])
+def test_static_generation_compiles_by_itself(position):
+    model = make_gpu_model(position, "sdpa", torch.float32)
+    tokens, mask = padded()
+    settings = {"attention_mask": mask[:, :100], "max_new_tokens": 20, "pad_token_id": 0}
+    expected = model.generate(tokens[:, :100], **settings)
+    static = model.generate(tokens[:, :100], cache_implementation="static", **settings)
+    assert expected.max() < VOCABULARY and torch.equal(static, expected)
+
+
+@needs_flash
+def test_flash_drops_the_same_tokens_of_values_and_payload():
+    from tape.flash import flash
+
+    q, k, v = torch.randn(3, 1, 2, 40, 64, dtype=torch.bfloat16, device="cuda")
+    values, payload, _ = flash(q, k, v, v, None, None, 0.1, 0.5)
+    assert torch.equal(values, payload)
