@@ -23,8 +23,11 @@ INSTEAD = "allowed here: eager, sdpa, flex_attention"
 
 def functions() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """The package's functions for sequences of one length, and of several."""
-    from flash_attn import flash_attn_func, flash_attn_varlen_func
-
+    # The library's loader of exported code takes other forms for a package that must be there.
+    try:
+        from flash_attn import flash_attn_func, flash_attn_varlen_func
+    except ImportError as error:
+        raise ValueError(f"{HERE}: the flash-attn package is missing; {INSTEAD}") from error
     return flash_attn_func, flash_attn_varlen_func
 
 
