@@ -104,11 +104,10 @@ def sdpa(
     payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
     if dropout:  # drawn inside the kernel: one call, or the averages would drop different tokens
         attended = attend(torch.cat((v, payload), dim=-1))
-    elif is_causal and k.shape[2] == T and pays(q):
-        attended = causal_attention(q, k, torch.cat((v, payload), dim=-1), scaling)
-    else:
-        return attend(v), attend(payload), None
-    return *attended.split((v.shape[-1], payload.shape[-1]), dim=-1), None
+        return *attended.split((v.shape[-1], payload.shape[-1]), dim=-1), None
+    if is_causal and k.shape[2] == T and pays(q):
+        return *causal_attention(q, k, v, payload, scaling), None
+    return attend(v), attend(payload), None
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Causal attention on a CPU whose values are wider than its queries, by blocks of queries.
+"""Causal attention on a CPU that averages values and a payload at once, by blocks of queries.
 
 torch's fused CPU kernel wants values of the queries' width: values and payload take two calls of
-it, two softmaxes, and ten matrix products in the backward pass. Here they share one softmax and
+it, two softmaxes, and ten matrix products in the backward pass. Here they share one softmax, and
 take seven. Like the fused kernel this keeps no weights: a block's are computed again for its
 gradients, so that memory grows with the length and not with its square.
 """
@@ -13,46 +13,63 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
-BLOCK = 128  # queries whose weights are in memory at once
-
-
-def _weights(q: Tensor, k: Tensor, start: int) -> Tensor:
-    """Softmax over keys 0..S-1 for the queries of a block, which begins at key `start`."""
-    scores = q @ k.transpose(-1, -2)
-    T = q.shape[-2]
-    after = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
-    scores[..., start:].masked_fill_(after, -torch.inf)
-    return scores.softmax(dim=-1)
+BLOCK = 64  # queries whose weights are in memory at once
 
 
 class _CausalAttention(torch.autograd.Function):
+    """Everything is (B H, tokens, channels) inside; queries are scaled before."""
+
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-        ctx.save_for_backward(q, k, v)
+    def weights(q: Tensor, k: Tensor, start: int) -> Tensor:
+        """Softmax over keys 0..S-1 for the queries of a block, which begins at key `start`."""
+        scores = q @ k.mT
+        T = q.shape[1]
+        after = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+        scores[..., start:].masked_fill_(after, -torch.inf)
+        return scores.softmax(dim=-1)
+
+    @staticmethod
+    def forward(
+        ctx, q: Tensor, k: Tensor, v: Tensor, payload: Tensor, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(q, k, v, payload)
         ctx.scaling = scaling
         B, H, T, _ = q.shape
-        attended = q.new_empty(B, T, H, v.shape[-1]).transpose(1, 2)
+        attended = [x.new_empty(B, T, H, x.shape[-1]).transpose(1, 2) for x in (v, payload)]
+        values = torch.cat((v, payload), dim=-1).flatten(0, 1)
+        q, k = (q * scaling).flatten(0, 1), k.flatten(0, 1)
         for start in range(0, T, BLOCK):
             block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
-            weights = _weights(q[:, :, block] * scaling, k[:, :, seen], start)
-            attended[:, :, block] = weights @ v[:, :, seen]
-        return attended
+            averages = _CausalAttention.weights(q[:, block], k[:, seen], start) @ values[:, seen]
+            parts = averages.unflatten(0, (B, H)).split([x.shape[-1] for x in attended], dim=-1)
+            for whole, part in zip(attended, parts, strict=True):
+                whole[:, :, block] = part
+        return tuple(attended)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v = ctx.saved_tensors
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for start in range(0, q.shape[-2], BLOCK):
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, payload = ctx.saved_tensors
+        shape, width = q.shape, v.shape[-1]
+        values = torch.cat((v, payload), dim=-1).flatten(0, 1)
+        grad = torch.cat(grads, dim=-1).flatten(0, 1)
+        # The first layer's payload is a constant.
+        wanted = slice(None) if ctx.needs_input_grad[3] else slice(width)
+        q, k = (q * ctx.scaling).flatten(0, 1), k.flatten(0, 1)
+        grad_q, grad_k = torch.empty_like(q), torch.zeros_like(k)
+        grad_values = torch.zeros_like(values[..., wanted])
+        for start in range(0, shape[2], BLOCK):
             block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
-            scaled_q, grad_block = q[:, :, block] * ctx.scaling, grad[:, :, block].contiguous()
-            weights = _weights(scaled_q, k[:, :, seen], start)
-            grad_v[:, :, seen] += weights.transpose(-1, -2) @ grad_block
-            grad_weights = grad_block @ v[:, :, seen].transpose(-1, -2)
+            weights = _CausalAttention.weights(q[:, block], k[:, seen], start)
+            grad_values[:, seen] += weights.mT @ grad[:, block, wanted]
+            grad_weights = grad[:, block] @ values[:, seen].mT
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-            grad_q[:, :, block] = grad_scores @ k[:, :, seen]
-            grad_k[:, :, seen] += grad_scores.transpose(-1, -2) @ scaled_q
-        return grad_q.mul_(ctx.scaling), grad_k, grad_v, None
+            grad_q[:, block] = grad_scores @ k[:, seen]
+            grad_k[:, seen] += grad_scores.mT @ q[:, block]
+        grad_q, grad_k = grad_q.mul_(ctx.scaling).view(shape), grad_k.view(shape)
+        grad_values = grad_values.unflatten(0, shape[:2])
+        grad_payload = grad_values[..., width:] if ctx.needs_input_grad[3] else None
+        return grad_q, grad_k, grad_values[..., :width], grad_payload, None
 
 
 def pays(q: Tensor) -> bool:
@@ -61,10 +78,12 @@ def pays(q: Tensor) -> bool:
     return q.device.type == "cpu" and exact and q.requires_grad and not is_compiling()
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-    """softmax(scaling q k^T, causal) v.
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, payload: Tensor, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """softmax(scaling q k^T, causal), times v and times the payload.
 
     Args:
-        q, k: (B, H, T, D); v: (B, H, T, any width); float32 or float64.
+        q, k: (B, H, T, D); v, payload: (B, H, T, any width); all float32 or all float64.
     """
-    return _CausalAttention.apply(q, k, v, scaling)
+    return _CausalAttention.apply(q, k, v, payload, scaling)

@@ -36,11 +36,12 @@ def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
         return 1.0 / config.rope_parameters["rope_theta"] ** exponent, 1.0
 
 
-def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Pairs (x_f, x_{f+F}) of the last axis times (cosine + i sine) as complex numbers."""
+def turn(x: Tensor, e: Tensor) -> Tensor:
+    """Pairs (x_f, x_{f+F}) of the last axis times e_f = (cosine, sine), (.., 2, F), as complex
+    numbers."""
     if x.requires_grad and not is_compiling():
-        return _Turn.apply(x, cosine, sine)
-    real, imaginary = x.chunk(2, dim=-1)
+        return _Turn.apply(x, e)
+    (real, imaginary), (cosine, sine) = x.chunk(2, dim=-1), e.unbind(-2)
     return torch.cat((real * cosine - imaginary * sine, imaginary * cosine + real * sine), dim=-1)
 
 
@@ -49,14 +50,14 @@ class _Turn(torch.autograd.Function):
     are added without rounding in between, so that its last bit may be another."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        ctx.save_for_backward(x, cosine, sine)
-        return _Turn.product(x, cosine, sine, out=x.new_empty(x.shape))
+    def forward(ctx, x: Tensor, e: Tensor) -> Tensor:
+        ctx.save_for_backward(x, e)
+        return _Turn.product(x, e, out=x.new_empty(x.shape))
 
     @staticmethod
-    def product(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor, sign: int = 1) -> Tensor:
+    def product(x: Tensor, e: Tensor, out: Tensor, sign: int = 1) -> Tensor:
         """x (cosine + sign i sine)"""
-        real, imaginary = x.chunk(2, dim=-1)
+        (real, imaginary), (cosine, sine) = x.chunk(2, dim=-1), e.unbind(-2)
         out_real, out_imaginary = out.chunk(2, dim=-1)
         torch.mul(real, cosine, out=out_real).addcmul_(imaginary, sine, value=-sign)
         torch.mul(imaginary, cosine, out=out_imaginary).addcmul_(real, sine, value=sign)
@@ -64,15 +65,17 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        x, cosine, sine = ctx.saved_tensors
-        grad_x = _Turn.product(grad, cosine, sine, out=torch.empty_like(x), sign=-1)
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, e = ctx.saved_tensors
+        grad_x = _Turn.product(grad, e, out=torch.empty_like(x), sign=-1)
         if not ctx.needs_input_grad[1]:
-            return grad_x, None, None
+            return grad_x, None
         (real, imaginary), (g_real, g_imaginary) = x.chunk(2, dim=-1), grad.chunk(2, dim=-1)
-        grad_cosine = (g_real * real).addcmul_(g_imaginary, imaginary)
-        grad_sine = (g_imaginary * real).addcmul_(g_real, imaginary, value=-1)
-        return grad_x, grad_cosine.sum_to_size(cosine.shape), grad_sine.sum_to_size(sine.shape)
+        grad_e = torch.empty_like(e.expand(*x.shape[:-1], *e.shape[-2:]))
+        cosine, sine = grad_e.unbind(-2)
+        torch.mul(g_real, real, out=cosine).addcmul_(g_imaginary, imaginary)
+        torch.mul(g_imaginary, real, out=sine).addcmul_(g_real, imaginary, value=-1)
+        return grad_x, grad_e.sum_to_size(e.shape)
 
 
 class RoPE(PositionEncoding):
@@ -126,15 +129,14 @@ class RoPE(PositionEncoding):
             return torch.stack((phases.cos(), phases.sin()), dim=-2)[:, None] * self.magnitude
 
     def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        cosine, sine = e.to(q_BHTD.dtype).unbind(-2)
-        q_cosine, q_sine = (self.per_query_head(part) for part in (cosine, sine))
-        return turn(q_BHTD, q_cosine, q_sine), turn(k_BKTD, cosine, sine)
+        e = e.to(q_BHTD.dtype)
+        return turn(q_BHTD, self.per_query_head(e)), turn(k_BKTD, e)
 
-    def per_query_head(self, state_BKTF: Tensor) -> Tensor:
-        """A state per key/value head, repeated for the query heads of its group."""
-        if state_BKTF.shape[1] == 1 or self.heads_per_state == 1:
-            return state_BKTF
-        return state_BKTF.repeat_interleave(self.heads_per_state, dim=1)
+    def per_query_head(self, e: Tensor) -> Tensor:
+        """The state of key/value heads, repeated for the query heads of its group."""
+        if e.shape[1] == 1 or self.heads_per_state == 1:
+            return e
+        return e.repeat_interleave(self.heads_per_state, dim=1)
 
 
 class YaRN(RoPE):
@@ -207,11 +209,9 @@ class XPos(RoPE):
         return torch.cat((turned, scale[:, None, :, None]), dim=-2)
 
     def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        cosine, sine, scale = e.unbind(-2)
-        grown, shrunk = (
-            (part.to(q_BHTD.dtype) for part in (cosine * s, sine * s)) for s in (scale, 1 / scale)
-        )
-        return turn(q_BHTD, *grown), turn(k_BKTD, *shrunk)
+        turned, scale = e.split((2, 1), dim=-2)
+        grown, shrunk = ((turned * s).to(q_BHTD.dtype) for s in (scale, 1 / scale))
+        return turn(q_BHTD, grown), turn(k_BKTD, shrunk)
 
 
 class RandPE(RoPE):

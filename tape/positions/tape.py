@@ -106,9 +106,9 @@ class TapeUpdate(ContextUpdate):
             state = self._arrange(e)
             if self.attends:
                 average = self._arrange(attended.to(e.dtype).unflatten(-1, e.shape[-2:]))
-                state = state + self.mix.weights(e.dtype)[:, None] @ average
+                state = add_product(state, self.mix.weights(e.dtype)[:, None], average)
             if self.feed_forward:
-                state = state + self._feed_forward(state, mlp_out)
+                state = self._feed_forward(state, mlp_out)
             return self._restore(state, e.shape)
 
     def _arrange(self, e_BHT2F: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class TapeUpdate(ContextUpdate):
         return axes.permute([self.order.index(axis) for axis in range(len(shape))])
 
     def _feed_forward(self, state: Tensor, mlp_out: Tensor) -> Tensor:
-        """W2 diag(SiLU(W_x m)) W1 applied to (G, B T, M, N)."""
+        """State + W2 diag(SiLU(W_x m)) W1 state, (G, B T, M, N)."""
         W1, W2 = self.up.weights(state.dtype), self.down.weights(state.dtype)
         gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).flatten(0, 1).to(state.dtype)
         if self.tensorial:
@@ -132,8 +132,15 @@ class TapeUpdate(ContextUpdate):
             # W2 in turn cost 2 I M N and keep I N.
             products = torch.einsum("gki,gij->gikj", W2, W1)  # (G, I, M, M)
             maps = gate @ products.flatten(2)  # (G, B T, M M)
-            return maps.unflatten(-1, products.shape[2:]) @ state
-        return W2[:, None] @ (gate[..., None] * (W1[:, None] @ state))
+            return add_product(state, maps.unflatten(-1, products.shape[2:]), state)
+        return add_product(state, W2[:, None], gate[..., None] * (W1[:, None] @ state))
+
+
+def add_product(state: Tensor, maps: Tensor, x: Tensor) -> Tensor:
+    """state + maps @ x in one pass over memory; maps (G, 1|B T, M, L), x (G, B T, L, N)."""
+    maps = maps.expand(*state.shape[:2], -1, -1)
+    batches = (tensor.flatten(0, 1) for tensor in (state, maps, x))
+    return torch.baddbmm(*batches).view_as(state)
 
 
 class Tape(RoPE):
