@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import composed
+from shards import write_shards
 from test_training import assert_same_weights, checkpoint_names, losses, weights
 from transformers import AutoModelForCausalLM
 
+import train
 from tape.training.progress import read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -18,14 +21,14 @@ SETTINGS = ["position=tape", "trainer.logging_steps=1", "+trainer.use_cpu=true"]
 
 @pytest.fixture
 def start_two(text, cache, tmp_path):
-    """The quick experiment on the small corpus, in two processes with half of the batch each."""
+    """The quick experiment in two processes with half of the batch each."""
 
-    def start(*overrides):
+    def start(*overrides, data=("data=text", f"data.files={text}")):
         settings = [
-            *("experiment=quick", "data=text", f"data.files={text}", f"cache_dir={cache}"),
-            *(f"output_dir={tmp_path / 'two'}", "vocab_size=300", "trainer.max_steps=8"),
-            *("trainer.save_steps=4", "trainer.eval_steps=4"),
-            *("trainer.per_device_train_batch_size=2", *SETTINGS, *overrides),
+            *("experiment=quick", *data, f"cache_dir={cache}", f"output_dir={tmp_path / 'two'}"),
+            *("vocab_size=300", "trainer.max_steps=8", "trainer.save_steps=4"),
+            *("trainer.eval_steps=4", "trainer.per_device_train_batch_size=2"),
+            *(*SETTINGS, *overrides),
         ]
         outcome = subprocess.run(
             ["bash", "script/train.sh", *settings],
@@ -41,12 +44,17 @@ def start_two(text, cache, tmp_path):
     return start
 
 
+def assert_same_losses(one, two):
+    assert len(losses(one)) == len(losses(two)) == 8
+    for (step, expected), (other_step, loss) in zip(losses(one), losses(two), strict=True):
+        assert step == other_step and loss == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize("launcher", ["ddp", "fsdp2"])
 def test_two_processes_equal_one(start, start_two, tmp_path, launcher):
     one = start(*SETTINGS, folder=tmp_path / "one")
     two = start_two(f"launcher={launcher}")
-    for (step, expected), (other_step, loss) in zip(losses(one), losses(two), strict=True):
-        assert step == other_step and loss == pytest.approx(expected, abs=1e-5)
+    assert_same_losses(one, two)
     assert checkpoint_names(two) == ["checkpoint-4", "checkpoint-8"]
 
     # The checkpoint of the two loads on one process, with the logits that the two had.
@@ -60,6 +68,15 @@ def test_two_processes_equal_one(start, start_two, tmp_path, launcher):
         for folder in (one, two)
     ]
     assert evaluations[0] == pytest.approx(evaluations[1], abs=1e-5)
+
+
+def test_two_processes_share_a_stream(start_two, cache, tmp_path):
+    shards = write_shards(tmp_path / "en")
+    data = ("data=c4", f"data.dir={shards}", "data.window=7")
+    settings = ["experiment=quick", *data, f"cache_dir={cache}", f"output_dir={tmp_path / 'one'}"]
+    steps = ["trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4"]
+    train.run(composed(*settings, "vocab_size=300", *steps, *SETTINGS))
+    assert_same_losses(tmp_path / "one", start_two(data=data))
 
 
 def test_sharding_over_one_process_is_refused(start):
