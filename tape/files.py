@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ def new_folder(target: Path) -> Iterator[Path]:
     If another process made `target` in the meantime, its folder stays: both hold the same.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{target.name}-*"):  # by a process that was killed
+        if left.stat().st_mtime < time.time() - 24 * 3600:
+            shutil.rmtree(left, ignore_errors=True)
     work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     try:
         yield work

@@ -301,3 +301,13 @@ def test_folders_and_files_appear_whole_or_not_at_all(tmp_path):
             (work / "whole").write_text("x")
     write_text(tmp_path / "b", "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_what_a_killed_process_left_in_the_cache_goes_after_a_day(tmp_path):
+    old, fresh = tmp_path / ".tokens-abc", tmp_path / ".tokens-def"
+    for folder in (old, fresh):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    with new_folder(tmp_path / "tokens") as work:
+        (work / "file").touch()
+    assert not old.exists() and fresh.exists() and (tmp_path / "tokens" / "file").exists()

@@ -91,6 +91,7 @@ def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
     assert model.config.position["name"] == position
     assert model.config.eos_token_id == tokenizer.eos_token_id
     assert not list(folder.glob("*.bin"))
+    assert model.config.use_cache  # off in training alone
 
     summary = json.loads((folder / "report" / "report.json").read_text())
     assert [row["times"] for row in summary["perplexity"]] == [1, 2, 4]

@@ -98,6 +98,7 @@ class LanguageModelTrainer(Trainer):
         """Put the model and its tokenizer into the run's folder, each file whole or not at all."""
         folder = Path(self.args.output_dir)
         work = folder / ".final"
+        self.model.config.use_cache = True  # the library has it off in training
         self.save_model(str(work), _internal_call=True)
         if self.is_world_process_zero():
             (work / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody needs
