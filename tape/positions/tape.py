@@ -130,7 +130,7 @@ class TapeUpdate(ContextUpdate):
             # One small matrix per token, linear in the gate: with M heads and I = width it costs
             # I M^2 + M^2 N multiply-adds and keeps M^2 numbers for the backward pass, where W1 and
             # W2 in turn cost 2 I M N and keep I N.
-            products = torch.einsum("gki,gij->gikj", W2, W1)  # (G, I, M, M)
+            products = W2.mT[..., None] * W1[..., None, :]  # (G, I, M, M)
             maps = gate @ products.flatten(2)  # (G, B T, M M)
             return add_product(state, maps.unflatten(-1, products.shape[2:]), state)
         return add_product(state, W2[:, None], gate[..., None] * (W1[:, None] @ state))
