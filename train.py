@@ -77,6 +77,24 @@ def load_data(
     return tokenizer, train, tokenize_corpus(corpus, "validation", tokenizer, cache)
 
 
+def begin(
+    folder: Path, settings: dict[str, Any], arguments: TrainingArguments
+) -> tuple[Path | None, bool]:
+    """Make the folder that of this run. The checkpoint that all processes continue from, or None,
+    and whether the run ends with it."""
+    checkpoint = None
+    if arguments.process_index == 0:
+        claim(folder, settings)
+        checkpoint = last_complete(folder)
+    checkpoint = broadcast_object_list([checkpoint])[0]
+    if checkpoint is not None and step_of(checkpoint) > arguments.max_steps:
+        raise ValueError(
+            f"{checkpoint} is beyond trainer.max_steps={arguments.max_steps}; raise it, or give "
+            f"the shorter run another name=..."
+        )
+    return checkpoint, checkpoint is not None and step_of(checkpoint) == arguments.max_steps
+
+
 def _run(cfg: DictConfig) -> str:
     settings = OmegaConf.to_container(cfg, resolve=True)
     folder, arguments = Path(cfg.output_dir), instantiate(cfg.trainer)
@@ -92,19 +110,9 @@ def _run(cfg: DictConfig) -> str:
     eval_blocks = TokenBlocks(validation, cfg.length, limit=cfg.eval_blocks)
     model = build_model(settings["model"], settings["position"], tokenizer)
 
-    checkpoint = None
-    if main:
-        tokens = {"train": train_blocks.fingerprint, "validation": validation.fingerprint}
-        counted = {"tokens": tokens, "sequences_per_step": sequences_per_step(arguments)}
-        claim(folder, settings | counted)
-        checkpoint = last_complete(folder)
-    checkpoint = broadcast_object_list([checkpoint])[0]
-    finished = checkpoint is not None and step_of(checkpoint) >= arguments.max_steps
-    if finished and step_of(checkpoint) > arguments.max_steps:
-        raise ValueError(
-            f"{checkpoint} is beyond trainer.max_steps={arguments.max_steps}; raise it, or give "
-            f"the shorter run another name=..."
-        )
+    tokens = {"train": train_blocks.fingerprint, "validation": validation.fingerprint}
+    counted = {"tokens": tokens, "sequences_per_step": sequences_per_step(arguments)}
+    checkpoint, finished = begin(folder, settings | counted, arguments)
     if finished:
         model = TapeForCausalLM.from_pretrained(
             checkpoint, attn_implementation=model.config._attn_implementation
