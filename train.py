@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 import transformers
@@ -36,7 +36,12 @@ from tape.data import (
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.names import suggestion
-from tape.training.build import build_model, check_training, sequences_per_step
+from tape.training.build import (
+    build_model,
+    check_training,
+    even_evaluation,
+    sequences_per_step,
+)
 from tape.training.guard import STOPPED, NonFiniteLoss, Stopped
 from tape.training.report import write_report
 from tape.training.runs import claim, last_complete, locked, step_of
@@ -84,14 +89,14 @@ def begin(
     and whether the run ends with it."""
     checkpoint = None
     if arguments.process_index == 0:
-        claim(folder, settings)
         checkpoint = last_complete(folder)
+        if checkpoint is not None and step_of(checkpoint) > arguments.max_steps:
+            raise ValueError(
+                f"{checkpoint} is beyond trainer.max_steps={arguments.max_steps}; raise it, or "
+                f"give the shorter run another name=..."
+            )
+        claim(folder, settings)
     checkpoint = broadcast_object_list([checkpoint])[0]
-    if checkpoint is not None and step_of(checkpoint) > arguments.max_steps:
-        raise ValueError(
-            f"{checkpoint} is beyond trainer.max_steps={arguments.max_steps}; raise it, or give "
-            f"the shorter run another name=..."
-        )
     return checkpoint, checkpoint is not None and step_of(checkpoint) == arguments.max_steps
 
 
@@ -99,6 +104,10 @@ def _run(cfg: DictConfig) -> str:
     settings = OmegaConf.to_container(cfg, resolve=True)
     folder, arguments = Path(cfg.output_dir), instantiate(cfg.trainer)
     check_training(arguments)
+    if Path(arguments.output_dir) != folder:
+        raise ValueError(
+            f"trainer.output_dir={arguments.output_dir} and output_dir={folder}: set the latter"
+        )
     main = arguments.process_index == 0
     if not main:
         logging.getLogger().setLevel(logging.WARNING)
@@ -108,6 +117,7 @@ def _run(cfg: DictConfig) -> str:
     with arguments.main_process_first():  # the other processes find its work in the cache
         tokenizer, train_blocks, validation = load_data(cfg, arguments)
     eval_blocks = TokenBlocks(validation, cfg.length, limit=cfg.eval_blocks)
+    even_evaluation(arguments, len(eval_blocks))
     model = build_model(settings["model"], settings["position"], tokenizer)
 
     tokens = {"train": train_blocks.fingerprint, "validation": validation.fingerprint}
@@ -188,12 +198,19 @@ def main(cfg: DictConfig) -> None:
         sys.exit(f"error: {error}")
     except Stopped as stop:
         log.info("%s: the same command continues", stop)
-        if status := os.environ.get("TAPE_STATUS"):  # torchrun exits with a status of its own
-            write_text(Path(status), str(STOPPED))
-        sys.exit(STOPPED)
+        leave(STOPPED)
     except KeyboardInterrupt:
-        log.info("interrupted: the same command continues from the last checkpoint")
-        sys.exit(130)
+        log.info(
+            "interrupted: the same command continues from the last checkpoint, if there is one"
+        )
+        leave(130)
+
+
+def leave(status: int) -> NoReturn:
+    """Exit; torchrun, which has a status of its own, is told of this one in a file."""
+    if told := os.environ.get("TAPE_STATUS"):
+        write_text(Path(told), str(status))
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -45,19 +45,20 @@ settings=(launcher=ddp "${settings[@]}") # the last one given counts
 
 # torchrun has an exit status of its own: the run leaves its status in a file. It also gives its
 # processes half a minute after SIGTERM, which is short for saving a large model.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 TAPE_STATUS=$(mktemp)
 export TAPE_STATUS TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}
 "$python" -m torch.distributed.run --nnodes "$NNODES" --nproc-per-node "$NGPUS" \
     --node-rank "$NODE_RANK" --master-addr "${MASTER_ADDR:-localhost}" \
     --master-port "$MASTER_PORT" train.py "${settings[@]}" &
 torchrun=$!
-trap 'kill -TERM "$torchrun"' TERM
-trap 'kill -INT "$torchrun"' INT
-status=0
-wait "$torchrun" || status=$?
-if ((status > 128)); then # a signal ended the waiting, not torchrun
+trap 'kill -TERM "$torchrun"; trap "" TERM' TERM
+trap 'kill -INT "$torchrun"; trap "" INT' INT
+while # a signal ends the waiting, but not torchrun
+    status=0
     wait "$torchrun" || status=$?
-fi
+    kill -0 "$torchrun" 2>/dev/null
+do :; done
 if [[ -s $TAPE_STATUS ]]; then
     status=$(<"$TAPE_STATUS")
 fi

@@ -25,6 +25,10 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         yield work
         work.chmod(0o755)
+        for path in work.rglob("*"):  # on the disk before it has its name
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
         try:
             work.rename(target)
         except OSError:

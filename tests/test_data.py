@@ -311,3 +311,12 @@ def test_what_a_killed_process_left_in_the_cache_goes_after_a_day(tmp_path):
     with new_folder(tmp_path / "tokens") as work:
         (work / "file").touch()
     assert not old.exists() and fresh.exists() and (tmp_path / "tokens" / "file").exists()
+
+
+def test_tokens_that_are_cut_short_on_disk_are_refused(tmp_path, corpus):
+    tokenizer = train_tokenizer(corpus, 300, tmp_path)
+    tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    (cached,) = (tmp_path / "tokens").glob("*/tokens.bin")
+    cached.write_bytes(cached.read_bytes()[:-200])
+    with pytest.raises(ValueError, match=r"tokens in place of .*: remove that folder"):
+        tokenize_corpus(corpus, "train", tokenizer, tmp_path)

@@ -296,7 +296,7 @@ def test_a_run_goes_on_with_the_same_data_alone(start):
     with pytest.raises(ValueError, match="num_workers=2 with a streamed corpus"):
         start("trainer.dataloader_num_workers=2", run="several")
     for setting in ("+trainer.auto_find_batch_size=true", "+trainer.accelerator_config={SPLIT}"):
-        with pytest.raises(ValueError, match="by which a run is counted"):
+        with pytest.raises(ValueError, match="counted in steps of one size"):
             start(setting.replace("SPLIT", "split_batches:true"), run="elastic")
     start("data.max_bad=3", "trainer.max_steps=5")  # or a run could not go on after too many
 

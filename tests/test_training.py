@@ -22,7 +22,7 @@ from tape.data import TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
 from tape.training.guard import NonFiniteLoss, Stopped
 from tape.training.progress import read_metrics
-from tape.training.runs import claim, damage, last_complete, unfinished
+from tape.training.runs import claim, damage, last_complete, remove_old, unfinished
 
 ROOT = Path(train.__file__).parent
 CONFIG = ROOT / "config"
@@ -295,29 +295,74 @@ def test_gradient_accumulation_gives_the_loss_of_the_large_batch(start, tmp_path
         assert other == pytest.approx(one, abs=1e-5)
 
 
-def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path):
-    """SIGTERM while step 3 goes on: the run saves after it, exits, continues to the same end."""
-    whole = start("trainer.logging_steps=4", folder=tmp_path / "whole")
+@pytest.mark.parametrize(("position", "step"), [("tape", 3), ("randpe", 4), ("tape", 8)])
+def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path, position, step):
+    """SIGTERM within a step: the run saves after it, exits, and continues to the same end; also
+    where a validation is due. In the last step it just ends."""
+    settings = [f"position={position}", "trainer.logging_steps=5"]
+    whole = start(*settings, folder=tmp_path / "whole")
 
     class Terminate(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == 2:
+            if state.global_step == step - 1:
                 signal.raise_signal(signal.SIGTERM)
 
     def interrupted(self, *args, **kwargs):
         self.add_callback(Terminate())
         return original(self, *args, **kwargs)
 
-    original = train.LanguageModelTrainer.train
+    folder, original = tmp_path / "run", train.LanguageModelTrainer.train
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.LanguageModelTrainer, "train", interrupted)
-        with pytest.raises(Stopped, match="stopped after step 3, which is saved"):
-            start("trainer.logging_steps=4")
-    folder = tmp_path / "run"
-    assert checkpoint_names(folder) == ["checkpoint-3"]
-    assert not (folder / "model.safetensors").exists()
-    start("trainer.logging_steps=4")
+        if step < 8:
+            with pytest.raises(Stopped, match=f"stopped after step {step}, which is saved"):
+                start(*settings)
+            assert checkpoint_names(folder) == [f"checkpoint-{step}"]
+            assert not (folder / "model.safetensors").exists()
+        else:
+            start(*settings)
+    start(*settings)
     assert_same_weights(weights(whole), weights(folder))
+    timed = {"tokens_per_second", "peak_memory_gib"}
+
+    def rows(folder):
+        return [
+            {key: row[key] for key in row if key not in timed and not key.startswith("eval_s")}
+            for row in read_metrics(folder / "metrics.jsonl")
+        ]
+
+    for row in (ours := rows(folder)) + (theirs := rows(whole)):
+        row.pop("eval_runtime", None)
+    assert ours == theirs
+
+
+def test_a_longer_schedule_is_followed_from_its_first_step(start, tmp_path):
+    def rates(folder):
+        rows = read_metrics(folder / "metrics.jsonl")
+        return {row["step"]: row["learning_rate"] for row in rows if "learning_rate" in row}
+
+    settings = ["trainer.lr_scheduler_type=linear", "trainer.logging_steps=1"]
+    long = start(*settings, "trainer.max_steps=8", folder=tmp_path / "long")
+    start(*settings, "trainer.max_steps=4")
+    raised = start(*settings, "trainer.max_steps=8")
+    assert rates(raised)[5] == rates(long)[5] > 0
+
+
+def test_old_checkpoints_and_damaged_later_ones_are_removed(tmp_path):
+    for step in (2, 4, 6, 10, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    remove_old(tmp_path / "checkpoint-6", 2)
+    assert checkpoint_names(tmp_path) == ["checkpoint-4", "checkpoint-6"]
+    remove_old(tmp_path / "checkpoint-6", None)
+    assert checkpoint_names(tmp_path) == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_a_run_that_saves_nothing_on_the_way_is_finished_once(start):
+    folder = start("trainer.save_strategy=no")
+    metrics = (folder / "metrics.jsonl").read_text()
+    assert checkpoint_names(folder) == ["checkpoint-8"]
+    start("trainer.save_strategy=no")
+    assert (folder / "metrics.jsonl").read_text() == metrics
 
 
 def test_kills_at_random_moments_change_nothing(text, cache):
@@ -366,10 +411,15 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
     ("overrides", "message"),
     [
         (["trainer.max_steps=-1"], r"max_steps=-1: runs are counted in steps"),
-        (
-            ["+trainer.load_best_model_at_end=true"],
-            r"load_best_model_at_end=true: a run ends with its last",
-        ),
+        (["+trainer.load_best_model_at_end=true"], r"at_end=True: a run ends with its last"),
+        (["+trainer.num_train_epochs=7"], r"num_train_epochs=7: give trainer\.max_steps"),
+        (["+trainer.save_only_model=true"], r"save_only_model=True: .* without its optimizer"),
+        (["+trainer.ignore_data_skip=true"], r"ignore_data_skip=True: .* an order of their own"),
+        (["+trainer.dataloader_drop_last=true"], r"drop_last=True: .* an order of their own"),
+        (["+trainer.resume_from_checkpoint=x"], r"resume_from_checkpoint=x: .* its own folder"),
+        (["+trainer.auto_find_batch_size=true"], r"auto_find_batch_size=True: .* steps of one"),
+        (["+trainer.push_to_hub=true"], r"push_to_hub=True: upload an export"),
+        (["trainer.output_dir=/tmp/elsewhere"], r"output_dir=/tmp/elsewhere and output_dir="),
         (["model.vocab_size=50"], r"tokenizer has 300 tokens but model\.vocab_size=50"),
         (["vocab_size=100"], r"vocab_size=100 is below 258"),
         (["length=1"], r"length=1: a block of less than 2"),

@@ -58,6 +58,11 @@ def tokenize_corpus(
             _write_stream(corpus, split, tokenizer, work)
     facts = json.loads((folder / "facts.json").read_text())
     tokens = np.memmap(folder / "tokens.bin", dtype=facts["dtype"], mode="r")
+    if len(tokens) != facts["tokens"]:
+        raise ValueError(
+            f"{folder} holds {len(tokens):,} tokens in place of {facts['tokens']:,}: remove that "
+            f"folder, and the text is tokenized again"
+        )
     return TokenStream(tokens, facts["documents"], facts["bytes"], fingerprint)
 
 

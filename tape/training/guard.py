@@ -68,10 +68,11 @@ class Guard(TrainerCallback):
             )
 
     def on_step_end(self, args, state, control, **kwargs):
+        self.stopped &= state.global_step < state.max_steps  # else it ends anyway
         if self.stopped:
-            # Every second counts now: the validation of this step is left out.
+            # Every second counts now: a validation is made up for when the run goes on.
             control.should_evaluate = False
-            control.should_log = control.should_save = control.should_training_stop = True
+            control.should_save = control.should_training_stop = True
 
 
 def ignore_sigterm(worker_id: int) -> None:

@@ -30,9 +30,9 @@ class MetricsFile(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs = logs or {}
-        if (
-            "train_loss" in logs
-        ):  # the library's summary, which is of the steps since the last start
+        if "train_loss" in logs:  # the library's summary, of the steps since the last start
+            if state.global_step < state.max_steps:
+                return
             logs = {"total_flos": logs["total_flos"]}
         if state.is_world_process_zero:
             with (Path(args.output_dir) / self.FILE).open("a") as file:

@@ -30,7 +30,7 @@ MAY_CHANGE = (
     r"name|output_dir|trainer\.output_dir|cache_dir|debug",
     r"report\..*|data\.max_bad",
     r"trainer\.(max_steps|disable_tqdm|report_to|run_name)",
-    r"trainer\.(logging|eval|save)_.*",
+    r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",
     r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
     r"trainer\.ddp_.*",
 )
@@ -44,7 +44,7 @@ def claim(folder: Path, configuration: dict[str, Any]) -> None:
     """
     recorded = folder / CONFIGURATION
     if recorded.exists():
-        before = dict(_flat(json.loads(recorded.read_text())))
+        before = dict(_flat(_read(recorded)))
         now = dict(_flat(configuration))
         changes = [
             f"  {key}: {before.get(key, '(absent)')} -> {now.get(key, '(absent)')}"
@@ -65,6 +65,15 @@ def claim(folder: Path, configuration: dict[str, Any]) -> None:
             f"Choose another name=... or output_dir=..."
         )
     write_text(recorded, json.dumps(configuration, indent=1) + "\n")
+
+
+def _read(recorded: Path) -> dict[str, Any]:
+    try:
+        return json.loads(recorded.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{recorded} is damaged ({error}): it cannot be told whether this run began there"
+        ) from error
 
 
 @contextmanager
@@ -162,10 +171,13 @@ def clear_unfinished(folder: Path) -> None:
         shutil.rmtree(work)
 
 
-def remove_old(folder: Path, limit: int | None) -> None:
-    """Keep the newest `limit` checkpoints; None keeps all."""
-    if limit:
-        for checkpoint in checkpoints(folder)[:-limit]:
-            # Its list of files goes first: what is left of it by a kill is no checkpoint.
-            (checkpoint / HASHES).unlink(missing_ok=True)
-            shutil.rmtree(checkpoint)
+def remove_old(newest: Path, limit: int | None) -> None:
+    """Keep the `limit` checkpoints up to the newest one; None keeps all. Those of later steps were
+    found to be damaged, or the run would have gone on from them."""
+    found = checkpoints(newest.parent)
+    place = found.index(newest) + 1
+    old = found[: max(0, place - limit)] if limit else []
+    for checkpoint in old + found[place:]:
+        # Its list of files goes first: what is left of it by a kill is no checkpoint.
+        (checkpoint / HASHES).unlink(missing_ok=True)
+        shutil.rmtree(checkpoint)

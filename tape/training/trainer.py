@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,12 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
-from tape.training.progress import Console, MetricsFile
+from tape.training.progress import Console, MetricsFile, read_metrics
 from tape.training.runs import clear_unfinished, remove_old, seal, unfinished
 
 
@@ -47,6 +51,8 @@ class LanguageModelTrainer(Trainer):
             state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             self.is_fsdp_enabled = True
+        # What a layer returns, the positional state, is a view that nobody changes in place.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
     def train(self, *args, **kwargs) -> Any:
         if self.is_world_process_zero():
@@ -64,6 +70,12 @@ class LanguageModelTrainer(Trainer):
         loader.worker_init_fn = ignore_sigterm
         return loader
 
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        # An evaluation draws random numbers, but must not change what is trained.
+        devices = [self.args.device] if self.args.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            return super().evaluate(*args, **kwargs)
+
     def _get_output_dir(self, trial: Any) -> str:
         # Where the library writes checkpoints; they get their place when they are whole.
         return str(unfinished(Path(self.args.output_dir)))
@@ -74,19 +86,14 @@ class LanguageModelTrainer(Trainer):
         if not self._weights_are_finite(model):
             raise NonFiniteLoss(f"weights are not finite after step {step}: not saved")
         self.continued.record()
-        try:
+        with writing(target, unfinished(folder)):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()  # each process writes a part
             if self.is_world_process_zero():
                 seal(work, target)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            shutil.rmtree(unfinished(folder), ignore_errors=True)
-            raise OSError(
-                f"{target} could not be written ({error}); earlier checkpoints are as they were"
-            ) from error
         if self.is_world_process_zero():
             unfinished(folder).rmdir()
-            remove_old(folder, self.args.save_total_limit)
+            remove_old(target, self.args.save_total_limit)
         self.accelerator.wait_for_everyone()
 
     def _weights_are_finite(self, model: torch.nn.Module) -> bool:
@@ -99,7 +106,8 @@ class LanguageModelTrainer(Trainer):
         folder = Path(self.args.output_dir)
         work = folder / ".final"
         self.model.config.use_cache = True  # the library has it off in training
-        self.save_model(str(work), _internal_call=True)
+        with writing(folder, work):
+            self.save_model(str(work), _internal_call=True)
         if self.is_world_process_zero():
             (work / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody needs
             for path in work.iterdir():
@@ -107,9 +115,27 @@ class LanguageModelTrainer(Trainer):
             work.rmdir()
 
 
+@contextmanager
+def writing(target: Path, work: Path) -> Iterator[None]:
+    """Turn what goes wrong while a model is written into an error that says where, and remove the
+    `work` that is half done."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(work, ignore_errors=True)
+        raise OSError(
+            f"{target} could not be written ({error}); earlier checkpoints are as they were"
+        ) from error
+
+
 class Continued(TrainerCallback):
-    """What the library leaves out when it continues a run: its cadence is the one that is asked for
-    now, and the losses since the last log entry before the checkpoint count in the next one."""
+    """What the library leaves out when it continues a run.
+
+    Its cadence is the one that is asked for now; the losses since the last log entry before the
+    checkpoint count in the next one; the learning rate is that of the schedule that is asked for
+    now; a validation that a run left out as it was told to stop is made; and the last step is
+    always saved, so that a finished run is known to be.
+    """
 
     KEY = "losses_to_log"
 
@@ -121,9 +147,23 @@ class Continued(TrainerCallback):
         since = self.trainer._globalstep_last_logged
         self.trainer.state.stateful_callbacks[self.KEY] = {"total": total, "since": since}
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
         state.compute_steps(args, state.max_steps)
         if self.KEY in state.stateful_callbacks:
             left = state.stateful_callbacks[self.KEY]
             self.trainer._tr_loss += left["total"]
             self.trainer._globalstep_last_logged = left["since"]
+        if isinstance(lr_scheduler, LambdaLR):
+            step, groups = lr_scheduler.last_epoch, lr_scheduler.optimizer.param_groups
+            rates = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, groups, strict=True)
+            for base, schedule, group in rates:
+                group["lr"] = base * schedule(step)
+            lr_scheduler._last_lr = [group["lr"] for group in groups]
+        if state.global_step and args.eval_strategy == "steps":
+            path = Path(args.output_dir) / MetricsFile.FILE
+            rows = read_metrics(path) if path.exists() else []
+            made = any(row["step"] == state.global_step and "eval_loss" in row for row in rows)
+            args.eval_on_start |= state.global_step % state.eval_steps == 0 and not made
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_save |= state.global_step >= state.max_steps
