@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+import torch
 import transformers
 from accelerate.utils import broadcast_object_list
 from hydra.errors import InstantiationException
@@ -198,12 +199,22 @@ def main(cfg: DictConfig) -> None:
         sys.exit(f"error: {error}")
     except Stopped as stop:
         log.info("%s: the same command continues", stop)
+        part()
         leave(STOPPED)
     except KeyboardInterrupt:
         log.info(
             "interrupted: the same command continues from the last checkpoint, if there is one"
         )
         leave(130)
+
+
+def part() -> None:
+    """Leave the process group, together: a thread of gloo that still holds a tensor of the last
+    collective while Python ends aborts the process, and those that wait here have none. Not after
+    an error, when the others may wait elsewhere."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def leave(status: int) -> NoReturn:
@@ -216,3 +227,4 @@ def leave(status: int) -> NoReturn:
 if __name__ == "__main__":
     check_choices(sys.argv[1:])
     main()
+    part()
