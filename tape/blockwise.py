@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
 BLOCK = 64  # queries whose weights are in memory at once
+LATER = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device="cpu").triu(1)  # keys after a query
 
 
 class _CausalAttention(torch.autograd.Function):
@@ -49,27 +50,29 @@ class _CausalAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, payload = ctx.saved_tensors
-        shape, width = q.shape, v.shape[-1]
-        values = torch.cat((v, payload), dim=-1).flatten(0, 1)
-        grad = torch.cat(grads, dim=-1).flatten(0, 1)
+        q, k, *values = ctx.saved_tensors
+        shape = q.shape
+        values, grads = ([x.flatten(0, 1) for x in xs] for xs in (values, grads))
         # The first layer's payload is a constant.
-        wanted = slice(None) if ctx.needs_input_grad[3] else slice(width)
+        wanted = grads if ctx.needs_input_grad[3] else grads[:1]
         q, k = (q * ctx.scaling).flatten(0, 1), k.flatten(0, 1)
-        grad_q, grad_k = torch.empty_like(q), torch.zeros_like(k)
-        grad_values = torch.zeros_like(values[..., wanted])
-        for start in range(0, shape[2], BLOCK):
+        grad_q, sums = torch.empty_like(q), None
+        for start in reversed(range(0, shape[2], BLOCK)):  # the last block sees every key
             block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
             weights = _CausalAttention.weights(q[:, block], k[:, seen], start)
-            grad_values[:, seen] += weights.mT @ grad[:, block, wanted]
-            grad_weights = grad[:, block] @ values[:, seen].mT
+            grad_weights = grads[0][:, block] @ values[0][:, seen].mT
+            grad_weights.baddbmm_(grads[1][:, block], values[1][:, seen].mT)
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             grad_q[:, block] = grad_scores @ k[:, seen]
-            grad_k[:, seen] += grad_scores.mT @ q[:, block]
-        grad_q, grad_k = grad_q.mul_(ctx.scaling).view(shape), grad_k.view(shape)
-        grad_values = grad_values.unflatten(0, shape[:2])
-        grad_payload = grad_values[..., width:] if ctx.needs_input_grad[3] else None
-        return grad_q, grad_k, grad_values[..., :width], grad_payload, None
+            parts = [grad_scores.mT @ q[:, block], *(weights.mT @ g[:, block] for g in wanted)]
+            if sums is None:
+                sums = parts
+            else:
+                for total, part in zip(sums, parts, strict=True):
+                    total[:, seen] += part
+        grad_k, *grad_values = (x.unflatten(0, shape[:2]) for x in sums)
+        grad_payload = grad_values[1] if ctx.needs_input_grad[3] else None
+        return grad_q.mul_(ctx.scaling).view(shape), grad_k, grad_values[0], grad_payload, None
 
 
 def pays(q: Tensor) -> bool:
