@@ -12,7 +12,7 @@ from tape import TapeForCausalLM
 from tape.positions import ALIASES, ENCODINGS, Positions
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 
 
 def blocks(page, language):
