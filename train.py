@@ -39,6 +39,7 @@ from tape.modeling import TapeForCausalLM
 from tape.names import suggestion
 from tape.training.build import (
     build_model,
+    check_numbers,
     check_training,
     even_evaluation,
     sequences_per_step,
@@ -103,6 +104,7 @@ def begin(
 
 def _run(cfg: DictConfig) -> str:
     settings = OmegaConf.to_container(cfg, resolve=True)
+    check_numbers(settings)
     folder, arguments = Path(cfg.output_dir), instantiate(cfg.trainer)
     check_training(arguments)
     if Path(arguments.output_dir) != folder:

@@ -194,7 +194,7 @@ def require(implementation: str, config: PretrainedConfig) -> None:
     names = [name for name in KERNELS if name in able - missing]
     conflict = f"attn_implementation={implementation!r} with position {encoding!r}"
     if implementation not in KERNELS:
-        raise ValueError(f"{conflict}: no such implementation{suggestion(implementation, names)}")
+        raise ValueError(f"{conflict}: no such implementation{suggestion(implementation, KERNELS)}")
     if implementation not in able:
         raise ValueError(
             f"{conflict}: flash attention takes no learned term on the scores, and ALiBi's slopes "

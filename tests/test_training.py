@@ -411,6 +411,8 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
     ("overrides", "message"),
     [
         (["trainer.max_steps=-1"], r"max_steps=-1: runs are counted in steps"),
+        (["trainer.max_steps=many"], r"trainer\.max_steps='many' must be a number"),
+        (["seed=x"], r"^seed='x' must be a number"),
         (["+trainer.load_best_model_at_end=true"], r"at_end=True: a run ends with its last"),
         (["+trainer.num_train_epochs=7"], r"num_train_epochs=7: give trainer\.max_steps"),
         (["+trainer.save_only_model=true"], r"save_only_model=True: .* without its optimizer"),

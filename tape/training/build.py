@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase, TrainingArguments
@@ -12,6 +12,18 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from tape.configuration import TapeConfig
 from tape.modeling import TapeForCausalLM
 from tape.names import check_arguments
+
+
+def check_numbers(settings: dict[str, Any]) -> None:
+    """Raise a ValueError for the first setting of a run that is text in place of a number."""
+    kinds = {field.name: {field.type, *get_args(field.type)} for field in fields(TrainingArguments)}
+    numbers = [name for name, types in kinds.items() if types & {int, float}]
+    given = {name: settings[name] for name in ("seed", "length", "vocab_size", "eval_blocks")}
+    given["report.tokens"] = settings["report"]["tokens"]
+    given |= {f"trainer.{name}": settings["trainer"].get(name) for name in numbers}
+    for name, value in given.items():
+        if isinstance(value, str):
+            raise ValueError(f"{name}={value!r} must be a number")
 
 
 def check_training(arguments: TrainingArguments) -> None:
