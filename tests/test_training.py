@@ -195,8 +195,8 @@ def test_a_run_does_not_go_on_with_another_text(start, text):
 def test_a_failed_first_try_does_not_block_the_folder(start):
     with pytest.raises(ValueError, match="vocab_size=100"):
         start("vocab_size=100")
-    with pytest.raises(TypeError):
-        start("trainer.learning_rate=abc")
+    with pytest.raises(ValueError, match="beta"):  # the optimizer is made late
+        start("+trainer.adam_beta1=-1")
     start()
 
 
