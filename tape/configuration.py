@@ -17,6 +17,9 @@ from tape import positions
 class TapeConfig(LlamaConfig):
     """`LlamaConfig` with a `position`: {"name": "alibi", ...arguments}, or a bare name.
 
+    With `num_recurrences` = R > 1 the layers are applied R times, and the embeddings are added to
+    the input of every recurrence; so are the weights of the encoding shared by the recurrences.
+
     `max_position_embeddings` is the training length; nothing is clamped beyond it. The frequencies
     of rotary encodings are in `rope_parameters`, as for a Llama. Unknown names and arguments raise
     a ValueError that lists the known ones.
@@ -25,6 +28,7 @@ class TapeConfig(LlamaConfig):
     model_type = "tape"
 
     position: dict[str, Any] | str = "tape"
+    num_recurrences: int = 1
 
     def __post_init__(self, **kwargs):
         for name in kwargs:
@@ -36,7 +40,19 @@ class TapeConfig(LlamaConfig):
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
+        if self.num_recurrences < 1:
+            raise ValueError(f"num_recurrences={self.num_recurrences} must be 1 or more")
         self.position = positions.configure(self, self.position)
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None):
+        """As in the library, which asks for the decoder when it makes a cache: a cache has a slot
+        per layer and recurrence."""
+        config = super().get_text_config(decoder=decoder, encoder=encoder)
+        if decoder and self.num_recurrences > 1:
+            config = copy.copy(config)
+            config.num_hidden_layers *= self.num_recurrences
+            config.num_recurrences = 1
+        return config
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):

@@ -44,9 +44,9 @@ class RMSNorm(LlamaRMSNorm):
 class Attention(nn.Module):
     """Causal attention that averages the positional payload along with the values."""
 
-    def __init__(self, config: TapeConfig, layer_idx: int):
+    def __init__(self, config: TapeConfig):
         super().__init__()
-        self.config, self.layer_idx = config, layer_idx
+        self.config = config
         self.scaling = config.head_dim**-0.5
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
@@ -64,6 +64,7 @@ class Attention(nn.Module):
         bias: ScoreBias | None,
         mask: Tensor | None,
         past_key_values: Cache | None,
+        slot: int,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The attention's output (B, T, C), the attended payload (B, H, T, P) and the weights."""
         B, T, _ = x_BTC.shape
@@ -78,7 +79,7 @@ class Attention(nn.Module):
             # value, and it rides in the value's slot of any of the library's caches.
             if payload is not None:
                 v = torch.cat((v, payload.expand(*v.shape[:-1], -1)), dim=-1)
-            k, v = past_key_values.update(k, v, self.layer_idx)
+            k, v = past_key_values.update(k, v, slot)
             if payload is not None:
                 v, payload = v.split((D, payload.shape[-1]), dim=-1)
         kernel = attention.KERNELS[self.config._attn_implementation]
@@ -91,9 +92,9 @@ class DecoderLayer(GradientCheckpointingLayer):
     """One layer: x' = f(x, e), e' = g(x, e). X does not read E between attention and MLP, so g is
     called once, after both."""
 
-    def __init__(self, config: TapeConfig, layer_idx: int, context: ContextUpdate | None):
+    def __init__(self, config: TapeConfig, context: ContextUpdate | None):
         super().__init__()
-        self.self_attn = Attention(config, layer_idx)
+        self.self_attn = Attention(config)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -108,14 +109,19 @@ class DecoderLayer(GradientCheckpointingLayer):
         bias: ScoreBias | None,
         mask: Tensor | None,
         past_key_values: Cache | None = None,
+        slot: int = 0,
+        final: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        """`slot` is the layer's place in the cache. After the `final` one nobody reads the state:
+        it is not moved on."""
+        context = None if final else self.context
         attended, attended_e, _ = self.self_attn(
-            self.input_layernorm(x_BTC), e, rotate, self.context, bias, mask, past_key_values
+            self.input_layernorm(x_BTC), e, rotate, context, bias, mask, past_key_values, slot
         )
         x_BTC = x_BTC + attended
         mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
-        if self.context is not None:
-            e = self.context(e, attended_e, mlp_out)
+        if context is not None:
+            e = context(e, attended_e, mlp_out)
         return x_BTC + mlp_out, e
 
 
@@ -174,7 +180,7 @@ class TapeModel(TapePreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = positions.build(config)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, layer_idx, self.position.layer(layer_idx))
+            DecoderLayer(config, self.position.layer(layer_idx))
             for layer_idx in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -201,7 +207,8 @@ class TapeModel(TapePreTrainedModel):
             past_key_values: any of the library's caches.
             use_cache: make a cache if there is none; the configuration's choice by default, never
                 in training.
-            output_hidden_states, output_attentions: also return these of every layer.
+            output_hidden_states, output_attentions: also return these of every layer, in every
+                recurrence.
 
         Raises:
             ValueError: unless exactly one of `input_ids` and `inputs_embeds` is given; for
@@ -241,7 +248,11 @@ class TapeModel(TapePreTrainedModel):
             check_gaps(position_ids, past_key_values)
         if self.config._attn_implementation == "flash_attention_2":
             attention.check_flash(attention_mask, position_ids, past_key_values, biases[0])
-        for layer, bias in zip(self.layers, biases, strict=True):
+        layers = [*zip(self.layers, biases, strict=True)] * self.config.num_recurrences
+        embedding = x_BTC
+        for slot, (layer, bias) in enumerate(layers):
+            if slot and slot % len(self.layers) == 0:  # the next recurrence
+                x_BTC = x_BTC + embedding
             # x and e go by position: reentrant checkpointing drops the gradients of the others.
             x_BTC, e = layer(
                 x_BTC,
@@ -250,6 +261,8 @@ class TapeModel(TapePreTrainedModel):
                 bias=bias,
                 mask=mask,
                 past_key_values=past_key_values,
+                slot=slot,
+                final=slot == len(layers) - 1,
             )
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(x_BTC), past_key_values=past_key_values

@@ -137,7 +137,11 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             wave = [math.cos(a) if c % 2 else math.sin(a) for c, a in enumerate(angles)]
             x[t] = x[t] + torch.tensor(wave, dtype=x[t].dtype)
     e = [first_state(config, p[t]) for t in range(T)]
-    for layer in range(config.num_hidden_layers):
+    embedding, depth = x, config.num_hidden_layers * config.num_recurrences
+    for step in range(depth):
+        layer = step % config.num_hidden_layers
+        if step and layer == 0:
+            x = [x[t] + embedding[t] for t in range(T)]
         at = f"model.layers.{layer}."
 
         def linear(name, value, at=at):
@@ -161,7 +165,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 grow = torch.tensor([z**power for z in zeta], dtype=x[t].dtype)
                 q[t] = [head * grow for head in q[t]]
                 k[t] = [head / grow for head in k[t]]
-        contextual = name.startswith("tape") and layer < config.num_hidden_layers - 1
+        contextual = name.startswith("tape") and step < depth - 1
         next_x, next_e = [], []
         for i in range(T):
             outputs, averages = [], []

@@ -27,6 +27,8 @@ def require_llama(model: TapeForCausalLM) -> None:
 
 def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> str | None:
     cls = type(position)
+    if (recurrences := model.config.num_recurrences) > 1:
+        return f"a Llama applies its layers once, not num_recurrences={recurrences} times"
     if not isinstance(position, RoPE):
         return f"a Llama turns queries and keys, and has no {cls.__name__}"
     if any(layer.context is not None for layer in model.model.layers):

@@ -191,8 +191,9 @@ class Tape(RoPE):
         return super().configure(config, arguments)
 
     def layer(self, layer_idx: int) -> ContextUpdate | None:
-        """None in the last layer: nobody reads its result, its parameters would get no gradient."""
-        last = layer_idx == self.config.num_hidden_layers - 1
+        """None in the last layer: nobody reads its result, its parameters would get no gradient.
+        With recurrences the first layer reads it, in all but the last of them."""
+        last = layer_idx == self.config.num_hidden_layers - 1 and self.config.num_recurrences == 1
         idle = not (self.update["attention"] or self.update["feed_forward"])
         return None if last or idle else TapeUpdate(self.config, **self.update)
 
