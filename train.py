@@ -17,23 +17,9 @@ import transformers
 from accelerate.utils import broadcast_object_list
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
-from transformers import (
-    PreTrainedTokenizerBase,
-    TrainingArguments,
-    default_data_collator,
-    set_seed,
-)
+from transformers import TrainingArguments, default_data_collator, set_seed
 
-from tape.data import (
-    StreamedBlocks,
-    TokenBlocks,
-    TokenStream,
-    TrainingOrder,
-    load_tokenizer,
-    tokenize_corpus,
-    train_tokenizer,
-    training_blocks,
-)
+from tape.data import StreamedBlocks
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.names import suggestion
@@ -45,7 +31,6 @@ from tape.training.build import (
     sequences_per_step,
 )
 from tape.training.guard import STOPPED, NonFiniteLoss, Stopped
-from tape.training.report import write_report
 from tape.training.runs import claim, last_complete, locked, step_of
 from tape.training.streaming import ContinuedStream, follow_stream
 from tape.training.trainer import LanguageModelTrainer
@@ -66,22 +51,6 @@ def run(cfg: DictConfig) -> str:
     """One run, from its configuration to the text of its report."""
     with locked(Path(cfg.output_dir)):
         return _run(cfg)
-
-
-def load_data(
-    cfg: DictConfig, arguments: TrainingArguments
-) -> tuple[PreTrainedTokenizerBase, TrainingOrder | StreamedBlocks, TokenStream]:
-    """The tokenizer, the training sequences in their order, and the validation tokens."""
-    corpus, cache = instantiate(cfg.data), Path(cfg.cache_dir)
-    log.info(corpus.describe())
-    if cfg.tokenizer is None:
-        tokenizer = train_tokenizer(corpus, cfg.vocab_size, cache)
-    else:
-        tokenizer = load_tokenizer(cfg.tokenizer)
-    order = cfg.seed if arguments.data_seed is None else arguments.data_seed
-    total = arguments.max_steps * sequences_per_step(arguments)
-    train = training_blocks(corpus, tokenizer, cfg.length, cache, order, total)
-    return tokenizer, train, tokenize_corpus(corpus, "validation", tokenizer, cache)
 
 
 def begin(
@@ -118,37 +87,35 @@ def _run(cfg: DictConfig) -> str:
     set_seed(cfg.seed)
 
     with arguments.main_process_first():  # the other processes find its work in the cache
-        tokenizer, train_blocks, validation = load_data(cfg, arguments)
-    eval_blocks = TokenBlocks(validation, cfg.length, limit=cfg.eval_blocks)
-    even_evaluation(arguments, len(eval_blocks))
-    model = build_model(settings["model"], settings["position"], tokenizer)
+        task = instantiate(cfg.task)(instantiate(cfg.data), settings, arguments)
+    even_evaluation(arguments, len(task.evaluation))
+    model = build_model(settings["model"], settings["position"], task.tokenizer)
 
-    tokens = {"train": train_blocks.fingerprint, "validation": validation.fingerprint}
-    counted = {"tokens": tokens, "sequences_per_step": sequences_per_step(arguments)}
+    counted = {"tokens": task.fingerprints, "sequences_per_step": sequences_per_step(arguments)}
     checkpoint, finished = begin(folder, settings | counted, arguments)
     if finished:
         model = TapeForCausalLM.from_pretrained(
             checkpoint, attn_implementation=model.config._attn_implementation
         )
     log.info(
-        "position %s, attention %s, %s parameters, training tokens: %s, validation tokens: %s",
+        "position %s, attention %s, %s parameters, %s",
         model.config.position["name"],
         model.config._attn_implementation,
         f"{model.num_parameters():,}",
-        train_blocks.describe(),
-        f"{len(validation):,}",
+        task.describe(),
     )
-    streamed = isinstance(train_blocks, StreamedBlocks)
+    streamed = isinstance(task.train, StreamedBlocks)
     if streamed:
-        follow_stream(train_blocks, arguments, checkpoint)
+        follow_stream(task.train, arguments, checkpoint)
     trainer = LanguageModelTrainer(
         model=model,
         args=arguments,
         length=cfg.length,
-        train_dataset=train_blocks,
-        eval_dataset=eval_blocks,
+        measure=task.measure,
+        train_dataset=task.train,
+        eval_dataset=task.evaluation,
         data_collator=default_data_collator,
-        processing_class=tokenizer,
+        processing_class=task.tokenizer,
     )
     if finished:
         log.info("finished at step %s: nothing to train", step_of(checkpoint))
@@ -167,15 +134,7 @@ def _run(cfg: DictConfig) -> str:
         folder, attn_implementation=model.config._attn_implementation
     )
     del trainer, model  # the report is on what was saved
-    report = write_report(
-        folder,
-        saved.to(arguments.device),
-        tokenizer,
-        validation,
-        cfg.length,
-        cfg.report.tokens,
-        cfg.seed,
-    )
+    report = task.report(folder, saved.to(arguments.device).eval())
     print(report)
     log.info("model, tokenizer and report are in %s", folder)
     return report

@@ -102,6 +102,9 @@ class Console(TrainerCallback):
             )
         elif "eval_loss" in logs:
             self._say(state, f"validation loss {logs['eval_loss']:.4f}")
+        elif measured := {key: logs[key] for key in logs if key.startswith("eval_")}:
+            named = (f"{key[5:].replace('_', ' ')} {x:.4f}" for key, x in measured.items())
+            self._say(state, f"validation {', '.join(named)}")
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.bar is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,18 @@ from tape.training.runs import clear_unfinished, remove_old, seal, unfinished
 
 
 class LanguageModelTrainer(Trainer):
-    """Trainer for blocks of `length` tokens that come in the order of training."""
+    """Trainer for sequences of `length` tokens that come in the order of training. Each validation
+    adds what `measure` finds out about the model."""
 
-    def __init__(self, *args, length: int, **kwargs):
+    def __init__(
+        self,
+        *args,
+        length: int,
+        measure: Callable[[torch.nn.Module], dict[str, float]] = lambda model: {},
+        **kwargs,
+    ):
         super().__init__(*args, **kwargs)
+        self.measure = measure
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         # The console first: it adds the speed to what the file records.
@@ -74,7 +82,11 @@ class LanguageModelTrainer(Trainer):
         # An evaluation draws random numbers, but must not change what is trained.
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            return super().evaluate(*args, **kwargs)
+            metrics = super().evaluate(*args, **kwargs)
+            if measured := self.measure(self.model.eval()):
+                measured = {f"eval_{name}": value for name, value in measured.items()}
+                self.log(measured)
+            return metrics | measured
 
     def _get_output_dir(self, trial: Any) -> str:
         # Where the library writes checkpoints; they get their place when they are whole.

@@ -1,0 +1,59 @@
+"""Pre-training on text: a corpus, its tokens in blocks, perplexity in the end."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainingArguments
+
+from tape.data import (
+    Corpus,
+    TokenBlocks,
+    load_tokenizer,
+    tokenize_corpus,
+    train_tokenizer,
+    training_blocks,
+)
+from tape.modeling import TapeForCausalLM
+from tape.training.build import sequences_per_step
+from tape.training.report import write_report
+from tape.training.task import Task
+
+log = logging.getLogger(__name__)
+
+
+class TextTask(Task):
+    def __init__(self, corpus: Corpus, settings: dict[str, Any], arguments: TrainingArguments):
+        self.settings, cache = settings, Path(settings["cache_dir"])
+        log.info(corpus.describe())
+        if settings["tokenizer"] is None:
+            self.tokenizer = train_tokenizer(corpus, settings["vocab_size"], cache)
+        else:
+            self.tokenizer = load_tokenizer(settings["tokenizer"])
+        order = settings["seed"] if arguments.data_seed is None else arguments.data_seed
+        total, length = arguments.max_steps * sequences_per_step(arguments), settings["length"]
+        self.train = training_blocks(corpus, self.tokenizer, length, cache, order, total)
+        self.validation = tokenize_corpus(corpus, "validation", self.tokenizer, cache)
+        self.evaluation = TokenBlocks(self.validation, length, limit=settings["eval_blocks"])
+        self.fingerprints = {
+            "train": self.train.fingerprint,
+            "validation": self.validation.fingerprint,
+        }
+
+    def describe(self) -> str:
+        return (
+            f"training tokens: {self.train.describe()}, validation tokens: {len(self.validation):,}"
+        )
+
+    def report(self, folder: Path, model: TapeForCausalLM) -> str:
+        return write_report(
+            folder,
+            model,
+            self.tokenizer,
+            self.validation,
+            self.settings["length"],
+            self.settings["report"]["tokens"],
+            self.settings["seed"],
+        )
