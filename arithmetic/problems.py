@@ -1,0 +1,243 @@
+"""Problems as text: how they are written, those to train on and those to evaluate on.
+
+Operands and answer are written least significant digit first, `21+3=51` for 12 + 3 = 15, and EOS
+follows. Until it is tokens, a text is a row of bytes: ASCII, or a code below. Parts of unequal
+length are written side by side with gaps, which are closed at the end.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from arithmetic.tasks import TASKS, Task, significant
+from arithmetic.tokenizer import CHARACTERS
+from tape.files import write_text
+from tape.names import check_arguments, look_up
+
+GAP, EOS = 0, 1
+FILE = "problems.json"
+CHUNK = 1024  # training problems made at once
+TRAINING, EVALUATION = 0, 1  # streams of random numbers of a seed
+
+
+@dataclass(frozen=True)
+class Problems:
+    """What is asked and how it is written.
+
+    A cell (n, m) is all problems with operands of n and m digits; of sorting, n numbers of up to m
+    digits. Operands do not begin with a zero, but for the number 0.
+
+    Args:
+        task: one of `TASKS`, where each has an example.
+        max_first, max_second: training draws each cell of 1..max_first x 1..max_second equally
+            often.
+        reverse: whether numbers are written with the least significant digit first.
+        leading_zeros: whether operands may begin with zeros, and answers are filled up with them
+            to the length of the longest answer of the cell (a '-' comes on top).
+        spaces: the probability of a space after each character in training. It takes part in the
+            loss like any other character after '='.
+
+    Raises:
+        ValueError: for an unknown task, or values that are not allowed.
+    """
+
+    task: str = "addition"
+    max_first: int = 5
+    max_second: int = 5
+    reverse: bool = True
+    leading_zeros: bool = False
+    spaces: float = 0.0
+
+    def __post_init__(self):
+        look_up("task", self.task, TASKS)
+        check_whole("max_first", self.max_first)
+        check_whole("max_second", self.max_second)
+        for name in ("reverse", "leading_zeros"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be true or false")
+        number = isinstance(self.spaces, int | float) and not isinstance(self.spaces, bool)
+        if not number or not 0 <= self.spaces <= 1:
+            raise ValueError(f"spaces={self.spaces!r} is a probability: give a number from 0 to 1")
+
+    @property
+    def length(self) -> int:
+        """Tokens of a training sequence: those of the longest problem, with EOS."""
+        cell = self.max_first, self.max_second
+        characters = self.prompt_width(*cell) + self.answer_width(*cell)
+        return characters * (2 if self.spaces else 1) + 1
+
+    def prompt_width(self, n: int, m: int) -> int:
+        """Characters of the longest prompt of a cell, '=' included, without spaces."""
+        widths = self._task(n, m).operand_widths(n, m)
+        return int(widths.sum()) + len(widths)
+
+    def answer_width(self, n: int, m: int) -> int:
+        """Characters of the longest answer of a cell, without EOS and spaces."""
+        task = self._task(n, m)
+        widths = task.answer_widths(n, m)
+        return int(widths.sum()) + len(widths) - 1 + task.signed
+
+    def evaluation(self, n: int, m: int, count: int, seed: int) -> list[tuple[str, str]]:
+        """`count` problems of a cell as (prompt, answer), such as ("21+3=", "51").
+
+        No training problem of any seed is among them where the cell is large enough (see
+        `Task.draw`). They may repeat. But for sorting, all prompts are equally long.
+
+        Raises:
+            ValueError: for n, m or count below 1, or a negative seed.
+        """
+        self._task(n, m)
+        check_whole("count", count)
+        check_whole("seed", seed, least=0)
+        rng = np.random.default_rng((seed, EVALUATION, n, m))
+        texts = self.draw(rng, np.full(count, n), np.full(count, m), held_out=True)
+        prompts, answers = ([row[row != GAP].tobytes().decode() for row in text] for text in texts)
+        return list(zip(prompts, answers, strict=True))
+
+    def draw(
+        self, rng: np.random.Generator, n: np.ndarray, m: np.ndarray, held_out: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Prompts and answers of cells n, m (B,): bytes (B, characters and gaps) each."""
+        task = TASKS[self.task]
+        operands, lengths = task.draw(
+            rng, n, m, leading_zeros=self.leading_zeros, held_out=held_out
+        )
+        answers, widths = task.answer(operands), task.answer_widths(n, m)
+        if not self.leading_zeros:
+            widths = np.minimum(widths, significant(answers))
+        prompts = written(operands, lengths, task.symbol, ord("="), self.reverse)
+        return prompts, written(answers, widths, ",", GAP, self.reverse)
+
+    def save(self, folder: str | Path) -> None:
+        """Write problems.json, which belongs beside the model that was trained on them."""
+        write_text(Path(folder) / FILE, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Problems:
+        """What `save` wrote.
+
+        Raises:
+            ValueError: if the folder has no problems.json, or one with other settings than these.
+        """
+        path = Path(folder) / FILE
+        if not path.is_file():
+            raise ValueError(f"{folder} has no {FILE}: give the folder of an arithmetic run")
+        try:
+            settings = dict(**json.loads(path.read_text(encoding="utf-8")))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} does not hold settings of problems: {error}") from error
+        check_arguments(str(path), settings, (field.name for field in fields(cls)))
+        return cls(**settings)
+
+    def _task(self, n: int, m: int) -> Task:
+        """The task, for a cell that exists."""
+        check_whole("n", n)
+        check_whole("m", m)
+        return TASKS[self.task]
+
+
+class TrainingProblems(Dataset):
+    """Problem after problem to train on, `total` of them, all of `problems.length` tokens.
+
+    The i-th is a function of i and the seed: batches, processes and whether a run was ever stopped
+    make no difference. They are made in chunks, of which the latest is kept: read them in order.
+
+    Raises:
+        ValueError: for total below 1, a negative seed, or a tokenizer without a token for each
+            character, EOS and padding.
+    """
+
+    def __init__(
+        self, problems: Problems, tokenizer: PreTrainedTokenizerBase, total: int, seed: int
+    ):
+        check_whole("total", total)
+        check_whole("seed", seed, least=0)
+        vocabulary = tokenizer.get_vocab()
+        missing = [character for character in CHARACTERS if character not in vocabulary]
+        if missing or None in (tokenizer.eos_token_id, tokenizer.pad_token_id):
+            raise ValueError(
+                f"the tokenizer lacks a token for {missing or 'EOS or padding'}; "
+                f"take arithmetic.tokenizer.character_tokenizer()"
+            )
+        self.problems, self.total, self.seed = problems, total, seed
+        self._tokens = np.zeros(128, dtype=np.int64)
+        self._tokens[[GAP, EOS]] = tokenizer.pad_token_id, tokenizer.eos_token_id
+        for character in CHARACTERS:
+            self._tokens[ord(character)] = vocabulary[character]
+        self._latest: tuple[int, dict[str, Tensor]] | None = None
+
+    def __len__(self) -> int:
+        return self.total
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        """input_ids, labels (-100 up to '=' and on padding) and attention_mask: (length,) each."""
+        if not 0 <= i < self.total:
+            raise IndexError(f"problem {i} of {self.total}")
+        chunk, place = divmod(i, CHUNK)
+        if self._latest is None or self._latest[0] != chunk:
+            self._latest = chunk, self._make(chunk)
+        return {name: rows[place] for name, rows in self._latest[1].items()}
+
+    def _make(self, chunk: int) -> dict[str, Tensor]:
+        """The problems of a chunk: (CHUNK, length) each."""
+        rng = np.random.default_rng((self.seed, TRAINING, chunk))
+        n, m = (
+            rng.integers(1, most, CHUNK, endpoint=True)
+            for most in (self.problems.max_first, self.problems.max_second)
+        )
+        texts = np.hstack(self.problems.draw(rng, n, m, held_out=False))
+        if self.problems.spaces:
+            texts = spaced(texts, self.problems.spaces, rng)
+        ends = np.full((CHUNK, 1), EOS, dtype=np.uint8)
+        texts = packed(np.hstack((texts, ends)), self.problems.length)
+        ids, there, equals = self._tokens[texts], texts != GAP, texts == ord("=")
+        answers = there & np.logical_or.accumulate(equals, axis=1) & ~equals
+        columns = {
+            "input_ids": ids,
+            "labels": np.where(answers, ids, -100),
+            "attention_mask": there.astype(np.int64),
+        }
+        return {name: torch.from_numpy(rows) for name, rows in columns.items()}
+
+
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Raise a ValueError unless `value` is a whole number, `least` or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r} must be a whole number, {least} or more")
+
+
+def written(
+    numbers: np.ndarray, lengths: np.ndarray, separator: str, end: int, reverse: bool
+) -> np.ndarray:
+    """Numbers (B, K, W), of which the first `lengths` (B, K) digits count, as (B, characters and
+    gaps): their signs and digits, a separator between them and `end` after the last."""
+    there = lengths[..., None]
+    digits = np.where(np.arange(numbers.shape[-1]) < there, np.abs(numbers) + ord("0"), GAP)
+    signs = np.where((numbers < 0).any(axis=-1, keepdims=True), ord("-"), GAP)
+    follows = np.where(there, ord(separator), GAP)
+    follows[:, -1] = end  # the last number is always there
+    parts = (signs, digits if reverse else digits[..., ::-1], follows)
+    return np.concatenate(parts, axis=-1).reshape(len(numbers), -1).astype(np.uint8)
+
+
+def spaced(texts: np.ndarray, probability: float, rng: np.random.Generator) -> np.ndarray:
+    """A space after each character with a probability: (B, T) -> (B, 2 T)."""
+    chosen = (texts != GAP) & (rng.random(texts.shape) < probability)
+    spaces = np.where(chosen, ord(" "), GAP)
+    return np.stack((texts, spaces), axis=-1).reshape(len(texts), -1).astype(np.uint8)
+
+
+def packed(texts: np.ndarray, length: int) -> np.ndarray:
+    """Texts without their gaps, filled up with them on the right: (B, T) -> (B, length)."""
+    there = texts != GAP
+    closed = np.full((len(texts), length), GAP, dtype=np.uint8)
+    closed[np.arange(length) < there.sum(axis=1, keepdims=True)] = texts[there]
+    return closed

@@ -1,0 +1,326 @@
+"""Problems of arithmetic: right answers, as documented, held out, and the same whenever read."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, default_data_collator
+
+from arithmetic import TASKS, Problems, TrainingProblems, character_tokenizer
+from arithmetic.problems import CHUNK
+from arithmetic.tasks import is_held_out
+from arithmetic.tokenizer import CHARACTERS
+
+TOKENIZER = character_tokenizer()
+
+# The answers by Python's integers, and how long they are with leading zeros.
+DEFINITIONS = {
+    "addition": (lambda a, b: [a + b], lambda n, m: max(n, m) + 1),
+    "subtraction": (lambda a, b: [a - b], max),
+    "multiplication": (lambda a, b: [a * b], lambda n, m: n + m),
+    "sorting": (lambda *numbers: sorted(numbers), max),
+    "bitwise_or": (lambda a, b: [a | b], max),
+}
+all_tasks = pytest.mark.parametrize("task", DEFINITIONS)
+both_zeros = pytest.mark.parametrize("leading_zeros", [False, True])
+
+
+def expected_answer(problems, prompt):
+    task, order = TASKS[problems.task], -1 if problems.reverse else 1
+    answer, width = DEFINITIONS[problems.task]
+    asked = prompt.removesuffix("=").split(task.symbol)
+    if not problems.leading_zeros:
+        assert not any(len(number) > 1 and number[::order][0] == "0" for number in asked)
+    zeros = width(*map(len, asked), *[0] * (len(asked) == 1)) if problems.leading_zeros else 1
+    texts = []
+    for number in answer(*(int(number[::order], task.base) for number in asked)):
+        digits = f"{abs(number):{'b' if task.base == 2 else 'd'}}".rjust(zeros, "0")
+        texts.append("-" * (number < 0) + digits[::order])
+    return ",".join(texts)
+
+
+def text_of(example):
+    """What a training example says, without padding and EOS."""
+    ids = example["input_ids"][example["attention_mask"].bool()].tolist()
+    assert ids[-1] == TOKENIZER.eos_token_id
+    return TOKENIZER.decode(ids[:-1])
+
+
+def prompts_of(data):
+    return {text_of(data[i]).partition("=")[0] + "=" for i in range(len(data))}
+
+
+@pytest.mark.parametrize(
+    "settings, cell, prompt, answer",
+    [
+        ({}, (2, 1), "21+3=", "51"),
+        ({}, (1, 1), "0+0=", "0"),
+        ({}, (1, 2), "5+59=", "001"),
+        ({"reverse": False}, (2, 1), "12+3=", "15"),
+        ({"leading_zeros": True}, (2, 1), "20+3=", "500"),
+        ({"task": "subtraction"}, (2, 1), "21-3=", "9"),
+        ({"task": "subtraction"}, (1, 2), "3-72=", "-42"),
+        ({"task": "subtraction", "reverse": False}, (1, 2), "3-27=", "-24"),
+        ({"task": "subtraction"}, (1, 1), "4-4=", "0"),
+        ({"task": "subtraction", "leading_zeros": True}, (2, 1), "00-5=", "-50"),
+        ({"task": "multiplication"}, (2, 1), "21*3=", "63"),
+        ({"task": "multiplication"}, (1, 2), "0*21=", "0"),
+        ({"task": "multiplication", "leading_zeros": True}, (1, 1), "2*3=", "60"),
+        ({"task": "sorting"}, (3, 1), "3,1,2=", "1,2,3"),
+        ({"task": "sorting"}, (1, 2), "21=", "21"),
+        ({"task": "sorting"}, (2, 1), "5,0=", "0,5"),
+        ({"task": "sorting", "leading_zeros": True}, (1, 3), "500=", "500"),
+        ({"task": "bitwise_or"}, (3, 1), "011|1=", "111"),
+        ({"task": "bitwise_or", "reverse": False}, (3, 1), "110|1=", "111"),
+        ({"task": "bitwise_or", "leading_zeros": True}, (3, 2), "010|00=", "010"),
+    ],
+)
+def test_formats(settings, cell, prompt, answer):
+    assert dict(Problems(**settings).evaluation(*cell, 20_000, seed=0))[prompt] == answer
+
+
+@all_tasks
+@both_zeros
+@pytest.mark.parametrize("reverse", [True, False])
+def test_answers_are_those_of_pythons_integers(task, leading_zeros, reverse):
+    problems = Problems(task, leading_zeros=leading_zeros, reverse=reverse)
+    for n, m in [(1, 1), (1, 7), (7, 1), (3, 200), (20, 20), (200, 200)]:
+        n = min(n, 20) if task == "sorting" else n
+        cell = problems.evaluation(n, m, 50, seed=1)
+        assert len(cell) == 50 and len(set(cell)) > 3
+        for prompt, answer in cell:
+            assert answer == expected_answer(problems, prompt), prompt
+            assert len(answer) <= problems.answer_width(n, m)
+            if task != "sorting":
+                symbol = re.escape(TASKS[task].symbol)
+                assert re.fullmatch(rf"\d{{{n}}}{symbol}\d{{{m}}}=", prompt)
+        assert max(len(prompt) for prompt, _ in cell) <= problems.prompt_width(n, m)
+
+
+@pytest.mark.parametrize("task", ["addition", "subtraction", "multiplication"])
+def test_carries_run_through_all_digits(task):
+    pairs = [(10**200 - 1, 1), (10**199, 1), (1, 10**199), (10**200 - 1, 10**200 - 1), (0, 0)]
+    operands = np.array([[[int(d) for d in f"{x:0200}"[::-1]] for x in pair] for pair in pairs])
+    for pair, (digits,) in zip(pairs, TASKS[task].answer(operands), strict=True):
+        assert [sum(int(d) * 10**i for i, d in enumerate(digits))] == DEFINITIONS[task][0](*pair)
+        assert (np.abs(digits) < 10).all()
+
+
+@all_tasks
+def test_the_longest_answer_has_the_answers_width(task):
+    """And a training sequence is as long as the longest problem."""
+    problems = Problems(task, 3, 2, leading_zeros=True)
+    cell = problems.evaluation(3, 2, 500, seed=0)
+    assert problems.answer_width(3, 2) == max(len(answer) for _, answer in cell)
+    assert problems.length == max(len(prompt + answer) for prompt, answer in cell) + 1
+    data = TrainingProblems(problems, TOKENIZER, CHUNK, seed=0)
+    assert len(data[0]["input_ids"]) == problems.length
+    assert max(int(data[i]["attention_mask"].sum()) for i in range(CHUNK)) == problems.length
+
+
+@all_tasks
+@both_zeros
+@pytest.mark.parametrize("spaces", [0.0, 0.3])
+def test_training_asks_for_the_answer_and_eos_only(task, leading_zeros, spaces):
+    problems = Problems(task, 4, 3, leading_zeros=leading_zeros, spaces=spaces)
+    data = TrainingProblems(problems, TOKENIZER, 200, seed=3)
+    for example in map(data.__getitem__, range(len(data))):
+        prompt, answer = text_of(example).split("=")
+        assert answer.replace(" ", "") == expected_answer(problems, prompt.replace(" ", "") + "=")
+        end, padding = TOKENIZER.eos_token_id, TOKENIZER.pad_token_id
+        asked, answered = (TOKENIZER(text)["input_ids"] for text in (prompt + "=", answer))
+        room = problems.length - len(asked) - len(answered) - 1
+        assert example["input_ids"].tolist() == [*asked, *answered, end, *[padding] * room]
+        assert example["labels"].tolist() == [
+            *[-100] * len(asked),
+            *answered,
+            end,
+            *[-100] * room,
+        ]
+        assert example["attention_mask"].tolist() == [1] * (problems.length - room) + [0] * room
+
+
+def test_examples_become_a_batch():
+    data = TrainingProblems(Problems(), TOKENIZER, 100, seed=0)
+    batch = default_data_collator([data[i] for i in range(8)])
+    assert {name: rows.shape for name, rows in batch.items()} == dict.fromkeys(
+        ("input_ids", "labels", "attention_mask"), (8, Problems().length)
+    )
+    assert all(rows.dtype == torch.int64 for rows in batch.values())
+
+
+def test_spaces_come_with_their_probability_and_change_nothing_else():
+    plain = TrainingProblems(Problems(), TOKENIZER, CHUNK, seed=0)
+    plain = [text_of(plain[i]) for i in range(CHUNK)]
+    for spaces in (0.25, 1.0):
+        data = TrainingProblems(Problems(spaces=spaces), TOKENIZER, CHUNK, seed=0)
+        texts = [text_of(data[i]) for i in range(CHUNK)]
+        assert [text.replace(" ", "") for text in texts] == plain
+        assert not any("  " in text or text.startswith(" ") for text in texts)
+        share = sum(text.count(" ") for text in texts) / sum(map(len, plain))
+        assert share == pytest.approx(spaces, abs=0.02)
+    assert all(" " not in "".join(pair) for pair in Problems(spaces=1.0).evaluation(3, 3, 50, 0))
+
+
+@pytest.mark.parametrize(
+    "settings, cell, size",
+    [
+        ({}, (2, 2), 90 * 90),
+        ({"leading_zeros": True}, (3, 1), 10**4),
+        ({"task": "sorting", "leading_zeros": True}, (2, 2), 10**4),
+        ({"task": "bitwise_or"}, (8, 8), 2**14),
+    ],
+)
+def test_a_sixteenth_of_a_cell_is_held_out(settings, cell, size):
+    problems = Problems(**{"max_first": cell[0], "max_second": cell[1]} | settings)
+    held_out = {prompt for prompt, _ in problems.evaluation(*cell, 10_000, seed=0)}
+    assert len(held_out) == pytest.approx(size / 16, rel=0.2)
+    assert {prompt for prompt, _ in problems.evaluation(*cell, 1000, seed=5)} < held_out
+    trained = prompts_of(TrainingProblems(problems, TOKENIZER, 4 * CHUNK, seed=0))
+    assert not trained & held_out
+
+
+def test_small_cells_are_trained_on_and_evaluated_as_a_whole():
+    problems = Problems(max_first=1, max_second=2)
+    trained = prompts_of(TrainingProblems(problems, TOKENIZER, 20 * CHUNK, seed=0))
+    assert len(trained) == 1000
+    for m in (1, 2):
+        cell = {prompt for prompt, _ in problems.evaluation(1, m, 10_000, seed=0)}
+        assert cell == {prompt for prompt in trained if len(prompt) == 3 + m}
+
+
+def test_what_is_held_out_does_not_depend_on_its_neighbours():
+    """Among longer numbers, or problems with more of them, a problem is in the same class."""
+    rng = np.random.default_rng(0)
+    digits, lengths = rng.integers(10, size=(20_000, 2, 40)), np.full((20_000, 2), 40)
+    held_out = is_held_out(digits, lengths)
+    assert held_out.mean() == pytest.approx(1 / 16, rel=0.1)
+    padded = np.pad(digits, [(0, 0), (3, 0), (0, 5)])
+    assert (is_held_out(padded, np.pad(lengths, [(0, 0), (3, 0)])) == held_out).all()
+    one_more_zero = is_held_out(padded[:, 3:], lengths + 1)
+    assert (one_more_zero & held_out).mean() == pytest.approx(1 / 256, rel=0.3)
+
+
+def test_lengths_of_operands_are_uniform():
+    problems = Problems(max_first=4, max_second=6)
+    data = TrainingProblems(problems, TOKENIZER, 12 * CHUNK, seed=0)
+    counts = np.zeros((4, 6))
+    for i in range(len(data)):
+        first, second = text_of(data[i]).partition("=")[0].split("+")
+        counts[len(first) - 1, len(second) - 1] += 1
+    expected = len(data) / counts.size
+    assert ((counts - expected) ** 2 / expected).sum() < 50  # 23 degrees of freedom: p = 0.001
+
+
+def test_digits_are_uniform():
+    """But for the most significant one, which is not zero."""
+    digits = np.array([list(p[:3]) for p, _ in Problems().evaluation(3, 3, 9000, 0)], dtype=int)
+    for place, kinds in ((0, 10), (1, 10), (2, 9)):
+        counts = np.bincount(digits[:, place], minlength=10)[10 - kinds :]
+        assert counts.sum() == 9000
+        assert ((counts - 9000 / kinds) ** 2 / (9000 / kinds)).sum() < 28
+
+
+def test_numbers_to_sort_have_any_length():
+    cell = Problems("sorting").evaluation(3, 4, 4000, seed=0)
+    lengths = [len(number) for prompt, _ in cell for number in prompt[:-1].split(",")]
+    assert len(lengths) == 12_000
+    assert np.bincount(lengths)[1:] == pytest.approx(np.full(4, 3000), rel=0.1)
+
+
+def test_a_problem_is_the_same_whenever_it_is_read():
+    problems, total = Problems(spaces=0.1), 2 * CHUNK + 10
+    data = TrainingProblems(problems, TOKENIZER, total, seed=7)
+    in_order = [text_of(data[i]) for i in range(total)]
+    assert len(set(in_order)) > 0.9 * total
+    again = TrainingProblems(problems, TOKENIZER, 10 * total, seed=7)
+    for i in (total - 1, 0, CHUNK, CHUNK - 1, *range(3, total, 301)):
+        assert text_of(again[i]) == in_order[i]
+    other = TrainingProblems(problems, TOKENIZER, total, seed=8)
+    assert [text_of(other[i]) for i in range(50)] != in_order[:50]
+    cell = problems.evaluation(4, 4, 20, seed=7)
+    assert problems.evaluation(4, 4, 20, seed=7) == cell != problems.evaluation(4, 4, 20, seed=8)
+    with pytest.raises(IndexError):
+        data[total]
+
+
+def test_tokenizer_is_one_token_per_character_and_loads_by_itself(tmp_path):
+    TOKENIZER.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    symbols = "".join(task.symbol for task in TASKS.values())
+    for text in (CHARACTERS, "0123456789=" + symbols, " 21 + 3 =5 1,-4 ", "21+3="):
+        for tokenizer in (TOKENIZER, loaded):
+            ids = tokenizer(text)["input_ids"]
+            assert tokenizer.convert_ids_to_tokens(ids) == list(text)
+            assert (
+                tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
+            )
+    assert loaded.get_vocab() == TOKENIZER.get_vocab()
+    assert len(loaded) == len(CHARACTERS) + 2
+    assert (loaded.eos_token_id, loaded.pad_token_id) == (0, 1)
+    with pytest.raises(Exception, match="UNK"):
+        TOKENIZER("x")
+
+
+def test_problems_are_saved_beside_a_model(tmp_path):
+    problems = Problems("subtraction", 7, 3, reverse=False, leading_zeros=True, spaces=0.5)
+    problems.save(tmp_path)
+    assert Problems.load(tmp_path) == problems
+    with pytest.raises(ValueError, match=r"has no problems\.json"):
+        Problems.load(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('{"task": "additoin"}', "did you mean 'addition'"),
+        ('{"tasks": "addition"}', "takes no argument 'tasks'; did you mean 'task'"),
+        ("[]", "does not hold settings"),
+        ("{", "does not hold settings"),
+    ],
+)
+def test_files_of_other_settings_are_refused(tmp_path, text, message):
+    (tmp_path / "problems.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Problems.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"task": "division"}, "unknown task 'division'"),
+        ({"max_first": 0}, "max_first=0 must be a whole number, 1 or more"),
+        ({"max_second": "5"}, "max_second='5' must be a whole number"),
+        ({"max_second": True}, "max_second=True must be a whole number"),
+        ({"spaces": 1.5}, "spaces=1.5 is a probability"),
+        ({"spaces": float("nan")}, "spaces=nan is a probability"),
+        ({"reverse": "false"}, "reverse='false' must be true or false"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Problems(**settings)
+
+
+def test_problems_that_do_not_exist_are_refused():
+    problems = Problems()
+    for arguments, name in [((0, 1, 1, 0), "n"), ((1, 0, 1, 0), "m"), ((1, 1, 0, 0), "count")]:
+        with pytest.raises(ValueError, match=f"^{name}=0 must be a whole number, 1 or more"):
+            problems.evaluation(*arguments)
+    with pytest.raises(ValueError, match="seed=-1 must be a whole number, 0 or more"):
+        TrainingProblems(problems, TOKENIZER, 10, seed=-1)
+    with pytest.raises(ValueError, match="total=0"):
+        TrainingProblems(problems, TOKENIZER, 0, seed=0)
+    with pytest.raises(ValueError, match="m=0"):
+        problems.answer_width(1, 0)
+
+
+def test_other_tokenizers_are_refused(tmp_path):
+    TOKENIZER.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del settings["pad_token"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"lacks a token for EOS or padding.*character_tokenizer"):
+        TrainingProblems(Problems(), AutoTokenizer.from_pretrained(tmp_path), 10, seed=0)
