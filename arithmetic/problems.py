@@ -25,7 +25,7 @@ from tape.names import check_arguments, look_up
 GAP, EOS = 0, 1
 FILE = "problems.json"
 CHUNK = 1024  # training problems made at once
-TRAINING, EVALUATION = 0, 1  # streams of random numbers of a seed
+TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # streams of random numbers of a seed
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,9 @@ class Problems:
         return TASKS[self.task]
 
 
-class TrainingProblems(Dataset):
-    """Problem after problem to train on, `total` of them, all of `problems.length` tokens.
+class ProblemSequences(Dataset):
+    """Problem after problem as a model is trained on them, `total` of them, all of
+    `problems.length` tokens: those to train on, or those held out (as in `Problems.evaluation`).
 
     The i-th is a function of i and the seed: batches, processes and whether a run was ever stopped
     make no difference. They are made in chunks, of which the latest is kept: read them in order.
@@ -156,7 +157,12 @@ class TrainingProblems(Dataset):
     """
 
     def __init__(
-        self, problems: Problems, tokenizer: PreTrainedTokenizerBase, total: int, seed: int
+        self,
+        problems: Problems,
+        tokenizer: PreTrainedTokenizerBase,
+        total: int,
+        seed: int,
+        held_out: bool = False,
     ):
         check_whole("total", total)
         check_whole("seed", seed, least=0)
@@ -167,7 +173,7 @@ class TrainingProblems(Dataset):
                 f"the tokenizer lacks a token for {missing or 'EOS or padding'}; "
                 f"take arithmetic.tokenizer.character_tokenizer()"
             )
-        self.problems, self.total, self.seed = problems, total, seed
+        self.problems, self.total, self.seed, self.held_out = problems, total, seed, held_out
         self._tokens = np.zeros(128, dtype=np.int64)
         self._tokens[[GAP, EOS]] = tokenizer.pad_token_id, tokenizer.eos_token_id
         for character in CHARACTERS:
@@ -178,7 +184,8 @@ class TrainingProblems(Dataset):
         return self.total
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """input_ids, labels (-100 up to '=' and on padding) and attention_mask: (length,) each."""
+        """input_ids and labels (-100 up to '=' and on padding): (length,) each. Nothing needs a
+        mask: padding comes last, and is never looked at by what comes before."""
         if not 0 <= i < self.total:
             raise IndexError(f"problem {i} of {self.total}")
         chunk, place = divmod(i, CHUNK)
@@ -188,23 +195,20 @@ class TrainingProblems(Dataset):
 
     def _make(self, chunk: int) -> dict[str, Tensor]:
         """The problems of a chunk: (CHUNK, length) each."""
-        rng = np.random.default_rng((self.seed, TRAINING, chunk))
+        stream = SEQUENCES_HELD_OUT if self.held_out else TRAINING
+        rng = np.random.default_rng((self.seed, stream, chunk))
         n, m = (
             rng.integers(1, most, CHUNK, endpoint=True)
             for most in (self.problems.max_first, self.problems.max_second)
         )
-        texts = np.hstack(self.problems.draw(rng, n, m, held_out=False))
+        texts = np.hstack(self.problems.draw(rng, n, m, held_out=self.held_out))
         if self.problems.spaces:
             texts = spaced(texts, self.problems.spaces, rng)
         ends = np.full((CHUNK, 1), EOS, dtype=np.uint8)
         texts = packed(np.hstack((texts, ends)), self.problems.length)
-        ids, there, equals = self._tokens[texts], texts != GAP, texts == ord("=")
-        answers = there & np.logical_or.accumulate(equals, axis=1) & ~equals
-        columns = {
-            "input_ids": ids,
-            "labels": np.where(answers, ids, -100),
-            "attention_mask": there.astype(np.int64),
-        }
+        ids, equals = self._tokens[texts], texts == ord("=")
+        answers = (texts != GAP) & np.logical_or.accumulate(equals, axis=1) & ~equals
+        columns = {"input_ids": ids, "labels": np.where(answers, ids, -100)}
         return {name: torch.from_numpy(rows) for name, rows in columns.items()}
 
 

@@ -26,9 +26,10 @@ from tape.training.guard import STOPPED
 from tape.training.runs import checkpoints, unfinished
 
 ROOT = Path(__file__).parent.parent
+STEPS = 40
 SETTINGS = [
     "experiment=quick",
-    "trainer.max_steps=40",
+    f"trainer.max_steps={STEPS}",
     "trainer.save_steps=1",
     "trainer.eval_steps=20",
     "trainer.logging_steps=1",
@@ -64,10 +65,14 @@ class Run:
 
 
 def kill_until_done(run: Run, name: str, kills: Counter, seconds: float, random_: random.Random):
-    """Start the run and kill it, again and again, until it ends or the kills are used up."""
+    """Start the run and kill it, again and again, until it ends or the kills are used up. What has
+    trained to the end is left alone: there would be nothing more to see."""
+    trained = False
     while True:
         process = run.start()
         wanted = next((kind for kind in sorted(kills, key=kills.get)[::-1] if kills[kind]), None)
+        if trained:
+            wanted = None
         if wanted is not None:
             time.sleep(random_.uniform(0, seconds))
             process.send_signal(wanted)
@@ -78,6 +83,7 @@ def kill_until_done(run: Run, name: str, kills: Counter, seconds: float, random_
             sys.exit(f"{name}: unexpected exit status {status}\n{''.join(run.said)}")
         kills[wanted] -= 1
         steps = [path.name for path in checkpoints(run.folder)]
+        trained = f"checkpoint-{STEPS}" in steps
         half = unfinished(run.folder).exists()
         print(
             f"{name}: {signal.Signals(wanted).name} -> status {status}, has "

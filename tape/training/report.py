@@ -75,6 +75,29 @@ def continuation(
     return tokenizer.decode(ids[0]), tokenizer.decode(output[0, ids.shape[1] :])
 
 
+def facts(model: TapeForCausalLM, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    """What every report begins with: the model, and what the metrics say of its training."""
+    speeds = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
+    return {
+        "position": model.config.position,
+        "attention": model.config._attn_implementation,
+        "parameters": model.num_parameters(),
+        "steps": max(row["step"] for row in metrics),
+        "tokens_per_second": median(speeds) if speeds else None,
+        "peak_memory_gib": round(max(row.get("peak_memory_gib", 0) for row in metrics), 2),
+    }
+
+
+def headline(facts: dict[str, Any]) -> str:
+    speed = facts["tokens_per_second"]
+    return (
+        f"position {facts['position']['name']}, attention {facts['attention']}, "
+        f"{facts['parameters']:,} parameters, {facts['steps']:,} steps, "
+        f"{'-' if speed is None else format(speed, ',.0f')} tokens/s in training (median), "
+        f"peak memory {facts['peak_memory_gib']} GiB"
+    )
+
+
 def write_report(
     folder: Path,
     model: TapeForCausalLM,
@@ -91,14 +114,7 @@ def write_report(
     scored_bytes = results[0].tokens * validation.bytes / len(validation)
     prompt, added = continuation(model, tokenizer, validation, seed)
     metrics = read_metrics(folder / "metrics.jsonl")
-    speeds = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
-    summary: dict[str, Any] = {
-        "position": model.config.position,
-        "attention": model.config._attn_implementation,
-        "parameters": model.num_parameters(),
-        "steps": max(row["step"] for row in metrics),
-        "tokens_per_second": median(speeds) if speeds else None,
-        "peak_memory_gib": round(max(row.get("peak_memory_gib", 0) for row in metrics), 2),
+    summary = facts(model, metrics) | {
         "scored_tokens": results[0].tokens,
         "perplexity": [
             {
@@ -114,13 +130,12 @@ def write_report(
     target = folder / "report"
     write_text(target / "report.json", json.dumps(summary, indent=1) + "\n")
     write_text(target / "report.md", text)
-    _plot_loss(metrics, folder.name, target / "loss.png")
+    plot_loss(metrics, folder.name, target / "loss.png")
     _plot_perplexity(summary["perplexity"], folder.name, target / "perplexity.png")
     return text
 
 
 def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, added: str) -> str:
-    speed = summary["tokens_per_second"]
     rows = [
         f"| {row['length']} ({row['times']}x) | {row['perplexity']:.2f} | "
         f"{row['bits_per_byte']:.4f} |"
@@ -130,10 +145,7 @@ def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, adde
         [
             f"# {name}",
             "",
-            f"position {summary['position']['name']}, attention {summary['attention']}, "
-            f"{summary['parameters']:,} parameters, {summary['steps']:,} steps, "
-            f"{'-' if speed is None else format(speed, ',.0f')} tokens/s in training (median), "
-            f"peak memory {summary['peak_memory_gib']} GiB",
+            headline(summary),
             "",
             "| window | validation perplexity | bits per byte |",
             "|---|---|---|",
@@ -165,7 +177,7 @@ def _save(figure: plt.Figure, path: Path) -> None:
     work.replace(path)
 
 
-def _plot_loss(metrics: list[dict[str, Any]], name: str, path: Path) -> None:
+def plot_loss(metrics: list[dict[str, Any]], name: str, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(6, 4))
     for key, label, style in (("loss", "training", "-"), ("eval_loss", "validation", "o-")):
         points = [(row["step"], row[key]) for row in metrics if key in row]
