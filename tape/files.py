@@ -39,12 +39,17 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def write_text(target: Path, text: str) -> None:
+    """As `write_bytes`, in UTF-8."""
+    write_bytes(target, text.encode())
+
+
+def write_bytes(target: Path, content: bytes) -> None:
     """Write a file under a temporary name, then rename it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with work.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with work.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         work.replace(target)

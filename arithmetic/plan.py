@@ -1,0 +1,84 @@
+"""What an evaluation asks: every pair of operand lengths, in batches, and the share of one process.
+
+Prompts of a batch are equally long, so that nothing is padded: cells (n, m) and (k, l) with
+n + m = k + l are decoded together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from itertools import product
+from typing import NamedTuple
+
+from arithmetic.problems import Problems
+
+
+class Question(NamedTuple):
+    """One problem of the cell (n, m): the lengths of its first and second operand."""
+
+    n: int
+    m: int
+    prompt: str
+    answer: str
+
+
+class Batch(NamedTuple):
+    """Questions that are decoded together."""
+
+    questions: list[Question]
+    new_tokens: int  # of the longest answer of these cells, with EOS
+    length: int  # tokens of the longest text that begins with so long a prompt, in the whole grid
+
+    @property
+    def cost(self) -> int:
+        """Tokens to run: what time is about proportional to."""
+        return len(self.questions) * (len(self.questions[0].prompt) + self.new_tokens)
+
+
+class Shard(NamedTuple):
+    """The index-th of `count` shares, from 1."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Raises a ValueError for anything but i/n with 1 <= i <= n."""
+        numbers = re.fullmatch(r"(\d+)/(\d+)", text)
+        shard = cls(*map(int, numbers.groups())) if numbers else None
+        if shard is None or not 1 <= shard.index <= shard.count:
+            raise ValueError(
+                f"shard={text!r} must be i/n with 1 <= i <= n, such as 1/4: the first of four"
+            )
+        return shard
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def numbers(self, batches: int) -> range:
+        """The batches of this share. They are ordered by cost, so that no share costs more than
+        another by more than the costliest batch."""
+        return range(self.index - 1, batches, self.count)
+
+
+def plan(
+    problems: Problems, max_length: int, samples: int, seed: int, batch_size: int
+) -> list[Batch]:
+    """All questions of the grid 1..max_length x 1..max_length in batches, the costliest first:
+    if memory is short, it shows at once."""
+    groups: dict[int, list[Question]] = defaultdict(list)
+    for n, m in product(range(1, max_length + 1), repeat=2):
+        for prompt, answer in problems.evaluation(n, m, samples, seed):
+            groups[len(prompt)].append(Question(n, m, prompt, answer))
+
+    def tokens(question: Question) -> int:
+        return problems.answer_width(question.n, question.m) + 1
+
+    batches = []
+    for prompt, group in groups.items():
+        group.sort(key=tokens)  # stable: cells stay together
+        for first in range(0, len(group), batch_size):
+            questions = group[first : first + batch_size]
+            batches.append(Batch(questions, tokens(questions[-1]), prompt + tokens(group[-1])))
+    return sorted(batches, key=lambda batch: -batch.cost)
