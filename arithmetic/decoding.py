@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from arithmetic.plan import Batch
 from tape import TapeForCausalLM
+from tape.training.report import quiet
 
 WEIGHTS = "model.safetensors"
 
@@ -60,7 +61,7 @@ def answers(
     prompts = [question.prompt for question in batch.questions]
     ids = torch.tensor(tokenizer(prompts, add_special_tokens=False)["input_ids"])
     ids = ids.to(model.device)
-    with model.evaluation_length(batch.length):
+    with model.evaluation_length(batch.length), quiet():
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -127,7 +127,6 @@ def run(cfg: DictConfig) -> None:
 @hydra.main(version_base=None, config_path=str(CONFIG), config_name="evaluate_add")
 def main(cfg: DictConfig) -> None:
     transformers.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()  # texts longer than in training are the point
     try:
         run(cfg)
     except (ValueError, TypeError, OSError, SafetensorError) as error:

@@ -1,0 +1,136 @@
+"""Learning arithmetic: problems made on the fly, and accuracy within and beyond their lengths."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from transformers import TrainingArguments
+
+from arithmetic.decoding import answers
+from arithmetic.plan import Question, plan
+from arithmetic.problems import Problems, ProblemSequences
+from arithmetic.tokenizer import character_tokenizer
+from tape.files import write_text
+from tape.modeling import TapeForCausalLM
+from tape.training.build import sequences_per_step
+from tape.training.progress import read_metrics
+from tape.training.report import facts, headline, plot_loss
+from tape.training.task import Task
+
+SHOWN = 10  # problems in the report
+
+
+class Answered(NamedTuple):
+    question: Question
+    given: str  # up to and with EOS
+    right: bool
+
+
+class ArithmeticTask(Task):
+    """Train on `problems`. Each validation also answers a fixed sample of the grid that reaches to
+    twice the trained lengths, `samples` problems a cell: the share of right answers is `accuracy
+    in` the trained lengths and `accuracy out` of them.
+
+    Raises:
+        ValueError: unless the run's `length` is that of the problems.
+    """
+
+    def __init__(
+        self,
+        problems: Problems,
+        settings: dict[str, Any],
+        arguments: TrainingArguments,
+        *,
+        samples: int,
+    ):
+        if settings["length"] != problems.length:
+            raise ValueError(
+                f"length={settings['length']}: these problems have {problems.length} tokens, give "
+                f"length={problems.length}"
+            )
+        self.problems = problems
+        self.tokenizer = character_tokenizer()
+        total = arguments.max_steps * sequences_per_step(arguments)
+        seed = settings["seed"] if arguments.data_seed is None else arguments.data_seed
+        self.train = ProblemSequences(problems, self.tokenizer, total, seed)
+        # The same for all seeds of a comparison.
+        held_out = {"seed": 0, "held_out": True}
+        count = settings["eval_blocks"]
+        self.evaluation = ProblemSequences(problems, self.tokenizer, count, **held_out)
+        longest = 2 * max(problems.max_first, problems.max_second)
+        self.batches = plan(problems, longest, samples, seed=0, batch_size=1024)
+        first = self.train[0]["input_ids"], self.evaluation[0]["input_ids"]
+        written = "".join(self.tokenizer.decode(ids) for ids in first)
+        self.fingerprints = {"problems": hashlib.sha256(written.encode()).hexdigest()[:16]}
+
+    def describe(self) -> str:
+        problems = self.problems
+        return (
+            f"{problems.task} of up to {problems.max_first} and {problems.max_second} digits, "
+            f"{len(self.train):,} problems"
+        )
+
+    def measure(self, model: TapeForCausalLM) -> dict[str, float]:
+        return self._accuracies(self._answered(model))
+
+    def report(self, folder: Path, model: TapeForCausalLM) -> str:
+        self.problems.save(folder)
+        answered = self._answered(model)
+        metrics = read_metrics(folder / "metrics.jsonl")
+        summary = facts(model, metrics) | self._accuracies(answered)
+        text = _markdown(folder, summary, answered)
+        write_text(folder / "report" / "report.json", json.dumps(summary, indent=1) + "\n")
+        write_text(folder / "report" / "report.md", text)
+        plot_loss(metrics, folder.name, folder / "report" / "loss.png")
+        return text
+
+    def _answered(self, model: TapeForCausalLM) -> list[Answered]:
+        end = self.tokenizer.eos_token
+        return [
+            Answered(question, given, given == question.answer + end)
+            for batch in self.batches
+            for question, given in zip(
+                batch.questions, answers(model, self.tokenizer, batch), strict=True
+            )
+        ]
+
+    def _accuracies(self, answered: list[Answered]) -> dict[str, float]:
+        """Of problems in the trained lengths, and of those beyond."""
+        right: dict[str, list[bool]] = {"accuracy_in": [], "accuracy_out": []}
+        for question, _, is_right in answered:
+            inside = (
+                question.n <= self.problems.max_first and question.m <= self.problems.max_second
+            )
+            right["accuracy_in" if inside else "accuracy_out"].append(is_right)
+        return {name: mean(marks) for name, marks in right.items()}
+
+
+def _markdown(folder: Path, summary: dict[str, Any], answered: list[Answered]) -> str:
+    by_length = sorted(answered, key=lambda row: (row.question.n + row.question.m, row.question.n))
+    shown = by_length[:: -(-len(by_length) // SHOWN)]
+    rows = [
+        f"| {n} | {m} | `{prompt}` | `{answer}` | {'right' if right else f'`{given}`'} |"
+        for (n, m, prompt, answer), given, right in shown
+    ]
+    return "\n".join(
+        [
+            f"# {folder.name}",
+            "",
+            headline(summary),
+            "",
+            f"Right answers: {summary['accuracy_in']:.1%} in the trained lengths, "
+            f"{summary['accuracy_out']:.1%} beyond them up to twice as long, of "
+            f"{len(answered):,} problems spread over the grid.",
+            "",
+            "| n | m | problem | answer | given |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            f"The whole grid and its picture: python -m arithmetic.evaluate model={folder}",
+            "",
+        ]
+    )

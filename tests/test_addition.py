@@ -1,0 +1,104 @@
+"""Runs of the addition experiment: what they watch, write, continue and refuse."""
+
+import json
+import shutil
+
+import pytest
+from conftest import composed
+from test_training import assert_same_weights, losses, weights
+from transformers import AutoTokenizer
+
+import train
+from arithmetic import Problems
+from tape.training.progress import read_metrics
+
+SETTINGS = [
+    "experiment=addition",
+    "length=10",
+    *("data.max_first=2", "data.max_second=2", "task.samples=2", "eval_blocks=8"),
+    *("model.hidden_size=32", "model.intermediate_size=64", "model.num_hidden_layers=2"),
+    *("trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4"),
+    *("trainer.logging_steps=1", "trainer.per_device_train_batch_size=16"),
+]
+
+
+@pytest.fixture
+def start(tmp_path):
+    def start(*overrides, folder=tmp_path / "run"):
+        train.run(composed(*SETTINGS, *overrides, f"output_dir={folder}"))
+        return folder
+
+    return start
+
+
+@pytest.mark.parametrize("position", ["tape", "randpe"])
+def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
+    folder = start(f"position={position}")
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "eval_accuracy_in" in row]
+    assert [row["step"] for row in rows] == [4, 8]
+    assert "step 8/8  validation accuracy in " in capsys.readouterr().out
+    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert summary["accuracy_in"] == rows[-1]["eval_accuracy_in"]
+    assert summary["accuracy_out"] == rows[-1]["eval_accuracy_out"]
+    assert (folder / "report" / "report.md").read_text().count("`") >= 20
+    assert Problems.load(folder) == Problems(max_first=2, max_second=2)
+    assert AutoTokenizer.from_pretrained(folder)("1+2=")["input_ids"] != []
+
+
+@pytest.mark.parametrize("position", ["tape", "randpe"])
+def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position):
+    settings = [f"position={position}", "+model.num_recurrences=2", "tape_sampler=shift"]
+    whole = start(*settings, folder=tmp_path / "whole")
+    parts = start(*settings)
+    shutil.rmtree(parts / "checkpoint-8")
+    start(*settings)
+    assert_same_weights(weights(whole), weights(parts))
+    assert losses(whole) == losses(parts)
+
+
+def test_a_measurement_changes_nothing_that_is_trained(start, tmp_path):
+    watched = start("position=randpe")
+    alone = start("position=randpe", "trainer.eval_strategy=no", folder=tmp_path / "alone")
+    assert_same_weights(weights(watched), weights(alone))
+
+
+def test_a_model_learns_to_add_single_digits(start):
+    """Cells of one digit are small enough to be learned by heart."""
+    folder = start(
+        *("position=tape", "length=7", "data.max_first=1", "data.max_second=1"),
+        *("trainer.max_steps=400", "trainer.eval_steps=400", "trainer.save_steps=400"),
+        *("trainer.learning_rate=5e-3", "trainer.per_device_train_batch_size=64"),
+        *("model.hidden_size=64", "model.intermediate_size=128", "task.samples=50"),
+    )
+    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert summary["accuracy_in"] > 0.9
+
+
+def test_the_papers_recipes_compose():
+    for digits in (5, 20, 40):
+        name = "addition" if digits == 5 else f"addition_{digits}"
+        cfg = composed(f"experiment={name}")
+        assert cfg.length == Problems(max_first=digits, max_second=digits).length
+        assert cfg.data.max_first == cfg.data.max_second == digits
+    assert cfg.model.num_recurrences == 4 and cfg.trainer.per_device_train_batch_size == 512
+    assert cfg.name == "add_tape_0"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.task=addition_"], r"unknown task 'addition_'; did you mean 'addition'"),
+        (["length=9"], r"length=9: these problems have 10 tokens, give length=10"),
+        (["data.max_first=0"], r"max_first=0 must be a whole number"),
+        (["task.samples=0"], r"count=0 must be a whole number"),
+    ],
+)
+def test_bad_settings_are_refused(start, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        start(*overrides)
+
+
+def test_other_problems_in_the_same_folder_are_refused(start):
+    start()
+    with pytest.raises(ValueError, match=r"data\.reverse: True -> False"):
+        start("data.reverse=false")
