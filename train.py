@@ -5,6 +5,7 @@ python train.py position=rope model=base experiment=paper data=text data.files=c
 python train.py -m position=tape,rope,alibi seed=0,1,2
 """
 
+import atexit
 import logging
 import os
 import sys
@@ -160,7 +161,6 @@ def main(cfg: DictConfig) -> None:
         sys.exit(f"error: {error}")
     except Stopped as stop:
         log.info("%s: the same command continues", stop)
-        part()
         leave(STOPPED)
     except KeyboardInterrupt:
         log.info(
@@ -169,23 +169,23 @@ def main(cfg: DictConfig) -> None:
         leave(130)
 
 
-def part() -> None:
-    """Leave the process group, together: a thread of gloo that still holds a tensor of the last
-    collective while Python ends aborts the process, and those that wait here have none. Not after
-    an error, when the others may wait elsewhere."""
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
-
-
 def leave(status: int) -> NoReturn:
-    """Exit; torchrun, which has a status of its own, is told of this one in a file."""
-    if told := os.environ.get("TAPE_STATUS"):
+    """Exit; torchrun, which has a status of its own, is told of this one in a file.
+
+    One of several processes ends without Python's last clean-up: threads of gloo that are still
+    there when it begins abort the process now and then, and the run would count as failed.
+    """
+    if status and (told := os.environ.get("TAPE_STATUS")):
         write_text(Path(told), str(status))
+    if torch.distributed.is_initialized():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)
 
 
 if __name__ == "__main__":
     check_choices(sys.argv[1:])
     main()
-    part()
+    leave(0)

@@ -81,7 +81,7 @@ def test_permuting_keys_with_their_positions_changes_nothing(position):
         where = Positions(index, index)
         e = encoding.state(where, torch.float64)
         bias = encoding.biases(where, 3)[0]
-        y, average, _ = layer.self_attn(x, e, encoding.rotate, layer.context, bias, None, None)
+        y, average, _ = layer.self_attn(x, e, encoding.rotate, layer.context, bias, None, None, 0)
         return y[:, -1], None if average is None else average[:, :, -1]
 
     x = torch.randn(2, 7, 32, dtype=torch.float64)
