@@ -35,9 +35,9 @@ def panel(axes: Axes, name: str, grid: Grid) -> AxesImage:
     )
     first, second = (min(longest, size) for longest in grid.trained)
     frame = Rectangle((0.5, 0.5), second, first, fill=False, edgecolor="tab:red", linewidth=2)
-    frame.set_clip_on(False)
+    frame.set(clip_on=False, zorder=3)  # above the border of the panel
     axes.add_patch(frame)
-    step = next(step for step in (1, 2, 5, 10, 20, 50, size) if size <= 10 * step)
+    step = next(step for step in (1, 5, 10, 20, 50, size) if size <= 10 * step)
     ticks = sorted({1, *range(step, size + 1, step)})
     axes.set_xticks(ticks)
     axes.set_yticks(ticks)

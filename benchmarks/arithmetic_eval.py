@@ -1,7 +1,7 @@
 """What evaluating a grid costs: cached decoding of equal prompts together, or cell by cell without.
 
 python benchmarks/arithmetic_eval.py
-python benchmarks/arithmetic_eval.py --digits 20 --methods rope --batch 256 --only cached
+python benchmarks/arithmetic_eval.py --samples 100 --only cached --repeats 1   # the grid of a run
 
 The model is random, of 4 layers of 128 and 4 heads, and rarely ends an answer by itself. Both ways
 take turns in one process, on the same questions; ratios are medians over the rounds.
@@ -88,8 +88,8 @@ def main(arguments: argparse.Namespace) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--methods", nargs="+", choices=ENCODINGS, default=["rope", "tape"])
-    parser.add_argument("--digits", type=int, default=10, help="the longest operands")
-    parser.add_argument("--samples", type=int, default=20, help="questions of each cell")
+    parser.add_argument("--digits", type=int, default=20, help="the longest operands")
+    parser.add_argument("--samples", type=int, default=10, help="questions of each cell")
     parser.add_argument("--batch", type=int, default=256, help="questions decoded together")
     parser.add_argument("--only", choices=["cached", "cell by cell"], help="one way alone")
     parser.add_argument("--repeats", type=int, default=3, help="rounds")
