@@ -24,13 +24,13 @@ from tape.data import StreamedBlocks
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.names import suggestion
-from tape.training.build import (
-    build_model,
+from tape.training.arguments import (
     check_numbers,
     check_training,
     even_evaluation,
     sequences_per_step,
 )
+from tape.training.build import build_model
 from tape.training.guard import STOPPED, NonFiniteLoss, Stopped
 from tape.training.runs import claim, last_complete, locked, step_of
 from tape.training.streaming import ContinuedStream, follow_stream

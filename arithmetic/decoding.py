@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from arithmetic.plan import Batch
 from tape import TapeForCausalLM
-from tape.training.report import quiet
 
 WEIGHTS = "model.safetensors"
 
@@ -53,7 +52,7 @@ def answers(
     use_cache: bool = True,
 ) -> list[str]:
     """What the model writes after each prompt, up to and with EOS; without EOS, if it did not come
-    in time for a right answer.
+    in time for a right answer; without spaces, if it was trained with them.
 
     Positions that are drawn at random are drawn for the longest problem with such a prompt, so
     that the result does not depend on which questions share a batch.
@@ -61,7 +60,7 @@ def answers(
     prompts = [question.prompt for question in batch.questions]
     ids = torch.tensor(tokenizer(prompts, add_special_tokens=False)["input_ids"])
     ids = ids.to(model.device)
-    with model.evaluation_length(batch.length), quiet():
+    with model.evaluation_length(batch.length):
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -73,4 +72,6 @@ def answers(
         )
     end = tokenizer.eos_token
     texts = tokenizer.batch_decode(output[:, ids.shape[1] :], clean_up_tokenization_spaces=False)
+    if batch.spaced:
+        texts = [text.replace(" ", "") for text in texts]
     return ["".join(text.partition(end)[:2]) for text in texts]

@@ -42,7 +42,7 @@ def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict[str, Any]:
     for question, text in zip(batch.questions, given, strict=True):
         n, m, prompt, answer = question
         count = cells.setdefault((n, m), [0, 0])
-        right = text == answer + end
+        right = question.is_answered(text, end)
         count[0] += right
         count[1] += 1
         if not right and count[1] - count[0] <= keep:

@@ -13,8 +13,9 @@ from typing import Any
 from arithmetic.decoding import fingerprint
 from arithmetic.grid import Grid, write_grid
 from arithmetic.heatmap import draw
-from arithmetic.parts import FILE, differences, read
+from arithmetic.parts import FILE, read
 from arithmetic.plan import Shard
+from tape.training.runs import differences
 
 
 def shards(folder: Path) -> dict[Path, tuple[dict[str, Any], list[dict[str, Any]]]]:

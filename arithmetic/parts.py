@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tape.files import write_text
+from tape.training.runs import differences
 
 FILE = "parts.jsonl"
 
@@ -30,14 +31,6 @@ def read(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]], int]:
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): remove it, and start again") from error
     return (rows[0] if rows else None), rows[1:], len(whole)
-
-
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    return [
-        f"{key}: {before.get(key, '(absent)')} -> {now.get(key, '(absent)')}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
 
 
 class Parts:

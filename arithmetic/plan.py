@@ -22,6 +22,10 @@ class Question(NamedTuple):
     prompt: str
     answer: str
 
+    def is_answered(self, text: str, end: str) -> bool:
+        """Whether the text is all of the answer and the end of it."""
+        return text == self.answer + end
+
 
 class Batch(NamedTuple):
     """Questions that are decoded together."""
@@ -29,6 +33,7 @@ class Batch(NamedTuple):
     questions: list[Question]
     new_tokens: int  # of the longest answer of these cells, with EOS
     length: int  # tokens of the longest text that begins with so long a prompt, in the whole grid
+    spaced: bool = False  # whether the model learned to write spaces, which mean nothing
 
     @property
     def cost(self) -> int:
@@ -72,13 +77,16 @@ def plan(
         for prompt, answer in problems.evaluation(n, m, samples, seed):
             groups[len(prompt)].append(Question(n, m, prompt, answer))
 
+    spaced = problems.spaces > 0
+
     def tokens(question: Question) -> int:
-        return problems.answer_width(question.n, question.m) + 1
+        return (1 + spaced) * problems.answer_width(question.n, question.m) + 1
 
     batches = []
     for prompt, group in groups.items():
         group.sort(key=tokens)  # stable: cells stay together
         for first in range(0, len(group), batch_size):
             questions = group[first : first + batch_size]
-            batches.append(Batch(questions, tokens(questions[-1]), prompt + tokens(group[-1])))
+            length = prompt + tokens(group[-1])
+            batches.append(Batch(questions, tokens(questions[-1]), length, spaced))
     return sorted(batches, key=lambda batch: -batch.cost)

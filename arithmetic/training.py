@@ -16,7 +16,7 @@ from arithmetic.problems import Problems, ProblemSequences
 from arithmetic.tokenizer import character_tokenizer
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
-from tape.training.build import sequences_per_step
+from tape.training.arguments import training_order
 from tape.training.progress import read_metrics
 from tape.training.report import facts, headline, plot_loss
 from tape.training.task import Task
@@ -54,17 +54,15 @@ class ArithmeticTask(Task):
             )
         self.problems = problems
         self.tokenizer = character_tokenizer()
-        total = arguments.max_steps * sequences_per_step(arguments)
-        seed = settings["seed"] if arguments.data_seed is None else arguments.data_seed
-        self.train = ProblemSequences(problems, self.tokenizer, total, seed)
-        # The same for all seeds of a comparison.
-        held_out = {"seed": 0, "held_out": True}
-        count = settings["eval_blocks"]
-        self.evaluation = ProblemSequences(problems, self.tokenizer, count, **held_out)
+        self.train = ProblemSequences(problems, self.tokenizer, *training_order(arguments))
+        # What is held out is the same for all seeds of a comparison.
+        self.evaluation = ProblemSequences(
+            problems, self.tokenizer, settings["eval_blocks"], seed=0, held_out=True
+        )
         longest = 2 * max(problems.max_first, problems.max_second)
         self.batches = plan(problems, longest, samples, seed=0, batch_size=1024)
-        first = self.train[0]["input_ids"], self.evaluation[0]["input_ids"]
-        written = "".join(self.tokenizer.decode(ids) for ids in first)
+        sets = ProblemSequences(problems, self.tokenizer, 1, seed=0), self.evaluation
+        written = "".join(self.tokenizer.decode(of[0]["input_ids"]) for of in sets)
         self.fingerprints = {"problems": hashlib.sha256(written.encode()).hexdigest()[:16]}
 
     def describe(self) -> str:
@@ -91,7 +89,7 @@ class ArithmeticTask(Task):
     def _answered(self, model: TapeForCausalLM) -> list[Answered]:
         end = self.tokenizer.eos_token
         return [
-            Answered(question, given, given == question.answer + end)
+            Answered(question, given, question.is_answered(given, end))
             for batch in self.batches
             for question, given in zip(
                 batch.questions, answers(model, self.tokenizer, batch), strict=True

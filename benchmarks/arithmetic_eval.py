@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 
 import torch
-import transformers
 from measuring import DEVICE, in_turn, publish, synchronize, table
 
 from arithmetic import Problems, character_tokenizer
@@ -98,5 +97,4 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    transformers.logging.set_verbosity_error()  # texts beyond the trained length are the point
     main(parse())

@@ -2,7 +2,7 @@
 # Draws the grid of accuracies over operand lengths: TYPE=adape bash script/eval_add.sh [settings]
 #
 # The model is output/add_${TYPE}, see script/train_add.sh; settings are those of
-# config/evaluate_add.yaml, e.g. max_length=10 samples=100 shard=1/4.
+# config/arithmetic/evaluate_add.yaml, e.g. max_length=10 samples=100 shard=1/4.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash script/setup.sh

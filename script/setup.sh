@@ -8,6 +8,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Runs that start together wait for the one that installs.
+if command -v flock >/dev/null; then
+    exec 9<pyproject.toml
+    flock 9
+fi
+
 environment=${VIRTUAL_ENV:-${CONDA_PREFIX:-$PWD/.venv}}
 if [[ ! -x $environment/bin/python ]]; then
     for python in python3 python3.13 python3.12 python3.11; do

@@ -25,8 +25,7 @@ class _CausalAttention(torch.autograd.Function):
         """Softmax over keys 0..S-1 for the queries of a block, which begins at key `start`."""
         scores = q @ k.mT
         T = q.shape[1]
-        after = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
-        scores[..., start:].masked_fill_(after, -torch.inf)
+        scores[..., start:].masked_fill_(LATER[:T, :T], -torch.inf)
         return scores.softmax(dim=-1)
 
     @staticmethod

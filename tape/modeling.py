@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.generation import MaxLengthCriteria
 from transformers.masking_utils import create_causal_mask, create_masks_for_generate
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -341,6 +342,14 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         """As in the library; encodings that draw positions do so for the length asked for."""
         with ExitStack() as self._while_generating:
             return super().generate(*args, **kwargs)
+
+    def _get_stopping_criteria(self, *args, **kwargs):
+        """As in the library, without its warning at the training length: nothing ends there."""
+        criteria = super()._get_stopping_criteria(*args, **kwargs)
+        for criterion in criteria:
+            if isinstance(criterion, MaxLengthCriteria):
+                criterion.max_position_embeddings = None
+        return criteria
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None, config: TapeConfig, **arguments):

@@ -118,6 +118,18 @@ def test_a_plan_asks_everything_once():
     )
 
 
+def test_spaces_are_no_mistakes_of_a_model_that_learned_them(folder, monkeypatch):
+    """It needs the room for them, too."""
+    (plain,), (spaced,) = (plan(Problems(spaces=p), 1, 3, 0, 8) for p in (0.0, 0.5))
+    assert (plain.new_tokens, spaced.new_tokens) == (3, 5)
+    model, tokenizer = load(folder)
+    end = tokenizer.eos_token
+    written = torch.tensor([tokenizer(f"5 1 {end}7")["input_ids"]] * 3)
+    monkeypatch.setattr(model, "generate", lambda ids, **_: torch.cat((ids, written), dim=1))
+    assert answers(model, tokenizer, spaced) == [f"51{end}"] * 3
+    assert answers(model, tokenizer, plain) == [f"5 1 {end}"] * 3
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_shards_share_the_cost(count):
     costs = [batch.cost for batch in plan(TRAINED, 8, 5, 0, batch_size=9)]

@@ -2,89 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import fields
-from typing import Any, get_args
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase
 
 from tape.configuration import TapeConfig
 from tape.modeling import TapeForCausalLM
 from tape.names import check_arguments
-
-
-def check_numbers(settings: dict[str, Any]) -> None:
-    """Raise a ValueError for the first setting of a run that is text in place of a number."""
-    kinds = {field.name: {field.type, *get_args(field.type)} for field in fields(TrainingArguments)}
-    numbers = [name for name, types in kinds.items() if types & {int, float}]
-    given = {name: settings[name] for name in ("seed", "length", "vocab_size", "eval_blocks")}
-    given["report.tokens"] = settings["report"]["tokens"]
-    given |= {f"trainer.{name}": settings["trainer"].get(name) for name in numbers}
-    for name, value in given.items():
-        if isinstance(value, str):
-            raise ValueError(f"{name}={value!r} must be a number")
-
-
-def check_training(arguments: TrainingArguments) -> None:
-    """Raise a ValueError for what the library allows but a run here cannot honour."""
-    gpus = arguments.n_gpu
-    own_order = "the sequences come in an order of their own, counted in steps"
-    wrong = {
-        "max_steps": (arguments.max_steps < 1, "runs are counted in steps; give a number > 0"),
-        "num_train_epochs": (arguments.num_train_epochs != 3, "give trainer.max_steps"),
-        "ignore_data_skip": (arguments.ignore_data_skip, own_order),
-        "dataloader_drop_last": (arguments.dataloader_drop_last, own_order),
-        "auto_find_batch_size": (
-            arguments.auto_find_batch_size,
-            "a run is counted in steps of one size; set trainer.per_device_train_batch_size",
-        ),
-        "accelerator_config.split_batches": (
-            arguments.accelerator_config.split_batches,
-            "a run is counted in steps of one size; set trainer.per_device_train_batch_size",
-        ),
-        "resume_from_checkpoint": (
-            arguments.resume_from_checkpoint is not None,
-            "a run continues from the last whole checkpoint of its own folder",
-        ),
-        "save_only_model": (
-            arguments.save_only_model,
-            "a run could not be continued without its optimizer",
-        ),
-        "save_strategy": (
-            arguments.save_strategy == "best",
-            "a run continues from its last step; take steps or no",
-        ),
-        "load_best_model_at_end": (
-            arguments.load_best_model_at_end,
-            "a run ends with its last weights; trainer.save_total_limit=null keeps every "
-            "checkpoint to choose from",
-        ),
-        "push_to_hub": (arguments.push_to_hub, "upload an export instead, see docs/export.md"),
-    }
-    for field, (is_wrong, reason) in wrong.items():
-        if is_wrong:
-            value = operator.attrgetter(field)(arguments)
-            raise ValueError(f"trainer.{field}={getattr(value, 'value', value)}: {reason}")
-    if gpus > 1:
-        raise ValueError(
-            f"one process with {gpus} GPUs: start one per GPU with NGPUS={gpus} bash "
-            f"script/train.sh, or show it one with CUDA_VISIBLE_DEVICES=0"
-        )
-
-
-def even_evaluation(arguments: TrainingArguments, blocks: int) -> None:
-    """Lower the batch of the evaluation until no process gets a batch that is filled up with
-    repeated sequences, whose mean would be gathered as it is."""
-    if arguments.world_size > 1:
-        sizes = range(arguments.per_device_eval_batch_size, 0, -1)
-        arguments.per_device_eval_batch_size = next(
-            (size for size in sizes if blocks % (size * arguments.world_size) == 0), 1
-        )
-
-
-def sequences_per_step(arguments: TrainingArguments) -> int:
-    return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
 
 
 def build_model(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +13,6 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
-import transformers
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from tape.data.blocks import TokenStream
@@ -42,17 +39,6 @@ def perplexities(
     return [sliding_perplexity(model, stream.tokens, ends, n, stride) for n in lengths]
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the library's reminder that a text grows beyond the training length: it should."""
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)
-
-
 def continuation(
     model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, stream: TokenStream, seed: int
 ) -> tuple[str, str]:
@@ -62,7 +48,7 @@ def continuation(
     total = min(144, model.model.position.sampler.longest or 144)
     ids = torch.from_numpy(stream.tokens[: total // 3].astype("int64"))[None].to(model.device)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    with torch.no_grad(), quiet():
+    with torch.no_grad():
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

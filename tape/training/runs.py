@@ -24,15 +24,19 @@ CONFIGURATION = "run.json"
 HASHES = "sha256.json"
 log = logging.getLogger(__name__)
 
-# What may change when a run is continued: where it lies, how long it goes on, what is only looked
-# at, and how the sequences of a step (their number is recorded) are spread over time and devices.
-MAY_CHANGE = (
+# Settings without an influence on what is learned: where a run lies, and what is looked at.
+NO_INFLUENCE = (
     r"name|output_dir|trainer\.output_dir|cache_dir|debug",
     r"report\..*|data\.max_bad",
-    r"trainer\.(max_steps|disable_tqdm|report_to|run_name)",
+    r"trainer\.(disable_tqdm|report_to|run_name|per_device_eval_batch_size|dataloader_.*)",
     r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",
-    r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
     r"trainer\.ddp_.*",
+)
+# These, too, may change when a run is continued: how long it goes on, and how the sequences of a
+# step (their number is recorded) are spread over time and devices.
+MAY_CHANGE = (
+    *NO_INFLUENCE,
+    r"trainer\.(max_steps|per_device_train_batch_size|gradient_accumulation_steps)",
 )
 
 
@@ -44,19 +48,13 @@ def claim(folder: Path, configuration: dict[str, Any]) -> None:
     """
     recorded = folder / CONFIGURATION
     if recorded.exists():
-        before = dict(_flat(_read(recorded)))
-        now = dict(_flat(configuration))
-        changes = [
-            f"  {key}: {before.get(key, '(absent)')} -> {now.get(key, '(absent)')}"
-            for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key)
-            and not any(re.fullmatch(pattern, key) for pattern in MAY_CHANGE)
-        ]
+        before = _without(MAY_CHANGE, read_configuration(folder))
+        changes = differences(before, _without(MAY_CHANGE, dict(_flat(configuration))))
         begun = checkpoints(folder) or (folder / "metrics.jsonl").exists()
         if changes and begun:
             raise ValueError(
                 f"{folder} holds a run with another configuration:\n"
-                + "\n".join(changes)
+                + "\n".join(f"  {change}" for change in changes)
                 + "\nGive this run its own name=... or output_dir=..., or remove that folder."
             )
     elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
@@ -67,13 +65,43 @@ def claim(folder: Path, configuration: dict[str, Any]) -> None:
     write_text(recorded, json.dumps(configuration, indent=1) + "\n")
 
 
-def _read(recorded: Path) -> dict[str, Any]:
+def read_configuration(folder: Path) -> dict[str, Any]:
+    """What `claim` recorded, flat: `trainer.max_steps` and so on.
+
+    Raises:
+        ValueError: if it did not, or the file is damaged.
+    """
+    recorded = folder / CONFIGURATION
+    if not recorded.is_file():
+        raise ValueError(f"{folder} has no {CONFIGURATION}: it is not a run's folder")
     try:
-        return json.loads(recorded.read_text())
+        return dict(_flat(json.loads(recorded.read_text())))
     except ValueError as error:
         raise ValueError(
-            f"{recorded} is damaged ({error}): it cannot be told whether this run began there"
+            f"{recorded} is damaged ({error}): it cannot be told which run began there"
         ) from error
+
+
+def influential(settings: dict[str, Any]) -> dict[str, Any]:
+    """Of a flat configuration, what has an influence on what is learned."""
+    return _without(NO_INFLUENCE, settings)
+
+
+def _without(patterns: tuple[str, ...], settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in settings.items()
+        if not any(re.fullmatch(pattern, key) for pattern in patterns)
+    }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What is not the same in flat settings, a line each."""
+    return [
+        f"{key}: {before.get(key, '(absent)')} -> {now.get(key, '(absent)')}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
 
 
 @contextmanager

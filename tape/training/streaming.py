@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tape.data.streaming import StreamedBlocks
-from tape.training.build import sequences_per_step
+from tape.training.arguments import sequences_per_step
 from tape.training.runs import step_of
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -25,7 +24,7 @@ class Task:
     tokenizer: PreTrainedTokenizerBase
     train: Dataset
     evaluation: Dataset
-    fingerprints: ClassVar[dict[str, str]] = {}
+    fingerprints: dict[str, str]
 
     def describe(self) -> str:
         """How much there is to learn from, for the console."""

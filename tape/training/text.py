@@ -17,7 +17,7 @@ from tape.data import (
     training_blocks,
 )
 from tape.modeling import TapeForCausalLM
-from tape.training.build import sequences_per_step
+from tape.training.arguments import training_order
 from tape.training.report import write_report
 from tape.training.task import Task
 
@@ -32,9 +32,8 @@ class TextTask(Task):
             self.tokenizer = train_tokenizer(corpus, settings["vocab_size"], cache)
         else:
             self.tokenizer = load_tokenizer(settings["tokenizer"])
-        order = settings["seed"] if arguments.data_seed is None else arguments.data_seed
-        total, length = arguments.max_steps * sequences_per_step(arguments), settings["length"]
-        self.train = training_blocks(corpus, self.tokenizer, length, cache, order, total)
+        (total, seed), length = training_order(arguments), settings["length"]
+        self.train = training_blocks(corpus, self.tokenizer, length, cache, seed, total)
         self.validation = tokenize_corpus(corpus, "validation", self.tokenizer, cache)
         self.evaluation = TokenBlocks(self.validation, length, limit=settings["eval_blocks"])
         self.fingerprints = {

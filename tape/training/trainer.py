@@ -31,7 +31,7 @@ class LanguageModelTrainer(Trainer):
         self,
         *args,
         length: int,
-        measure: Callable[[torch.nn.Module], dict[str, float]] = lambda model: {},
+        measure: Callable[[torch.nn.Module], dict[str, float]],
         **kwargs,
     ):
         super().__init__(*args, **kwargs)

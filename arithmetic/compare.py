@@ -1,0 +1,206 @@
+"""Compare encodings over seeds: a table and a picture of runs that were evaluated.
+
+    python -m arithmetic.compare output/add_*
+
+Runs that differ in their seed alone are one row, named by the encoding and by every other setting
+in which the rows differ: nothing unequal is compared without a word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+from scipy.stats import t
+
+from arithmetic.decoding import WEIGHTS, fingerprint
+from arithmetic.grid import Grid, read_grid
+from arithmetic.heatmap import draw
+from tape.files import write_text
+from tape.training.runs import differences, influential, read_configuration
+
+REGIONS = {"inside": "trained lengths", "outside": "beyond them", "all": "whole grid"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was evaluated: what it was trained with, and its grid."""
+
+    folder: Path
+    seed: int
+    settings: dict[str, Any]  # flat, without the seed and what makes no difference
+    evaluated: dict[str, Any]
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    runs: list[Run]
+
+    @property
+    def grid(self) -> Grid:
+        """Of all seeds together."""
+        first = self.runs[0].grid
+        correct, total = (
+            np.sum([getattr(run.grid, name) for run in self.runs], axis=0)
+            for name in ("correct", "total")
+        )
+        return Grid(correct, total, first.trained)
+
+    def shares(self, region: str) -> list[float]:
+        """The accuracy of each seed; none if the grid has no cells there."""
+        shares = [run.grid.summary()[region] for run in self.runs]
+        return [share["accuracy"] for share in shares if share is not None]
+
+
+def interval(values: list[float]) -> float:
+    """Half the width of the 95 % interval of the mean, from few values (Student 1908); infinite
+    from a single one."""
+    if len(values) < 2:
+        return float("inf")
+    return float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """A run and its evaluation in the folder `name`.
+
+    Raises:
+        ValueError: if it was not evaluated, or before its training went on.
+    """
+    grid = read_grid(folder / name)
+    evaluated = json.loads((folder / name / "summary.json").read_text())["evaluated"]
+    # Results that were put aside have no weights with them.
+    if (folder / WEIGHTS).is_file() and fingerprint(folder) != evaluated["model"]:
+        raise ValueError(
+            f"{folder / name} was evaluated with other weights than those in {folder}: remove it "
+            f"and evaluate again"
+        )
+    settings = influential(read_configuration(folder))
+    seed = settings.pop("seed")
+    del settings["trainer.seed"]  # the same
+    return Run(folder, seed, settings, evaluated, grid)
+
+
+def rows_of(runs: list[Run]) -> list[Row]:
+    """One row for all runs with the same settings, the best beyond the trained lengths first.
+
+    Raises:
+        ValueError: if they were not asked the same questions, or one seed is there twice.
+    """
+    asked = ("max_length", "samples", "seed", "problems.task", "problems.reverse")
+    for run in runs[1:]:
+        questions = ({key: of.evaluated[key] for key in asked} for of in (runs[0], run))
+        if changes := differences(*questions):
+            raise ValueError(
+                f"{runs[0].folder} and {run.folder} were not asked the same: {'; '.join(changes)}"
+            )
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        group = groups[json.dumps(run.settings, sort_keys=True)]
+        for other in group:
+            if other.seed == run.seed:
+                raise ValueError(
+                    f"{other.folder} and {run.folder} are the same run, seed {run.seed}: take one"
+                )
+        group.append(run)
+    labels = labels_of([group[0].settings for group in groups.values()])
+    rows = [
+        Row(label, sorted(group, key=lambda run: run.seed))
+        for label, group in zip(labels, groups.values(), strict=True)
+    ]
+    return sorted(rows, key=lambda row: -mean(row.shares("outside") or row.shares("all")))
+
+
+def labels_of(groups: list[dict[str, Any]]) -> list[str]:
+    """The encoding, and those settings of each group that another group has otherwise: of the
+    encoding itself only if another group has the same encoding."""
+    labels = []
+    for settings in groups:
+        encoding = settings["position.name"]
+        others = [
+            differing
+            for other in groups
+            for differing in settings.keys() | other.keys()
+            if settings.get(differing) != other.get(differing)
+            and (other["position.name"] == encoding or not differing.startswith("position."))
+        ]
+        varied = [f"{key}={settings[key]}" for key in sorted(set(others) & settings.keys())]
+        labels.append(" ".join([encoding, *varied]))
+    return labels
+
+
+def markdown(rows: list[Row]) -> str:
+    """Mean and 95 % interval over seeds, in percent."""
+    lines = [
+        f"| encoding | seeds | {' | '.join(REGIONS.values())} |",
+        "|---|---|" + "---|" * len(REGIONS),
+    ]
+    for row in rows:
+        cells = [row.label, str(len(row.runs))]
+        for region in REGIONS:
+            shares = [100 * share for share in row.shares(region)]
+            spread = f" ± {interval(shares):.1f}" if len(shares) > 1 else ""
+            cells.append(f"{mean(shares):.1f}{spread}" if shares else "–")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def table(rows: list[Row]) -> str:
+    """A line per run and part of the grid: label, seed, region, accuracy, correct, total."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["encoding", "seed", "region", "accuracy", "correct", "total"])
+    for row in rows:
+        for run in row.runs:
+            summary = run.grid.summary()
+            for region in REGIONS:
+                if share := summary[region]:
+                    numbers = (share["accuracy"], share["correct"], share["total"])
+                    writer.writerow([row.label, run.seed, region, *numbers])
+    return text.getvalue()
+
+
+def compare(folders: list[Path], name: str, out: Path) -> str:
+    """Write table.md, runs.csv and the picture of the mean grids; the table is returned."""
+    rows = rows_of([read_run(folder, name) for folder in folders])
+    text = markdown(rows)
+    write_text(out / "table.md", text + "\n")
+    write_text(out / "runs.csv", table(rows))
+    draw([(row.label, row.grid) for row in rows], out / "heatmaps")
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m arithmetic.compare", description="Compare evaluated runs over seeds."
+    )
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
+    parser.add_argument("--name", default="grid", help="of the evaluation in them (default: grid)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("output/compare_add"),
+        help="folder of the results (default: output/compare_add)",
+    )
+    arguments = parser.parse_args()
+    try:
+        print(compare(arguments.runs, arguments.name, arguments.out))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    print(f"\nalso in {arguments.out}, with a line per run and the grids side by side")
+
+
+if __name__ == "__main__":
+    main()

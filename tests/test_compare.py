@@ -1,0 +1,165 @@
+"""Comparisons over seeds: the numbers, the names of the rows, what is refused, and the script."""
+
+import csv
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from test_addition import SETTINGS
+from test_grid import ROOT
+
+from arithmetic import Problems
+from arithmetic.compare import compare, interval, read_run, rows_of
+from arithmetic.grid import write_grid
+from tape.training.runs import claim
+
+TRAINED = Problems(max_first=1, max_second=1)
+
+
+def make_run(folder, position, seed, outside, inside=10, asked=(), **settings):
+    """A run whose grid of 2 x 2 has so many right answers of 10 in each cell."""
+    model = {"hidden_size": settings.pop("hidden_size", 8)}
+    claim(
+        folder,
+        {
+            **{"name": folder.name, "seed": seed, "model": model},
+            "position": {"name": position, **settings},
+            "trainer": {"seed": seed, "max_steps": 5, "eval_steps": seed + 1},
+        },
+    )
+    evaluated = {
+        **{"model": "-", "max_length": 2, "samples": 10, "seed": 0, "wrong": 0},
+        **{f"problems.{name}": value for name, value in vars(TRAINED).items()},
+        **dict(asked),
+    }
+    cells = [[1, 1, inside, 10], *([n, m, outside, 10] for n, m in ((1, 2), (2, 1), (2, 2)))]
+    (folder / "grid").mkdir()
+    write_grid(folder / "grid", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    outside = {("tape", 0): 2, ("tape", 1): 4, ("tape", 2): 9, ("rope", 0): 1, ("rope", 1): 1}
+    return [
+        make_run(tmp_path / f"add_{position}_{seed}", position, seed, right)
+        for (position, seed), right in outside.items()
+    ]
+
+
+def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
+    """By hand: 20, 40 and 90 % have mean 50 and standard deviation sqrt(1300) = 36.056; Student's
+    t for two degrees of freedom is 4.3027, and 4.3027 * 36.056 / sqrt(3) = 89.6."""
+    text = compare(runs, "grid", tmp_path / "out")
+    assert text.splitlines()[2:] == [
+        "| tape | 3 | 100.0 ± 0.0 | 50.0 ± 89.6 | 62.5 ± 67.2 |",
+        "| rope | 2 | 100.0 ± 0.0 | 10.0 ± 0.0 | 32.5 ± 0.0 |",
+    ]
+    assert (tmp_path / "out" / "table.md").read_text() == text + "\n"
+    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(newline="")))
+    assert len(rows) == 5 * 3
+    assert rows[1] == {
+        **{"encoding": "tape", "seed": "0", "region": "outside"},
+        **{"accuracy": "0.2", "correct": "6", "total": "30"},
+    }
+    assert (tmp_path / "out" / "heatmaps.png").stat().st_size > 10_000
+    tape = rows_of([read_run(run, "grid") for run in runs])[0].grid
+    assert tape.correct.tolist() == [[30, 15], [15, 15]] and tape.total.tolist() == [[30] * 2] * 2
+
+
+def test_one_seed_has_no_interval(runs, tmp_path):
+    assert interval([0.5]) == float("inf")
+    assert "| 1 | 100.0 | 20.0 | 40.0 |" in compare(runs[:1], "grid", tmp_path / "out")
+
+
+def test_rows_are_named_by_all_that_differs(runs, tmp_path):
+    """And not by what has no influence, such as eval_steps, or differs with the encoding."""
+    runs.append(make_run(tmp_path / "wide", "tape", 0, 1, hidden_size=16))
+    runs.append(make_run(tmp_path / "theta", "rope", 0, 1, theta=5))
+    rows = rows_of([read_run(run, "grid") for run in runs])
+    assert sorted(row.label for row in rows) == [
+        "rope model.hidden_size=8",
+        "rope model.hidden_size=8 position.theta=5",
+        "tape model.hidden_size=16",
+        "tape model.hidden_size=8",
+    ]
+    assert [len(row.runs) for row in sorted(rows, key=lambda row: row.label)] == [2, 1, 1, 3]
+
+
+def test_what_cannot_be_compared_is_refused(runs, tmp_path):
+    def comparing(folder):
+        return lambda: rows_of([read_run(run, "grid") for run in (*runs, folder)])
+
+    other = make_run(tmp_path / "other", "rope", 7, 1, asked={"samples": 20}.items())
+    with pytest.raises(ValueError, match="were not asked the same: samples: 10 -> 20"):
+        comparing(other)()
+    twice = make_run(tmp_path / "twice", "tape", 2, 1)
+    with pytest.raises(ValueError, match="add_tape_2 and .*twice are the same run, seed 2"):
+        comparing(twice)()
+    (runs[0] / "model.safetensors").write_bytes(b"trained further")
+    with pytest.raises(ValueError, match="was evaluated with other weights"):
+        comparing(other)()
+    shutil.rmtree(runs[1] / "grid")
+    with pytest.raises(ValueError, match=r"has no grid\.csv: evaluate that run first"):
+        read_run(runs[1], "grid")
+    (runs[2] / "run.json").unlink()
+    with pytest.raises(ValueError, match=r"has no run\.json"):
+        read_run(runs[2], "grid")
+
+
+@pytest.fixture
+def compare_add(tmp_path):
+    """script/compare_add.sh with tiny runs, in a folder where it may write output/."""
+    for name in ("arithmetic", "config", "tape", "train.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "script").mkdir()
+    shutil.copy(ROOT / "script" / "compare_add.sh", tmp_path / "script")
+    (tmp_path / "script" / "setup.sh").write_text("# the environment is there\n")
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    tiny = [setting for setting in SETTINGS if not setting.startswith("experiment=")]
+
+    def start(*settings, **variables):
+        return subprocess.Popen(
+            ["bash", "script/compare_add.sh", *tiny, *settings],
+            cwd=tmp_path,
+            env={**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv"), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+def test_the_script_continues_reuses_and_compares(compare_add, tmp_path):
+    learning = tmp_path / "output" / "add_rope_1" / "metrics.jsonl"
+    first = compare_add("trainer.max_steps=1000", TYPES="rope", SEEDS="0 1")
+    while not learning.exists() and first.poll() is None:
+        time.sleep(0.1)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() == 143
+    assert "stopped after step" in (tmp_path / "output/compare_add/add_rope_1.log").read_text()
+
+    second = compare_add(TYPES="rope", SEEDS="0 1")
+    printed, _ = second.communicate()
+    assert second.returncode == 0, printed
+    assert re.search(r"add_rope_1: inside: [\d.]+ \(.*\) outside: ", printed)
+    row = (tmp_path / "output/compare_add/table.md").read_text().splitlines()[2]
+    assert row.startswith("| rope | 2 | ")
+
+    weights = tmp_path / "output" / "add_rope_0" / "model.safetensors"
+    before = weights.stat()
+    third = compare_add(TYPES="rope nop", SEEDS="0")
+    printed, _ = third.communicate()
+    assert third.returncode == 1
+    assert "error: add_nop_0 did not finish, see output/compare_add/add_nop_0.log" in printed
+    assert weights.stat() == before
+    assert "'nop'" in (tmp_path / "output/compare_add/add_nop_0.log").read_text()
