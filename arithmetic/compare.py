@@ -152,7 +152,7 @@ def markdown(rows: list[Row]) -> str:
         for region in REGIONS:
             shares = [100 * share for share in row.shares(region)]
             spread = f" ± {interval(shares):.1f}" if len(shares) > 1 else ""
-            cells.append(f"{mean(shares):.1f}{spread}" if shares else "–")
+            cells.append(f"{mean(shares):.1f}{spread}" if shares else "-")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,17 +1,9 @@
-"""Comparisons over seeds: the numbers, the names of the rows, what is refused, and the script."""
+"""Comparisons over seeds: the numbers, the names of the rows, and what is refused."""
 
 import csv
-import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
-from test_addition import SETTINGS
-from test_grid import ROOT
 
 from arithmetic import Problems
 from arithmetic.compare import compare, interval, read_run, rows_of
@@ -99,7 +91,7 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path):
     with pytest.raises(ValueError, match="were not asked the same: samples: 10 -> 20"):
         comparing(other)()
     twice = make_run(tmp_path / "twice", "tape", 2, 1)
-    with pytest.raises(ValueError, match="add_tape_2 and .*twice are the same run, seed 2"):
+    with pytest.raises(ValueError, match=r"add_tape_2 and .*twice are the same run, seed 2"):
         comparing(twice)()
     (runs[0] / "model.safetensors").write_bytes(b"trained further")
     with pytest.raises(ValueError, match="was evaluated with other weights"):
@@ -110,56 +102,3 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path):
     (runs[2] / "run.json").unlink()
     with pytest.raises(ValueError, match=r"has no run\.json"):
         read_run(runs[2], "grid")
-
-
-@pytest.fixture
-def compare_add(tmp_path):
-    """script/compare_add.sh with tiny runs, in a folder where it may write output/."""
-    for name in ("arithmetic", "config", "tape", "train.py"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "script").mkdir()
-    shutil.copy(ROOT / "script" / "compare_add.sh", tmp_path / "script")
-    (tmp_path / "script" / "setup.sh").write_text("# the environment is there\n")
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    tiny = [setting for setting in SETTINGS if not setting.startswith("experiment=")]
-
-    def start(*settings, **variables):
-        return subprocess.Popen(
-            ["bash", "script/compare_add.sh", *tiny, *settings],
-            cwd=tmp_path,
-            env={**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv"), **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    return start
-
-
-def test_the_script_continues_reuses_and_compares(compare_add, tmp_path):
-    learning = tmp_path / "output" / "add_rope_1" / "metrics.jsonl"
-    first = compare_add("trainer.max_steps=1000", TYPES="rope", SEEDS="0 1")
-    while not learning.exists() and first.poll() is None:
-        time.sleep(0.1)
-    first.send_signal(signal.SIGTERM)
-    assert first.wait() == 143
-    assert "stopped after step" in (tmp_path / "output/compare_add/add_rope_1.log").read_text()
-
-    second = compare_add(TYPES="rope", SEEDS="0 1")
-    printed, _ = second.communicate()
-    assert second.returncode == 0, printed
-    assert re.search(r"add_rope_1: inside: [\d.]+ \(.*\) outside: ", printed)
-    row = (tmp_path / "output/compare_add/table.md").read_text().splitlines()[2]
-    assert row.startswith("| rope | 2 | ")
-
-    weights = tmp_path / "output" / "add_rope_0" / "model.safetensors"
-    before = weights.stat()
-    third = compare_add(TYPES="rope nop", SEEDS="0")
-    printed, _ = third.communicate()
-    assert third.returncode == 1
-    assert "error: add_nop_0 did not finish, see output/compare_add/add_nop_0.log" in printed
-    assert weights.stat() == before
-    assert "'nop'" in (tmp_path / "output/compare_add/add_nop_0.log").read_text()

@@ -1,0 +1,74 @@
+"""What runs made of the device: python benchmarks/utilization.py output/addition_20_adape ...
+
+The model FLOPs utilization (Chowdhery et al. 2022) is the arithmetic of the forward and backward
+pass, as torch counts it with whole attention matrices and without recomputation, at the speed of
+training, divided by what the device is seen to reach in a product of two large matrices in the
+run's number format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from measuring import DEVICE, publish, random_tokens, synchronize, table
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig
+
+from tape import TapeForCausalLM
+from tape.training.progress import read_metrics
+from tape.training.runs import last_complete, read_configuration
+
+
+def flops_per_token(folder: Path, length: int) -> float:
+    """Of training the model whose configuration is in a folder on sequences of `length` tokens."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config._attn_implementation = "eager"  # the counter does not see into every fused kernel
+    model = TapeForCausalLM(config).to(DEVICE)
+    ids = random_tokens(model, 1, length)
+    with FlopCounterMode(display=False) as counter:
+        model(ids, labels=ids).loss.backward()
+    return counter.get_total_flops() / length
+
+
+def peak_flops(dtype: torch.dtype) -> float:
+    """FLOP/s of the best of ten products of square matrices on the device."""
+    side = 8192 if DEVICE.type == "cuda" else 2048
+    a, b = (torch.randn(side, side, device=DEVICE, dtype=dtype) for _ in range(2))
+    seconds = []
+    for _ in range(10):
+        synchronize()
+        start = time.perf_counter()
+        a @ b
+        synchronize()
+        seconds.append(time.perf_counter() - start)
+    return 2 * side**3 / min(seconds)
+
+
+def row(folder: Path) -> dict[str, str]:
+    settings, metrics = read_configuration(folder), read_metrics(folder / "metrics.jsonl")
+    speed = median(row["tokens_per_second"] for row in metrics if "tokens_per_second" in row)
+    dtype = torch.bfloat16 if settings["trainer.bf16"] else torch.float32
+    saved = folder if (folder / "config.json").is_file() else last_complete(folder)
+    if saved is None:
+        raise ValueError(f"{folder} has no checkpoint yet")
+    used, peak = speed * flops_per_token(saved, settings["length"]), peak_flops(dtype)
+    return {
+        "run": folder.name,
+        "steps": f"{metrics[-1]['step']:,} of {settings['trainer.max_steps']:,}",
+        "tokens/s": f"{speed:,.0f}",
+        "TFLOP/s": f"{used / 1e12:.3g}",
+        "peak": f"{peak / 1e12:.3g} ({str(dtype).removeprefix('torch.')})",
+        "MFU": f"{used / peak:.1%}",
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
+    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    arguments = parser.parse_args()
+    publish("utilization", table([row(run) for run in arguments.runs]), arguments.out)

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# The paper's addition experiment on one GPU, in slices of time: bash script/gpu/addition.sh [settings]
+#
+#   TYPES        the encodings, one after the other; adape rope fire by default
+#   EXPERIMENT   addition_20 (the default) or addition_40
+#   SLICE        seconds until all is saved and this ends with status 75; 540 by default
+#   BATCH        problems decoded together in the evaluation; 4096 by default
+#   settings     of the training, e.g. trainer.max_steps=10000 seed=1
+#
+# The same command continues, until all are trained (output/${EXPERIMENT}_${TYPE}), evaluated and
+# drawn side by side. Each slice ends with the steps, the speed and the utilization so far.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+SLICE=${SLICE:-540}
+end=$((SECONDS + SLICE))
+bash script/setup.sh
+python=${VIRTUAL_ENV:-${CONDA_PREFIX:-$PWD/.venv}}/bin/python
+
+read -ra types <<<"${TYPES:-adape rope fire}"
+EXPERIMENT=${EXPERIMENT:-addition_20}
+
+in_time() { # a command that can be continued: status 75 if it has to be
+    local status=0 left=$((end - SECONDS))
+    if ((left <= 0)); then
+        return 75
+    fi
+    timeout --signal TERM --preserve-status "$left" "$@" || status=$?
+    return $((status == 143 ? 75 : status)) # 128 + 15: an evaluation just ends
+}
+
+status=0 runs=()
+for type in "${types[@]}"; do
+    run=output/${EXPERIMENT}_$type
+    runs+=("$run")
+    in_time "$python" train.py experiment="$EXPERIMENT" position="$type" output_dir="$run" "$@" &&
+        in_time "$python" -m arithmetic.evaluate model="$run" batch_size="${BATCH:-4096}" ||
+        status=$?
+    if ((status)); then
+        break
+    fi
+done
+if ((status != 0 && status != 75)); then
+    exit "$status"
+fi
+"$python" benchmarks/utilization.py "${runs[@]}"
+if ((status == 0)); then
+    "$python" -m arithmetic.heatmap "${runs[@]}" --out "output/${EXPERIMENT}_heatmaps"
+fi
+exit "$status"

@@ -1,0 +1,85 @@
+"""Scripts that start many runs, with tiny ones, in a folder where they may write output/."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from test_addition import SETTINGS
+from test_grid import ROOT
+
+from tape.training.runs import checkpoints, step_of
+
+
+@pytest.fixture
+def start(tmp_path):
+    for name in ("arithmetic", "benchmarks", "config", "tape", "train.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "script", tmp_path / "script")
+    (tmp_path / "script" / "setup.sh").write_text("# the environment is there\n")
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    tiny = [setting for setting in SETTINGS if not setting.startswith("experiment=")]
+    tiny.append("trainer.eval_steps=1000")
+
+    def start(script, *settings, **variables):
+        return subprocess.Popen(
+            ["bash", f"script/{script}", *tiny, *settings],
+            cwd=tmp_path,
+            env={**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv"), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+def test_a_comparison_continues_reuses_and_compares(start, tmp_path):
+    learning, steps = tmp_path / "output" / "add_rope_1" / "metrics.jsonl", "trainer.max_steps=200"
+    first = start("compare_add.sh", steps, TYPES="rope", SEEDS="0 1")
+    while not learning.exists() and first.poll() is None:
+        time.sleep(0.1)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() == 143
+    assert "stopped after step" in (tmp_path / "output/compare_add/add_rope_1.log").read_text()
+
+    second = start("compare_add.sh", steps, TYPES="rope", SEEDS="0 1")
+    printed, _ = second.communicate()
+    assert second.returncode == 0, printed
+    assert re.search(r"add_rope_1: inside: [\d.]+ \(.*\) outside: ", printed)
+    row = (tmp_path / "output/compare_add/table.md").read_text().splitlines()[2]
+    assert row.startswith("| rope | 2 | ")
+
+    weights = tmp_path / "output" / "add_rope_0" / "model.safetensors"
+    before = weights.read_bytes()
+    third = start("compare_add.sh", steps, TYPES="rope nop", SEEDS="0")
+    printed, _ = third.communicate()
+    assert third.returncode == 1
+    assert "error: add_nop_0 did not finish, see output/compare_add/add_nop_0.log" in printed
+    assert weights.read_bytes() == before
+    assert "\nstep " not in (tmp_path / "output/compare_add/add_rope_0.log").read_text()
+    assert "'nop'" in (tmp_path / "output/compare_add/add_nop_0.log").read_text()
+
+
+def test_the_papers_recipe_goes_on_slice_by_slice(start, tmp_path):
+    settings = ["+trainer.use_cpu=true", "model.num_attention_heads=4", "model.num_recurrences=2"]
+    run, steps = tmp_path / "output" / "addition_20_rope", "trainer.max_steps="
+    first = start("gpu/addition.sh", *settings, f"{steps}100000", TYPES="rope", SLICE="25")
+    printed, _ = first.communicate()
+    assert first.returncode == 75, printed
+    assert re.search(r"\| addition_20_rope \| \d+ of 100,000 \| .* \(bfloat16\) \|", printed)
+    assert not (run / "model.safetensors").exists()
+
+    more = step_of(checkpoints(run)[-1]) + 2
+    second = start("gpu/addition.sh", *settings, f"{steps}{more}", TYPES="rope")
+    printed, _ = second.communicate()
+    assert second.returncode == 0, printed
+    assert (run / "grid" / "grid.csv").exists()
+    assert (tmp_path / "output" / "addition_20_heatmaps.png").exists()
