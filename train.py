@@ -91,6 +91,7 @@ def _run(cfg: DictConfig) -> str:
         task = instantiate(cfg.task)(instantiate(cfg.data), settings, arguments)
     even_evaluation(arguments, len(task.evaluation))
     model = build_model(settings["model"], settings["position"], task.tokenizer)
+    task.check(model)
 
     counted = {"tokens": task.fingerprints, "sequences_per_step": sequences_per_step(arguments)}
     checkpoint, finished = begin(folder, settings | counted, arguments)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from arithmetic.plan import Batch
+from arithmetic.problems import places
 from tape import TapeForCausalLM
 
 WEIGHTS = "model.safetensors"
@@ -35,11 +37,11 @@ def fingerprint(folder: Path) -> str:
 
 def check_length(model: TapeForCausalLM, batches: list[Batch], max_length: int) -> None:
     """Raise a ValueError if the model's encoding has no positions for the longest problem."""
-    needed, longest = max(b.length for b in batches), model.base_model.position.sampler.longest
+    needed, longest = max(b.positions for b in batches), model.base_model.position.longest
     if longest is not None and needed > longest:
         raise ValueError(
-            f"max_length={max_length} makes problems of {needed} tokens, but the model's "
-            f"{model.config.position['name']!r} has positions for {longest}; lower max_length, or "
+            f"max_length={max_length} needs {needed} positions, but the model's "
+            f"{model.config.position['name']!r} has {longest}; lower max_length, or "
             f"train with a larger position.length"
         )
 
@@ -60,10 +62,15 @@ def answers(
     prompts = [question.prompt for question in batch.questions]
     ids = torch.tensor(tokenizer(prompts, add_special_tokens=False)["input_ids"])
     ids = ids.to(model.device)
+    positions = {}
+    if batch.problems.abacus_offset is not None:  # the answer's places go on from 0 at '='
+        texts = np.frombuffer("".join(prompts).encode(), dtype=np.uint8).reshape(len(prompts), -1)
+        positions["position_ids"] = torch.from_numpy(places(texts)).to(model.device)
     with model.evaluation_length(batch.length):
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
+            **positions,
             max_new_tokens=batch.new_tokens,
             do_sample=False,
             use_cache=use_cache,
@@ -72,6 +79,6 @@ def answers(
         )
     end = tokenizer.eos_token
     texts = tokenizer.batch_decode(output[:, ids.shape[1] :], clean_up_tokenization_spaces=False)
-    if batch.spaced:
+    if batch.problems.spaces:
         texts = [text.replace(" ", "") for text in texts]
     return ["".join(text.partition(end)[:2]) for text in texts]

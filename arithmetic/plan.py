@@ -33,12 +33,20 @@ class Batch(NamedTuple):
     questions: list[Question]
     new_tokens: int  # of the longest answer of these cells, with EOS
     length: int  # tokens of the longest text that begins with so long a prompt, in the whole grid
-    spaced: bool = False  # whether the model learned to write spaces, which mean nothing
+    problems: Problems  # as the model learned them
 
     @property
     def cost(self) -> int:
         """Tokens to run: what time is about proportional to."""
         return len(self.questions) * (len(self.questions[0].prompt) + self.new_tokens)
+
+    @property
+    def positions(self) -> int:
+        """How many positions its texts need."""
+        if self.problems.abacus_offset is None:
+            return self.length
+        digits = max(max(question.n, question.m) for question in self.questions)
+        return max(digits, self.new_tokens - 1) + 1
 
 
 class Shard(NamedTuple):
@@ -77,10 +85,10 @@ def plan(
         for prompt, answer in problems.evaluation(n, m, samples, seed):
             groups[len(prompt)].append(Question(n, m, prompt, answer))
 
-    spaced = problems.spaces > 0
+    each = 2 if problems.spaces else 1
 
     def tokens(question: Question) -> int:
-        return (1 + spaced) * problems.answer_width(question.n, question.m) + 1
+        return each * problems.answer_width(question.n, question.m) + 1
 
     batches = []
     for prompt, group in groups.items():
@@ -88,5 +96,5 @@ def plan(
         for first in range(0, len(group), batch_size):
             questions = group[first : first + batch_size]
             length = prompt + tokens(group[-1])
-            batches.append(Batch(questions, tokens(questions[-1]), length, spaced))
+            batches.append(Batch(questions, tokens(questions[-1]), length, problems))
     return sorted(batches, key=lambda batch: -batch.cost)

@@ -44,6 +44,10 @@ class Problems:
             to the length of the longest answer of the cell (a '-' comes on top).
         spaces: the probability of a space after each character in training. It takes part in the
             loss like any other character after '='.
+        abacus_offset: if given, the position of a digit is its place in its number, from 1, and
+            that of other characters 0 (the Abacus positions of McLeish et al. 2024, arXiv
+            2405.17399; for position=learned). In training the digits of a problem are moved on by
+            one number, uniform in 0..abacus_offset.
 
     Raises:
         ValueError: for an unknown task, or values that are not allowed.
@@ -55,6 +59,7 @@ class Problems:
     reverse: bool = True
     leading_zeros: bool = False
     spaces: float = 0.0
+    abacus_offset: int | None = None
 
     def __post_init__(self):
         look_up("task", self.task, TASKS)
@@ -66,6 +71,14 @@ class Problems:
         number = isinstance(self.spaces, int | float) and not isinstance(self.spaces, bool)
         if not number or not 0 <= self.spaces <= 1:
             raise ValueError(f"spaces={self.spaces!r} is a probability: give a number from 0 to 1")
+        if self.abacus_offset is not None:
+            check_whole("abacus_offset", self.abacus_offset, least=0)
+            task = TASKS[self.task]
+            if self.spaces or task.signed or task.answer_widths(2, 1).size > 1:
+                raise ValueError(
+                    f"abacus_offset={self.abacus_offset} needs an answer of digits alone, in which "
+                    f"places count up by one: not task={self.task} with spaces={self.spaces}"
+                )
 
     @property
     def length(self) -> int:
@@ -184,8 +197,9 @@ class ProblemSequences(Dataset):
         return self.total
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """input_ids and labels (-100 up to '=' and on padding): (length,) each. Nothing needs a
-        mask: padding comes last, and is never looked at by what comes before."""
+        """input_ids and labels (-100 up to '=' and on padding), and position_ids if the positions
+        are not those of the tokens: (length,) each. Nothing needs a mask: padding comes last, and
+        is never looked at by what comes before."""
         if not 0 <= i < self.total:
             raise IndexError(f"problem {i} of {self.total}")
         chunk, place = divmod(i, CHUNK)
@@ -209,6 +223,9 @@ class ProblemSequences(Dataset):
         ids, equals = self._tokens[texts], texts == ord("=")
         answers = (texts != GAP) & np.logical_or.accumulate(equals, axis=1) & ~equals
         columns = {"input_ids": ids, "labels": np.where(answers, ids, -100)}
+        if (most := self.problems.abacus_offset) is not None:
+            offsets, found = rng.integers(most, size=(CHUNK, 1), endpoint=True), places(texts)
+            columns["position_ids"] = np.where(found > 0, found + offsets, 0)
         return {name: torch.from_numpy(rows) for name, rows in columns.items()}
 
 
@@ -245,3 +262,10 @@ def packed(texts: np.ndarray, length: int) -> np.ndarray:
     closed = np.full((len(texts), length), GAP, dtype=np.uint8)
     closed[np.arange(length) < there.sum(axis=1, keepdims=True)] = texts[there]
     return closed
+
+
+def places(texts: np.ndarray) -> np.ndarray:
+    """The place of each digit in its number, from 1, and 0 for other characters: (B, T)."""
+    index = np.arange(texts.shape[1])
+    digits = (texts >= ord("0")) & (texts <= ord("9"))
+    return index - np.maximum.accumulate(np.where(digits, -1, index), axis=1)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from transformers import TrainingArguments
 
-from arithmetic.decoding import answers
+from arithmetic.decoding import answers, check_length
 from arithmetic.plan import Question, plan
 from arithmetic.problems import Problems, ProblemSequences
 from arithmetic.tokenizer import character_tokenizer
@@ -70,6 +70,17 @@ class ArithmeticTask(Task):
         return (
             f"{problems.task} of up to {problems.max_first} and {problems.max_second} digits, "
             f"{len(self.train):,} problems"
+        )
+
+    def check(self, model: TapeForCausalLM) -> None:
+        name = model.config.position["name"]
+        if self.problems.abacus_offset is not None and name != "learned":
+            raise ValueError(
+                f"data.abacus_offset={self.problems.abacus_offset}: positions that begin again "
+                f"with each number are for position=learned, not position={name}"
+            )
+        check_length(
+            model, self.batches, 2 * max(self.problems.max_first, self.problems.max_second)
         )
 
     def measure(self, model: TapeForCausalLM) -> dict[str, float]:

@@ -46,7 +46,9 @@ def cells(batches: list[Batch]) -> list[Batch]:
         for question in batch.questions:
             found.setdefault((question.n, question.m), []).append(question)
     return [
-        Batch(questions, max(n, m) + 2, len(questions[0].prompt) + max(n, m) + 2)
+        Batch(
+            questions, max(n, m) + 2, len(questions[0].prompt) + max(n, m) + 2, batches[0].problems
+        )
         for (n, m), questions in found.items()
     ]
 

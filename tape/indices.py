@@ -75,18 +75,22 @@ def check_draw(draw: tuple[int, ...] | None, cache: Cache | None) -> None:
 
 
 def check_gaps(position_ids: Tensor | None, cache: Cache | None) -> None:
-    """Refuse to continue a cache behind a gap in the indices, for encodings that ask for those of
-    its keys: distances in slots would be taken for them."""
+    """Refuse to continue a cache behind a gap in the indices or a step back, for encodings that ask
+    for those of its keys: distances in slots would be taken for them."""
     if cache is None:
         return
     compiling = torch.compiler.is_compiling()  # a graph knows what earlier calls found, no values
     several = not compiling and position_ids is not None and position_ids.shape[1] > 1
-    gaps = several and bool((position_ids.diff(dim=-1) > 1).any())
+    gaps = False
+    if several:
+        steps = position_ids.diff(dim=-1)
+        gaps = bool(((steps > 1) | (steps < 0)).any())
     found = gaps or getattr(cache, "tape_gaps", False)
     if found and (compiling or int(cache.get_seq_length())):
         raise ValueError(
-            "position_ids with gaps and a cache: this encoding needs the indices of cached keys, "
-            "which no cache keeps; give all tokens at once, or indices without gaps"
+            "position_ids with gaps or steps back, and a cache: this encoding needs the indices of "
+            "cached keys, which no cache keeps; give all tokens at once, or indices that count up "
+            "by one"
         )
     if not compiling:
         cache.tape_gaps = gaps

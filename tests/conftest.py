@@ -22,6 +22,7 @@ VOCABULARY = 61
 POSITIONS = {
     "nope": {"name": "nope"},
     "sincos": {"name": "sincos"},
+    "learned": {"name": "learned", "length": 2560},
     "rope": {"name": "rope"},
     "rope_theta": {"name": "rope", "theta": 500.0},
     "rope_linear": {"name": "rope", "scaling": {"rope_type": "linear", "factor": 3.0}},

@@ -136,6 +136,8 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             angles = [p[t] / 10_000 ** (2 * (c // 2) / C) for c in range(C)]
             wave = [math.cos(a) if c % 2 else math.sin(a) for c, a in enumerate(angles)]
             x[t] = x[t] + torch.tensor(wave, dtype=x[t].dtype)
+    if name == "learned":
+        x = [x[t] + weights["model.position.table"][p[t]] for t in range(T)]
     e = [first_state(config, p[t]) for t in range(T)]
     embedding, depth = x, config.num_hidden_layers * config.num_recurrences
     for step in range(depth):

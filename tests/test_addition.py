@@ -84,9 +84,20 @@ def test_the_papers_recipes_compose():
     assert cfg.name == "add_tape_0"
 
 
+def test_abacus_positions_reach_as_far_as_they_were_moved(start):
+    """Rows 0..6 of the table are for answers of up to 6 digits: those of operands of 5."""
+    abacus = ("position=learned", "data.abacus_offset=3")
+    folder = start(*abacus, "position.length=7")
+    assert any("eval_accuracy_out" in row for row in read_metrics(folder / "metrics.jsonl"))
+    with pytest.raises(ValueError, match=r"max_length=4 needs 6 positions, but .* 'learned' has 5"):
+        start(*abacus, "position.length=5", folder=folder.with_name("short"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["data.abacus_offset=3"], r"abacus_offset=3: .* position=learned, not position=tape"),
+        (["position=learned"], r"max_length=4 needs 16 positions, but .* 'learned' has 10"),
         (["data.task=addition_"], r"unknown task 'addition_'; did you mean 'addition'"),
         (["length=9"], r"length=9: these problems have 10 tokens, give length=10"),
         (["data.max_first=0"], r"max_first=0 must be a whole number"),

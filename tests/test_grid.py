@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -99,6 +100,20 @@ def test_decoding_equals_a_loop(position, tmp_path):
             assert text == tokenizer.decode(ids[len(prompt) :])
             endings += len(ids) < len(prompt) + batch.new_tokens
     assert endings  # or the end of an answer would not have been tested
+
+
+def test_abacus_positions_of_an_answer_go_on_from_the_equals_sign(tmp_path):
+    model, tokenizer = load(make_run(tmp_path, {"name": "learned", "length": 8}))
+    for batch in plan(replace(TRAINED, abacus_offset=3), 2, 2, 0, batch_size=7):
+        for question, text in zip(batch.questions, answers(model, tokenizer, batch), strict=True):
+            ids = tokenizer(question.prompt)["input_ids"]
+            positions = [*range(1, question.n + 1), 0, *range(1, question.m + 1), 0]
+            for place in range(1, len(tokenizer(text)["input_ids"]) + 1):
+                with torch.no_grad():
+                    row = torch.tensor([ids]), torch.tensor([positions])
+                    logits = model(row[0], position_ids=row[1], use_cache=False).logits
+                ids, positions = [*ids, logits[0, -1].argmax().item()], [*positions, place]
+            assert tokenizer.decode(ids[len(question.prompt) :]) == text
 
 
 def test_a_plan_asks_everything_once():
@@ -315,7 +330,7 @@ def test_refusals(folder, tmp_path):
 def test_more_digits_than_there_are_positions(tmp_path):
     folder = make_run(tmp_path, {"name": "randpe", "length": 13})
     evaluate(folder)  # 123+987=0111 and EOS
-    with pytest.raises(ValueError, match=r"max_length=4 makes problems of 16 tokens.* 13"):
+    with pytest.raises(ValueError, match=r"max_length=4 needs 16 positions, .* 13"):
         evaluate(folder, "max_length=4", "name=longer")
     assert not (folder / "longer").exists()
 

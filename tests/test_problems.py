@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer, default_data_collator
 
 from arithmetic import TASKS, Problems, ProblemSequences, character_tokenizer
-from arithmetic.problems import CHUNK
+from arithmetic.problems import CHUNK, places
 from arithmetic.tasks import is_held_out
 from arithmetic.tokenizer import CHARACTERS
 
@@ -149,6 +149,28 @@ def test_examples_become_a_batch():
         ("input_ids", "labels"), (8, Problems().length)
     )
     assert all(rows.dtype == torch.int64 for rows in batch.values())
+
+
+def test_abacus_positions_count_the_digits_of_each_number():
+    """12 + 345 = 357 is `21+543=753`, EOS and padding."""
+    text = np.frombuffer(b"21+543=753\x01\x00", dtype=np.uint8)[None]
+    assert places(text).tolist() == [[1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0, 0]]
+    plain = ProblemSequences(Problems(), TOKENIZER, CHUNK, seed=0)
+    data = ProblemSequences(Problems(abacus_offset=4), TOKENIZER, CHUNK, seed=0)
+    seen = set()
+    for i in range(CHUNK):
+        row = data[i]
+        assert torch.equal(row["input_ids"], plain[i]["input_ids"])
+        expected, place = [], 0
+        for character in text_of(row):
+            place = place + 1 if character.isdigit() else 0
+            expected.append(place)
+        found = row["position_ids"][: len(expected)]
+        offset = int(found[0]) - 1
+        assert found.tolist() == [place and place + offset for place in expected]
+        assert not row["position_ids"][len(expected) :].any()
+        seen.add(offset)
+    assert seen == {0, 1, 2, 3, 4}
 
 
 def test_spaces_come_with_their_probability_and_change_nothing_else():
@@ -299,6 +321,10 @@ def test_files_of_other_settings_are_refused(tmp_path, text, message):
         ({"spaces": 1.5}, "spaces=1.5 is a probability"),
         ({"spaces": float("nan")}, "spaces=nan is a probability"),
         ({"reverse": "false"}, "reverse='false' must be true or false"),
+        ({"abacus_offset": -1}, "abacus_offset=-1 must be a whole number, 0 or more"),
+        ({"abacus_offset": 3, "spaces": 0.1}, "needs an answer of digits alone"),
+        ({"abacus_offset": 3, "task": "subtraction"}, "needs an answer .* not task=subtraction"),
+        ({"abacus_offset": 3, "task": "sorting"}, "needs an answer .* not task=sorting"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, message):

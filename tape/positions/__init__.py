@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tape.names import check_arguments, look_up
-from tape.positions.absolute import NoPE, SinCos
+from tape.positions.absolute import Learned, NoPE, SinCos
 from tape.positions.base import (
     ContextUpdate,
     PositionEncoding,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ENCODINGS: dict[str, type[PositionEncoding]] = {
     "nope": NoPE,
     "sincos": SinCos,
+    "learned": Learned,
     "rope": RoPE,
     "yarn": YaRN,
     "xpos": XPos,

@@ -1,11 +1,12 @@
-"""No encoding at all, and the sinusoids that are added to the token embeddings."""
+"""No encoding at all, and vectors that are added to the token embeddings: sinusoids, or learned."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import initialization as init
 
 from tape.positions.base import PositionEncoding, Positions
 
@@ -38,3 +39,41 @@ class SinCos(PositionEncoding):
             phases = positions.query.to(dtype)[..., None] / self.base**exponent  # (B|1, T, C/2)
             waves = torch.stack((phases.sin(), phases.cos()), dim=-1).flatten(-2)
         return x_BTC + waves.to(x_BTC.dtype)
+
+
+class Learned(PositionEncoding):
+    """Row p of a table is added to the embedding (Gehring et al. 2017; Radford et al. 2019). There
+    is none beyond its `length`, the training length by default: that is refused."""
+
+    def __init__(self, config: PretrainedConfig, *, length: int | None = None, **arguments: Any):
+        super().__init__(config, **arguments)
+        self.std = config.initializer_range
+        self.table = nn.Parameter(torch.empty(length, config.hidden_size))
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        arguments = super().configure(config, arguments)
+        if arguments["length"] is None:
+            arguments["length"] = config.max_position_embeddings
+        length, drawn = arguments["length"], arguments["sampler"].get("length", 0)
+        if type(length) is not int or length < max(1, drawn):
+            least = f"the {drawn} that are drawn from" if drawn else "1"
+            raise ValueError(f"learned: length={length!r} must be a whole number >= {least}")
+        return arguments
+
+    @property
+    def longest(self) -> int:
+        return len(self.table) if self.sampler.longest is None else self.sampler.longest
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        init.normal_(self.table, std=self.std)
+
+    def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
+        if not torch.compiler.is_compiling() and int(positions.query.max()) >= len(self.table):
+            raise ValueError(
+                f"position {int(positions.query.max())} is beyond the learned table of "
+                f"length={len(self.table)}; shorten the input, or train with a larger "
+                f"position.length"
+            )
+        return x_BTC + self.table[positions.query].to(x_BTC.dtype)

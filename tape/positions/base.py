@@ -131,6 +131,11 @@ class PositionEncoding(PositionModule):
         self.sampler = sampling.build(sampler)
         self._constants: dict[str, Tensor] = {}
 
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that there are positions for; None without an end."""
+        return self.sampler.longest
+
     @classmethod
     def able_backends(cls, arguments: dict[str, Any]) -> frozenset[str]:
         """The attention implementations that can carry out this encoding with these arguments."""

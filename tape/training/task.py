@@ -30,6 +30,10 @@ class Task:
         """How much there is to learn from, for the console."""
         raise NotImplementedError
 
+    def check(self, model: TapeForCausalLM) -> None:
+        """Before training: raise a ValueError for a model that `measure` or `report` could not
+        do."""
+
     def measure(self, model: TapeForCausalLM) -> dict[str, float]:
         """Numbers by name that each validation adds to its loss, the same in every process."""
         return {}
