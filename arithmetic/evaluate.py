@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hydra
+import torch
 import transformers
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
 from tqdm import tqdm
 
+from arithmetic import workers
 from arithmetic.decoding import answers, check_length, fingerprint, load
 from arithmetic.merge import describe, merge, owners, shards
 from arithmetic.parts import FILE, Parts
@@ -52,35 +54,34 @@ def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict[str, Any]:
 
 
 def evaluate(
-    batches: list[Batch],
-    numbers: range,
+    share: dict[int, Batch],
     parts: Parts,
-    answer: Callable[[Batch], list[str]],
+    answered: Callable[[dict[int, Batch]], Iterable[tuple[int, list[str]]]],
     end: str,
     keep: int,
 ) -> None:
     """Answer and mark those batches of a share that are not among its parts yet.
 
     Args:
-        answer: what follows each prompt of a batch, up to and with `end` if that came.
+        answered: the numbers of batches, in any order, and what follows each prompt of them, up
+            to and with `end` if that came.
         keep: how many wrong answers to keep of each cell.
     """
     done = {row["batch"] for row in parts.rows}
     bar = tqdm(
-        total=sum(batches[number].cost for number in numbers),
-        initial=sum(batches[number].cost for number in done),
+        total=sum(batch.cost for batch in share.values()),
+        initial=sum(share[number].cost for number in done),
         unit="token",
         unit_scale=True,
         disable=None,
     )
     with bar:
-        for number in numbers:
-            if number in done:
-                continue
-            batch = batches[number]
+        missing = {number: batch for number, batch in share.items() if number not in done}
+        for number, given in answered(missing):
+            batch = share[number]
             n, m, *_ = batch.questions[0]
             bar.set_postfix_str(f"{n} x {m} digits")
-            parts.append({"batch": number, **mark(batch, answer(batch), end, keep)})
+            parts.append({"batch": number, **mark(batch, given, end, keep)})
             bar.update(batch.cost)
 
 
@@ -91,8 +92,9 @@ def run(cfg: DictConfig) -> None:
     shard, folder = Shard.parse(str(cfg.shard)), Path(cfg.model)
     for name, least in {"samples": 1, "seed": 0, "batch_size": 1, "wrong": 0}.items():
         check_whole(name, cfg[name], least)
-    if cfg.max_length is not None:
-        check_whole("max_length", cfg.max_length)
+    for name in ("max_length", "processes"):
+        if cfg[name] is not None:
+            check_whole(name, cfg[name])
     problems = Problems.load(folder)
     max_length = cfg.max_length or 2 * max(problems.max_first, problems.max_second)
     model, tokenizer = load(folder)
@@ -113,9 +115,15 @@ def run(cfg: DictConfig) -> None:
         owners(others | {share / FILE: header})  # or it could not be merged in the end
         parts = Parts(share, header)
         log.info("%s: shard %s of the grid 1..%s squared", folder, shard, max_length)
-        answer = partial(answers, model, tokenizer)
-        numbers = shard.numbers(len(batches))
-        evaluate(batches, numbers, parts, answer, tokenizer.eos_token, cfg.wrong)
+        mine = {number: batches[number] for number in shard.numbers(len(batches))}
+        threads = torch.get_num_threads() if model.device.type == "cpu" else 1
+        if (processes := cfg.processes or threads) == 1:
+
+            def answered(batches: dict[int, Batch]) -> Iterable[tuple[int, list[str]]]:
+                return ((n, answers(model, tokenizer, batch)) for n, batch in batches.items())
+        else:
+            answered = partial(workers.answered, folder, processes=processes)
+        evaluate(mine, parts, answered, tokenizer.eos_token, cfg.wrong)
     if shard.count == 1:
         log.info("%s\nresults are in %s", describe(merge(folder, cfg.name)), results)
     else:

@@ -6,8 +6,7 @@
 # On a machine without one the tests are skipped and the tables are of the CPU: a rehearsal.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash script/setup.sh
-python=${VIRTUAL_ENV:-${CONDA_PREFIX:-$PWD/.venv}}/bin/python
+source script/environment.sh
 out=${1:-benchmarks/results}
 shape=${SHAPE:-base}
 export PYTHONPATH=$PWD

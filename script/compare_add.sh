@@ -13,8 +13,7 @@
 # Runs that have finished are taken as they are; the same command continues what was stopped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash script/setup.sh
-python=${VIRTUAL_ENV:-${CONDA_PREFIX:-$PWD/.venv}}/bin/python
+source script/environment.sh
 
 read -ra types <<<"${TYPES:-adape rope fire randrope nope alibi xpos}"
 read -ra seeds <<<"${SEEDS:-0 1 2}"

@@ -5,6 +5,5 @@
 # config/arithmetic/evaluate_add.yaml, e.g. max_length=10 samples=100 shard=1/4.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash script/setup.sh
-python=${VIRTUAL_ENV:-${CONDA_PREFIX:-$PWD/.venv}}/bin/python
+source script/environment.sh
 exec "$python" -m arithmetic.evaluate model="output/add_${TYPE:-adape}" "$@"

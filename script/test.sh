@@ -3,9 +3,8 @@
 #   bash script/test.sh [pytest's arguments]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash script/setup.sh
-environment=${VIRTUAL_ENV:-${CONDA_PREFIX:-$PWD/.venv}}
+source script/environment.sh
 
-"$environment/bin/ruff" check .
-"$environment/bin/ruff" format --check .
-exec "$environment/bin/python" -m pytest --numprocesses "${WORKERS:-2}" "$@"
+"$python" -m ruff check .
+"$python" -m ruff format --check .
+exec "$python" -m pytest --numprocesses "${WORKERS:-2}" "$@"

@@ -11,8 +11,7 @@
 # status 75 says that it was told to stop (SIGTERM), has saved, and can be continued.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash script/setup.sh
-python=${VIRTUAL_ENV:-${CONDA_PREFIX:-$PWD/.venv}}/bin/python
+source script/environment.sh
 
 TYPE=${TYPE:-adape}
 settings=(position="$TYPE" name="${TYPE}_c4" "$@")

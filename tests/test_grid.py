@@ -6,9 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from conftest import perturb
@@ -280,12 +282,28 @@ def answers(*given):
 decoding.answers = answers
 runpy.run_module("arithmetic.evaluate", run_name="__main__")
 """
-    settings = [f"model={folder}", "max_length=3", "samples=4", "batch_size=5"]
+    settings = [f"model={folder}", "max_length=3", "samples=4", "batch_size=5", "processes=1"]
     command = [sys.executable, "-c", dies, *settings]
     killed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(read(folder / "grid" / "shard-1-of-1" / FILE)[1]) == 3
     assert contents(evaluate(folder)) == whole
+
+
+def test_several_processes_equal_one_and_end_with_it(folder, trained, tmp_path):
+    settings = ["max_length=3", "samples=40", "batch_size=5"]
+    whole = shutil.copytree(trained, tmp_path / "whole" / "add_tape")
+    whole = contents(evaluate(whole, *settings))
+    command = [sys.executable, "-m", "arithmetic.evaluate", f"model={folder}", *settings]
+    started = subprocess.Popen([*command, "processes=2"], cwd=ROOT, stderr=subprocess.DEVNULL)
+    parts = folder / "grid" / "shard-1-of-1" / FILE
+    while started.poll() is None and (not parts.exists() or parts.read_bytes().count(b"\n") < 3):
+        time.sleep(0.02)
+    workers = psutil.Process(started.pid).children(recursive=True)
+    started.kill()
+    assert started.wait() == -signal.SIGKILL and len(workers) >= 2
+    assert not psutil.wait_procs(workers, timeout=60)[1]
+    assert contents(evaluate(folder, *settings, "processes=2")) == whole
 
 
 def test_what_does_not_belong_together_is_refused(folder, tmp_path):

@@ -13,8 +13,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SLICE=${SLICE:-540}
 end=$((SECONDS + SLICE))
-bash script/setup.sh
-python=${VIRTUAL_ENV:-${CONDA_PREFIX:-$PWD/.venv}}/bin/python
+source script/environment.sh
 
 read -ra types <<<"${TYPES:-adape rope fire}"
 EXPERIMENT=${EXPERIMENT:-addition_20}
