@@ -1,0 +1,76 @@
+"""What the parts of a layer cost, of RoPE and of TAPE: forward and backward pass, in milliseconds.
+
+python benchmarks/layer.py --shape base
+
+The parts take turns in one process; the times are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from measuring import DEVICE, SHAPES, build, in_turn, publish, synchronize, table
+from torch import Tensor
+
+from tape.blockwise import causal_attention
+from tape.positions import Positions
+
+
+def parts(shape: str) -> dict[str, Callable[[], None]]:
+    """Forward and backward pass of each part, for the tokens of a training step."""
+    _, hidden, H, _, (B, T) = SHAPES[shape]
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(B, H, T, hidden // H, device=DEVICE) for _ in range(3))
+    mlp_out = torch.randn(B, T, hidden, device=DEVICE)
+    index = torch.arange(T, device=DEVICE)[None]
+    rope, tape = (build(name, shape).model.position for name in ("rope", "tape"))
+    phases = rope.state(Positions(index, index), torch.float32)
+    state = phases.expand(B, H, *phases.shape[2:]).clone()
+    update, payload = build("tape", shape).model.layers[0].context, state.flatten(-2)
+
+    def fused(q: Tensor, k: Tensor, *values: Tensor) -> list[Tensor]:
+        return [F.scaled_dot_product_attention(q, k, x, is_causal=True) for x in values]
+
+    work = {
+        "rope: attention": (fused, q, k, v),
+        "tape: attention, two fused calls": (fused, q, k, v, payload),
+        "tape: attention, blockwise": (
+            lambda *inputs: causal_attention(*inputs, scaling=q.shape[-1] ** -0.5),
+            *(q, k, v, payload),
+        ),
+        "rope: turning queries and keys": (lambda q, k: rope.rotate(q, k, phases), q, k),
+        "tape: turning queries and keys": (tape.rotate, q, k, state),
+        "tape: update of the state": (
+            lambda *inputs: [update(*inputs)],
+            *(state, payload, mlp_out),
+        ),
+    }
+    return {name: timed(function, *inputs) for name, (function, *inputs) in work.items()}
+
+
+def timed(function: Callable[..., list[Tensor]], *inputs: Tensor) -> Callable[[], None]:
+    inputs = [x.detach().clone().requires_grad_() for x in inputs]
+    grads = [torch.randn_like(x) for x in function(*inputs)]
+
+    def run() -> None:
+        for x in inputs:
+            x.grad = None
+        torch.autograd.backward(list(function(*inputs)), grads)
+        synchronize()
+
+    return run
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, default="base")
+    parser.add_argument("--repeats", type=int, default=31, help="rounds")
+    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    arguments = parser.parse_args()
+    work = parts(arguments.shape)
+    seconds = in_turn(work, arguments.repeats)
+    rows = [{"part": name, "ms": f"{1000 * seconds.median(name):.1f}"} for name in work]
+    publish("layer", table(rows), arguments.out)
