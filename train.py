@@ -56,9 +56,9 @@ def run(cfg: DictConfig) -> str:
 
 def begin(
     folder: Path, settings: dict[str, Any], arguments: TrainingArguments
-) -> tuple[Path | None, bool]:
-    """Make the folder that of this run. The checkpoint that all processes continue from, or None,
-    and whether the run ends with it."""
+) -> tuple[dict[str, Any], Path | None, bool]:
+    """Make the folder that of this run. What is recorded of it, the checkpoint that all processes
+    continue from, or None, and whether the run ends with it."""
     checkpoint = None
     if arguments.process_index == 0:
         checkpoint = last_complete(folder)
@@ -67,9 +67,13 @@ def begin(
                 f"{checkpoint} is beyond trainer.max_steps={arguments.max_steps}; raise it, or "
                 f"give the shorter run another name=..."
             )
-        claim(folder, settings)
+        settings = claim(folder, settings)
     checkpoint = broadcast_object_list([checkpoint])[0]
-    return checkpoint, checkpoint is not None and step_of(checkpoint) == arguments.max_steps
+    return (
+        settings,
+        checkpoint,
+        checkpoint is not None and step_of(checkpoint) == arguments.max_steps,
+    )
 
 
 def _run(cfg: DictConfig) -> str:
@@ -94,7 +98,7 @@ def _run(cfg: DictConfig) -> str:
     task.check(model)
 
     counted = {"tokens": task.fingerprints, "sequences_per_step": sequences_per_step(arguments)}
-    checkpoint, finished = begin(folder, settings | counted, arguments)
+    recorded, checkpoint, finished = begin(folder, settings | counted, arguments)
     if finished:
         model = TapeForCausalLM.from_pretrained(
             checkpoint, attn_implementation=model.config._attn_implementation
@@ -129,7 +133,7 @@ def _run(cfg: DictConfig) -> str:
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         if trainer.guard.stopped:
             raise Stopped(f"stopped after step {trainer.state.global_step}, which is saved")
-    trainer.save_final()
+    trainer.save_final(recorded)
     if not main:
         return ""
     saved = TapeForCausalLM.from_pretrained(

@@ -1,6 +1,6 @@
 """Compare encodings over seeds: a table and a picture of runs that were evaluated.
 
-    python -m arithmetic.compare output/add_*
+    python -m arithmetic.compare output/add_*_[0-9]
 
 Runs that differ in their seed alone are one row, named by the encoding and by every other setting
 in which the rows differ: nothing unequal is compared without a word.
@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
+import re
 import sys
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -23,11 +22,22 @@ import numpy as np
 from scipy.stats import t
 
 from arithmetic.decoding import WEIGHTS, fingerprint
-from arithmetic.grid import Grid, read_grid
+from arithmetic.grid import Grid, read_evaluated, read_grid
 from arithmetic.heatmap import draw
+from arithmetic.problems import Problems
 from tape.files import write_text
-from tape.training.runs import differences, influential, read_configuration
+from tape.training.runs import TRAINED, differences, influential, read_configuration
 
+# What makes the questions and the parts of the grid: it has to be the same for all.
+ASKED = (
+    *("max_length", "samples", "seed"),
+    *(
+        f"problems.{field.name}"
+        for field in fields(Problems)
+        if field.name not in ("spaces", "abacus_offset")
+    ),
+)
+FOLLOWS = r"length|model\.max_position_embeddings|tokens\..*"  # from other settings
 REGIONS = {"inside": "trained lengths", "outside": "beyond them", "all": "whole grid"}
 
 
@@ -37,7 +47,7 @@ class Run:
 
     folder: Path
     seed: int
-    settings: dict[str, Any]  # flat, without the seed and what makes no difference
+    settings: dict[str, Any]  # flat, without the seed, what is null and what has no influence
     evaluated: dict[str, Any]
     grid: Grid
 
@@ -66,10 +76,7 @@ class Row:
 
 
 def interval(values: list[float]) -> float:
-    """Half the width of the 95 % interval of the mean, from few values (Student 1908); infinite
-    from a single one."""
-    if len(values) < 2:
-        return float("inf")
+    """Half the width of the 95 % interval of the mean, from two values or more (Student 1908)."""
     return float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
 
 
@@ -77,19 +84,19 @@ def read_run(folder: Path, name: str) -> Run:
     """A run and its evaluation in the folder `name`.
 
     Raises:
-        ValueError: if it was not evaluated, or before its training went on.
+        ValueError: if it was not trained to its end, or not evaluated since.
     """
-    grid = read_grid(folder / name)
-    evaluated = json.loads((folder / name / "summary.json").read_text())["evaluated"]
+    grid, evaluated = read_grid(folder / name), read_evaluated(folder / name)
     # Results that were put aside have no weights with them.
     if (folder / WEIGHTS).is_file() and fingerprint(folder) != evaluated["model"]:
         raise ValueError(
             f"{folder / name} was evaluated with other weights than those in {folder}: remove it "
             f"and evaluate again"
         )
-    settings = influential(read_configuration(folder))
+    settings = influential(read_configuration(folder, TRAINED))
     seed = settings.pop("seed")
-    del settings["trainer.seed"]  # the same
+    if settings["trainer.seed"] == seed:
+        del settings["trainer.seed"]
     return Run(folder, seed, settings, evaluated, grid)
 
 
@@ -99,33 +106,35 @@ def rows_of(runs: list[Run]) -> list[Row]:
     Raises:
         ValueError: if they were not asked the same questions, or one seed is there twice.
     """
-    asked = ("max_length", "samples", "seed", "problems.task", "problems.reverse")
     for run in runs[1:]:
-        questions = ({key: of.evaluated[key] for key in asked} for of in (runs[0], run))
-        if changes := differences(*questions):
+        if changes := differences(
+            *({key: of.evaluated[key] for key in ASKED} for of in (runs[0], run))
+        ):
             raise ValueError(
                 f"{runs[0].folder} and {run.folder} were not asked the same: {'; '.join(changes)}"
             )
-    groups: dict[str, list[Run]] = defaultdict(list)
+    groups: list[list[Run]] = []
     for run in runs:
-        group = groups[json.dumps(run.settings, sort_keys=True)]
+        group = next((group for group in groups if group[0].settings == run.settings), [])
+        if not group:
+            groups.append(group)
         for other in group:
             if other.seed == run.seed:
                 raise ValueError(
                     f"{other.folder} and {run.folder} are the same run, seed {run.seed}: take one"
                 )
         group.append(run)
-    labels = labels_of([group[0].settings for group in groups.values()])
+    labels = labels_of([group[0].settings for group in groups])
     rows = [
         Row(label, sorted(group, key=lambda run: run.seed))
-        for label, group in zip(labels, groups.values(), strict=True)
+        for label, group in zip(labels, groups, strict=True)
     ]
     return sorted(rows, key=lambda row: -mean(row.shares("outside") or row.shares("all")))
 
 
 def labels_of(groups: list[dict[str, Any]]) -> list[str]:
-    """The encoding, and those settings of each group that another group has otherwise: of the
-    encoding itself only if another group has the same encoding."""
+    """The encoding, and those settings of each group that another group has otherwise, but for what
+    follows from others and arguments that the other's encoding does not have."""
     labels = []
     for settings in groups:
         encoding = settings["position.name"]
@@ -134,9 +143,15 @@ def labels_of(groups: list[dict[str, Any]]) -> list[str]:
             for other in groups
             for differing in settings.keys() | other.keys()
             if settings.get(differing) != other.get(differing)
-            and (other["position.name"] == encoding or not differing.startswith("position."))
+            and differing != "position.name"
+            and (
+                other["position.name"] == encoding
+                or not differing.startswith("position.")
+                or (differing in settings and differing in other)
+            )
+            and not re.fullmatch(FOLLOWS, differing)
         ]
-        varied = [f"{key}={settings[key]}" for key in sorted(set(others) & settings.keys())]
+        varied = [f"{key}={settings.get(key)}" for key in sorted(set(others))]
         labels.append(" ".join([encoding, *varied]))
     return labels
 
@@ -191,8 +206,8 @@ def main() -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        default=Path("output/compare_add"),
-        help="folder of the results (default: output/compare_add)",
+        default=Path("output/comparison"),
+        help="folder of the results (default: output/comparison)",
     )
     arguments = parser.parse_args()
     try:

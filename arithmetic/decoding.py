@@ -35,14 +35,13 @@ def fingerprint(folder: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_length(model: TapeForCausalLM, batches: list[Batch], max_length: int) -> None:
-    """Raise a ValueError if the model's encoding has no positions for the longest problem."""
-    needed, longest = max(b.positions for b in batches), model.base_model.position.longest
+def check_length(model: TapeForCausalLM, needed: int, purpose: str) -> None:
+    """Raise a ValueError if the model's encoding has less than the `needed` positions."""
+    longest = model.base_model.position.longest
     if longest is not None and needed > longest:
         raise ValueError(
-            f"max_length={max_length} needs {needed} positions, but the model's "
-            f"{model.config.position['name']!r} has {longest}; lower max_length, or "
-            f"train with a larger position.length"
+            f"{purpose} needs {needed} positions, but the model's "
+            f"{model.config.position['name']!r} has {longest}: train with position.length={needed}"
         )
 
 

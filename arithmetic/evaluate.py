@@ -99,7 +99,7 @@ def run(cfg: DictConfig) -> None:
     max_length = cfg.max_length or 2 * max(problems.max_first, problems.max_second)
     model, tokenizer = load(folder)
     batches = plan(problems, max_length, cfg.samples, cfg.seed, cfg.batch_size)
-    check_length(model, batches, max_length)
+    check_length(model, max(batch.positions for batch in batches), f"max_length={max_length}")
     header = {
         "model": fingerprint(folder),
         **{f"problems.{name}": value for name, value in asdict(problems).items()},

@@ -113,7 +113,19 @@ def read_grid(folder: Path) -> Grid:
     """
     if not (folder / "grid.csv").is_file():
         raise ValueError(f"{folder} has no grid.csv: evaluate that run first, or merge its shards")
-    evaluated = json.loads((folder / "summary.json").read_text())["evaluated"]
+    evaluated = read_evaluated(folder)
     with (folder / "grid.csv").open(newline="") as file:
         cells = [[int(value) for value in row.values()] for row in csv.DictReader(file)]
     return Grid.of(cells, evaluated)
+
+
+def read_evaluated(folder: Path) -> dict[str, Any]:
+    """The model and the settings that `write_grid` was given.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    try:
+        return json.loads((folder / "summary.json").read_text())["evaluated"]
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{folder / 'summary.json'} is damaged: evaluate again") from error

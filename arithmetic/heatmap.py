@@ -12,6 +12,7 @@ import argparse
 import io
 import math
 import sys
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -44,7 +45,7 @@ def panel(axes: Axes, name: str, grid: Grid) -> AxesImage:
     axes.set(
         xlabel="digits of the second operand",
         ylabel="digits of the first operand",
-        title=f"{name}\nmean {grid.share()['accuracy']:.3f}",
+        title=f"{textwrap.fill(name, 36)}\nmean {grid.share()['accuracy']:.3f}",
     )
     return image
 

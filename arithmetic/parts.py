@@ -47,7 +47,7 @@ class Parts:
         if self.path.exists():
             found, self.rows, size = read(self.path)
             os.truncate(self.path, size)
-        if found is None:
+        if found is None or not self.rows:  # nothing has been answered yet
             write_text(self.path, json.dumps(header) + "\n")
         elif changes := differences(found, header):
             raise ValueError(

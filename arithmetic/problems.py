@@ -87,6 +87,14 @@ class Problems:
         characters = self.prompt_width(*cell) + self.answer_width(*cell)
         return characters * (2 if self.spaces else 1) + 1
 
+    @property
+    def positions(self) -> int:
+        """How many positions a training sequence may take."""
+        if self.abacus_offset is None:
+            return self.length
+        answer = self.answer_width(self.max_first, self.max_second)
+        return max(self.max_first, self.max_second, answer) + self.abacus_offset + 1
+
     def prompt_width(self, n: int, m: int) -> int:
         """Characters of the longest prompt of a cell, '=' included, without spaces."""
         widths = self._task(n, m).operand_widths(n, m)

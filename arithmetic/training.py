@@ -52,6 +52,8 @@ class ArithmeticTask(Task):
                 f"length={settings['length']}: these problems have {problems.length} tokens, give "
                 f"length={problems.length}"
             )
+        if settings["eval_blocks"] is None:
+            raise ValueError("eval_blocks=null: problems are without end, give a number")
         self.problems = problems
         self.tokenizer = character_tokenizer()
         self.train = ProblemSequences(problems, self.tokenizer, *training_order(arguments))
@@ -79,9 +81,9 @@ class ArithmeticTask(Task):
                 f"data.abacus_offset={self.problems.abacus_offset}: positions that begin again "
                 f"with each number are for position=learned, not position={name}"
             )
-        check_length(
-            model, self.batches, 2 * max(self.problems.max_first, self.problems.max_second)
-        )
+        check_length(model, self.problems.positions, "training on these problems")
+        needed = max(batch.positions for batch in self.batches)
+        check_length(model, needed, "measuring the accuracy up to twice the trained lengths")
 
     def measure(self, model: TapeForCausalLM) -> dict[str, float]:
         return self._accuracies(self._answered(model))

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -27,6 +28,11 @@ def answered(
             numbers = {pool.submit(_answer, batch): number for number, batch in batches.items()}
             for done in as_completed(numbers):
                 yield numbers[done], done.result()
+        except BrokenProcessPool as error:
+            raise ChildProcessError(
+                "a process that answers problems was killed, perhaps for its memory; the same "
+                "command continues, with fewer processes=... if you like"
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 

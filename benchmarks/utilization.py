@@ -2,8 +2,8 @@
 
 The model FLOPs utilization (Chowdhery et al. 2022) is the arithmetic of the forward and backward
 pass, as torch counts it with whole attention matrices and without recomputation, at the speed of
-training, divided by what the device is seen to reach in a product of two large matrices in the
-run's number format.
+training of one device, divided by what it is seen to reach in a product of two large matrices in
+the run's number format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import AutoConfig
 
 from tape import TapeForCausalLM
 from tape.training.progress import read_metrics
-from tape.training.runs import last_complete, read_configuration
+from tape.training.runs import last_complete, read_configuration, step_of
 
 
 def flops_per_token(folder: Path, length: int) -> float:
@@ -49,16 +49,22 @@ def peak_flops(dtype: torch.dtype) -> float:
 
 
 def row(folder: Path) -> dict[str, str]:
-    settings, metrics = read_configuration(folder), read_metrics(folder / "metrics.jsonl")
-    speed = median(row["tokens_per_second"] for row in metrics if "tokens_per_second" in row)
-    dtype = torch.bfloat16 if settings["trainer.bf16"] else torch.float32
-    saved = folder if (folder / "config.json").is_file() else last_complete(folder)
-    if saved is None:
-        raise ValueError(f"{folder} has no checkpoint yet")
+    columns = ("run", "steps", "tokens/s", "TFLOP/s", "peak", "MFU")
+    saved, metrics = last_complete(folder), folder / "metrics.jsonl"
+    rows = read_metrics(metrics) if metrics.exists() else []
+    speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
+    if saved is None or not speeds:  # it has hardly begun
+        return {**dict.fromkeys(columns, "-"), "run": folder.name}
+    settings = read_configuration(folder)
+    in_turn = settings["trainer.gradient_accumulation_steps"]
+    at_once = settings["trainer.per_device_train_batch_size"] * in_turn
+    speed = median(speeds) * at_once / settings["sequences_per_step"]  # of one device of several
+    half = {"trainer.bf16": torch.bfloat16, "trainer.fp16": torch.float16}
+    dtype = next((half[key] for key in half if settings.get(key)), torch.float32)
     used, peak = speed * flops_per_token(saved, settings["length"]), peak_flops(dtype)
     return {
         "run": folder.name,
-        "steps": f"{metrics[-1]['step']:,} of {settings['trainer.max_steps']:,}",
+        "steps": f"{step_of(saved):,} of {settings['trainer.max_steps']:,}",
         "tokens/s": f"{speed:,.0f}",
         "TFLOP/s": f"{used / 1e12:.3g}",
         "peak": f"{peak / 1e12:.3g} ({str(dtype).removeprefix('torch.')})",

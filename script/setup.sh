@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Runs that start together wait for the one that installs.
 if command -v flock >/dev/null; then
-    exec 9<pyproject.toml
+    exec 9<>pyproject.toml
     flock 9
 fi
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Pre-trains a decoder and reports: TYPE=adape bash script/train.sh [settings]
 #
-#   TYPE       the encoding: adape rope alibi fire xpos randrope nope t5rb sincos yarn adayarn
+#   TYPE       the encoding: adape rope alibi fire xpos randrope nope t5rb sincos learned yarn adayarn
 #   NGPUS      processes on this node, one per GPU; SLURM_GPUS_ON_NODE or 1 by default
 #   NNODES     nodes, with NODE_RANK, MASTER_ADDR and MASTER_PORT as for torchrun; under SLURM all
 #              of them follow from its own variables: srun --ntasks-per-node=1 bash script/train.sh

@@ -85,19 +85,24 @@ def test_the_papers_recipes_compose():
 
 
 def test_abacus_positions_reach_as_far_as_they_were_moved(start):
-    """Rows 0..6 of the table are for answers of up to 6 digits: those of operands of 5."""
+    """Answers have up to 3 digits, which are moved by up to 3: positions 0..6. Those of operands
+    of 4 digits, up to which the accuracy is measured, have 5, which are not moved."""
     abacus = ("position=learned", "data.abacus_offset=3")
     folder = start(*abacus, "position.length=7")
     assert any("eval_accuracy_out" in row for row in read_metrics(folder / "metrics.jsonl"))
-    with pytest.raises(ValueError, match=r"max_length=4 needs 6 positions, but .* 'learned' has 5"):
-        start(*abacus, "position.length=5", folder=folder.with_name("short"))
+    short = folder.with_name("short")
+    with pytest.raises(ValueError, match=r"training .* needs 7 positions, .* 'learned' has 6"):
+        start(*abacus, "position.length=6", folder=short)
+    with pytest.raises(ValueError, match=r"twice the trained lengths needs 6 positions, .* has 5"):
+        start("position=learned", "data.abacus_offset=1", "position.length=5", folder=short)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["data.abacus_offset=3"], r"abacus_offset=3: .* position=learned, not position=tape"),
-        (["position=learned"], r"max_length=4 needs 16 positions, but .* 'learned' has 10"),
+        (["position=learned"], r"twice the .* needs 16 positions, .* 'learned' has 10"),
+        (["eval_blocks=null"], r"eval_blocks=null: problems are without end"),
         (["data.task=addition_"], r"unknown task 'addition_'; did you mean 'addition'"),
         (["length=9"], r"length=9: these problems have 10 tokens, give length=10"),
         (["data.max_first=0"], r"max_first=0 must be a whole number"),

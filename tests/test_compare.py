@@ -1,35 +1,35 @@
 """Comparisons over seeds: the numbers, the names of the rows, and what is refused."""
 
 import csv
+import json
 import shutil
 
 import pytest
 
 from arithmetic import Problems
-from arithmetic.compare import compare, interval, read_run, rows_of
+from arithmetic.compare import compare, read_run, rows_of
 from arithmetic.grid import write_grid
-from tape.training.runs import claim
+from tape.files import write_text
+from tape.training.runs import TRAINED, claim
 
-TRAINED = Problems(max_first=1, max_second=1)
+PROBLEMS = Problems(max_first=1, max_second=1)
 
 
-def make_run(folder, position, seed, outside, inside=10, asked=(), **settings):
-    """A run whose grid of 2 x 2 has so many right answers of 10 in each cell."""
-    model = {"hidden_size": settings.pop("hidden_size", 8)}
-    claim(
-        folder,
-        {
-            **{"name": folder.name, "seed": seed, "model": model},
-            "position": {"name": position, **settings},
-            "trainer": {"seed": seed, "max_steps": 5, "eval_steps": seed + 1},
-        },
-    )
+def make_run(folder, position, seed, outside, asked=(), trainer=(), hidden=8, **settings):
+    """A run whose grid of 2 x 2 has so many right answers of 10 in each cell beyond 1 x 1, where
+    all are right."""
+    trainer = {"seed": seed, "max_steps": 5, "eval_steps": seed + 1, **dict(trainer)}
+    configuration = {
+        **{"name": folder.name, "seed": seed, "length": 7, "model": {"hidden_size": hidden}},
+        **{"position": {"name": position, **settings}, "trainer": trainer},
+    }
+    write_text(folder / TRAINED, json.dumps(claim(folder, configuration)))
     evaluated = {
         **{"model": "-", "max_length": 2, "samples": 10, "seed": 0, "wrong": 0},
-        **{f"problems.{name}": value for name, value in vars(TRAINED).items()},
+        **{f"problems.{name}": value for name, value in vars(PROBLEMS).items()},
         **dict(asked),
     }
-    cells = [[1, 1, inside, 10], *([n, m, outside, 10] for n, m in ((1, 2), (2, 1), (2, 2)))]
+    cells = [[1, 1, 10, 10], *([n, m, outside, 10] for n, m in ((1, 2), (2, 1), (2, 2)))]
     (folder / "grid").mkdir()
     write_grid(folder / "grid", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
     return folder
@@ -65,22 +65,64 @@ def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
 
 
 def test_one_seed_has_no_interval(runs, tmp_path):
-    assert interval([0.5]) == float("inf")
     assert "| 1 | 100.0 | 20.0 | 40.0 |" in compare(runs[:1], "grid", tmp_path / "out")
 
 
 def test_rows_are_named_by_all_that_differs(runs, tmp_path):
-    """And not by what has no influence, such as eval_steps, or differs with the encoding."""
-    runs.append(make_run(tmp_path / "wide", "tape", 0, 1, hidden_size=16))
+    """And not by what has no influence, such as eval_steps, or only another encoding has."""
+    runs.append(make_run(tmp_path / "wide", "tape", 0, 1, hidden=16))
     runs.append(make_run(tmp_path / "theta", "rope", 0, 1, theta=5))
     rows = rows_of([read_run(run, "grid") for run in runs])
-    assert sorted(row.label for row in rows) == [
-        "rope model.hidden_size=8",
-        "rope model.hidden_size=8 position.theta=5",
-        "tape model.hidden_size=16",
-        "tape model.hidden_size=8",
+    assert {row.label: len(row.runs) for row in rows} == {
+        "rope model.hidden_size=8 position.theta=None": 2,
+        "rope model.hidden_size=8 position.theta=5": 1,
+        "tape model.hidden_size=16": 1,
+        "tape model.hidden_size=8": 3,
+    }
+
+
+def test_one_run_in_other_words_is_one_row(tmp_path):
+    """10000 is 10000.0, and null is what a setting is that was not there yet."""
+    runs = [
+        make_run(tmp_path / "a", "rope", 0, 1, theta=10000),
+        make_run(tmp_path / "b", "rope", 1, 1, theta=10000.0, scaling=None),
     ]
-    assert [len(row.runs) for row in sorted(rows, key=lambda row: row.label)] == [2, 1, 1, 3]
+    (row,) = rows_of([read_run(run, "grid") for run in runs])
+    assert (row.label, len(row.runs)) == ("rope", 2)
+
+
+def test_rows_of_different_encodings_say_where_what_they_share_differs(tmp_path):
+    runs = [
+        make_run(tmp_path / "a", "rope", 0, 1, theta=500, sampler="shift"),
+        make_run(tmp_path / "b", "tape", 0, 1, theta=10000, sampler="shift", width=4),
+        make_run(
+            tmp_path / "c", "tape", 1, 1, {}, {"seed": 0}, theta=10000, sampler="shift", width=4
+        ),
+    ]
+    assert {row.label for row in rows_of([read_run(run, "grid") for run in runs])} == {
+        "rope position.theta=500 trainer.seed=None",
+        "tape position.theta=10000 trainer.seed=None",
+        "tape position.theta=10000 trainer.seed=0",
+    }
+
+
+def test_a_continued_run_is_what_it_was_until_it_ends(tmp_path):
+    """And never the same as one that was to be as long from the beginning."""
+    run = make_run(tmp_path / "a", "rope", 0, 1)
+    (run / "checkpoint-5").mkdir()
+    longer = json.loads((run / "run.json").read_text())
+    longer["trainer"]["max_steps"] = 9
+    recorded = claim(run, longer)
+    assert recorded["earlier_max_steps"] == [5] and claim(run, longer) == recorded
+    straight = make_run(tmp_path / "b", "rope", 1, 1, trainer={"max_steps": 9}.items())
+    rows = rows_of([read_run(folder, "grid") for folder in (run, straight)])
+    assert {row.label for row in rows} == {"rope trainer.max_steps=5", "rope trainer.max_steps=9"}
+    write_text(run / TRAINED, json.dumps(recorded))
+    rows = rows_of([read_run(folder, "grid") for folder in (run, straight)])
+    assert {row.label for row in rows} == {
+        "rope earlier_max_steps=[5]",
+        "rope earlier_max_steps=None",
+    }
 
 
 def test_what_cannot_be_compared_is_refused(runs, tmp_path):
@@ -99,6 +141,9 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path):
     shutil.rmtree(runs[1] / "grid")
     with pytest.raises(ValueError, match=r"has no grid\.csv: evaluate that run first"):
         read_run(runs[1], "grid")
-    (runs[2] / "run.json").unlink()
-    with pytest.raises(ValueError, match=r"has no run\.json"):
+    (runs[2] / TRAINED).unlink()
+    with pytest.raises(ValueError, match=r"has no trained\.json: give the folder of a run that"):
         read_run(runs[2], "grid")
+    (runs[3] / "grid" / "summary.json").write_text("{")
+    with pytest.raises(ValueError, match=r"summary\.json is damaged"):
+        read_run(runs[3], "grid")

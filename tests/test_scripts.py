@@ -47,7 +47,7 @@ def test_a_comparison_continues_reuses_and_compares(start, tmp_path):
     while not learning.exists() and first.poll() is None:
         time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
-    assert first.wait() == 143
+    assert first.wait() == 75
     assert "stopped after step" in (tmp_path / "output/compare_add/add_rope_1.log").read_text()
 
     second = start("compare_add.sh", steps, TYPES="rope", SEEDS="0 1")
@@ -57,24 +57,52 @@ def test_a_comparison_continues_reuses_and_compares(start, tmp_path):
     row = (tmp_path / "output/compare_add/table.md").read_text().splitlines()[2]
     assert row.startswith("| rope | 2 | ")
 
-    weights = tmp_path / "output" / "add_rope_0" / "model.safetensors"
-    before = weights.read_bytes()
-    third = start("compare_add.sh", steps, TYPES="rope nop", SEEDS="0")
+    log = tmp_path / "output/compare_add/add_rope_0.log"
+    before = len(log.read_text())
+    third = start("compare_add.sh", steps, "position.theta=x", TYPES="rope nope", SEEDS="0")
     printed, _ = third.communicate()
     assert third.returncode == 1
-    assert "error: add_nop_0 did not finish, see output/compare_add/add_nop_0.log" in printed
-    assert weights.read_bytes() == before
-    assert "\nstep " not in (tmp_path / "output/compare_add/add_rope_0.log").read_text()
-    assert "'nop'" in (tmp_path / "output/compare_add/add_nop_0.log").read_text()
+    for name in ("add_rope_0", "add_nope_0"):
+        assert f"error: {name} did not finish, see output/compare_add/{name}.log" in printed
+    assert "error: rotary positions: theta='x' must be" in log.read_text()[before:]
+
+    before = len(log.read_text())
+    fourth = start(
+        "compare_add.sh", steps, TYPES="rope", SEEDS="0", EVALUATION="samples=3", GRID="b"
+    )
+    printed, _ = fourth.communicate()
+    assert fourth.returncode == 0, printed
+    assert "\nstep " not in log.read_text()[before:]  # it had finished
+    assert "| rope | 1 | " in printed and (tmp_path / "output/add_rope_0/b/grid.csv").exists()
+
+
+@pytest.mark.parametrize("script", ["compare_add.sh", "gpu/addition.sh"])
+@pytest.mark.parametrize(
+    ("settings", "variables", "message"),
+    [
+        ([], {"TYPES": "rope nop"}, "TYPES: no encoding 'nop' in config/position"),
+        ([], {"TYPES": "rope rope"}, "one is there twice"),
+        ([], {"SEEDS": "0\n1\n0"}, "SEEDS='0 1 0': one is there twice"),
+        (["seed=1"], {}, "seed=1 is this script's to set"),
+        (["output_dir=x"], {}, "output_dir=x is this script's to set"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused_before_the_first(
+    start, tmp_path, script, settings, variables, message
+):
+    refused = start(script, *settings, **variables)
+    printed, _ = refused.communicate()
+    assert refused.returncode == 1 and message in printed
+    assert not (tmp_path / "output").exists()
 
 
 def test_the_papers_recipe_goes_on_slice_by_slice(start, tmp_path):
     settings = ["+trainer.use_cpu=true", "model.num_attention_heads=4", "model.num_recurrences=2"]
-    run, steps = tmp_path / "output" / "addition_20_rope", "trainer.max_steps="
+    run, steps = tmp_path / "output" / "addition_20_rope_0", "trainer.max_steps="
     first = start("gpu/addition.sh", *settings, f"{steps}100000", TYPES="rope", SLICE="25")
     printed, _ = first.communicate()
     assert first.returncode == 75, printed
-    assert re.search(r"\| addition_20_rope \| \d+ of 100,000 \| .* \(bfloat16\) \|", printed)
+    assert re.search(r"\| addition_20_rope_0 \| \d+ of 100,000 \| .* \(bfloat16\) \|", printed)
     assert not (run / "model.safetensors").exists()
 
     more = step_of(checkpoints(run)[-1]) + 2

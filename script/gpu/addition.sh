@@ -2,41 +2,48 @@
 # The paper's addition experiment on one GPU, in slices of time: bash script/gpu/addition.sh [settings]
 #
 #   TYPES        the encodings, one after the other; adape rope fire by default
+#   SEEDS        0 by default
 #   EXPERIMENT   addition_20 (the default) or addition_40
 #   SLICE        seconds until all is saved and this ends with status 75; 540 by default
 #   BATCH        problems decoded together in the evaluation; 4096 by default
-#   settings     of the training, e.g. trainer.max_steps=10000 seed=1
+#   settings     of the training, e.g. trainer.max_steps=10000
 #
-# The same command continues, until all are trained (output/${EXPERIMENT}_${TYPE}), evaluated and
-# drawn side by side. Each slice ends with the steps, the speed and the utilization so far.
+# The same command continues, until all are trained (output/${EXPERIMENT}_${TYPE}_${SEED}), evaluated
+# and drawn side by side. Each slice ends with the steps, the speed and the utilization so far.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-SLICE=${SLICE:-540}
-end=$((SECONDS + SLICE))
+end=$((SECONDS + ${SLICE:-540}))
 source script/environment.sh
+source script/jobs.sh
 
-read -ra types <<<"${TYPES:-adape rope fire}"
+read -rd '' -a types <<<"${TYPES:-adape rope fire}" || true
+read -rd '' -a seeds <<<"${SEEDS:-0}" || true
 EXPERIMENT=${EXPERIMENT:-addition_20}
+check_runs "$@"
 
 in_time() { # a command that can be continued: status 75 if it has to be
     local status=0 left=$((end - SECONDS))
     if ((left <= 0)); then
         return 75
     fi
-    timeout --signal TERM --preserve-status "$left" "$@" || status=$?
+    timeout --signal TERM --preserve-status "$left" "$@" &
+    wait $! || status=$?
+    end_if_told
     return $((status == 143 ? 75 : status)) # 128 + 15: an evaluation just ends
 }
 
 status=0 runs=()
-for type in "${types[@]}"; do
-    run=output/${EXPERIMENT}_$type
-    runs+=("$run")
-    in_time "$python" train.py experiment="$EXPERIMENT" position="$type" output_dir="$run" "$@" &&
-        in_time "$python" -m arithmetic.evaluate model="$run" batch_size="${BATCH:-4096}" ||
-        status=$?
-    if ((status)); then
-        break
-    fi
+for seed in "${seeds[@]}"; do
+    for type in "${types[@]}"; do
+        run=output/${EXPERIMENT}_${type}_$seed
+        runs+=("$run")
+        if ((status == 0)); then
+            in_time "$python" train.py experiment="$EXPERIMENT" position="$type" seed="$seed" \
+                output_dir="$run" "$@" &&
+                in_time "$python" -m arithmetic.evaluate model="$run" batch_size="${BATCH:-4096}" ||
+                status=$?
+        fi
+    done
 done
 if ((status != 0 && status != 75)); then
     exit "$status"

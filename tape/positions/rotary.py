@@ -107,7 +107,11 @@ class RoPE(PositionEncoding):
         scaling = dict(current if scaling is None else scaling)
         scaling.setdefault("rope_theta", current["rope_theta"])
         if theta is not None:
-            scaling["rope_theta"] = float(theta)
+            scaling["rope_theta"] = theta
+        theta = scaling["rope_theta"]
+        if not isinstance(theta, int | float) or isinstance(theta, bool) or not theta > 0:
+            raise ValueError(f"rotary positions: theta={theta!r} must be a number > 0")
+        scaling["rope_theta"] = float(theta)
         rope_type = scaling.setdefault("rope_type", scaling.pop("type", "default"))
         if rope_type not in FIXED_SCHEDULES:
             raise ValueError(

@@ -21,35 +21,39 @@ from typing import Any
 from tape.files import write_text
 
 CONFIGURATION = "run.json"
+TRAINED = "trained.json"
+EARLIER = "earlier_max_steps"
 HASHES = "sha256.json"
 log = logging.getLogger(__name__)
 
-# Settings without an influence on what is learned: where a run lies, and what is looked at.
+# Settings without an influence on what is learned: where a run lies, what is looked at, and how
+# the sequences of a step (their number is recorded) are spread over time and devices.
 NO_INFLUENCE = (
     r"name|output_dir|trainer\.output_dir|cache_dir|debug",
-    r"report\..*|data\.max_bad",
-    r"trainer\.(disable_tqdm|report_to|run_name|per_device_eval_batch_size|dataloader_.*)",
+    r"report\..*|data\.max_bad|eval_blocks|task\.samples",
+    r"trainer\.(disable_tqdm|report_to|run_name)",
     r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",
+    r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
     r"trainer\.ddp_.*",
 )
-# These, too, may change when a run is continued: how long it goes on, and how the sequences of a
-# step (their number is recorded) are spread over time and devices.
-MAY_CHANGE = (
-    *NO_INFLUENCE,
-    r"trainer\.(max_steps|per_device_train_batch_size|gradient_accumulation_steps)",
-)
+# A continued run may also go on for longer, or end sooner.
+MAY_CHANGE = (*NO_INFLUENCE, r"trainer\.max_steps", EARLIER)
 
 
-def claim(folder: Path, configuration: dict[str, Any]) -> None:
+def claim(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
     """Make `folder` the place of the run with this configuration, or find that it is already.
+
+    Returns:
+        What is recorded: the configuration and, as `earlier_max_steps`, how long the run was to go
+        on before it was continued otherwise. Its learning rates followed that.
 
     Raises:
         ValueError: if another run has begun there; names every difference.
     """
     recorded = folder / CONFIGURATION
     if recorded.exists():
-        before = _without(MAY_CHANGE, read_configuration(folder))
-        changes = differences(before, _without(MAY_CHANGE, dict(_flat(configuration))))
+        before, now = read_configuration(folder), dict(_flat(configuration))
+        changes = differences(_without(MAY_CHANGE, before), _without(MAY_CHANGE, now))
         begun = checkpoints(folder) or (folder / "metrics.jsonl").exists()
         if changes and begun:
             raise ValueError(
@@ -57,23 +61,32 @@ def claim(folder: Path, configuration: dict[str, Any]) -> None:
                 + "\n".join(f"  {change}" for change in changes)
                 + "\nGive this run its own name=... or output_dir=..., or remove that folder."
             )
+        if begun:
+            earlier = before.get(EARLIER) or []
+            steps = before.get("trainer.max_steps")
+            if steps != now.get("trainer.max_steps"):
+                earlier = [*earlier, steps]
+            if earlier:
+                configuration = configuration | {EARLIER: earlier}
     elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise ValueError(
             f"{folder} has files but no {CONFIGURATION}: it is not a run's folder. "
             f"Choose another name=... or output_dir=..."
         )
     write_text(recorded, json.dumps(configuration, indent=1) + "\n")
+    return configuration
 
 
-def read_configuration(folder: Path) -> dict[str, Any]:
-    """What `claim` recorded, flat: `trainer.max_steps` and so on.
+def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any]:
+    """What `claim` recorded, flat: `trainer.max_steps` and so on. As TRAINED, what the weights in
+    the folder were trained with: a run that goes on is ahead of them.
 
     Raises:
-        ValueError: if it did not, or the file is damaged.
+        ValueError: if there is no such file, or it is damaged.
     """
-    recorded = folder / CONFIGURATION
+    recorded = folder / name
     if not recorded.is_file():
-        raise ValueError(f"{folder} has no {CONFIGURATION}: it is not a run's folder")
+        raise ValueError(f"{folder} has no {name}: give the folder of a run that has finished")
     try:
         return dict(_flat(json.loads(recorded.read_text())))
     except ValueError as error:
@@ -83,8 +96,10 @@ def read_configuration(folder: Path) -> dict[str, Any]:
 
 
 def influential(settings: dict[str, Any]) -> dict[str, Any]:
-    """Of a flat configuration, what has an influence on what is learned."""
-    return _without(NO_INFLUENCE, settings)
+    """Of a flat configuration, what has an influence on what is learned. What is null is left out:
+    it may not have been there when another run was made."""
+    found = _without(NO_INFLUENCE, settings)
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _without(patterns: tuple[str, ...], settings: dict[str, Any]) -> dict[str, Any]:

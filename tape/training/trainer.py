@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
+from tape.files import write_text
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
 from tape.training.progress import Console, MetricsFile, read_metrics
-from tape.training.runs import clear_unfinished, remove_old, seal, unfinished
+from tape.training.runs import TRAINED, clear_unfinished, remove_old, seal, unfinished
 
 
 class LanguageModelTrainer(Trainer):
@@ -113,8 +115,9 @@ class LanguageModelTrainer(Trainer):
         finite = all(bool(torch.isfinite(shard).all()) for shard in shards)
         return bool(self.accelerator.gather(torch.tensor([finite], device=self.args.device)).all())
 
-    def save_final(self) -> None:
-        """Put the model and its tokenizer into the run's folder, each file whole or not at all."""
+    def save_final(self, configuration: dict[str, Any]) -> None:
+        """Put the model, its tokenizer and what it was trained with into the run's folder, each
+        file whole or not at all."""
         folder = Path(self.args.output_dir)
         work = folder / ".final"
         self.model.config.use_cache = True  # the library has it off in training
@@ -122,6 +125,7 @@ class LanguageModelTrainer(Trainer):
             self.save_model(str(work), _internal_call=True)
         if self.is_world_process_zero():
             (work / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody needs
+            write_text(work / TRAINED, json.dumps(configuration, indent=1) + "\n")
             for path in work.iterdir():
                 path.replace(folder / path.name)
             work.rmdir()

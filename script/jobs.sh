@@ -1,0 +1,49 @@
+# Sourced by scripts that start runs, for `types` x `seeds`: what they may be, and how they are stopped.
+if ((BASH_VERSINFO[0] < 5)); then
+    echo "error: bash 5 or newer is needed, this is $BASH_VERSION" >&2
+    exit 1
+fi
+
+check_runs() { # settings
+    local type setting
+    for type in "${types[@]}"; do
+        if [[ ! -f config/position/$type.yaml ]]; then
+            echo "error: TYPES: no encoding '$type' in config/position" >&2
+            exit 1
+        fi
+    done
+    if (($(printf '%s\n' "${types[@]}" | sort -u | wc -l) < ${#types[@]})) ||
+        (($(printf '%s\n' "${seeds[@]}" | sort -u | wc -l) < ${#seeds[@]})); then
+        echo "error: TYPES='${types[*]}', SEEDS='${seeds[*]}': one is there twice" >&2
+        exit 1
+    fi
+    for setting in "$@"; do
+        case $setting in
+        name=* | output_dir=* | position=* | seed=*)
+            echo "error: $setting is this script's to set, from NAME, TYPES and SEEDS" >&2
+            exit 1
+            ;;
+        esac
+    done
+}
+
+# Each run is a process group of its own, and a signal reaches all of it. This script waits until
+# they have saved.
+set -m
+told=
+forward() { # signal, exit status
+    told=$2
+    local run
+    for run in $(jobs -p); do
+        kill "-$1" -- "-$run" 2>/dev/null || true
+    done
+}
+trap 'forward TERM 75' TERM HUP
+trap 'forward INT 130' INT
+end_if_told() {
+    if [[ -n $told ]]; then
+        trap '' TERM HUP INT
+        wait
+        exit "$told"
+    fi
+}
