@@ -8,6 +8,7 @@ import torch
 import yaml
 from conftest import make_model
 
+from arithmetic.compare import compare
 from tape import TapeForCausalLM
 from tape.positions import ALIASES, ENCODINGS, Positions
 
@@ -75,3 +76,10 @@ def test_commands_in_documents_name_files_that_exist():
     for page in PAGES:
         for command in re.findall(r"(?:bash|python) ([\w/]+\.(?:sh|py))", page.read_text()):
             assert (ROOT / command).exists(), (page, command)
+
+
+@pytest.mark.parametrize("name", ["addition", "addition_ablations"])
+def test_tables_are_those_of_the_results(name, tmp_path):
+    runs = sorted((ROOT / "docs" / "results" / name).iterdir())
+    table = compare(runs, "grid", tmp_path)
+    assert table in (ROOT / "docs" / "arithmetic.md").read_text()

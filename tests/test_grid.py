@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from conftest import perturb
 from hydra import compose, initialize_config_dir
 
 import arithmetic.evaluate as entry
-from arithmetic import Problems, character_tokenizer, heatmap
+from arithmetic import Problems, character_tokenizer, heatmap, workers
 from arithmetic import merge as merging
 from arithmetic.decoding import answers, load
 from arithmetic.grid import Grid, read_grid, wilson
@@ -299,11 +300,23 @@ def test_several_processes_equal_one_and_end_with_it(folder, trained, tmp_path):
     parts = folder / "grid" / "shard-1-of-1" / FILE
     while started.poll() is None and (not parts.exists() or parts.read_bytes().count(b"\n") < 3):
         time.sleep(0.02)
-    workers = psutil.Process(started.pid).children(recursive=True)
+    children = psutil.Process(started.pid).children(recursive=True)
     started.kill()
-    assert started.wait() == -signal.SIGKILL and len(workers) >= 2
-    assert not psutil.wait_procs(workers, timeout=60)[1]
+    assert started.wait() == -signal.SIGKILL and len(children) >= 2
+    assert not psutil.wait_procs(children, timeout=60)[1]
     assert contents(evaluate(folder, *settings, "processes=2")) == whole
+
+
+def test_a_worker_that_is_killed_loses_nothing_that_is_done(folder, monkeypatch):
+    monkeypatch.setattr(workers, "_answer", die)
+    with pytest.raises(OSError, match=r"was killed, .* the same command continues"):
+        evaluate(folder, "processes=2")
+    monkeypatch.undo()
+    evaluate(folder, "samples=5")  # nothing was: other settings may follow
+
+
+def die(batch):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_does_not_belong_together_is_refused(folder, tmp_path):

@@ -111,3 +111,10 @@ def test_the_papers_recipe_goes_on_slice_by_slice(start, tmp_path):
     assert second.returncode == 0, printed
     assert (run / "grid" / "grid.csv").exists()
     assert (tmp_path / "output" / "addition_20_heatmaps.png").exists()
+
+
+def test_a_slice_that_is_over_too_soon_says_so(start):
+    over = start("gpu/addition.sh", TYPES="rope tape", SLICE="0")
+    printed, _ = over.communicate()
+    assert over.returncode == 75
+    assert "| addition_20_tape_0 | - | - | - | - | - |" in printed
