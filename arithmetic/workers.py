@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 import torch
+import transformers
 
 from arithmetic.decoding import answers, load
 from arithmetic.plan import Batch
@@ -41,6 +42,7 @@ def _begin(folder: Path) -> None:
     global _model, _tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
     Thread(target=_end_with_parent, daemon=True).start()
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     _model, _tokenizer = load(folder)
 

@@ -3,20 +3,25 @@
 python benchmarks/arithmetic_eval.py
 python benchmarks/arithmetic_eval.py --samples 100 --only cached --repeats 1   # the grid of a run
 
-The model is random, of 4 layers of 128 and 4 heads, and rarely ends an answer by itself. Both ways
-take turns in one process, on the same questions; ratios are medians over the rounds.
+The model is random, of 4 layers of 128 and 4 heads, and rarely ends an answer by itself. The ways
+take turns, on the same questions; ratios are medians over the rounds. Several processes are timed
+with their start, which takes seconds: give them something to do.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+import transformers
 from measuring import DEVICE, in_turn, publish, synchronize, table
 
 from arithmetic import Problems, character_tokenizer
 from arithmetic.decoding import answers
 from arithmetic.plan import Batch, plan
+from arithmetic.workers import answered
 from tape import TapeConfig, TapeForCausalLM
 from tape.positions import ENCODINGS
 
@@ -53,25 +58,31 @@ def cells(batches: list[Batch]) -> list[Batch]:
     ]
 
 
-def main(arguments: argparse.Namespace) -> None:
+def main(arguments: argparse.Namespace, work: Path) -> None:
     tokenizer, problems = character_tokenizer(), Problems()
     batches = plan(problems, arguments.digits, arguments.samples, 0, arguments.batch)
-    ways = {"cached": (batches, True), "cell by cell": (cells(batches), False)}
-    ways = {name: way for name, way in ways.items() if arguments.only in (None, name)}
     rows = []
     for method in arguments.methods:
         model = build(method, arguments.digits)
+        folder = work / method
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
         def decode(batches: list[Batch], use_cache: bool, model: TapeForCausalLM = model) -> None:
             for batch in batches:
                 answers(model, tokenizer, batch, use_cache)
             synchronize()
 
-        seconds = in_turn(
-            {name: lambda way=way, decode=decode: decode(*way) for name, way in ways.items()},
-            arguments.repeats,
-            warm_up=0,
-        )
+        def side_by_side(folder: Path = folder) -> None:
+            list(answered(folder, dict(enumerate(batches)), arguments.processes))
+
+        ways = {
+            "cached": lambda decode=decode: decode(batches, True),
+            f"cached, {arguments.processes} processes": side_by_side,
+            "cell by cell": lambda decode=decode: decode(cells(batches), False),
+        }
+        ways = {name: ways[name] for name in ways if name.startswith(arguments.only)}
+        seconds = in_turn(ways, arguments.repeats, warm_up=0)
         questions = sum(len(batch.questions) for batch in batches)
         rows += [
             {
@@ -92,11 +103,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--digits", type=int, default=20, help="the longest operands")
     parser.add_argument("--samples", type=int, default=10, help="questions of each cell")
     parser.add_argument("--batch", type=int, default=256, help="questions decoded together")
-    parser.add_argument("--only", choices=["cached", "cell by cell"], help="one way alone")
+    parser.add_argument("--processes", type=int, default=2, help="of the second way")
+    parser.add_argument("--only", default="", help="ways whose name begins so")
     parser.add_argument("--repeats", type=int, default=3, help="rounds")
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main(parse())
+    transformers.logging.disable_progress_bar()
+    with TemporaryDirectory() as work:
+        main(parse(), Path(work))
