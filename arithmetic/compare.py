@@ -3,7 +3,7 @@
     python -m arithmetic.compare output/add_*_[0-9]
 
 Runs that differ in their seed alone are one row, named by the encoding and by every other setting
-in which the rows differ: nothing unequal is compared without a word.
+that most rows have otherwise: nothing unequal is compared without a word.
 """
 
 from __future__ import annotations
@@ -133,26 +133,24 @@ def rows_of(runs: list[Run]) -> list[Row]:
 
 
 def labels_of(groups: list[dict[str, Any]]) -> list[str]:
-    """The encoding, and those settings of each group that another group has otherwise, but for what
-    follows from others and arguments that the other's encoding does not have."""
+    """The encoding, and those settings of each group that not more than half of the groups share,
+    but for what follows from others, and for arguments of other encodings."""
+    keys = sorted(set().union(*groups))
+    keys = [key for key in keys if key != "position.name" and not re.fullmatch(FOLLOWS, key)]
     labels = []
     for settings in groups:
-        encoding = settings["position.name"]
-        others = [
-            differing
-            for other in groups
-            for differing in settings.keys() | other.keys()
-            if settings.get(differing) != other.get(differing)
-            and differing != "position.name"
-            and (
-                other["position.name"] == encoding
-                or not differing.startswith("position.")
-                or (differing in settings and differing in other)
-            )
-            and not re.fullmatch(FOLLOWS, differing)
-        ]
-        varied = [f"{key}={settings.get(key)}" for key in sorted(set(others))]
-        labels.append(" ".join([encoding, *varied]))
+        label = settings["position.name"]
+        for key in keys:
+            peers = [
+                other.get(key)
+                for other in groups
+                if other["position.name"] == settings["position.name"]
+                or not key.startswith("position.")
+                or (key in other and key in settings)
+            ]
+            if 2 * peers.count(settings.get(key)) <= len(peers):
+                label += f" {key}={settings.get(key)}"
+        labels.append(label)
     return labels
 
 
