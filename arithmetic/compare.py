@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
-from arithmetic.decoding import WEIGHTS, fingerprint
 from arithmetic.grid import Grid, read_evaluated, read_grid
 from arithmetic.heatmap import draw
 from arithmetic.problems import Problems
+from tape.evaluation.checkpoint import WEIGHTS, fingerprint
 from tape.files import write_text
 from tape.training.runs import TRAINED, differences, influential, read_configuration
 

@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
-
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from arithmetic.plan import Batch
 from arithmetic.problems import places
 from tape import TapeForCausalLM
-
-WEIGHTS = "model.safetensors"
-
-
-def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
-    """The model of a run, on a GPU if there is one, and its tokenizer.
-
-    Raises:
-        ValueError: if the folder holds no trained model.
-    """
-    if not (folder / WEIGHTS).is_file():
-        raise ValueError(f"{folder} has no {WEIGHTS}: give the folder of a run that has finished")
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
-
-
-def fingerprint(folder: Path) -> str:
-    """The SHA-256 of a model's weights."""
-    with (folder / WEIGHTS).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_length(model: TapeForCausalLM, needed: int, purpose: str) -> None:
-    """Raise a ValueError if the model's encoding has less than the `needed` positions."""
-    longest = model.base_model.position.longest
-    if longest is not None and needed > longest:
-        raise ValueError(
-            f"{purpose} needs {needed} positions, but the model's "
-            f"{model.config.position['name']!r} has {longest}: train with position.length={needed}"
-        )
 
 
 @torch.no_grad()

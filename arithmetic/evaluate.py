@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hydra
-import torch
 import transformers
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
-from tqdm import tqdm
 
-from arithmetic import workers
-from arithmetic.decoding import answers, check_length, fingerprint, load
-from arithmetic.merge import describe, merge, owners, shards
-from arithmetic.parts import FILE, Parts
-from arithmetic.plan import Batch, Shard, plan
+from arithmetic.decoding import answers
+from arithmetic.merge import describe, merge
+from arithmetic.plan import Batch, plan
 from arithmetic.problems import Problems, check_whole
+from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.journal import Journal, Shard
+from tape.evaluation.workers import answering, complete
 from tape.training.runs import locked
 
 CONFIG = Path(__file__).parent.parent / "config" / "arithmetic"
@@ -35,9 +33,9 @@ log = logging.getLogger(__name__)
 
 
 def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict[str, Any]:
-    """Counts per cell, [n, m, correct, total], and the first wrong answers of each.
+    """Counts per cell, [n, m, correct, total], and the first `keep` wrong answers of each.
 
-    An answer is right if all of it is, and EOS follows.
+    An answer is right if all of it is, and `end` follows.
     """
     cells: dict[tuple[int, int], list[int]] = {}
     wrong = []
@@ -51,38 +49,6 @@ def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict[str, Any]:
             shown = {"prompt": prompt, "expected": answer + end, "given": text}
             wrong.append({"n": n, "m": m, **shown})
     return {"cells": [[*cell, *count] for cell, count in cells.items()], "wrong": wrong}
-
-
-def evaluate(
-    share: dict[int, Batch],
-    parts: Parts,
-    answered: Callable[[dict[int, Batch]], Iterable[tuple[int, list[str]]]],
-    end: str,
-    keep: int,
-) -> None:
-    """Answer and mark those batches of a share that are not among its parts yet.
-
-    Args:
-        answered: the numbers of batches, in any order, and what follows each prompt of them, up
-            to and with `end` if that came.
-        keep: how many wrong answers to keep of each cell.
-    """
-    done = {row["batch"] for row in parts.rows}
-    bar = tqdm(
-        total=sum(batch.cost for batch in share.values()),
-        initial=sum(share[number].cost for number in done),
-        unit="token",
-        unit_scale=True,
-        disable=None,
-    )
-    with bar:
-        missing = {number: batch for number, batch in share.items() if number not in done}
-        for number, given in answered(missing):
-            batch = share[number]
-            n, m, *_ = batch.questions[0]
-            bar.set_postfix_str(f"{n} x {m} digits")
-            parts.append({"batch": number, **mark(batch, given, end, keep)})
-            bar.update(batch.cost)
 
 
 def run(cfg: DictConfig) -> None:
@@ -106,24 +72,18 @@ def run(cfg: DictConfig) -> None:
         "max_length": max_length,
         **{name: cfg[name] for name in ("samples", "seed", "batch_size", "wrong")},
         "batches": len(batches),
-        "shard": str(shard),
     }
     results = folder / cfg.name
-    share = results / f"shard-{shard.index}-of-{shard.count}"
-    with locked(share):
-        others = {path: begun for path, (begun, _) in shards(results).items()}
-        owners(others | {share / FILE: header})  # or it could not be merged in the end
-        parts = Parts(share, header)
+    with locked(shard.folder(results)):
+        journal = Journal(results, shard, header)
         log.info("%s: shard %s of the grid 1..%s squared", folder, shard, max_length)
-        mine = {number: batches[number] for number in shard.numbers(len(batches))}
-        threads = torch.get_num_threads() if model.device.type == "cpu" else 1
-        if (processes := cfg.processes or threads) == 1:
-
-            def answered(batches: dict[int, Batch]) -> Iterable[tuple[int, list[str]]]:
-                return ((n, answers(model, tokenizer, batch)) for n, batch in batches.items())
-        else:
-            answered = partial(workers.answered, folder, processes=processes)
-        evaluate(mine, parts, answered, tokenizer.eos_token, cfg.wrong)
+        complete(
+            journal,
+            {number: batches[number] for number in shard.numbers(len(batches))},
+            answering(folder, model, tokenizer, answers, cfg.processes),
+            partial(mark, end=tokenizer.eos_token, keep=cfg.wrong),
+            title=lambda batch: f"{batch.questions[0].n} x {batch.questions[0].m} digits",
+        )
     if shard.count == 1:
         log.info("%s\nresults are in %s", describe(merge(folder, cfg.name)), results)
     else:

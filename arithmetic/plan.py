@@ -1,4 +1,4 @@
-"""What an evaluation asks: every pair of operand lengths, in batches, and the share of one process.
+"""What an evaluation asks: every pair of operand lengths, in batches.
 
 Prompts of a batch are equally long, so that nothing is padded: cells (n, m) and (k, l) with
 n + m = k + l are decoded together.
@@ -6,7 +6,6 @@ n + m = k + l are decoded together.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from itertools import product
 from typing import NamedTuple
@@ -47,32 +46,6 @@ class Batch(NamedTuple):
             return self.length
         digits = max(max(question.n, question.m) for question in self.questions)
         return max(digits, self.new_tokens - 1) + 1
-
-
-class Shard(NamedTuple):
-    """The index-th of `count` shares, from 1."""
-
-    index: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """Raises a ValueError for anything but i/n with 1 <= i <= n."""
-        numbers = re.fullmatch(r"(\d+)/(\d+)", text)
-        shard = cls(*map(int, numbers.groups())) if numbers else None
-        if shard is None or not 1 <= shard.index <= shard.count:
-            raise ValueError(
-                f"shard={text!r} must be i/n with 1 <= i <= n, such as 1/4: the first of four"
-            )
-        return shard
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
-    def numbers(self, batches: int) -> range:
-        """The batches of this share. They are ordered by cost, so that no share costs more than
-        another by more than the costliest batch."""
-        return range(self.index - 1, batches, self.count)
 
 
 def plan(

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from transformers import TrainingArguments
 
-from arithmetic.decoding import answers, check_length
+from arithmetic.decoding import answers
 from arithmetic.plan import Question, plan
 from arithmetic.problems import Problems, ProblemSequences
 from arithmetic.tokenizer import character_tokenizer
+from tape.evaluation.checkpoint import check_length
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.training.arguments import training_order

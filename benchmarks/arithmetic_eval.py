@@ -21,8 +21,8 @@ from measuring import DEVICE, in_turn, publish, synchronize, table
 from arithmetic import Problems, character_tokenizer
 from arithmetic.decoding import answers
 from arithmetic.plan import Batch, plan
-from arithmetic.workers import answered
 from tape import TapeConfig, TapeForCausalLM
+from tape.evaluation.workers import side_by_side
 from tape.positions import ENCODINGS
 
 
@@ -73,12 +73,13 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
                 answers(model, tokenizer, batch, use_cache)
             synchronize()
 
-        def side_by_side(folder: Path = folder) -> None:
-            list(answered(folder, dict(enumerate(batches)), arguments.processes))
+        def share(folder: Path = folder) -> None:
+            answered = side_by_side(folder, answers, arguments.processes)
+            list(answered(dict(enumerate(batches))))
 
         ways = {
             "cached": lambda decode=decode: decode(batches, True),
-            f"cached, {arguments.processes} processes": side_by_side,
+            f"cached, {arguments.processes} processes": share,
             "cell by cell": lambda decode=decode: decode(cells(batches), False),
         }
         ways = {name: ways[name] for name in ways if name.startswith(arguments.only)}

@@ -18,15 +18,17 @@ from conftest import perturb
 from hydra import compose, initialize_config_dir
 
 import arithmetic.evaluate as entry
-from arithmetic import Problems, character_tokenizer, heatmap, workers
+from arithmetic import Problems, character_tokenizer, heatmap
 from arithmetic import merge as merging
-from arithmetic.decoding import answers, load
+from arithmetic.decoding import answers
 from arithmetic.grid import Grid, read_grid, wilson
 from arithmetic.heatmap import figure_of
 from arithmetic.merge import merge
-from arithmetic.parts import FILE, read
-from arithmetic.plan import Shard, plan
+from arithmetic.plan import plan
 from tape import TapeConfig, TapeForCausalLM
+from tape.evaluation import workers
+from tape.evaluation.checkpoint import load
+from tape.evaluation.journal import FILE, Shard, read
 
 RESULTS = ("grid.csv", "summary.json", "wrong.jsonl", "heatmap.png", "heatmap.svg")
 ROOT = entry.CONFIG.parent.parent

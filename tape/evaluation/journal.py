@@ -1,0 +1,157 @@
+"""An evaluation in batches: which of them are a process's own, and which are done.
+
+A share has a folder with a journal, parts.jsonl. It begins with what the evaluation is of and how
+it is done; then comes one line per batch, on the disk before the next batch begins. A kill leaves
+it usable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tape.files import write_text
+from tape.training.runs import differences
+
+FILE = "parts.jsonl"
+
+
+class Shard(NamedTuple):
+    """The index-th of `count` shares, from 1."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Raises a ValueError for anything but i/n with 1 <= i <= n."""
+        numbers = re.fullmatch(r"(\d+)/(\d+)", text)
+        shard = cls(*map(int, numbers.groups())) if numbers else None
+        if shard is None or not 1 <= shard.index <= shard.count:
+            raise ValueError(
+                f"shard={text!r} must be i/n with 1 <= i <= n, such as 1/4: the first of four"
+            )
+        return shard
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def folder(self, results: Path) -> Path:
+        """The place of its journal."""
+        return results / f"shard-{self.index}-of-{self.count}"
+
+    def numbers(self, batches: int) -> range:
+        """The batches of this share. They are ordered by cost, so that no share costs more than
+        another by more than the costliest batch."""
+        return range(self.index - 1, batches, self.count)
+
+
+def read(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]], int]:
+    """What a file begins with (None if it holds nothing), its batches, and how many of its bytes
+    they are: a last line that was not finished does not count.
+
+    Raises:
+        ValueError: for a damaged line before the last.
+    """
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    try:
+        rows = [json.loads(line) for line in whole.splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it, and start again") from error
+    return (rows[0] if rows else None), rows[1:], len(whole)
+
+
+class Journal:
+    """The batches of a share that are done, and the file to which others are appended.
+
+    Args:
+        results: the folder of all shares.
+        header: what the evaluation is of and how it is done, with the number of its `batches`.
+
+    Raises:
+        ValueError: if the file is that of another model or other settings, or if the share does
+            not fit those of the others; names every difference.
+    """
+
+    def __init__(self, results: Path, shard: Shard, header: dict[str, Any]):
+        header = header | {"shard": str(shard)}
+        self.path = shard.folder(results) / FILE
+        others = {path: begun for path, (begun, _) in journals(results).items()}
+        _owners(others | {self.path: header})  # or they could not be joined in the end
+        self.rows: list[dict[str, Any]] = []
+        found = None
+        if self.path.exists():
+            found, self.rows, size = read(self.path)
+            os.truncate(self.path, size)
+        if found is None or not self.rows:  # nothing has been answered yet
+            write_text(self.path, json.dumps(header) + "\n")
+        elif changes := differences(found, header):
+            raise ValueError(
+                f"{self.path} holds another evaluation ({'; '.join(changes)}); give this one "
+                f"another name=..., or remove that file"
+            )
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a batch, the number of which is its `batch`."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows.append(row)
+
+
+def journals(results: Path) -> dict[Path, tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Those in a folder, by file: what they begin with, and their batches."""
+    found = {path: read(path) for path in sorted(results.glob(f"shard-*/{FILE}"))}
+    return {path: (header, rows) for path, (header, rows, _) in found.items() if header is not None}
+
+
+def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the evaluation in a folder is of and how it was done, and the batches of all shares.
+
+    Raises:
+        ValueError: if the shares there are not the whole of one evaluation.
+    """
+    found = journals(results)
+    if not found:
+        raise ValueError(f"{results} holds no evaluation: nothing has been answered there")
+    belongs = _owners({path: header for path, (header, _) in found.items()})
+    evaluated = {k: v for k, v in next(iter(found.values()))[0].items() if k != "shard"}
+    done = [(row["batch"], path) for path, (_, rows) in found.items() for row in rows]
+    if len(set(done)) < len(done) or not set(done) <= belongs.items():
+        raise ValueError(f"parts in {results} have batches twice, or not their own: remove it")
+    if missing := sorted(set(range(evaluated["batches"])) - dict(done).keys()):
+        where = sorted({str(belongs.get(number, "a shard not started")) for number in missing})
+        raise ValueError(
+            f"{len(missing)} of {evaluated['batches']} batches are missing: run the evaluation of "
+            f"{', '.join(where)} to its end"
+        )
+    return evaluated, [row for _, rows in found.values() for row in rows]
+
+
+def _owners(headers: dict[Path, dict[str, Any]]) -> dict[int, Path]:
+    """Which journal a batch belongs to.
+
+    Raises:
+        ValueError: if two of them are of different evaluations, or share a batch.
+    """
+    found: dict[int, Path] = {}
+    first, expected = next(iter(headers.items()))
+    for path, header in headers.items():
+        if changes := differences(expected | {"shard": header["shard"]}, header):
+            raise ValueError(
+                f"{first} and {path} belong to different evaluations ({'; '.join(changes)}); take "
+                f"the same settings, give one of them another name=..., or remove one"
+            )
+        numbers = Shard.parse(header["shard"]).numbers(header["batches"])
+        if shared := found.keys() & set(numbers):
+            raise ValueError(
+                f"{found[min(shared)]} and {path} overlap: batch {min(shared)} belongs to both; "
+                f"remove one of them"
+            )
+        found |= dict.fromkeys(numbers, path)
+    return found
