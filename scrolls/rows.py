@@ -1,0 +1,92 @@
+"""Rows of the official files, validated, and what is asked by them: a question per id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from scrolls.sources import Source
+from scrolls.tasks import HARD, Split, Task
+from tape.data.corpora import encodable
+
+
+class Row(NamedTuple):
+    """One gold answer (None where the test has it) to the question about a document."""
+
+    id: str
+    pid: str
+    question: str  # with the blank line after it; empty where the document is all there is
+    document: str
+    output: str | None
+
+
+@dataclass
+class Question:
+    """What is asked under an id, and its gold answers in the order of their rows."""
+
+    id: str
+    question: str
+    outputs: list[str] = field(default_factory=list)
+
+
+def read_rows(source: Source, task: Task, split: Split) -> Iterator[Row]:
+    """The rows of a file, one after the other: some files are larger than memory.
+
+    Raises:
+        ValueError: for the first row that is not as it should be; names file, line and id.
+    """
+    pids = set()
+    for number, line in enumerate(source.lines(), start=1):
+        if not line.strip():
+            continue
+        row: dict[str, Any] = {}
+        try:
+            row = _object(line)
+            _check(row, needs_gold=split != "test")
+            if row["pid"] in pids:
+                raise ValueError(f"its pid {row['pid']!r} is there twice")
+            pids.add(row["pid"])
+            if task.name == HARD and row.get("is_hard") is not True:
+                continue
+            start = task.document_start(row["input"])
+        except ValueError as error:
+            named = f", id {row['id']!r}" if isinstance(row.get("id"), str) else ""
+            raise ValueError(f"{source}, line {number}{named}: {error}") from error
+        text = row["input"]
+        yield Row(row["id"], row["pid"], text[:start], text[start:], row["output"])
+    if not pids:
+        raise ValueError(f"{source} has no rows: fetch it again")
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise ValueError("not a JSON object")
+    return {"output": None} | row
+
+
+def _check(row: dict[str, Any], needs_gold: bool) -> None:
+    for name in ("id", "pid", "input", "output"):
+        value = row.get(name)
+        if value is None and name == "output" and not needs_gold:
+            continue
+        if not isinstance(value, str):
+            shown = "missing" if value is None else f"{value!r}, which is no text"
+            raise ValueError(f"field {name!r} is {shown}")
+        if not encodable(value):
+            raise ValueError(f"field {name!r} holds a lone surrogate")
+
+
+def questions_of(rows: Iterator[Row]) -> dict[str, Question]:
+    """A question per id, in the order of their first rows. Documents are not kept."""
+    found: dict[str, Question] = {}
+    for row in rows:
+        asked = found.setdefault(row.id, Question(row.id, row.question))
+        if row.output is not None:
+            asked.outputs.append(row.output)
+    return found
