@@ -18,7 +18,7 @@ import transformers
 from accelerate.utils import broadcast_object_list
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
-from transformers import TrainingArguments, default_data_collator, set_seed
+from transformers import TrainingArguments, set_seed
 
 from tape.data import StreamedBlocks
 from tape.files import write_text
@@ -30,7 +30,7 @@ from tape.training.arguments import (
     even_evaluation,
     sequences_per_step,
 )
-from tape.training.build import build_model
+from tape.training.build import adapt_model, build_model, identity
 from tape.training.guard import STOPPED, NonFiniteLoss, Stopped
 from tape.training.runs import claim, last_complete, locked, step_of
 from tape.training.streaming import ContinuedStream, follow_stream
@@ -94,10 +94,14 @@ def _run(cfg: DictConfig) -> str:
     with arguments.main_process_first():  # the other processes find its work in the cache
         task = instantiate(cfg.task)(instantiate(cfg.data), settings, arguments)
     even_evaluation(arguments, len(task.evaluation))
-    model = build_model(settings["model"], settings["position"], task.tokenizer)
+    counted = {"tokens": task.fingerprints, "sequences_per_step": sequences_per_step(arguments)}
+    if base := settings["base_model"]:
+        model = adapt_model(base, settings["model"], settings["position"], task.tokenizer)
+        counted |= {"position": model.config.position, "base_weights": identity(base)}
+    else:
+        model = build_model(settings["model"], settings["position"], task.tokenizer)
     task.check(model)
 
-    counted = {"tokens": task.fingerprints, "sequences_per_step": sequences_per_step(arguments)}
     recorded, checkpoint, finished = begin(folder, settings | counted, arguments)
     if finished:
         model = TapeForCausalLM.from_pretrained(
@@ -120,7 +124,7 @@ def _run(cfg: DictConfig) -> str:
         measure=task.measure,
         train_dataset=task.train,
         eval_dataset=task.evaluation,
-        data_collator=default_data_collator,
+        data_collator=task.collate,
         processing_class=task.tokenizer,
     )
     if finished:

@@ -22,10 +22,11 @@ from safetensors import SafetensorError
 from arithmetic.decoding import answers
 from arithmetic.merge import describe, merge
 from arithmetic.plan import Batch, plan
-from arithmetic.problems import Problems, check_whole
+from arithmetic.problems import Problems
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.journal import Journal, Shard
 from tape.evaluation.workers import answering, complete
+from tape.names import check_whole
 from tape.training.runs import locked
 
 CONFIG = Path(__file__).parent.parent / "config" / "arithmetic"

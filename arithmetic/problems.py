@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from arithmetic.tasks import TASKS, Task, significant
 from arithmetic.tokenizer import CHARACTERS
 from tape.files import write_text
-from tape.names import check_arguments, look_up
+from tape.names import check_arguments, check_whole, look_up
 
 GAP, EOS = 0, 1
 FILE = "problems.json"
@@ -235,12 +235,6 @@ class ProblemSequences(Dataset):
             offsets, found = rng.integers(most, size=(CHUNK, 1), endpoint=True), places(texts)
             columns["position_ids"] = np.where(found > 0, found + offsets, 0)
         return {name: torch.from_numpy(rows) for name, rows in columns.items()}
-
-
-def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Raise a ValueError unless `value` is a whole number, `least` or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}={value!r} must be a whole number, {least} or more")
 
 
 def written(

@@ -37,7 +37,7 @@ def read_rows(source: Source, task: Task, split: Split) -> Iterator[Row]:
     Raises:
         ValueError: for the first row that is not as it should be; names file, line and id.
     """
-    pids = set()
+    pids, any_rows = set(), False
     for number, line in enumerate(source.lines(), start=1):
         if not line.strip():
             continue
@@ -56,8 +56,9 @@ def read_rows(source: Source, task: Task, split: Split) -> Iterator[Row]:
             raise ValueError(f"{source}, line {number}{named}: {error}") from error
         text = row["input"]
         yield Row(row["id"], row["pid"], text[:start], text[start:], row["output"])
-    if not pids:
-        raise ValueError(f"{source} has no rows: fetch it again")
+        any_rows = True
+    if not any_rows:
+        raise ValueError(f"{source} has no rows for {task.name}: fetch it again")
 
 
 def _object(line: bytes) -> dict[str, Any]:

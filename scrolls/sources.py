@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from scrolls.tasks import HARD, SAMPLE, Split, Task
 
@@ -73,7 +73,10 @@ def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source
     if task.name == SAMPLE:
         from scrolls.sample import write_sample  # it has the local corpus behind it
 
-        return Source(write_sample(cache) / f"{split}.jsonl")
+        source = Source(write_sample(cache) / f"{split}.jsonl")
+        if not source.path.is_file():
+            raise FileNotFoundError(f"{SAMPLE} has no {split} split")
+        return source
     name = "quality" if task.name == HARD else task.name
     if data_dir is None:
         return _member(download(task), name, split)
@@ -91,8 +94,9 @@ def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source
 def _member(archive: Path, name: str, split: Split) -> Source:
     source = Source(archive, f"{name}/{split}.jsonl")
     with source._reading(), zipfile.ZipFile(archive) as content:
-        if source.member not in content.namelist():
-            raise FileNotFoundError(f"{archive} has no {source.member}")
+        found = source.member in content.namelist()
+    if not found:
+        raise FileNotFoundError(f"{archive} has no {source.member}")
     return source
 
 
@@ -120,7 +124,7 @@ def download(task: Task) -> Path:
         size = get_hf_file_metadata(hf_hub_url(HUB, name, repo_type="dataset")).size
         log.info("downloading %s of %s: %s bytes", name, HUB, f"{size or task.size * 10**6:,}")
         return Path(hf_hub_download(HUB, name, repo_type="dataset"))
-    except (OSError, HfHubHTTPError) as error:
+    except Exception as error:  # the hub's client has those of its own clients, too
         raise FileNotFoundError(
             f"{name} of {HUB} (about {task.size:,} MB) is neither in the hub's cache nor to be had "
             f"from the hub ({error}); give data_dir=..., a folder with the official zips"

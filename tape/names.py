@@ -1,4 +1,4 @@
-"""Looking things up by name, with errors that say what would have worked."""
+"""Arguments and their values, with errors that say what would have worked."""
 
 from __future__ import annotations
 
@@ -30,3 +30,9 @@ def check_arguments(owner: str, given: Iterable[str], accepted: Iterable[str]) -
     for name in given:
         if name not in accepted:
             raise ValueError(f"{owner} takes no argument {name!r}{suggestion(name, accepted)}")
+
+
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Raise a ValueError unless `value` is a whole number, `least` or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r} must be a whole number, {least} or more")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -93,27 +93,36 @@ def _write_stream(
 
 def token_fingerprint(corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """What the tokens of a split depend on, as 16 hexadecimal digits."""
-    written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.eos_token_id)
-    content = f"{corpus.fingerprint()} {split} {hashlib.sha256(written.encode()).hexdigest()}"
+    content = f"{corpus.fingerprint()} {split} {tokenizer_fingerprint(tokenizer)}"
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.eos_token_id)
+    return hashlib.sha256(written.encode()).hexdigest()
 
 
 def token_dtype(tokenizer: PreTrainedTokenizerBase) -> np.dtype:
     return np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
 
 
-def batches(documents: Iterator[Item]) -> Iterator[list[Item]]:
+def batches(documents: Iterable[Item]) -> Iterator[list[Item]]:
+    documents = iter(documents)
     while batch := list(islice(documents, DOCUMENTS_AT_ONCE)):
         yield batch
 
 
+def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.ndarray]:
+    """The tokens of each text, without special ones: what looks like one in a text is text."""
+    # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
+    encoded = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    return [np.array(ids, dtype=token_dtype(tokenizer)) for ids in encoded["input_ids"]]
+
+
 def encode(tokenizer: PreTrainedTokenizerBase, batch: list[str]) -> list[np.ndarray]:
     """The tokens of each document, with EOS at its end."""
-    # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
-    # What looks like a special token in a text is text.
-    encoded = tokenizer(batch, add_special_tokens=False, split_special_tokens=True, verbose=False)
-    dtype, end = token_dtype(tokenizer), tokenizer.eos_token_id
-    return [np.array([*ids, end], dtype=dtype) for ids in encoded["input_ids"]]
+    end = token_dtype(tokenizer).type(tokenizer.eos_token_id)
+    return [np.append(tokens, end) for tokens in tokenize(tokenizer, batch)]
 
 
 def as_example(block: np.ndarray) -> dict[str, torch.Tensor]:

@@ -61,8 +61,8 @@ def peak_memory() -> int:
 class Console(TrainerCallback):
     """A line per log event with tokens per second and the time left, and a bar on a terminal."""
 
-    def __init__(self, tokens_per_pass: int):
-        self.tokens_per_pass = tokens_per_pass
+    def __init__(self):
+        self.tokens = 0  # of all processes since the last log event, with padding
         self.seconds = 0.0  # of training steps alone, without evaluation and saving
         self.steps = self.steps_since_log = 0
         self.seconds_since_log = 0.0
@@ -88,11 +88,9 @@ class Console(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs = logs if logs is not None else {}
         if "loss" in logs and self.steps_since_log:
-            tokens = self.tokens_per_pass * args.gradient_accumulation_steps
-            pace = self.seconds_since_log / self.steps_since_log
-            logs["tokens_per_second"] = round(tokens / pace, 1)
+            logs["tokens_per_second"] = round(self.tokens / self.seconds_since_log, 1)
             logs["peak_memory_gib"] = round(peak_memory() / 2**30, 3)
-            self.seconds_since_log, self.steps_since_log = 0.0, 0
+            self.seconds_since_log, self.steps_since_log, self.tokens = 0.0, 0, 0
             left = int((state.max_steps - state.global_step) * self.seconds / self.steps)
             self._say(
                 state,

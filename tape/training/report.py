@@ -142,13 +142,13 @@ def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, adde
             "",
             "Continuation of a validation text (temperature 0.8, top-p 0.95), after the bar:",
             "",
-            textwrap.indent(_printable(f"{prompt}|{added}"), "    ", lambda line: True),
+            textwrap.indent(printable(f"{prompt}|{added}"), "    ", lambda line: True),
             "",
         ]
     )
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """What a model says may hold any control character; a terminal should not obey them."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, default_data_collator
 
 from tape.modeling import TapeForCausalLM
 
@@ -19,12 +19,14 @@ class Task:
         train: the training sequences, as many as the run takes, in the order of training.
         evaluation: the validation sequences.
         fingerprints: of the data by their names; a run is only continued with the same.
+        collate: makes a batch of a list of sequences.
     """
 
     tokenizer: PreTrainedTokenizerBase
     train: Dataset
     evaluation: Dataset
     fingerprints: dict[str, str]
+    collate = staticmethod(default_data_collator)
 
     def describe(self) -> str:
         """How much there is to learn from, for the console."""

@@ -26,8 +26,8 @@ from tape.training.runs import TRAINED, clear_unfinished, remove_old, seal, unfi
 
 
 class LanguageModelTrainer(Trainer):
-    """Trainer for sequences of `length` tokens that come in the order of training. Each validation
-    adds what `measure` finds out about the model."""
+    """Trainer for sequences of up to `length` tokens that come in the order of training. Each
+    validation adds what `measure` finds out about the model."""
 
     def __init__(
         self,
@@ -37,11 +37,12 @@ class LanguageModelTrainer(Trainer):
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
-        self.measure = measure
+        self.length, self.measure = length, measure
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         # The console first: it adds the speed to what the file records.
-        self.add_callback(Console(self.args.train_batch_size * length * self.args.world_size))
+        self.console = Console()
+        self.add_callback(self.console)
         self.add_callback(MetricsFile())
         self.continued = Continued(self)
         self.add_callback(self.continued)
@@ -70,9 +71,10 @@ class LanguageModelTrainer(Trainer):
         with self.guard.listening():
             return super().train(*args, **kwargs)
 
-    def training_step(self, *args, **kwargs) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
+    def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
+        loss = super().training_step(model, inputs, *args, **kwargs)
         self.guard.losses.append(loss.detach())
+        self.console.tokens += inputs["input_ids"].numel() * self.args.world_size
         return loss
 
     def get_train_dataloader(self) -> DataLoader:
@@ -83,7 +85,7 @@ class LanguageModelTrainer(Trainer):
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
         # An evaluation draws random numbers, but must not change what is trained.
         devices = [self.args.device] if self.args.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), self.model.evaluation_length(self.length):
             metrics = super().evaluate(*args, **kwargs)
             if measured := self.measure(self.model.eval()):
                 measured = {f"eval_{name}": value for name, value in measured.items()}

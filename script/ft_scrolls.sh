@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Fine-tunes a pre-trained model on a task of SCROLLS:
+#
+#   TYPE=adape DATASET_NAME=quality bash script/ft_scrolls.sh [settings]
+#
+#   TYPE          the encoding, as in script/train.sh, whose NGPUS and NNODES are taken as well
+#   DATASET_NAME  gov_report summ_screen_fd qmsum narrative_qa qasper quality quality_hard contract_nli,
+#                 or sample, which is none of SCROLLS. Without it: quality, or, said aloud, sample
+#                 where quality is not to be had
+#   output_name   the pre-trained model is output/${output_name}_c4; $TYPE by default
+#   settings      as for train.py: data.data_dir=/path/to/zips budget=paper8k trainer.bf16=false
+#
+# The result is in output/scrolls/$DATASET_NAME/$TYPE; script/gen_scrolls.sh has it answer.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source script/environment.sh
+
+TYPE=${TYPE:-adape}
+DATASET_NAME=${DATASET_NAME:-$("$python" -m scrolls.default "$@")}
+base=output/${output_name:-$TYPE}_c4
+exec bash script/train.sh experiment=scrolls position=keep base_model="$base" \
+    data.task="$DATASET_NAME" name="scrolls/$DATASET_NAME/$TYPE" "$@"

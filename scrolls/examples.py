@@ -1,0 +1,184 @@
+"""A split of a task as tokens, on disk: every document once, however many questions it has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from scrolls.prompts import Prompts
+from scrolls.rows import Row, read_rows
+from scrolls.sources import find
+from scrolls.tasks import Split, Task, task_named
+from tape.data.blocks import batches, token_dtype, tokenize, tokenizer_fingerprint
+from tape.files import new_folder
+
+TEXTS = ("documents", "questions", "answers")
+log = logging.getLogger(__name__)
+
+
+class TokenLists:
+    """Lists of tokens behind one another in `name`.bin, and where each of them ends."""
+
+    def __init__(self, folder: Path, name: str, dtype: str):
+        self.ends = np.load(folder / f"{name}.npy", allow_pickle=False)
+        self.tokens = np.memmap(folder / f"{name}.bin", dtype, "r") if self.ends.any() else None
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.ends, prepend=0)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        start, end = (self.ends[index - 1] if index else 0), self.ends[index]
+        return np.empty(0, np.int64) if start == end else self.tokens[start:end]
+
+
+class _Writer:
+    """Writes token lists as they come."""
+
+    def __init__(self, folder: Path, name: str):
+        self.target, self.file = folder / f"{name}.npy", (folder / f"{name}.bin").open("wb")
+        self.ends: list[int] = []
+
+    def add(self, tokens: np.ndarray) -> int:
+        """Its number is returned."""
+        tokens.tofile(self.file)
+        self.ends.append((self.ends[-1] if self.ends else 0) + len(tokens))
+        return len(self.ends) - 1
+
+    def close(self) -> None:
+        self.file.close()
+        np.save(self.target, np.array(self.ends, dtype=np.int64), allow_pickle=False)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The rows of a split, in the order of the file.
+
+    Attributes:
+        ids: of each row.
+        document: the number of each row's document; several share one.
+        documents, questions, answers: tokens, the latter two of each row.
+        fingerprint: of the file and the tokenizer.
+    """
+
+    ids: list[str]
+    document: np.ndarray
+    documents: TokenLists
+    questions: TokenLists
+    answers: TokenLists
+    fingerprint: str
+
+    def first_rows(self) -> list[int]:
+        """Of each id, in the order of the file."""
+        first: dict[str, int] = {}
+        for row, id_ in enumerate(self.ids):
+            first.setdefault(id_, row)
+        return list(first.values())
+
+    def check(self, prompts: Prompts) -> None:
+        """Raise a ValueError that names the id whose question leaves a document no room."""
+        row = int(self.questions.lengths().argmax())
+        try:
+            prompts.check(self.questions[row])
+        except ValueError as error:
+            raise ValueError(f"id {self.ids[row]!r}: {error}") from error
+
+    def prompt(self, row: int, prompts: Prompts) -> np.ndarray:
+        return prompts.prompt(self.questions[row], self.documents[self.document[row]])
+
+    def example(self, row: int, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
+        document = self.documents[self.document[row]]
+        return prompts.example(self.questions[row], document, self.answers[row])
+
+
+@dataclass(frozen=True)
+class ScrollsData:
+    """A task of SCROLLS, and how long its prompts may be.
+
+    Args:
+        task: its name.
+        data_dir: a folder with the official zips, or what they hold; None: the hub.
+        budget: see `scrolls.prompts.BUDGETS`.
+
+    Raises:
+        ValueError: for a task that does not exist.
+    """
+
+    task: str
+    data_dir: str | None = None
+    budget: str = "table5"
+
+    def __post_init__(self) -> None:
+        task_named(self.task)
+
+
+def tokenize_split(
+    task: Task,
+    split: Split,
+    data_dir: Path | None,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Prompts,
+    cache: Path,
+) -> Examples:
+    """The tokens of a split, from the cache if they are there. Uses all cores.
+
+    Raises:
+        ValueError, FileNotFoundError: if its rows are not there, or not as they should be.
+    """
+    source = find(task, split, data_dir, cache)
+    content = " ".join(
+        (task.name, split, source.identity(), prompts.tail_text, tokenizer_fingerprint(tokenizer))
+    )
+    fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
+    folder = cache / "scrolls" / fingerprint
+    if not folder.is_dir():
+        with new_folder(folder) as work:
+            rows = tqdm(
+                read_rows(source, task, split),
+                desc=f"tokenizing {task.name} ({split})",
+                unit="row",
+                disable=None,
+            )
+            _write(rows, tokenizer, prompts, work)
+    facts = json.loads((folder / "rows.json").read_text())
+    lists = (TokenLists(folder, name, facts["dtype"]) for name in TEXTS)
+    document = np.array(facts["document"], dtype=np.int64)
+    return Examples(facts["ids"], document, *lists, fingerprint)
+
+
+def _write(
+    rows: Iterator[Row], tokenizer: PreTrainedTokenizerBase, prompts: Prompts, folder: Path
+) -> None:
+    writers = {name: _Writer(folder, name) for name in TEXTS}
+    numbers: dict[bytes, int] = {}  # of documents, by their hashes
+    ids: list[str] = []
+    document: list[int] = []
+    for batch in batches(rows):
+        new: dict[bytes, str] = {}
+        hashes = [hashlib.sha256(row.document.encode()).digest() for row in batch]
+        for row, digest in zip(batch, hashes, strict=True):
+            if digest not in numbers:
+                new[digest] = row.document
+        tokenized = tokenize(tokenizer, [*new.values()]) if new else []
+        for digest, tokens in zip(new, tokenized, strict=True):
+            numbers[digest] = writers["documents"].add(tokens)
+        for tokens in tokenize(tokenizer, [row.question for row in batch]):
+            writers["questions"].add(tokens)
+        for tokens in prompts.answers([row.output or "" for row in batch]):
+            writers["answers"].add(tokens)
+        ids += [row.id for row in batch]
+        document += [numbers[digest] for digest in hashes]
+    for writer in writers.values():
+        writer.close()
+    facts = {"dtype": token_dtype(tokenizer).name, "ids": ids, "document": document}
+    (folder / "rows.json").write_text(json.dumps(facts))

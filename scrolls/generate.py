@@ -1,0 +1,136 @@
+"""Generate the answers of a model to a task, one for each id.
+
+python -m scrolls.generate model=output/scrolls/quality/adape task=quality output=adape.json
+python -m scrolls.generate ... shard=1/4       # and 2/4, 3/4, 4/4: the last one writes the output
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+import transformers
+from omegaconf import DictConfig, OmegaConf
+from safetensors import SafetensorError
+
+from scrolls.examples import tokenize_split
+from scrolls.generation import Batch, Sampling, answers, plan
+from scrolls.prompts import Prompts, budget_of, trained_budget
+from scrolls.tasks import SPLITS, task_named
+from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.journal import Journal, Shard, join, journals
+from tape.evaluation.workers import answering, complete
+from tape.files import write_text
+from tape.names import check_whole, look_up
+from tape.training.runs import locked
+
+CONFIG = Path(__file__).parent.parent / "config" / "scrolls"
+log = logging.getLogger(__name__)
+
+
+def sampling_of(cfg: DictConfig) -> Sampling | None:
+    """Raises a ValueError for numbers that cannot be sampled with."""
+    if not cfg.sample:
+        return None
+    if not (isinstance(cfg.temperature, int | float) and cfg.temperature > 0):
+        raise ValueError(f"temperature={cfg.temperature!r} must be a number above 0")
+    if not (isinstance(cfg.top_p, int | float) and 0 < cfg.top_p <= 1):
+        raise ValueError(f"top_p={cfg.top_p!r} must lie in (0, 1]")
+    return Sampling(float(cfg.temperature), float(cfg.top_p), cfg.seed)
+
+
+def recorded(batch: Batch, given: list[str]) -> dict[str, Any]:
+    return {"answers": dict(zip(batch.ids, given, strict=True))}
+
+
+def write_output(output: Path, results: Path, order: list[str]) -> bool:
+    """Write {id: text} in the order of the file, if no share is missing; whether it was written."""
+    found = journals(results).values()
+    header = next(iter(found))[0]
+    if sum(len(rows) for _, rows in found) < header["batches"]:
+        return False
+    texts = {id_: text for row in join(results)[1] for id_, text in row["answers"].items()}
+    ordered = {id_: texts[id_] for id_ in order}
+    write_text(output, json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    return True
+
+
+def run(cfg: DictConfig) -> None:
+    """One share of a generation; the output, if all others are done."""
+    for name in ("model", "task", "output"):
+        if OmegaConf.is_missing(cfg, name):
+            raise ValueError(f"give {name}=..., see config/scrolls/generate.yaml")
+    shard, folder, output = Shard.parse(str(cfg.shard)), Path(cfg.model), Path(cfg.output)
+    for name, least in {"max_batch_tokens": 1, "seed": 0, "limit": 1, "processes": 1}.items():
+        if cfg[name] is not None:
+            check_whole(name, cfg[name], least)
+    task, sampling = task_named(cfg.task), sampling_of(cfg)
+    look_up("split", cfg.split, dict.fromkeys(SPLITS))
+    name = cfg.budget or trained_budget(folder)
+    budget = budget_of(name, task)
+    model, tokenizer = load(folder)
+    check_length(model, budget.length, f"budget={name}")
+    prompts = Prompts(tokenizer, task, budget)
+    data_dir = None if cfg.data_dir is None else Path(cfg.data_dir)
+    examples = tokenize_split(task, cfg.split, data_dir, tokenizer, prompts, Path(cfg.cache_dir))
+    examples.check(prompts)
+    rows = examples.first_rows()
+    if cfg.limit is not None and cfg.limit < len(rows):
+        rows = [rows[place] for place in np.linspace(0, len(rows) - 1, cfg.limit).astype(int)]
+    batches = plan(examples, prompts, rows, cfg.max_batch_tokens)
+    header = {
+        "model": fingerprint(folder),
+        "task": task.name,
+        "split": cfg.split,
+        "tokens": examples.fingerprint,
+        "budget": name,
+        "tail": prompts.tail_text,
+        "limit": cfg.limit,
+        "max_batch_tokens": cfg.max_batch_tokens,
+        "sampling": None if sampling is None else sampling._asdict(),
+        "batches": len(batches),
+    }
+    results = output.with_suffix(".parts")
+    if output.exists() and not journals(results):
+        raise ValueError(f"{output} is there, but not the journal in {results}: choose another")
+    with locked(shard.folder(results)):
+        journal = Journal(results, shard, header)
+        log.info(
+            "%s: %s questions of %s (%s) in %s batches, shard %s",
+            *(folder, f"{len(rows):,}", task.name, cfg.split, len(batches), shard),
+        )
+        complete(
+            journal,
+            {number: batches[number] for number in shard.numbers(len(batches))},
+            answering(folder, model, tokenizer, partial(answers, sampling=sampling), cfg.processes),
+            recorded,
+            title=lambda batch: f"{len(batch.ids)} x {max(map(len, batch.prompts)):,} tokens",
+        )
+    if write_output(output, results, [examples.ids[row] for row in rows]):
+        log.info("answers are in %s", output)
+    else:
+        log.info("shard %s is done; the last one that ends writes %s", shard, output)
+
+
+@hydra.main(version_base=None, config_path=str(CONFIG), config_name="generate")
+def main(cfg: DictConfig) -> None:
+    transformers.logging.disable_progress_bar()
+    try:
+        run(cfg)
+    except (ValueError, TypeError, OSError, SafetensorError) as error:
+        if cfg.debug:
+            raise
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        log.info("interrupted: the same command continues")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

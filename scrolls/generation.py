@@ -1,0 +1,121 @@
+"""What a model writes after prompts of several lengths: in batches, left-padded, with its cache."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from scrolls.examples import Examples
+from scrolls.prompts import Budget, Prompts
+from tape.modeling import TapeForCausalLM
+
+
+class Batch(NamedTuple):
+    """Prompts that are answered together, about equally long."""
+
+    number: int
+    ids: list[str]
+    prompts: list[np.ndarray]
+    budget: Budget
+
+    @property
+    def cost(self) -> int:
+        """Tokens to run: what time is about proportional to."""
+        return len(self.ids) * (max(map(len, self.prompts)) + self.budget.answer + 1)
+
+
+class Sampling(NamedTuple):
+    """Draw each token from the most likely ones that together have the probability `top_p`, in
+    place of the likeliest."""
+
+    temperature: float
+    top_p: float
+    seed: int
+
+
+def plan(
+    examples: Examples, prompts: Prompts, rows: list[int], max_batch_tokens: int
+) -> list[Batch]:
+    """The questions of these rows in batches of at most `max_batch_tokens` tokens, counted with
+    padding and the room for answers; the costliest first: if memory is short, it shows at once.
+
+    Raises:
+        ValueError: if that is less than one prompt takes.
+    """
+    budget = prompts.budget
+    if max_batch_tokens < budget.length:
+        raise ValueError(
+            f"max_batch_tokens={max_batch_tokens:,} must be at least {budget.length:,}, what one "
+            f"prompt and its answer may take"
+        )
+    texts = {row: examples.prompt(row, prompts) for row in rows}
+    by_length = sorted(rows, key=lambda row: -len(texts[row]))
+    groups: list[list[int]] = []
+    for row in by_length:
+        # The first of a group is its longest.
+        each = len(texts[groups[-1][0]]) + budget.answer + 1 if groups else 0
+        if not groups or (len(groups[-1]) + 1) * each > max_batch_tokens:
+            groups.append([])
+        groups[-1].append(row)
+    batches = [
+        Batch(0, [examples.ids[row] for row in group], [texts[row] for row in group], budget)
+        for group in groups
+    ]
+    by_cost = sorted(batches, key=lambda batch: -batch.cost)
+    return [batch._replace(number=number) for number, batch in enumerate(by_cost)]
+
+
+def left_padded(prompts: list[np.ndarray], padding: int) -> tuple[Tensor, Tensor]:
+    """(B, T) tokens and their mask, zero at the padding."""
+    longest = max(map(len, prompts))
+    ids = torch.full((len(prompts), longest), padding)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return ids, mask
+
+
+@torch.no_grad()
+def answers(
+    model: TapeForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    batch: Batch,
+    sampling: Sampling | None = None,
+    use_cache: bool = True,
+) -> list[str]:
+    """What the model writes after each prompt up to EOS, as far as the budget goes.
+
+    Positions that are drawn at random are drawn for the budget's length, and sampling is seeded by
+    the batch: the result depends neither on what came before nor on the process.
+    """
+    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+    padding = end if padding is None else padding
+    ids, mask = (x.to(model.device) for x in left_padded(batch.prompts, padding))
+    choice = {"do_sample": False}
+    if sampling is not None:
+        choice = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
+        choice["top_k"] = 0
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), model.evaluation_length(batch.budget.length):
+        if sampling is not None:
+            state = np.random.SeedSequence((sampling.seed, batch.number)).generate_state(1)
+            torch.manual_seed(int(state[0]))
+        output = model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=batch.budget.answer + 1,
+            use_cache=use_cache,
+            eos_token_id=end,
+            pad_token_id=padding,
+            **choice,
+        )
+    texts = []
+    for tokens in output[:, ids.shape[1] :].tolist():
+        tokens = tokens[: tokens.index(end)] if end in tokens else tokens
+        texts.append(tokenizer.decode(tokens, skip_special_tokens=True).strip())
+    return texts

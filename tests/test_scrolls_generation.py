@@ -1,0 +1,273 @@
+"""Answers in batches against one by one without a cache, journals, fine-tuning and commands."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import all_positions, composed, make_model
+from hydra import compose, initialize_config_dir
+from scrolls_data import write_task
+from test_scrolls import BUDGET, byte_tokenizer, examples_of
+
+import scrolls.generate as entry
+import train
+from scrolls.generation import Batch, Sampling, answers, left_padded, plan
+from scrolls.prompts import Budget
+from tape import TapeForCausalLM
+from tape.evaluation.journal import FILE, read
+
+ROOT = entry.CONFIG.parent.parent
+
+
+def make_speaker(position, tokenizer):
+    """A model that says one thing and another, and comes to an end now and then."""
+    model = make_model(position, vocab_size=len(tokenizer))
+    with torch.no_grad():
+        model.lm_head.weight[tokenizer.eos_token_id] *= 3.0
+    return model
+
+
+@all_positions
+def test_batches_equal_one_by_one_without_a_cache(position):
+    tokenizer, budget = byte_tokenizer(), Budget(prompt=30, answer=5)
+    model, end = make_speaker(position, tokenizer), tokenizer.eos_token_id
+    random = np.random.default_rng(3)
+    prompts = [random.integers(3, len(tokenizer), size) for size in (30, 3, 17, 29, 8, 1)]
+    batch = Batch(0, [str(n) for n in range(len(prompts))], prompts, budget)
+    given = answers(model, tokenizer, batch)
+    assert given == answers(model, tokenizer, batch, use_cache=False)
+    for prompt, text in zip(prompts, given, strict=True):
+        ids = prompt.tolist()
+        while len(ids) < len(prompt) + budget.answer + 1 and end not in ids[len(prompt) :]:
+            with torch.no_grad(), model.evaluation_length(budget.length):
+                logits = model(torch.tensor([ids]), use_cache=False).logits
+            ids.append(logits[0, -1].argmax().item())
+        new = ids[len(prompt) :]
+        assert text == tokenizer.decode(new, skip_special_tokens=True).strip()
+
+
+def test_prompts_are_padded_on_the_left():
+    ids, mask = left_padded([np.array([5, 6, 7]), np.array([8])], padding=2)
+    assert ids.tolist() == [[5, 6, 7], [2, 2, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+def test_a_plan_asks_each_id_once_within_its_tokens(tmp_path):
+    write_task(tmp_path, "qasper", train=40)
+    budget = Budget(400, 8)
+    examples, prompts = examples_of(tmp_path, budget=budget)
+    rows = examples.first_rows()
+    batches = plan(examples, prompts, rows, 1500)
+    asked = {id_: p.tolist() for batch in batches for id_, p in zip(*batch[1:3], strict=True)}
+    assert asked == {examples.ids[row]: examples.prompt(row, prompts).tolist() for row in rows}
+    assert sum(len(batch.ids) for batch in batches) == 40 < len(examples.ids)
+    costs = [batch.cost for batch in batches]
+    assert max(costs) <= 1500 and costs == sorted(costs, reverse=True) and len(costs) < 40
+    assert [batch.number for batch in batches] == list(range(len(batches)))
+    with pytest.raises(ValueError, match="max_batch_tokens=408 must be at least 409"):
+        plan(examples, prompts, rows, 408)
+
+
+def test_sampling_is_seeded_by_the_batch():
+    tokenizer = byte_tokenizer()
+    model = make_speaker("tape", tokenizer)
+    first, second = (
+        Batch(number, ["a", "b"], [np.arange(9, 20), np.arange(40, 44)], BUDGET)
+        for number in (0, 1)
+    )
+    drawn = answers(model, tokenizer, first, Sampling(2.0, 0.9, seed=4))
+    torch.rand(7)
+    assert drawn == answers(model, tokenizer, first, Sampling(2.0, 0.9, seed=4))
+    assert drawn != answers(model, tokenizer, first, Sampling(2.0, 0.9, seed=5))
+    assert drawn != answers(model, tokenizer, second, Sampling(2.0, 0.9, seed=4))
+    cold = answers(model, tokenizer, first, Sampling(1e-4, 1.0, seed=4))
+    assert cold == answers(model, tokenizer, first)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("zips")
+    for task in ("qasper", "qmsum"):
+        write_task(folder, task, train=12, validation=30)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A model as pre-training leaves it, with its tokenizer."""
+    folder = tmp_path_factory.mktemp("runs") / "adape_c4"
+    tokenizer = byte_tokenizer()
+    make_speaker("tape", tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def settings_of(base, data, folder, *overrides):
+    small = {"model": base, "output": folder / "adape.json", "data_dir": data}
+    small |= {"task": "qasper", "budget": "demo", "max_batch_tokens": 1000}
+    small |= {"cache_dir": data / "cache"}
+    return [f"{name}={value}" for name, value in small.items()] + list(overrides)
+
+
+def generate(base, data, folder, *overrides):
+    with initialize_config_dir(version_base=None, config_dir=str(entry.CONFIG)):
+        entry.run(compose("generate", settings_of(base, data, folder, *overrides)))
+    return (folder / "adape.json").read_bytes()
+
+
+def test_shards_and_processes_equal_one(base, data, tmp_path):
+    whole = generate(base, data, tmp_path / "whole")
+    found = json.loads(whole)
+    assert list(found) == [f"qasper-validation-{n}" for n in range(30)]
+    assert len(set(found.values())) > 20
+    assert generate(base, data, tmp_path / "two", "processes=2") == whole
+    for shard in ("2/3", "1/3"):
+        with pytest.raises(FileNotFoundError):
+            generate(base, data, tmp_path / "shards", f"shard={shard}")
+    assert generate(base, data, tmp_path / "shards", "shard=3/3") == whole
+    sampled = [
+        generate(base, data, tmp_path / name, "sample=true", f"processes={n}")
+        for name, n in (("one", 1), ("several", 2))
+    ]
+    assert sampled[0] == sampled[1] != whole
+    fewer = json.loads(generate(base, data, tmp_path / "fewer", "limit=4"))
+    assert fewer == {id_: found[id_] for id_ in list(found)[:: 29 // 3][:3] + list(found)[-1:]}
+
+
+def test_a_killed_process_is_continued(base, data, tmp_path):
+    whole = generate(base, data, tmp_path / "whole")
+    command = [sys.executable, "-m", "scrolls.generate", *settings_of(base, data, tmp_path / "cut")]
+    started = subprocess.Popen([*command, "processes=1"], cwd=ROOT, stderr=subprocess.DEVNULL)
+    parts = tmp_path / "cut" / "adape.parts" / "shard-1-of-1" / FILE
+    while started.poll() is None and (not parts.exists() or parts.read_bytes().count(b"\n") < 3):
+        time.sleep(0.01)
+    started.send_signal(signal.SIGKILL)
+    assert started.wait() == -signal.SIGKILL and not (tmp_path / "cut" / "adape.json").exists()
+    before = parts.read_bytes()
+    assert generate(base, data, tmp_path / "cut") == whole
+    assert parts.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    ids = [id_ for row in read(parts)[1] for id_ in row["answers"]]
+    assert len(ids) == len(set(ids)) == 30
+
+
+def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
+    generate(base, data, tmp_path)
+    with pytest.raises(ValueError, match="budget: demo -> table5"):
+        generate(base, data, tmp_path, "budget=table5", "max_batch_tokens=2000")
+    with pytest.raises(ValueError, match="max_batch_tokens: 1000 -> 2000"):
+        generate(base, data, tmp_path, "max_batch_tokens=2000")
+    other = shutil.copytree(base, tmp_path / "other")
+    model = TapeForCausalLM.from_pretrained(other)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    model.save_pretrained(other)
+    with pytest.raises(ValueError, match=r"holds another evaluation \(model: "):
+        generate(other, data, tmp_path)
+    shutil.rmtree(tmp_path / "adape.parts")
+    with pytest.raises(ValueError, match=r"adape\.json is there, but not the journal"):
+        generate(base, data, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task=qaspr"], r"unknown task 'qaspr'; did you mean 'qasper'\?"),
+        (["split=valid"], "unknown split 'valid'"),
+        (["budget=null"], "has no scrolls.json: it was not fine-tuned on a task; give budget="),
+        (["budget=big"], "unknown budget 'big'"),
+        (["model=/nowhere"], r"has no model\.safetensors: give the folder of a run"),
+        (["shard=4/3"], "must be i/n"),
+        (["sample=true", "top_p=0"], r"top_p=0 must lie in \(0, 1\]"),
+        (["data_dir=/nowhere"], "neither qasper.zip nor"),
+        (["max_batch_tokens=100"], "must be at least 256"),
+    ],
+)
+def test_refusals(base, data, tmp_path, overrides, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        generate(base, data, tmp_path / "new", *overrides)
+    assert not (tmp_path / "new").exists()
+
+
+def fine_tune(base, data, folder, *overrides):
+    small = [f"base_model={base}", f"data.data_dir={data}", f"output_dir={folder}", "budget=demo"]
+    small += [f"cache_dir={data / 'cache'}", "data.task=qasper", "trainer.max_steps=4"]
+    small += ["trainer.per_device_train_batch_size=2", "trainer.gradient_accumulation_steps=2"]
+    small += ["trainer.save_steps=2", "trainer.eval_steps=2", "trainer.logging_steps=2"]
+    train.run(composed("experiment=scrolls", *small, "task.samples=4", *overrides))
+    return folder
+
+
+def test_fine_tuning_and_generating(base, data, tmp_path):
+    run = fine_tune(base, data, tmp_path / "run")
+    found = json.loads(generate(run, data, tmp_path, "budget=null"))
+    report = json.loads((run / "report" / "report.json").read_text())
+    assert len(found) == 30 and report["questions"] == 4 and report["metric"] == "f1"
+    recorded = json.loads((run / "trained.json").read_text())
+    assert recorded["position"]["name"] == "tape" and len(recorded["base_weights"]) == 64
+    tuned, before = (TapeForCausalLM.from_pretrained(folder) for folder in (run, base))
+    assert tuned.config.max_position_embeddings == 256 != before.config.max_position_embeddings
+    assert tuned.config.position == before.config.position
+
+    fine_tune(base, data, tmp_path / "cut", "trainer.max_steps=2")
+    cut = fine_tune(base, data, tmp_path / "cut")
+    for name, weight in TapeForCausalLM.from_pretrained(cut).state_dict().items():
+        assert torch.equal(weight, tuned.state_dict()[name]), name
+    with pytest.raises(ValueError, match=r"base_model: .* -> .*base_weights: "):
+        other = shutil.copytree(base, tmp_path / "other")
+        torch.nn.init.zeros_(before.lm_head.weight)
+        before.save_pretrained(other)
+        fine_tune(other, data, tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["length=512"], r"length=512: budget demo has 256 tokens; give budget=demo"),
+        (["data.task=qmsm"], "unknown task 'qmsm'"),
+        (["base_model=/nowhere"], "/nowhere"),
+        (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; take model=keep"),
+        (["+position.length=3"], "takes no argument 'length'"),
+        (["base_model=null", "tokenizer=null"], "."),
+    ],
+)
+def test_refused_before_training(base, data, tmp_path, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        fine_tune(base, data, tmp_path / "run", *(f"++{one.lstrip('+')}" for one in overrides))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_random_positions_have_to_reach(data, tmp_path):
+    tokenizer = byte_tokenizer()
+    for name, length in (("short", 200), ("long", 256)):
+        position = {"name": "randpe", "length": length}
+        make_model(position, vocab_size=300).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    with pytest.raises(ValueError, match=r"budget=demo needs 256 positions, .* 200"):
+        fine_tune(tmp_path / "short", data, tmp_path / "run")
+    run = fine_tune(tmp_path / "long", data, tmp_path / "run")
+    assert len(json.loads(generate(run, data, tmp_path, "budget=null"))) == 30
+    wider = fine_tune(tmp_path / "short", data, tmp_path / "wide", "+position.length=300")
+    assert TapeForCausalLM.from_pretrained(wider).config.position["length"] == 300
+
+
+def test_commands(base, data, tmp_path):
+    env = os.environ | {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "scrolls.generate", f"model={base}", "task=quality"]
+    refused = subprocess.run(
+        [*command, f"output={tmp_path}/x.json", "budget=demo"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=env,
+    )
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    assert refused.stderr.startswith("error: quality.zip of tau/scrolls (about 20 MB) is neither")
+    named = subprocess.run(
+        [sys.executable, "-m", "scrolls.default"], capture_output=True, text=True, cwd=ROOT, env=env
+    )
+    assert named.stdout == "sample\n" and "none of SCROLLS" in named.stderr
