@@ -1,0 +1,149 @@
+"""What several encodings answered to the same questions, with the score of every answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from scrolls.metrics import SCORE, averages, example
+from scrolls.rows import Question
+from scrolls.scoring import Reference, read_predictions, verify
+
+LEGENDS = {
+    "exact_match": "Scores: exact match in percent, over all questions and of each answer.",
+    "f1": "Scores: F1 in percent, over all questions and of each answer.",
+    "rouge": "Scores: the geometric mean of rouge1, rouge2 and rougeL in percent. Over all "
+    "questions it is that of their means; of each answer, that of its own three: these do not "
+    "average to the former.",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`score` in percent is that of a set with this answer alone: for ROUGE, the geometric mean of
+    its own three variants, of which the task's score is not the mean."""
+
+    encoding: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, and the answers of all encodings, in the same order for every question."""
+
+    question: Question
+    answers: list[Answer]
+
+    @property
+    def best(self) -> float | None:
+        """The best score, if it is above 0."""
+        return max(answer.score for answer in self.answers) or None
+
+    @property
+    def spread(self) -> tuple[float, int]:
+        """How much the answers differ: between their scores, then in how many texts there are."""
+        scores = [answer.score for answer in self.answers]
+        return max(scores) - min(scores), len({answer.text for answer in self.answers})
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Attributes:
+    name: of the task.
+    means: the task's score by encoding, over all questions, as the evaluator has it.
+    total: how many questions there are.
+    asked: those to read, in this order.
+    """
+
+    name: str
+    metric: str
+    means: dict[str, float]
+    total: int
+    asked: list[Asked]
+
+    @property
+    def best(self) -> float | None:
+        """The best of the means, if it is above 0."""
+        return max(self.means.values()) or None
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}: {len(self.asked):,} of {self.total:,} questions"
+
+    @property
+    def legend(self) -> str:
+        return LEGENDS[self.metric]
+
+
+def read_folder(folder: Path, reference: Reference) -> dict[str, dict[str, str]]:
+    """The predictions in the folder, <TYPE>.json each, by encoding.
+
+    Raises:
+        ValueError: if there are none, or those of one are not valid.
+    """
+    found = {}
+    for path in sorted(folder.glob("[!.]*.json")):
+        predictions = reference.select(read_predictions(path))
+        errors, details = verify(predictions, reference.questions)
+        if errors:
+            shown = [f"{name}: {', '.join(keys[:3])}" for name, keys in details.items() if keys]
+            raise ValueError(" ".join([f"{path}:", *errors, *shown]))
+        found[path.stem] = predictions
+    if not found:
+        raise ValueError(f"{folder} holds no predictions: they are expected in it as <TYPE>.json")
+    return found
+
+
+def read(
+    reference: Reference,
+    predictions: dict[str, dict[str, str]],
+    ids: list[str] | None = None,
+    sort: str = "spread",
+    limit: int | None = None,
+) -> Reading:
+    """Score everything, and choose what to read.
+
+    Args:
+        ids: only these questions.
+        sort: `spread`, those first whose answers differ most, or `order`, as in the file.
+        limit: at most so many.
+
+    Raises:
+        ValueError: for an id that is not there.
+    """
+    questions, metric = reference.questions, reference.task.metric
+    for key in ids or ():
+        if key not in questions:
+            known = next(iter(questions))
+            raise ValueError(
+                f"{reference.task.name} has no question {key!r}; one it has is {known!r}"
+            )
+    answers: dict[str, list[Answer]] = {key: [] for key in questions}
+    means = {}
+    for encoding, texts in predictions.items():
+        progress = tqdm(questions.items(), encoding, leave=False, disable=None)
+        scores = {key: example(metric, texts[key], asked.outputs) for key, asked in progress}
+        means[encoding] = averages(metric, list(scores.values()))[SCORE[metric]]
+        for key, score in scores.items():
+            alone = averages(metric, [score])[SCORE[metric]]
+            answers[key].append(Answer(encoding, texts[key], alone))
+    asked = [Asked(questions[key], answers[key]) for key in questions if key in (ids or questions)]
+    if sort == "spread":
+        asked.sort(key=lambda one: one.spread, reverse=True)
+    return Reading(reference.task.name, metric, means, len(questions), asked[:limit])
+
+
+# What would steer a terminal, or turn the direction of the text around it, is shown as a sign.
+_SIGNS = {
+    code: f"<{code:02x}>"
+    for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) not in "\n\t"
+}
+
+
+def harmless(text: str) -> str:
+    """The text with a sign, such as <1b>, for each control character but line ends and tabs."""
+    return text.replace("\r\n", "\n").translate(_SIGNS)

@@ -1,0 +1,94 @@
+"""The metrics of SCROLLS as a module of the `evaluate` library, offline:
+
+evaluate.load("scrolls/metric.py", "qasper").compute(predictions=[...], references=[[...], ...])
+
+The library copies this file, and those it imports from beside it, into a cache of its own, by their
+content: hence the relative imports.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import evaluate
+from datasets import Features, Sequence, Value
+from tqdm import tqdm
+
+from .metrics import SCORE, SUMMARY_LEVEL, VARIANTS, averages, example, splits_sentences
+from .tasks import HARD, task_named
+
+DESCRIPTION = """\
+The scores of SCROLLS (https://www.scrolls-benchmark.com) by the rules of its evaluator. The name of
+the configuration is that of a task: gov_report, summ_screen_fd and qmsum have ROUGE, narrative_qa
+and qasper F1, quality, quality_hard and contract_nli exact match; `sample` has F1.
+"""
+USAGE = """\
+Args:
+    predictions: a text each.
+    references: the gold answers of each, one or more.
+Returns:
+    a dictionary, in percent with four decimals: rouge/rouge1, rouge/rouge2, rouge/rougeL,
+    rouge/rougeLsum (None without nltk's punkt_tab; no score needs it) and rouge/geometric_mean, or
+    f1, or exact_match; num_predicted; mean_prediction_length_characters; scrolls_score, which is
+    one of those (None for quality_hard, which is not in the benchmark's mean); display_keys and
+    display, what the benchmark shows.
+"""
+CITATION = """\
+@inproceedings{shaham-etal-2022-scrolls,
+  title = {{SCROLLS}: Standardized {C}ompa{R}ison Over Long Language Sequences},
+  author = {Shaham, Uri and Segal, Elad and Ivgi, Maor and Efrat, Avia and Yoran, Ori and Haviv, Adi
+    and Gupta, Ankit and Xiong, Wenhan and Geva, Mor and Berant, Jonathan and Levy, Omer},
+  booktitle = {Proceedings of EMNLP},
+  year = {2022},
+  note = {arXiv 2201.03533}
+}
+"""
+
+
+class Scrolls(evaluate.Metric):
+    """Raises a ValueError for a configuration that is no task, an answer without golds, or none."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        self.task = task_named(self.config_name)
+        references = Sequence(Value("string"))
+        return evaluate.MetricInfo(
+            description=DESCRIPTION,
+            citation=CITATION,
+            inputs_description=USAGE,
+            features=Features({"predictions": Value("string"), "references": references}),
+            reference_urls=["https://arxiv.org/abs/2201.03533"],
+        )
+
+    def _compute(self, predictions: list[str], references: list[list[str]]) -> dict[str, Any]:
+        if not predictions:
+            raise ValueError("there are no predictions to score")
+        if not all(references):
+            raise ValueError(f"prediction {references.index([])} has no gold answer to score with")
+        results = self._scores(predictions, references)
+        results["num_predicted"] = len(predictions)
+        lengths = sum(len(prediction) for prediction in predictions)
+        results["mean_prediction_length_characters"] = lengths / len(predictions)
+        results = {
+            name: None if value is None else round(value, 4) for name, value in results.items()
+        }
+        metric = self.task.metric
+        shown = list(VARIANTS) if metric == "rouge" else [metric]
+        return results | {
+            "scrolls_score": None if self.task.name == HARD else results[SCORE[metric]],
+            "display_keys": shown,
+            "display": [results[name] for name in shown],
+        }
+
+    def _scores(
+        self, predictions: list[str], references: list[list[str]]
+    ) -> dict[str, float | None]:
+        metric = self.task.metric
+        summary_level = metric == "rouge" and splits_sentences()
+        pairs = zip(predictions, references, strict=True)
+        with tqdm(pairs, self.task.name, len(predictions), leave=False, disable=None) as progress:
+            examples = [example(metric, *pair, summary_level) for pair in progress]
+        scores: dict[str, float | None] = dict(averages(metric, examples))
+        if metric == "rouge":  # in the evaluator's order
+            order = (*VARIANTS, SUMMARY_LEVEL, SCORE[metric])
+            scores = {name: scores.get(name) for name in order}
+        return scores

@@ -1,0 +1,147 @@
+"""The metrics of SCROLLS by the rules of its evaluator (Shaham et al. 2022, arXiv 2201.03533).
+
+`example` scores one answer, `averages` a set of them. An answer may have several golds: it is
+scored against each, and the best counts. This file needs no other of the project: the `evaluate`
+library copies it, with metric.py.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+import nltk
+from rouge_score.rouge_scorer import RougeScorer
+from rouge_score.scoring import fmeasure
+from rouge_score.tokenize import tokenize
+
+# What a set of answers is judged by.
+SCORE = {"exact_match": "exact_match", "f1": "f1", "rouge": "rouge/geometric_mean"}
+VARIANTS = ("rouge/rouge1", "rouge/rouge2", "rouge/rougeL")
+SUMMARY_LEVEL = "rouge/rougeLsum"  # compares sentence by sentence; reported, and in no score
+
+_NGRAMS = RougeScorer(["rouge1", "rouge2"], use_stemmer=False)
+_SENTENCES = RougeScorer(["rougeLsum"], use_stemmer=False)
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalise(text: str) -> str:
+    """Lower case, without ASCII punctuation, then without articles and needless white space.
+
+    Nothing takes the place of punctuation: "state-of-the-art" becomes "stateoftheart".
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, golds: Sequence[str]) -> float:
+    """1 if the prediction equals a gold, both normalised, else 0."""
+    return float(any(normalise(prediction) == normalise(gold) for gold in golds))
+
+
+def f1(prediction: str, golds: Sequence[str]) -> float:
+    """The best overlap of the normalised words with those of a gold, in 0..1 (as multisets: a word
+    counts as often as both have it). Without a common word it is 0, also if both are empty."""
+    return max(_overlap(normalise(prediction).split(), normalise(gold).split()) for gold in golds)
+
+
+def _overlap(prediction: list[str], gold: list[str]) -> float:
+    common = sum((Counter(prediction) & Counter(gold)).values())
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(prediction), common / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def rouge(prediction: str, golds: Sequence[str]) -> dict[str, float]:
+    """The F-measure of each variant in 0..1 (Lin 2004): for each the best gold, which need not be
+    the same."""
+    scores = [_variants(prediction, gold) for gold in golds]
+    return {variant: max(score[variant] for score in scores) for variant in VARIANTS}
+
+
+def _variants(prediction: str, gold: str) -> dict[str, float]:
+    scores = _NGRAMS.score(gold, prediction)
+    rouge1, rouge2 = (scores[name].fmeasure for name in ("rouge1", "rouge2"))
+    rouge_l = _rouge_l(tokenize(prediction, None), tokenize(gold, None))
+    return dict(zip(VARIANTS, (rouge1, rouge2, rouge_l), strict=True))
+
+
+def _rouge_l(prediction: list[str], gold: list[str]) -> float:
+    """As rouge_score has it, whose table of all pairs takes minutes for a task of summaries."""
+    if not prediction or not gold:
+        return 0.0
+    common = _common_subsequence(prediction, gold)
+    return fmeasure(common / len(prediction), common / len(gold))
+
+
+def _common_subsequence(words: list[str], others: list[str]) -> int:
+    """The length of the longest, each row of the table being a number whose bits are 0 where the
+    length grows (Hyyrö 2004)."""
+    places: dict[str, int] = {}
+    for place, word in enumerate(words):
+        places[word] = places.get(word, 0) | 1 << place
+    row = every = (1 << len(words)) - 1
+    for word in others:
+        met = row & places.get(word, 0)
+        row = ((row + met) | (row - met)) & every
+    return len(words) - row.bit_count()
+
+
+def rouge_by_sentence(prediction: str, golds: Sequence[str]) -> float:
+    """rougeLsum in 0..1, the best gold. It needs `splits_sentences()`."""
+    text, *others = ["\n".join(nltk.sent_tokenize(one.strip())) for one in (prediction, *golds)]
+    return max(_SENTENCES.score(other, text)["rougeLsum"].fmeasure for other in others)
+
+
+def splits_sentences() -> bool:
+    """Whether nltk's data for finding sentences (punkt_tab) is there. It is never downloaded."""
+    try:
+        nltk.sent_tokenize("")
+    except LookupError:
+        return False
+    return True
+
+
+def example(
+    metric: str, prediction: str, golds: Sequence[str], summary_level: bool = False
+) -> dict[str, float]:
+    """What one answer gets, in 0..1.
+
+    Args:
+        metric: exact_match, f1 or rouge.
+        golds: at least one.
+        summary_level: rougeLsum, too; it needs `splits_sentences()`.
+    """
+    if metric == "exact_match":
+        return {metric: exact_match(prediction, golds)}
+    if metric == "f1":
+        return {metric: f1(prediction, golds)}
+    scores = rouge(prediction, golds)
+    if summary_level:
+        scores[SUMMARY_LEVEL] = rouge_by_sentence(prediction, golds)
+    return scores
+
+
+def averages(metric: str, examples: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The means over examples in percent, and for ROUGE the geometric mean of the means of rouge1,
+    rouge2 and rougeL, which is 0 as soon as one of these is.
+
+    Two references and two predictions, the second a reordering of its reference:
+
+    >>> pairs = [("alpha beta gamma delta", "alpha beta gamma delta"),
+    ...          ("red green blue pink", "pink blue green red")]
+    >>> scores = averages("rouge", [example("rouge", text, [gold]) for text, gold in pairs])
+    >>> {name: round(score, 4) for name, score in scores.items()}  # doctest: +NORMALIZE_WHITESPACE
+    {'rouge/rouge1': 100.0, 'rouge/rouge2': 50.0, 'rouge/rougeL': 62.5,
+     'rouge/geometric_mean': 67.8604}
+    """
+    columns = {name: [scores[name] for scores in examples] for name in examples[0]}
+    if metric != "rouge":
+        return {name: 100.0 * sum(column) / len(column) for name, column in columns.items()}
+    # Percent before the sum, as the evaluator does it: rounding may tell the difference.
+    means = {n: sum(100 * score for score in column) / len(column) for n, column in columns.items()}
+    product = means[VARIANTS[0]] * means[VARIANTS[1]] * means[VARIANTS[2]]
+    return means | {SCORE["rouge"]: product ** (1 / 3)}

@@ -1,0 +1,200 @@
+"""Predictions of a task against its gold answers, as the official evaluator does it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import evaluate
+from tqdm import tqdm
+
+from scrolls.metrics import SUMMARY_LEVEL
+from scrolls.rows import Question, Row, questions_of, read_rows
+from scrolls.sources import Source, find
+from scrolls.tasks import BENCHMARK, HARD, Split, Task
+from tape.data.corpora import encodable
+from tape.files import write_text
+
+log = logging.getLogger(__name__)
+METRIC = Path(__file__).with_name("metric.py")
+NO_SUMMARY_LEVEL = (
+    f"note: {SUMMARY_LEVEL}, which is in no score, is null: it needs nltk's sentence splitter "
+    f"(python -m nltk.downloader punkt_tab)"
+)
+
+# What the official evaluator says.
+NOT_AN_OBJECT = (
+    'The predictions must be saved a JSON object: {"id1": "prediction1", "id2": "prediction2", ...}'
+)
+KEYS_NOT_STRINGS = "All keys of the predictions dictionary must be strings"
+VALUES_NOT_STRINGS = "All values of the predictions dictionary must be strings"
+MISSING = "There are missing example IDs."
+REDUNDANT = "There are redundant example IDs."
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What predictions are held against.
+
+    Attributes:
+        questions: by id, in the order of the file, with their gold answers.
+        ignored: ids whose predictions are left out first: the other questions of quality, where
+            only its hard ones are asked.
+    """
+
+    task: Task
+    questions: dict[str, Question]
+    ignored: frozenset[str] = frozenset()
+
+    def select(self, predictions: object) -> object:
+        """The predictions without those to ignore."""
+        if not isinstance(predictions, dict):
+            return predictions
+        return {key: text for key, text in predictions.items() if key not in self.ignored}
+
+    def score(self, predictions: dict[str, str], cache: Path) -> dict[str, Any]:
+        """The official results of predictions that `verify` has nothing against."""
+        name = self.task.name
+        metric = evaluate.load(str(METRIC), name, cache_dir=str(cache), keep_in_memory=True)
+        return metric.compute(
+            predictions=[predictions[key] for key in self.questions],
+            references=[question.outputs for question in self.questions.values()],
+        )
+
+
+@dataclass(frozen=True)
+class Golds:
+    """Where questions and gold answers are taken from: see `scrolls.sources.find`.
+
+    Attributes:
+        needed: whether a question without a gold answer is refused.
+    """
+
+    split: Split
+    data_dir: Path | None
+    cache: Path
+    needed: bool = True
+
+    def of(self, task: Task, source: Source | None = None) -> Reference:
+        """The questions of a task, from where they belong, or from another file.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if a row is not as it should be, or has no gold answer but needs one.
+        """
+        source = source or find(task, self.split, self.data_dir, self.cache)
+        questions = self._read(source, task)
+        if not questions:
+            raise ValueError(f"{source} has no question with is_hard: take quality in place of it")
+        if task.name != HARD:
+            return Reference(task, questions)
+        others = self._read(source, BENCHMARK["quality"]).keys() - questions.keys()
+        return Reference(task, questions, frozenset(others))
+
+    def _read(self, source: Source, task: Task) -> dict[str, Question]:
+        rows: Iterator[Row] = read_rows(source, task, self.split)
+        rows = tqdm(rows, f"reading {source}", unit=" rows", leave=False, disable=None)
+        return questions_of(_with_gold(rows, source) if self.needed else rows)
+
+
+def _with_gold(rows: Iterable[Row], source: Source) -> Iterator[Row]:
+    for row in rows:
+        if row.output is None:
+            raise ValueError(
+                f"{source}, id {row.id!r}: no gold answer to score with; SCROLLS keeps those of "
+                f"the test split to itself: take --split validation (eval_scrolls.py checks the "
+                f"ids alone with --verify_only, and takes a file with answers as --test_data_file)"
+            )
+        yield row
+
+
+def read_predictions(path: Path) -> object:
+    """What a file of predictions holds, whether it is as it should be or not.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it is not JSON, gives an id twice, or holds what cannot be written as UTF-8.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file of predictions {path}")
+    try:
+        predictions = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_once_each)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as predictions: {error}") from error
+    if isinstance(predictions, dict):
+        for pair in predictions.items():
+            if not all(encodable(text) for text in pair if isinstance(text, str)):
+                raise ValueError(f"{path}, id {pair[0]!r}: a lone surrogate is no text")
+    return predictions
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:  # and the last would count, without a word
+            raise ValueError(f"the id {key!r} is there twice")
+        found[key] = value
+    return found
+
+
+def verify(predictions: object, ids: Collection[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """What is wrong with predictions, in the official evaluator's words, and the ids in question.
+
+    The lists of ids are there but empty if the form itself is wrong, as with the official one.
+    """
+    unchecked: dict[str, list[str]] = {"missing_keys": [], "redundant_keys": []}
+    if not isinstance(predictions, dict):
+        return [NOT_AN_OBJECT], unchecked
+    errors = []
+    if not all(isinstance(key, str) for key in predictions):
+        errors.append(KEYS_NOT_STRINGS)
+    if not all(isinstance(text, str) for text in predictions.values()):
+        errors.append(VALUES_NOT_STRINGS)
+    if errors:
+        return errors, unchecked
+    details = {}
+    if missing := sorted(set(ids) - set(predictions)):
+        errors.append(MISSING)
+        details["missing_keys"] = missing
+    if redundant := sorted(set(predictions) - set(ids)):
+        errors.append(REDUNDANT)
+        details["redundant_keys"] = redundant
+    return errors, details
+
+
+def metrics_file(folder: Path, task: Task) -> Path:
+    return folder / f"{task.name}_metrics.json"
+
+
+def write_json(path: Path, content: object) -> str:
+    """Indented as the official files; the text is returned."""
+    text = json.dumps(content, indent=4)
+    write_text(path, text + "\n")
+    return text
+
+
+def evaluate_file(reference: Reference, predictions: object, out: Path, golds: Golds) -> bool:
+    """Verify predictions and score them if golds are needed; print the results and write them to
+    the folder `out`, or, in their place, what is wrong with the predictions.
+
+    Returns:
+        whether they are valid.
+    """
+    selected, file = reference.select(predictions), metrics_file(out, reference.task)
+    errors, details = verify(selected, reference.questions)
+    if errors:
+        write_json(file, {"errors": errors, "details": details})
+        print(json.dumps(errors, indent=4))
+        print(f"See details in: {file}")
+    elif not golds.needed:
+        print(f"The {len(reference.questions):,} predictions for {reference.task.name} are valid.")
+    else:
+        metrics = reference.score(selected, golds.cache)
+        print(write_json(file, metrics))
+        if metrics.get(SUMMARY_LEVEL, 0) is None:
+            log.warning(NO_SUMMARY_LEVEL)
+    return not errors

@@ -1,0 +1,101 @@
+"""Read what encodings answered, side by side: the question, the golds, and every answer.
+
+python -m scrolls.show --dataset_name quality --predictions scrolls/quality --out page.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+from scrolls.answers import Asked, Reading, harmless, read, read_folder
+from scrolls.page import page
+from scrolls.scoring import Golds
+from scrolls.tasks import SPLITS, TASKS
+from tape.files import write_text
+
+WIDTH = 100
+
+
+def text(reading: Reading) -> str:
+    """All of it as text, the best answers marked by a star."""
+    names = max(len(name) for name in reading.means)
+    parts = [reading.title, ""]
+    for name, mean in reading.means.items():
+        parts.append(f"{'*' if mean == reading.best else ' '} {name:{names}} {mean:6.2f}")
+    parts += ["", *textwrap.wrap(reading.legend, WIDTH)]
+    for number, asked in enumerate(reading.asked, start=1):
+        parts += ["", f"{number}. {harmless(asked.question.id)}", *_asked(asked, names)]
+    return "\n".join(parts)
+
+
+def _asked(asked: Asked, names: int) -> list[str]:
+    indent = names + 10
+    lines = _block("question", asked.question.question, indent) if asked.question.question else []
+    for gold in asked.question.outputs:
+        lines += _block("gold", gold, indent)
+    for answer in asked.answers:
+        star = "*" if answer.score == asked.best else " "
+        lines += _block(
+            f"{star} {answer.encoding:{names}} {answer.score:6.2f}", answer.text, indent
+        )
+    return lines
+
+
+def _block(label: str, content: str, indent: int) -> list[str]:
+    lines = []
+    for line in harmless(content).strip().splitlines() or ["(empty)"]:
+        lines += textwrap.wrap(line, WIDTH - indent, replace_whitespace=False) or [""]
+    first, *others = lines
+    return [f"{label:{indent}}{first}", *(" " * indent + line for line in others)]
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scrolls.show", description="Read the answers of encodings side by side."
+    )
+    add = parser.add_argument
+    add("--dataset_name", choices=TASKS, required=True)
+    add("--predictions", type=Path, required=True, help="a folder with a <TYPE>.json each")
+    add("--split", choices=SPLITS, default="validation", help="default: validation")
+    add("--data_dir", type=Path, help="a folder with the official zips, or what they hold")
+    add("--cache_dir", type=Path, default=os.environ.get("TAPE_CACHE", "cache"))
+    add("--ids", nargs="+", help="read these questions only")
+    add("--limit", type=int, default=20, help="read so many at most (default: 20)")
+    add(
+        "--sort",
+        choices=("spread", "order"),
+        default="spread",
+        help="those first whose answers differ most (default), or as in the file",
+    )
+    add("--out", type=Path, help="write a page of html, too")
+    return parser
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    try:
+        if arguments.limit < 1:
+            raise ValueError(f"--limit {arguments.limit} must be at least 1")
+        golds = Golds(arguments.split, arguments.data_dir, arguments.cache_dir)
+        reference = golds.of(TASKS[arguments.dataset_name])
+        predictions = read_folder(arguments.predictions, reference)
+        limit = None if arguments.ids else arguments.limit
+        reading = read(reference, predictions, arguments.ids, arguments.sort, limit)
+        if arguments.out is not None:
+            write_text(arguments.out, page(reading))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know all characters
+    also = f"\n\nalso in {arguments.out}" if arguments.out is not None else ""
+    try:
+        print(text(reading) + also, flush=True)
+    except BrokenPipeError:  # what reads this, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()
