@@ -17,6 +17,10 @@ source script/environment.sh
 
 TYPE=${TYPE:-adape}
 DATASET_NAME=${DATASET_NAME:-$("$python" -m scrolls.default "$@")}
-base=output/${output_name:-$TYPE}_c4
-exec bash script/train.sh experiment=scrolls position=keep base_model="$base" \
-    data.task="$DATASET_NAME" name="scrolls/$DATASET_NAME/$TYPE" "$@"
+experiment=scrolls
+if [[ $DATASET_NAME == sample ]]; then
+    experiment=scrolls_sample # a recipe for minutes on two cores
+fi
+exec bash script/train.sh experiment="$experiment" position=keep \
+    base_model="output/${output_name:-$TYPE}_c4" data.task="$DATASET_NAME" \
+    name="scrolls/$DATASET_NAME/$TYPE" "$@"

@@ -6,12 +6,20 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import sys
+
+import absl.logging
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
 import train
 from tape import TapeConfig, TapeForCausalLM
+
+# rouge_score has absl log to the stderr of the moment, here pytest's; Hydra's set-up of logging has
+# absl close it, if it is not this one.
+absl.logging.use_absl_handler()
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 torch.set_num_threads(1)  # tests run side by side, on matrices too small to share
 

@@ -262,7 +262,7 @@ def test_commands(base, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
     assert default_task(["data.budget=demo"]) == "sample"  # the hub is not to be asked
     assert "none of SCROLLS" in capsys.readouterr().err
-    with pytest.raises(FileNotFoundError, match="neither quality.zip"):
+    with pytest.raises(FileNotFoundError, match="neither quality"):
         default_task([f"data_dir={tmp_path}"])
     write_task(tmp_path, "quality")
     assert default_task([f"data.data_dir={tmp_path}"]) == "quality"

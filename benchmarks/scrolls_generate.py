@@ -1,0 +1,104 @@
+"""What answering prompts of mixed lengths costs: in batches with a cache, or one by one without.
+
+python benchmarks/scrolls_generate.py --methods rope tape
+
+The answers have one length here, as an untrained model rarely ends one; both ways give the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from measuring import SHAPES, build, in_turn, publish, synchronize, table
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from scrolls.generation import Batch, answers
+from scrolls.prompts import Budget
+from tape import TapeForCausalLM
+from tape.positions import ENCODINGS
+
+
+def words(count: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of so many tokens: to decode what no model has learned. The last one is EOS."""
+    vocabulary = {f"w{number}": number for number in range(count)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=f"w{count - 1}")
+
+
+def prompts_of(lengths: np.ndarray, vocabulary: int) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.integers(0, vocabulary - 1, length) for length in lengths]
+
+
+def batches_of(prompts: list[np.ndarray], budget: Budget, size: int) -> list[Batch]:
+    """By length, `size` prompts each."""
+    ordered = sorted(prompts, key=len)
+    groups = [ordered[first : first + size] for first in range(0, len(ordered), size)]
+    return [
+        Batch(number, [str(n) for n in range(len(group))], group, budget)
+        for number, group in enumerate(groups)
+    ]
+
+
+def main(arguments: argparse.Namespace) -> None:
+    vocabulary = SHAPES[arguments.shape].vocabulary
+    tokenizer, rows = words(vocabulary), []
+    shortest, longest = arguments.prompt
+    lengths = np.linspace(shortest, longest, arguments.prompts).astype(int)
+    prompts, budget = prompts_of(lengths, vocabulary), Budget(longest, arguments.new - 1)
+    together, alone = (batches_of(prompts, budget, size) for size in (arguments.batch, 1))
+    for method in arguments.methods:
+        model = build(method, arguments.shape, length=budget.length).eval()
+        model.lm_head.weight.data[-1] = 0.0  # EOS is never the likeliest: all write as much
+
+        def answer(
+            batches: list[Batch], use_cache: bool, model: TapeForCausalLM = model
+        ) -> list[str]:
+            given = [
+                text
+                for batch in batches
+                for text in answers(model, tokenizer, batch, use_cache=use_cache)
+            ]
+            synchronize()
+            return given
+
+        ways = {
+            "batches, cache": lambda answer=answer: answer(together, True),
+            "one by one, no cache": lambda answer=answer: answer(alone, False),
+        }
+        texts = {name: way() for name, way in ways.items()}  # a warm-up, too
+        same = sum(a == b for a, b in zip(*texts.values(), strict=True))
+        seconds = in_turn(ways, arguments.repeats, warm_up=0)
+        rows += [
+            {
+                "method": method,
+                "answering": name,
+                "seconds": f"{seconds.median(name):.1f}",
+                "new tokens/s": f"{len(prompts) * arguments.new / seconds.median(name):.0f}",
+                "speed": f"{seconds.ratio('one by one, no cache', name):.1f}",
+                "same texts": f"{same} of {len(prompts)}",
+            }
+            for name in ways
+        ]
+    publish("scrolls_generate", table(rows), arguments.out)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--methods", nargs="+", choices=ENCODINGS, default=["rope", "tape"])
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument(
+        "--prompt", type=int, nargs=2, default=[64, 823], help="the shortest and longest, tokens"
+    )
+    parser.add_argument("--new", type=int, default=32, help="tokens of every answer")
+    parser.add_argument("--batch", type=int, default=16, help="prompts that are answered together")
+    parser.add_argument("--repeats", type=int, default=1, help="rounds")
+    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main(parse())

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The whole way of SCROLLS on a laptop, on the sample, which is none of it: a pre-trained model (made
+# first, by script/train.sh, if it is missing), fine-tuned, generating, scored, and read beside the
+# untuned model and a baseline that reads nothing: bash script/scrolls_demo.sh [settings]
+#
+#   TYPE       the encoding, adape by default
+#   settings   of the fine-tuning, e.g. trainer.max_steps=1000
+#
+# Answers and scores are in scrolls/sample. The same command continues what was stopped.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source script/environment.sh
+
+export TYPE=${TYPE:-adape}
+answers=scrolls/sample
+if [[ ! -f output/${TYPE}_c4/model.safetensors ]]; then
+    bash script/train.sh
+fi
+DATASET_NAME=sample bash script/ft_scrolls.sh "$@"
+SAVE_DIR=$answers bash script/gen_scrolls.sh
+"$python" -m scrolls.generate model="output/${TYPE}_c4" task=sample budget=demo \
+    output="$answers/${TYPE}_untuned.json"
+"$python" -m scrolls.majority --dataset_name sample --output "$answers/majority.json"
+"$python" -m scrolls.show --dataset_name sample --predictions "$answers" --limit 8 \
+    --out "$answers/answers.html"
+
+printf '\n'
+for name in "$TYPE" "${TYPE}_untuned" majority; do
+    score=$("$python" eval_scrolls.py --split validation --dataset_name sample \
+        --predictions "$answers/$name.json" --metrics_output_dir "$answers/metrics/$name" |
+        sed -n 's/.*"scrolls_score": \([0-9.]*\).*/\1/p')
+    printf '%-20s F1 %6.2f\n' "$name" "$score"
+done
