@@ -1,5 +1,6 @@
 """Scripts that start many runs, with tiny ones, in a folder where they may write output/."""
 
+import json
 import os
 import re
 import shutil
@@ -9,28 +10,30 @@ import sys
 import time
 
 import pytest
+from scrolls_data import write_task
 from test_addition import SETTINGS
 from test_grid import ROOT
+from test_scrolls import byte_tokenizer
+from test_scrolls_generation import make_speaker
 
 from tape.training.runs import checkpoints, step_of
 
 
 @pytest.fixture
-def start(tmp_path):
-    for name in ("arithmetic", "benchmarks", "config", "tape", "train.py"):
+def run_script(tmp_path):
+    for name in ("arithmetic", "benchmarks", "config", "tape", "train.py", "eval_scrolls.py"):
         (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "scrolls", tmp_path / "scrolls", ignore=lambda *_: ["__pycache__"])
     shutil.copytree(ROOT / "script", tmp_path / "script")
     (tmp_path / "script" / "setup.sh").write_text("# the environment is there\n")
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     python = tmp_path / "venv" / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    tiny = [setting for setting in SETTINGS if not setting.startswith("experiment=")]
-    tiny.append("trainer.eval_steps=1000")
 
-    def start(script, *settings, **variables):
+    def run_script(script, *settings, **variables):
         return subprocess.Popen(
-            ["bash", f"script/{script}", *tiny, *settings],
+            ["bash", f"script/{script}", *settings],
             cwd=tmp_path,
             env={**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv"), **variables},
             stdout=subprocess.PIPE,
@@ -38,7 +41,15 @@ def start(tmp_path):
             text=True,
         )
 
-    return start
+    return run_script
+
+
+@pytest.fixture
+def start(run_script):
+    """Start a script with tiny runs of addition."""
+    tiny = [setting for setting in SETTINGS if not setting.startswith("experiment=")]
+    tiny.append("trainer.eval_steps=1000")
+    return lambda script, *settings, **variables: run_script(script, *tiny, *settings, **variables)
 
 
 def test_a_comparison_continues_reuses_and_compares(start, tmp_path):
@@ -118,3 +129,52 @@ def test_a_slice_that_is_over_too_soon_says_so(start):
     printed, _ = over.communicate()
     assert over.returncode == 75
     assert "| addition_20_tape_0 | - | - | - | - | - |" in printed
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["quality"]
+    + [
+        pytest.param(task, marks=pytest.mark.slow)
+        for task in ("qasper", "contract_nli", "narrative_qa", "qmsum", "gov_report")
+    ],
+)
+def test_scrolls_from_zips_to_scores(run_script, tmp_path, task):
+    write_task(tmp_path / "zips", task)
+    tokenizer = byte_tokenizer()
+    for model in (make_speaker("tape", tokenizer), tokenizer):
+        model.save_pretrained(tmp_path / "output" / "adape_c4")
+
+    def done(script, *settings, **variables):
+        started = run_script(script, *settings, TYPE="adape", **variables)
+        printed, _ = started.communicate()
+        assert started.returncode == 0, printed
+        return printed
+
+    tiny = ["budget=demo", "trainer.max_steps=2", "trainer.per_device_train_batch_size=2"]
+    tiny += ["trainer.gradient_accumulation_steps=1", "data.data_dir=zips"]
+    printed = done("ft_scrolls.sh", *tiny, DATASET_NAME=task)
+    assert f"report are in output/scrolls/{task}/adape" in printed
+    done("gen_scrolls.sh", "data_dir=zips", SAVE_DIR=f"scrolls/{task}")
+    command = ["--split", "validation", "--dataset_name", task, "--data_dir", "zips"]
+    command += ["--predictions", f"scrolls/{task}/adape.json", "--metrics_output_dir", "scores"]
+    scored = subprocess.run(
+        [sys.executable, "eval_scrolls.py", *command], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert scored.returncode == 0, scored.stderr
+    assert json.loads(scored.stdout)["num_predicted"] == 3
+    assert (tmp_path / "scores" / f"{task}_metrics.json").read_text() == scored.stdout
+
+
+@pytest.mark.slow
+def test_the_demo(run_script, tmp_path):
+    """As many steps as tell the kinds of questions apart, from a model that was never trained."""
+    tokenizer = byte_tokenizer()
+    for model in (make_speaker("tape", tokenizer), tokenizer):
+        model.save_pretrained(tmp_path / "output" / "adape_c4")
+    demo = run_script("scrolls_demo.sh", "trainer.max_steps=2", TYPE="adape")
+    printed, _ = demo.communicate()
+    assert demo.returncode == 0, printed
+    for name in ("adape", "adape_untuned", "majority"):
+        assert re.search(rf"\n{name} +F1 +[\d.]+\n", printed)
+    assert (tmp_path / "scrolls" / "sample" / "answers.html").stat().st_size > 1000
