@@ -85,6 +85,13 @@ class Examples:
             first.setdefault(id_, row)
         return list(first.values())
 
+    def questions_spread(self, count: int | None) -> list[int]:
+        """The first rows of so many ids, spread evenly over the file; None: of all."""
+        rows = self.first_rows()
+        if count is None or count >= len(rows):
+            return rows
+        return [rows[place] for place in np.linspace(0, len(rows) - 1, count).astype(int)]
+
     def check(self, prompts: Prompts) -> None:
         """Raise a ValueError that names the id whose question leaves a document no room."""
         row = int(self.questions.lengths().argmax())

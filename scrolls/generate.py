@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import numpy as np
 import transformers
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
@@ -61,17 +60,22 @@ def write_output(output: Path, results: Path, order: list[str]) -> bool:
     return True
 
 
-def run(cfg: DictConfig) -> None:
-    """One share of a generation; the output, if all others are done."""
+def check(cfg: DictConfig) -> None:
+    """Raise a ValueError for the first setting that is missing or wrong."""
     for name in ("model", "task", "output"):
         if OmegaConf.is_missing(cfg, name):
             raise ValueError(f"give {name}=..., see config/scrolls/generate.yaml")
-    shard, folder, output = Shard.parse(str(cfg.shard)), Path(cfg.model), Path(cfg.output)
     for name, least in {"max_batch_tokens": 1, "seed": 0, "limit": 1, "processes": 1}.items():
         if cfg[name] is not None:
             check_whole(name, cfg[name], least)
-    task, sampling = task_named(cfg.task), sampling_of(cfg)
     look_up("split", cfg.split, dict.fromkeys(SPLITS))
+
+
+def run(cfg: DictConfig) -> None:
+    """One share of a generation; the output, if all others are done."""
+    check(cfg)
+    shard, folder, output = Shard.parse(str(cfg.shard)), Path(cfg.model), Path(cfg.output)
+    task, sampling = task_named(cfg.task), sampling_of(cfg)
     name = cfg.budget or trained_budget(folder)
     budget = budget_of(name, task)
     model, tokenizer = load(folder)
@@ -80,17 +84,14 @@ def run(cfg: DictConfig) -> None:
     data_dir = None if cfg.data_dir is None else Path(cfg.data_dir)
     examples = tokenize_split(task, cfg.split, data_dir, tokenizer, prompts, Path(cfg.cache_dir))
     examples.check(prompts)
-    rows = examples.first_rows()
-    if cfg.limit is not None and cfg.limit < len(rows):
-        rows = [rows[place] for place in np.linspace(0, len(rows) - 1, cfg.limit).astype(int)]
+    rows = examples.questions_spread(cfg.limit)
     batches = plan(examples, prompts, rows, cfg.max_batch_tokens)
     header = {
         "model": fingerprint(folder),
         "task": task.name,
         "split": cfg.split,
         "tokens": examples.fingerprint,
-        "budget": name,
-        "tail": prompts.tail_text,
+        "budget": [name, *budget],
         "limit": cfg.limit,
         "max_batch_tokens": cfg.max_batch_tokens,
         "sampling": None if sampling is None else sampling._asdict(),

@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from scrolls.tasks import Task
 from tape.data.blocks import tokenize
 from tape.names import look_up
+from tape.training.trainer import IGNORED
 
 TAILS = {"answer": "\n\nAnswer:", "summary": "\n\nSummary:"}
-IGNORED = -100  # what the library calls a token that is not learned
 
 
 class Budget(NamedTuple):

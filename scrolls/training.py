@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,30 +13,17 @@ from torch.utils.data import Dataset
 from transformers import TrainingArguments
 
 from scrolls.examples import Examples, ScrollsData, tokenize_split
-from scrolls.generation import answers, plan
-from scrolls.metrics import SCORE, averages, example
 from scrolls.prompts import IGNORED, TRAINED_FOR, Prompts, budget_of
+from scrolls.report import answer_some, write_report
 from scrolls.tasks import task_named
 from tape.data import load_tokenizer
 from tape.evaluation.checkpoint import check_length
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.training.arguments import sequences_per_step, training_order
-from tape.training.progress import read_metrics
-from tape.training.report import facts, headline, plot_loss, printable
 from tape.training.task import Task
 
 POOL = 32  # steps whose sequences are sorted by length together
-BATCH = 8  # whole budgets that are answered together
-SHOWN = 12  # answers in the report
-SHOWN_CHARACTERS = 120
-
-
-class Answered(NamedTuple):
-    question: str
-    golds: list[str]
-    given: str
-    scores: dict[str, float]
 
 
 class RowSequences(Dataset):
@@ -136,16 +123,11 @@ class ScrollsTask(Task):
             *(total, seed, sequences_per_step(arguments)),
         )
         self.evaluation = RowSequences(
-            self.validation, self.prompts, self._spread(settings["eval_blocks"])
+            self.validation,
+            self.prompts,
+            self.validation.questions_spread(settings["eval_blocks"]),
         )
         self.fingerprints = {"train": train.fingerprint, "validation": self.validation.fingerprint}
-
-    def _spread(self, count: int | None) -> list[int]:
-        """Rows of so many questions, spread evenly over the validation."""
-        rows = self.validation.first_rows()
-        if count is None or count >= len(rows):
-            return rows
-        return [rows[place] for place in np.linspace(0, len(rows) - 1, count).astype(int)]
 
     def describe(self) -> str:
         return (
@@ -159,72 +141,6 @@ class ScrollsTask(Task):
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
         trained_for = {"task": self.data.task, "budget": self.data.budget}
         write_text(folder / TRAINED_FOR, json.dumps(trained_for) + "\n")
-        answered = self._answered(model)
-        metrics = read_metrics(folder / "metrics.jsonl")
-        metric = task_named(self.data.task).metric
-        score = averages(metric, [one.scores for one in answered])[SCORE[metric]]
-        summary = facts(model, metrics) | {
-            "task": self.data.task,
-            "budget": self.data.budget,
-            "metric": SCORE[metric],
-            "questions": len(answered),
-            "score": round(score, 4),
-        }
-        text = _markdown(folder, summary, answered)
-        write_text(folder / "report" / "report.json", json.dumps(summary, indent=1) + "\n")
-        write_text(folder / "report" / "report.md", text)
-        plot_loss(metrics, folder.name, folder / "report" / "loss.png")
-        return text
-
-    def _answered(self, model: TapeForCausalLM) -> list[Answered]:
-        """The answers to a sample of the validation."""
-        task, validation = task_named(self.data.task), self.validation
-        golds: dict[str, list[str]] = {}
-        for row, id_ in enumerate(validation.ids):
-            gold = self.tokenizer.decode(validation.answers[row])
-            golds.setdefault(id_, []).append(gold.strip())
-        rows = self._spread(self.samples)
-        batches = plan(validation, self.prompts, rows, BATCH * self.prompts.budget.length)
-        given = {
-            id_: text
-            for batch in batches
-            for id_, text in zip(batch.ids, answers(model, self.tokenizer, batch), strict=True)
-        }
-        return [
-            Answered(
-                self.tokenizer.decode(validation.questions[row]).strip(),
-                golds[id_],
-                given[id_],
-                example(task.metric, given[id_], golds[id_]),
-            )
-            for row, id_ in ((row, validation.ids[row]) for row in rows)
-        ]
-
-
-def _markdown(folder: Path, summary: dict[str, Any], answered: list[Answered]) -> str:
-    def cell(text: str) -> str:
-        return printable(" ".join(text.split()).replace("|", "\\|")[:SHOWN_CHARACTERS])
-
-    rows = [
-        f"| {cell(question)} | {cell(' / '.join(golds))} | {cell(given)} |"
-        for question, golds, given, _ in answered[:SHOWN]
-    ]
-    return "\n".join(
-        [
-            f"# {folder.name}",
-            "",
-            headline(summary),
-            "",
-            f"{summary['task']}, budget {summary['budget']}: {summary['metric']} "
-            f"{summary['score']:.2f} on {summary['questions']} questions of the validation, "
-            f"answered greedily. Some of them:",
-            "",
-            "| question | gold answers | given |",
-            "|---|---|---|",
-            *rows,
-            "",
-            f"All of them: python -m scrolls.generate model={folder} task={summary['task']} "
-            f"output=...",
-            "",
-        ]
-    )
+        rows = self.validation.questions_spread(self.samples)
+        answered = answer_some(model, self.tokenizer, self.validation, self.prompts, rows)
+        return write_report(folder, model, trained_for, answered)

@@ -19,7 +19,7 @@ import scrolls.generate as entry
 import train
 from scrolls.default import default_task
 from scrolls.generation import Batch, Sampling, answers, left_padded, plan
-from scrolls.prompts import Budget
+from scrolls.prompts import BUDGETS, Budget
 from tape import TapeForCausalLM
 from tape.evaluation.journal import FILE, read
 
@@ -157,7 +157,7 @@ def test_a_killed_process_is_continued(base, data, tmp_path):
 
 def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
     generate(base, data, tmp_path)
-    with pytest.raises(ValueError, match="budget: demo -> table5"):
+    with pytest.raises(ValueError, match=r"budget: \['demo', 223, 32\] -> \['table5', 823, 200\]"):
         generate(base, data, tmp_path, "budget=table5", "max_batch_tokens=2000")
     with pytest.raises(ValueError, match="max_batch_tokens: 1000 -> 2000"):
         generate(base, data, tmp_path, "max_batch_tokens=2000")
@@ -221,6 +221,23 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
         torch.nn.init.zeros_(before.lm_head.weight)
         before.save_pretrained(other)
         fine_tune(other, data, tmp_path / "cut")
+
+
+def test_the_validation_loss_is_that_of_all_tokens(base, data, tmp_path):
+    """Whatever they share a batch with."""
+    run = fine_tune(base, data, tmp_path / "run", "trainer.per_device_eval_batch_size=7")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    budget = BUDGETS["demo"]["answer"]
+    examples, prompts = examples_of(data, split="validation", budget=budget)
+    model, nll, tokens = TapeForCausalLM.from_pretrained(run).eval(), 0.0, 0
+    for row in examples.first_rows():
+        ids, labels = (torch.from_numpy(x)[None] for x in examples.example(row, prompts))
+        count = (labels != -100).sum().item()
+        with torch.no_grad():
+            nll += model(ids, labels=labels).loss.item() * count
+        tokens += count
+    (loss,) = (row["eval_loss"] for row in rows if row["step"] == 4 and "eval_loss" in row)
+    assert loss == pytest.approx(nll / tokens, rel=1e-5)
 
 
 @pytest.mark.parametrize(

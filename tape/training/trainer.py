@@ -18,11 +18,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
 
 from tape.files import write_text
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
 from tape.training.progress import Console, MetricsFile, read_metrics
 from tape.training.runs import TRAINED, clear_unfinished, remove_old, seal, unfinished
+
+IGNORED = -100  # what the library calls a token that is not predicted
 
 
 class LanguageModelTrainer(Trainer):
@@ -91,6 +94,21 @@ class LanguageModelTrainer(Trainer):
                 measured = {f"eval_{name}": value for name, value in measured.items()}
                 self.log(measured)
             return metrics | measured
+
+    def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs) -> EvalLoopOutput:
+        # The library's loss is the mean of the means of batches, whatever they hold. With each of
+        # them weighted by its tokens (below), this is the mean over all tokens.
+        self.predicted = torch.zeros((), dtype=torch.long, device=self.args.device)
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        predicted = self.accelerator.reduce(self.predicted).item()
+        output.metrics[f"{metric_key_prefix}_loss"] *= output.num_samples / predicted
+        return output
+
+    def prediction_step(self, model, inputs, *args, **kwargs) -> tuple:
+        loss, *others = super().prediction_step(model, inputs, *args, **kwargs)
+        predicted = (inputs["labels"][:, 1:] != IGNORED).sum()
+        self.predicted += predicted
+        return loss * predicted / len(inputs["labels"]), *others
 
     def _get_output_dir(self, trial: Any) -> str:
         # Where the library writes checkpoints; they get their place when they are whole.

@@ -1,0 +1,97 @@
+"""The end of a fine-tuning: some questions of the validation, answered and scored, in report/."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from scrolls.examples import Examples
+from scrolls.generation import answers, plan
+from scrolls.metrics import SCORE, averages, example
+from scrolls.prompts import Prompts
+from scrolls.tasks import task_named
+from tape.files import write_text
+from tape.modeling import TapeForCausalLM
+from tape.training.progress import read_metrics
+from tape.training.report import facts, headline, plot_loss, printable
+
+BATCH = 8  # whole budgets that are answered together
+SHOWN = 12  # answers in the report
+SHOWN_CHARACTERS = 120  # of each of them
+
+
+class Answered(NamedTuple):
+    question: str
+    golds: list[str]
+    given: str
+
+
+def answer_some(
+    model: TapeForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Examples,
+    prompts: Prompts,
+    rows: list[int],
+) -> list[Answered]:
+    """The questions of these rows, answered greedily."""
+    golds: dict[str, list[str]] = {}
+    for row, id_ in enumerate(examples.ids):
+        golds.setdefault(id_, []).append(tokenizer.decode(examples.answers[row]).strip())
+    given: dict[str, str] = {}
+    for batch in plan(examples, prompts, rows, BATCH * prompts.budget.length):
+        given |= zip(batch.ids, answers(model, tokenizer, batch), strict=True)
+    questions = [tokenizer.decode(examples.questions[row]).strip() for row in rows]
+    ids = [examples.ids[row] for row in rows]
+    return [
+        Answered(question, golds[id_], given[id_])
+        for question, id_ in zip(questions, ids, strict=True)
+    ]
+
+
+def write_report(
+    folder: Path, model: TapeForCausalLM, trained_for: dict[str, str], answered: list[Answered]
+) -> str:
+    """Write folder/report/ and return its text, which is also what the console shows."""
+    metric = task_named(trained_for["task"]).metric
+    scores = averages(metric, [example(metric, one.given, one.golds) for one in answered])
+    metrics = read_metrics(folder / "metrics.jsonl")
+    summary = facts(model, metrics) | trained_for
+    summary |= {"metric": SCORE[metric], "score": round(scores[SCORE[metric]], 4)}
+    summary["questions"] = len(answered)
+    text = _markdown(folder, summary, answered)
+    write_text(folder / "report" / "report.json", json.dumps(summary, indent=1) + "\n")
+    write_text(folder / "report" / "report.md", text)
+    plot_loss(metrics, folder.name, folder / "report" / "loss.png")
+    return text
+
+
+def _markdown(folder: Path, summary: dict[str, Any], answered: list[Answered]) -> str:
+    def cell(text: str) -> str:
+        return printable(" ".join(text.split()).replace("|", "\\|")[:SHOWN_CHARACTERS])
+
+    rows = [
+        f"| {cell(question)} | {cell(' / '.join(golds))} | {cell(given)} |"
+        for question, golds, given in answered[:SHOWN]
+    ]
+    return "\n".join(
+        [
+            f"# {folder.name}",
+            "",
+            headline(summary),
+            "",
+            f"{summary['task']}, budget {summary['budget']}: {summary['metric']} "
+            f"{summary['score']:.2f} on {summary['questions']} questions of the validation, "
+            f"answered greedily. Some of them:",
+            "",
+            "| question | gold answers | given |",
+            "|---|---|---|",
+            *rows,
+            "",
+            f"All of them: python -m scrolls.generate model={folder} task={summary['task']} "
+            f"output=...",
+            "",
+        ]
+    )
