@@ -32,7 +32,7 @@ def choices(group):
     return sorted(path.stem for path in (CONFIG / group).glob("*.yaml"))
 
 
-@pytest.mark.parametrize("position", choices("position"))
+@pytest.mark.parametrize("position", sorted({*choices("position")} - {"keep"}))
 def test_every_position_file_builds_with_known_arguments(position):
     settings = OmegaConf.to_container(composed(f"position={position}"), resolve=True)
     config = TapeConfig(**settings["model"] | {"position": settings["position"], "vocab_size": 99})
@@ -40,7 +40,7 @@ def test_every_position_file_builds_with_known_arguments(position):
 
 
 def test_there_is_a_file_for_every_encoding_and_alias():
-    assert choices("position") == sorted([*ENCODINGS, *ALIASES])
+    assert choices("position") == sorted([*ENCODINGS, *ALIASES, "keep"])
 
 
 @pytest.mark.parametrize("model", choices("model"))
@@ -71,6 +71,12 @@ def test_an_experiment_overrides_the_defaults_and_the_command_line_both():
 def test_the_papers_batch_is_512_sequences_of_1024():
     trainer = composed("experiment=paper").trainer
     assert trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps == 512
+
+
+@pytest.mark.parametrize("settings", [["position=keep"], ["model=keep", "~model.hidden_size"]])
+def test_there_has_to_be_a_model_to_keep_something_of(start, settings):
+    with pytest.raises(ValueError, match=r"keep those of a base_model=\.\.\.: give one"):
+        start(*settings)
 
 
 def test_runs_of_a_sweep_have_their_own_folders():
