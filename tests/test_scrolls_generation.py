@@ -248,6 +248,7 @@ def test_the_validation_loss_is_that_of_all_tokens(base, data, tmp_path):
         (["base_model=/nowhere"], "/nowhere"),
         (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; take model=keep"),
         (["+position.length=3"], "takes no argument 'length'"),
+        (["+position.width=4"], r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
         (["base_model=null", "tokenizer=null"], "."),
     ],
 )

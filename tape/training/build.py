@@ -93,11 +93,21 @@ def adapt_model(
                     f"take model=keep"
                 )
         model, loading = TapeForCausalLM.from_pretrained(
-            base, config=config, dtype=torch.float32, output_loading_info=True
+            base,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are named below
+            output_loading_info=True,
         )
     except (OSError, RuntimeError, StrictDataclassError) as error:
         raise ValueError(f"base_model={base} cannot be taken: {error}") from error
-    added = _of_encoding(model)
+    for name, theirs, ours in sorted(loading["mismatched_keys"]):
+        raise ValueError(
+            f"{name} of base_model={base} has the shape {(*theirs,)}, "
+            f"but {(*ours,)} by these settings"
+        )
+    added = _of_encoding(model) if config.position != before.position else set()
     if lost := sorted({*loading["missing_keys"]} - added):
         raise ValueError(f"base_model={base} has no {', '.join(lost[:3])} ({len(lost)} in all)")
     if unknown := sorted(key for key in loading["unexpected_keys"] if "inv_freq" not in key):
