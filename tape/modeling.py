@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -149,6 +150,13 @@ class TapePreTrainedModel(PreTrainedModel):
         # Settle the caller's configuration again: its position may have been set since it was made.
         config.position = positions.configure(config, config.position)
         super().__init__(config)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest of the weights': a model is loaded in what this was when it was saved, and
+        none of them is to be rounded."""
+        dtypes = (p.dtype for p in self.parameters() if p.is_floating_point())
+        return reduce(torch.promote_types, dtypes)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:

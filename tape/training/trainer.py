@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from peft import PeftModel
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
+from tape.adapters import complete
 from tape.files import write_text
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
 from tape.training.progress import Console, MetricsFile, read_metrics
@@ -87,7 +89,9 @@ class LanguageModelTrainer(Trainer):
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices), self.model.evaluation_length(self.length):
             metrics = super().evaluate(*args, **kwargs)
-            if measured := self.measure(self.model.eval()):
+            with self.accelerator.autocast():
+                measured = self.measure(self.model.eval())
+            if measured:
                 measured = {f"eval_{name}": value for name, value in measured.items()}
                 self.log(measured)
             return metrics | measured
@@ -111,6 +115,11 @@ class LanguageModelTrainer(Trainer):
             unfinished(folder).rmdir()
             remove_old(target, self.args.save_total_limit)
         self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if isinstance(self.model, PeftModel) and self.args.should_save:
+            complete(self.model, Path(output_dir or self.args.output_dir))
 
     def _weights_are_finite(self, model: torch.nn.Module) -> bool:
         shards = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
