@@ -219,7 +219,7 @@ def merged(model: TapeForCausalLM, folder: Path) -> TapeForCausalLM:
     if found != wanted:
         example = min(found ^ wanted)
         raise ValueError(
-            f"{folder}: the adapter is not one of the decoder in its config.json; "
+            f"{folder}: the adapter is not the one of the decoder in its config.json; "
             f"{'it lacks' if example in wanted else 'there is no'} {example}"
         )
     return adapted.merge_and_unload().requires_grad_(True)
