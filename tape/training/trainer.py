@@ -6,7 +6,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,10 @@ class LanguageModelTrainer(Trainer):
             state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             self.is_fsdp_enabled = True
+        if self.is_fsdp_enabled:
+            # It would round what goes from layer to layer, the positional state as well; autocast
+            # rounds what products take, here as with one process.
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = None
         # What a layer returns, the positional state, is a view that nobody changes in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
@@ -78,6 +82,10 @@ class LanguageModelTrainer(Trainer):
         self.guard.losses.append(loss.detach())
         self.console.tokens += inputs["input_ids"].numel() * self.args.world_size
         return loss
+
+    def autocast_smart_context_manager(self, *args, **kwargs) -> AbstractContextManager:
+        # For FSDP2 alone accelerate leaves autocast to others.
+        return self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext()
 
     def get_train_dataloader(self) -> DataLoader:
         loader = super().get_train_dataloader()
