@@ -20,8 +20,11 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from transformers import TrainingArguments, set_seed
 
+from tape.adapters import Method, adapt, describe
 from tape.data import StreamedBlocks
+from tape.evaluation.checkpoint import load_model, restore
 from tape.files import write_text
+from tape.frozen import check_frozen, hold
 from tape.modeling import TapeForCausalLM
 from tape.names import suggestion
 from tape.training.arguments import (
@@ -34,6 +37,7 @@ from tape.training.build import adapt_model, build_model, identity
 from tape.training.guard import STOPPED, NonFiniteLoss, Stopped
 from tape.training.runs import claim, last_complete, locked, step_of
 from tape.training.streaming import ContinuedStream, follow_stream
+from tape.training.task import Task
 from tape.training.trainer import LanguageModelTrainer
 
 CONFIG = Path(__file__).parent / "config"
@@ -76,11 +80,26 @@ def begin(
     )
 
 
+def make_model(
+    settings: dict[str, Any], method: Method | None, task: Task
+) -> tuple[TapeForCausalLM, dict[str, Any]]:
+    """A new model, or that of `base_model`, and what is recorded of it."""
+    base, chosen = settings["base_model"], (settings["model"], settings["position"], task.tokenizer)
+    if base:
+        model = adapt_model(base, *chosen, settings["frozen"])
+        return model, {"position": model.config.position, "base_weights": identity(base)}
+    if method:
+        raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
+    return build_model(*chosen), {}
+
+
 def _run(cfg: DictConfig) -> str:
     settings = OmegaConf.to_container(cfg, resolve=True)
     check_numbers(settings)
     folder, arguments = Path(cfg.output_dir), instantiate(cfg.trainer)
     check_training(arguments)
+    method = Method.of(settings["peft"]) if settings["peft"] else None
+    check_frozen(settings["frozen"], method, arguments.bf16)
     if Path(arguments.output_dir) != folder:
         raise ValueError(
             f"trainer.output_dir={arguments.output_dir} and output_dir={folder}: set the latter"
@@ -95,18 +114,9 @@ def _run(cfg: DictConfig) -> str:
         task = instantiate(cfg.task)(instantiate(cfg.data), settings, arguments)
     even_evaluation(arguments, len(task.evaluation))
     counted = {"tokens": task.fingerprints, "sequences_per_step": sequences_per_step(arguments)}
-    if base := settings["base_model"]:
-        model = adapt_model(base, settings["model"], settings["position"], task.tokenizer)
-        counted |= {"position": model.config.position, "base_weights": identity(base)}
-    else:
-        model = build_model(settings["model"], settings["position"], task.tokenizer)
+    model, found = make_model(settings, method, task)
     task.check(model)
-
-    recorded, checkpoint, finished = begin(folder, settings | counted, arguments)
-    if finished:
-        model = TapeForCausalLM.from_pretrained(
-            checkpoint, attn_implementation=model.config._attn_implementation
-        )
+    recorded, checkpoint, finished = begin(folder, settings | counted | found, arguments)
     log.info(
         "position %s, attention %s, %s parameters, %s",
         model.config.position["name"],
@@ -114,6 +124,12 @@ def _run(cfg: DictConfig) -> str:
         f"{model.num_parameters():,}",
         task.describe(),
     )
+    if method:
+        model = adapt(model, method, settings["base_model"], found["base_weights"])
+        hold(model, settings["frozen"])
+        log.info(describe(model))
+    if finished:
+        restore(model, checkpoint)
     streamed = isinstance(task.train, StreamedBlocks)
     if streamed:
         follow_stream(task.train, arguments, checkpoint)
@@ -140,11 +156,10 @@ def _run(cfg: DictConfig) -> str:
     trainer.save_final(recorded)
     if not main:
         return ""
-    saved = TapeForCausalLM.from_pretrained(
-        folder, attn_implementation=model.config._attn_implementation
-    )
+    kernel = model.config._attn_implementation
     del trainer, model  # the report is on what was saved
-    report = task.report(folder, saved.to(arguments.device).eval())
+    saved = load_model(folder, attn_implementation=kernel)
+    report = task.report(folder, saved.to(arguments.device))
     print(report)
     log.info("model, tokenizer and report are in %s", folder)
     return report

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
+import json
 import platform
 import resource
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -126,6 +129,56 @@ def memory_in_use(peak: bool) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def peak_memory(work: Callable[[], object]) -> float:
+    """MiB above what is in use, at most while the work is done three times."""
+    reset_peak()
+    before = memory_in_use(peak=False)
+    for _ in range(3):
+        work()
+    return (memory_in_use(peak=True) - before) / 2**20
+
+
+def in_its_own_process(method: str) -> float:
+    """What this script prints for one method with --memory-only, in a process of its own."""
+    command = [sys.executable, *sys.argv, "--methods", method, "--memory-only"]
+    outcome = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(outcome.stdout.splitlines()[-1])
+
+
+def compare_steps(seconds: Seconds, memory: dict[str, float], methods: list[str]) -> str:
+    """The table of time and memory of a training step, next to those of the first method."""
+    first = methods[0]
+    return table(
+        [
+            {
+                "method": method,
+                "ms per step": f"{1000 * seconds.median(method):.1f}",
+                f"time / {first}": f"{seconds.ratio(method, first):.3f}",
+                "quartiles": "{:.3f} to {:.3f}".format(*seconds.quartiles(method, first)),
+                "peak memory, MiB": f"{memory[method]:.0f}",
+                f"memory / {first}": f"{memory[method] / memory[first]:.3f}",
+            }
+            for method in methods
+        ]
+    )
+
+
+def arguments_of_steps(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments of scripts that compare training steps, besides their own."""
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--repeats", type=int, default=15, help="rounds; at least 7")
+    parser.add_argument("--tokens", type=int, nargs=2, metavar=("BATCH", "LENGTH"))
+    parser.add_argument("--attention", default="sdpa")
+    parser.add_argument("--autocast", choices=["bfloat16"], help="as trainer.bf16 does")
+    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--memory-only", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.repeats < 7:
+        parser.error(f"--repeats {arguments.repeats}: medians of less than 7 say nothing")
+    arguments.dtype = arguments.autocast and getattr(torch, arguments.autocast)
+    return arguments
 
 
 def table(rows: list[dict[str, str]]) -> str:

@@ -13,7 +13,7 @@ builders keep working. A request that cannot be honoured is refused, never repla
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,11 +28,13 @@ from tape.flash import flash
 from tape.names import suggestion
 from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.base import ScoreMod, masked
+from tape.s2 import check_groups, shifted_groups
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Attended = tuple[Tensor, Tensor | None, Tensor | None]
+Kernel = Callable[..., Attended]
 
 FLEX_WITH_DROPOUT = (
     "attn_implementation='flex_attention' with attention_dropout={}: it has no dropout; set it "
@@ -98,7 +100,7 @@ def sdpa(
             q, k, values, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scaling
         )
 
-    k, v = per_query_head(k, H), per_query_head(v, H)
+    k, v = (per_query_head(x, H).expand(B, H, *x.shape[-2:]) for x in (k, v))
     if payload is None:
         return attend(v), None, None
     payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
@@ -175,7 +177,7 @@ def flex(
     return *attended.split((v.shape[-1], payload.shape[-1]), dim=-1), None
 
 
-KERNELS: dict[str, Callable[..., Attended]] = {
+KERNELS: dict[str, Kernel] = {
     "eager": eager,
     "sdpa": sdpa,
     "flex_attention": flex,
@@ -207,6 +209,19 @@ def require(implementation: str, config: PretrainedConfig) -> None:
         )
     if implementation == "flex_attention" and config.attention_dropout:
         raise ValueError(FLEX_WITH_DROPOUT.format(config.attention_dropout))
+
+
+def shifted(implementation: str, config: PretrainedConfig, group: int) -> Kernel:
+    """S2 in groups of so many tokens (`tape.s2`), each attended by this implementation.
+
+    It is a pattern for training and has no name to choose it by: whatever has one here computes the
+    same function. Its mask is (B, T), False at padding, or None.
+
+    Raises:
+        ValueError: for what it cannot do.
+    """
+    check_groups(implementation, config, group)
+    return partial(shifted_groups, KERNELS[implementation], group)
 
 
 class CacheSizes:

@@ -20,6 +20,9 @@ class TapeConfig(LlamaConfig):
     With `num_recurrences` = R > 1 the layers are applied R times, and the embeddings are added to
     the input of every recurrence; so are the weights of the encoding shared by the recurrences.
 
+    `adaptation` says how a base model was adapted, and which (`tape.adapters`); None for a model
+    that was not.
+
     `max_position_embeddings` is the training length; nothing is clamped beyond it. The frequencies
     of rotary encodings are in `rope_parameters`, as for a Llama. Unknown names and arguments raise
     a ValueError that lists the known ones.
@@ -29,6 +32,7 @@ class TapeConfig(LlamaConfig):
 
     position: dict[str, Any] | str = "tape"
     num_recurrences: int = 1
+    adaptation: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs):
         for name in kwargs:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from tape import attention, positions
 from tape.configuration import TapeConfig
 from tape.indices import check_draw, check_gaps, check_mask, token_indices
 from tape.positions import ContextUpdate, PositionModule, Positions, ScoreBias
+from tape.s2 import padding
 
 Rotate = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
@@ -64,6 +66,7 @@ class Attention(nn.Module):
         context: ContextUpdate | None,
         bias: ScoreBias | None,
         mask: Tensor | None,
+        kernel: attention.Kernel,
         past_key_values: Cache | None,
         slot: int,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -83,7 +86,6 @@ class Attention(nn.Module):
             k, v = past_key_values.update(k, v, slot)
             if payload is not None:
                 v, payload = v.split((D, payload.shape[-1]), dim=-1)
-        kernel = attention.KERNELS[self.config._attn_implementation]
         dropout = self.config.attention_dropout if self.training else 0.0
         attended, payload, weights = kernel(q, k, v, payload, mask, bias, self.scaling, dropout)
         return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights
@@ -109,6 +111,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         rotate: Rotate,
         bias: ScoreBias | None,
         mask: Tensor | None,
+        kernel: attention.Kernel,
         past_key_values: Cache | None = None,
         slot: int = 0,
         final: bool = False,
@@ -117,7 +120,8 @@ class DecoderLayer(GradientCheckpointingLayer):
         it is not moved on."""
         context = None if final else self.context
         attended, attended_e, _ = self.self_attn(
-            self.input_layernorm(x_BTC), e, rotate, context, bias, mask, past_key_values, slot
+            self.input_layernorm(x_BTC),
+            *(e, rotate, context, bias, mask, kernel, past_key_values, slot),
         )
         x_BTC = x_BTC + attended
         mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
@@ -147,6 +151,13 @@ class TapePreTrainedModel(PreTrainedModel):
         config.position = positions.configure(config, config.position)
         super().__init__(config)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest of the weights': a model is loaded in what this was when it was saved, and
+        none of them is to be rounded."""
+        dtypes = (p.dtype for p in self.parameters() if p.is_floating_point())
+        return reduce(torch.promote_types, dtypes)
+
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
         return True  # the library would look for its own table in our source
@@ -171,6 +182,19 @@ class TapePreTrainedModel(PreTrainedModel):
         with self.base_model.position.sampler.evaluation_length(length):
             yield
 
+    def train_in_groups(self, group: int | None) -> None:
+        """Train with shifted sparse attention (LongLoRA's S2, `tape.s2`) in groups of so many
+        tokens; None for full attention. Evaluation is always full, and so is what has a cache.
+
+        It belongs to a training run: no checkpoint keeps it.
+
+        Raises:
+            ValueError: for an odd number, or for what S2 cannot do.
+        """
+        if group is not None:
+            attention.shifted(self.config._attn_implementation, self.config, group)
+        self.base_model.group = group
+
 
 class TapeModel(TapePreTrainedModel):
     """The decoder without a head."""
@@ -185,6 +209,7 @@ class TapeModel(TapePreTrainedModel):
             for layer_idx in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.group: int | None = None  # of `train_in_groups`
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -230,14 +255,7 @@ class TapeModel(TapePreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
 
         check_mask(attention_mask, x_BTC.shape[1], past_key_values)
-        # Masks come from slots and padding alone. Given position_ids, the builder would read a gap
-        # in them as the border of a packed document.
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=x_BTC,
-            attention_mask=attention_mask,
-            past_key_values=attention.cache_sizes(past_key_values),
-        )
+        kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)
         query, key = token_indices(x_BTC, attention_mask, position_ids, past_key_values)
         sampler = self.position.sampler
         check_draw(sampler.draw, past_key_values)
@@ -261,6 +279,7 @@ class TapeModel(TapePreTrainedModel):
                 rotate=self.position.rotate,
                 bias=bias,
                 mask=mask,
+                kernel=kernel,
                 past_key_values=past_key_values,
                 slot=slot,
                 final=slot == len(layers) - 1,
@@ -268,6 +287,24 @@ class TapeModel(TapePreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(x_BTC), past_key_values=past_key_values
         )
+
+    def _kernel(
+        self, x_BTC: Tensor, attention_mask: Tensor | None, cache: Cache | None
+    ) -> tuple[attention.Kernel, Tensor | None]:
+        """What carries out attention in this forward pass, and the mask that it takes."""
+        implementation = self.config._attn_implementation
+        if self.group is not None and self.training and cache is None:
+            kernel = attention.shifted(implementation, self.config, self.group)
+            return kernel, padding(attention_mask)
+        # Masks come from slots and padding alone. Given position_ids, the builder would read a gap
+        # in them as the border of a packed document.
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=x_BTC,
+            attention_mask=attention_mask,
+            past_key_values=attention.cache_sizes(cache),
+        )
+        return attention.KERNELS[implementation], mask
 
 
 class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import make_model, random_tokens
 from torch.autograd import gradcheck
 
 from tape.blockwise import BLOCK, causal_attention
@@ -50,6 +51,20 @@ def test_blocks_that_take_one_gradient_alone():
             strict=True,
         ):
             torch.testing.assert_close(x, y, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("key_heads", [2, 1])
+def test_grouped_queries_train_alike_with_and_without_blocks(key_heads):
+    tokens = random_tokens(2, 9)
+
+    def gradients(kernel):
+        model = make_model("tape", kernel=kernel, num_key_value_heads=key_heads).train()
+        model(tokens, labels=tokens).loss.backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    expected = gradients("eager")
+    for name, gradient in gradients("sdpa").items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("state", [(1, 1, 5, 2, 3), (2, 1, 5, 2, 3), (2, 4, 5, 2, 3)])

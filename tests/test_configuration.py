@@ -193,7 +193,7 @@ def test_a_position_set_later_counts():
 
 def test_dependencies_point_one_way():
     """positions <- attention <- modeling <- training and the rest; none of them knows hydra."""
-    order = ["names", "positions", "configuration", "blockwise", "flash"]
+    order = ["names", "positions", "configuration", "blockwise", "flash", "s2"]
     order += ["attention", "indices", "modeling"]
     root = pathlib.Path(tape.__file__).parent
     for path in root.rglob("*.py"):

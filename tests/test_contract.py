@@ -119,8 +119,9 @@ def test_right_padded(model):
 
 @torch.no_grad()
 @pytest.mark.parametrize("position", GROUPED)
-def test_grouped_queries(position):
-    model = make_model(position, num_key_value_heads=2)
+@pytest.mark.parametrize("key_heads", [2, 1])
+def test_grouped_queries(position, key_heads):
+    model = make_model(position, num_key_value_heads=key_heads)
     tokens, mask, pads = left_padded()
     cache = make_cache(model, "dynamic")
     pieces = [

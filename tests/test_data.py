@@ -12,7 +12,15 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from tape.data import LocalCorpus, TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
+from tape.data import (
+    LocalCorpus,
+    RedPajamaCorpus,
+    TextCorpus,
+    TokenBlocks,
+    redpajama,
+    tokenize_corpus,
+    train_tokenizer,
+)
 from tape.data import blocks as blocks_module
 from tape.data.tokenizer import load_tokenizer
 from tape.files import new_folder, write_text
@@ -45,6 +53,37 @@ def test_local_corpus_is_real_text_in_two_splits():
     names = [path.relative_to(corpus.root).parts for path in corpus.files()]
     assert not any({"site-packages", "test", "tests"} & set(parts) for parts in names)
     assert ("argparse.py",) in names and ("pydoc_data", "topics.py") in names
+
+
+def test_redpajama_reads_the_text_of_files_with_other_columns(tmp_path, monkeypatch, caplog):
+    """As on the hub, where the files of its cache are links to others without a suffix."""
+    columns = [{"meta": {"url": "x"}}, {"red_pajama_subset": "arxiv", "meta": "{}"}, {}]
+    documents = iter(DOCUMENTS)
+    for name, other in zip(redpajama.FILES, columns * 4, strict=False):
+        rows = [{"text": next(documents), **other} for _ in range(5)] + [{"text": " ", **other}]
+        (tmp_path / f"blob-{name[:-6]}").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / name).symlink_to(tmp_path / f"blob-{name[:-6]}")
+    monkeypatch.setattr(
+        redpajama, "hf_hub_download", lambda repository, name, repo_type: str(tmp_path / name)
+    )
+    corpus = RedPajamaCorpus(validation_fraction=0.3)
+    train, validation = both_splits(corpus)
+    assert sorted(train + validation) == sorted(DOCUMENTS[:55]) and 5 < len(validation) < 30
+    assert RedPajamaCorpus(tmp_path, 0.3).fingerprint() == corpus.fingerprint()
+    (tmp_path / "book_sample.jsonl").unlink()
+    assert len(RedPajamaCorpus(tmp_path).files()) == 10 and "book_sample.jsonl" in caplog.text
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"has none of arxiv_sample\.jsonl"):
+        RedPajamaCorpus(tmp_path / "empty")
+
+
+def test_redpajama_without_a_network_says_what_to_do(monkeypatch):
+    def unreachable(*arguments, **settings):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(redpajama, "hf_hub_download", unreachable)
+    with pytest.raises(FileNotFoundError, match=r"no network.*data\.dir=.*data=local"):
+        RedPajamaCorpus()
 
 
 def test_local_corpus_is_the_same_in_another_process():

@@ -13,6 +13,7 @@ from test_training import assert_same_weights, checkpoint_names, losses, weights
 from transformers import AutoModelForCausalLM
 
 import train
+from tape.evaluation.checkpoint import fingerprint, load_model
 from tape.training.progress import read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -69,6 +70,36 @@ def test_two_processes_equal_one(start, start_two, tmp_path, launcher):
         for folder in (one, two)
     ]
     assert evaluations[0] == pytest.approx(evaluations[1], abs=1e-5)
+
+
+@pytest.mark.parametrize(("launcher", "method"), [("ddp", "adape_lora"), ("fsdp2", "lora")])
+def test_two_processes_adapt_a_base_as_one_does(start, start_two, tmp_path, launcher, method):
+    base = start("position=rope", "trainer.max_steps=1", folder=tmp_path / "base")
+    position = "tape" if method == "adape_lora" else "keep"
+    adapting = [f"peft={method}", f"position={position}", f"base_model={base}"]
+    adapting += ["+trainer.gradient_checkpointing=true"]
+    one = start(*SETTINGS, *adapting, folder=tmp_path / "one")
+    two = start_two(f"launcher={launcher}", *adapting)
+    assert_same_losses(one, two)
+    tokens = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(0))
+    logits = [load_model(folder)(tokens).logits for folder in (one, two)]
+    torch.testing.assert_close(logits[0], logits[1], atol=2e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["adape", "lora"])
+def test_sharding_changes_no_bit_of_what_is_trained_in_bfloat16(start, start_two, tmp_path, method):
+    base = start("position=rope", "trainer.max_steps=1", folder=tmp_path / "base")
+    position = "tape" if method == "adape" else "keep"
+    adapting = [f"peft={method}", f"position={position}", f"base_model={base}"]
+    # The norm of a gradient is a sum in another order.
+    adapting += ["trainer.bf16=true", "frozen=bfloat16", "trainer.max_grad_norm=0"]
+    hashes = []
+    for launcher in ("ddp", "fsdp2"):
+        folder = start_two(f"launcher={launcher}", *adapting)
+        hashes.append(fingerprint(folder))
+        folder.rename(tmp_path / launcher)
+    assert hashes[0] == hashes[1]
 
 
 def test_two_processes_share_a_stream(start_two, cache, tmp_path):

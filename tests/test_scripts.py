@@ -131,6 +131,28 @@ def test_a_slice_that_is_over_too_soon_says_so(start):
     assert "| addition_20_tape_0 | - | - | - | - | - |" in printed
 
 
+@pytest.mark.parametrize("method", ["adape", pytest.param("longlora", marks=pytest.mark.slow)])
+def test_a_llama_is_extended_by_the_papers_command(run_script, text, tmp_path, method):
+    """The recipe, but for its size; rotary methods give a plain Llama."""
+    tokenizer = byte_tokenizer()
+    for part in (make_speaker("rope", tokenizer), tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    small = ["base_model=base", "length=32", "data=text", f"data.files={text}", "eval_blocks=4"]
+    small += ["trainer.max_steps=2", "trainer.gradient_accumulation_steps=2", "report.tokens=64"]
+    started = run_script("train_llama.sh", *small, "+trainer.use_cpu=true", TYPE=method)
+    printed, _ = started.communicate()
+    assert started.returncode == 0, printed
+    assert "weights train:" in printed and f"report are in output/llama_{method}" in printed
+    form = "tape" if method == "adape" else "llama"
+    command = ["-m", "tape.export", f"output/llama_{method}", "--out", "plain", "--format", form]
+    exported = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert exported.returncode == 0, exported.stderr
+    family = json.loads((tmp_path / "plain" / "config.json").read_text())["model_type"]
+    assert family == form
+
+
 @pytest.mark.parametrize(
     "task",
     ["quality"]

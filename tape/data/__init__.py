@@ -3,6 +3,7 @@
 from tape.data.blocks import TokenBlocks, TokenStream, TrainingOrder, tokenize_corpus
 from tape.data.c4 import C4Corpus
 from tape.data.corpora import Corpus, LocalCorpus, TextCorpus
+from tape.data.redpajama import RedPajamaCorpus
 from tape.data.streaming import StreamedBlocks, training_blocks
 from tape.data.tokenizer import load_tokenizer, train_tokenizer
 
@@ -10,6 +11,7 @@ __all__ = [
     "C4Corpus",
     "Corpus",
     "LocalCorpus",
+    "RedPajamaCorpus",
     "StreamedBlocks",
     "TextCorpus",
     "TokenBlocks",

@@ -106,7 +106,7 @@ class LocalCorpus(FileCorpus):
 
     def documents(self, split: Split) -> Iterator[str]:
         for path in self.files():
-            if (_fraction(self._name(path)) < 0.05) == (split == "validation"):
+            if (fraction(self._name(path)) < 0.05) == (split == "validation"):
                 text = _plain_text(path)
                 if text.strip():
                     yield text
@@ -161,7 +161,7 @@ class TextCorpus(FileCorpus):
                 yield half
         else:
             for text in self._read(self.paths):
-                if (_fraction(text) < self.validation_fraction) == (split == "validation"):
+                if (fraction(text) < self.validation_fraction) == (split == "validation"):
                     yield text
 
     def _read(self, paths: list[Path]) -> Iterator[str]:
@@ -171,11 +171,11 @@ class TextCorpus(FileCorpus):
             elif path.suffix == ".parquet":
                 documents = _parquet_column(path, self.field)
             else:
-                documents = _record_field(path, self.field)
+                documents = record_field(path, self.field)
             yield from (text for text in documents if text.strip())
 
 
-def _fraction(text: str) -> float:
+def fraction(text: str) -> float:
     """A number in [0, 1) that depends on the text alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 256**7
 
@@ -246,7 +246,12 @@ def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _record_field(path: Path, field: str) -> Iterator[str]:
+def record_field(path: Path, field: str) -> Iterator[str]:
+    """A field of every row of a file of JSON lines, compressed or not.
+
+    Raises:
+        ValueError: for a row that has no text there; names file and line.
+    """
     with _reading(path), _open(path) as file:
         for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8"), start=1):
             if not line.strip():

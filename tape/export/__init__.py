@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape.configuration import TapeConfig
 from tape.export import check
-from tape.export.card import model_card
+from tape.export.card import model_card, shareable
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
 from tape.export.source import CHECKPOINT, Source
@@ -47,6 +47,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
         require_llama(model)
     with new_folder(out) as work:
         model.config.use_cache = True  # training turned it off
+        model.config.adaptation = shareable(model.config.adaptation)
         model.save_pretrained(work)
         if tokenizer is not None:
             tokenizer.save_pretrained(work)

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from tape.adapters import ADAPTER
 from tape.configuration import TapeConfig
+from tape.evaluation.checkpoint import load_model
 from tape.modeling import TapeForCausalLM
 from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import (
@@ -24,7 +26,7 @@ from tape.training.runs import (
     step_of,
 )
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", ADAPTER)
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
@@ -65,11 +67,22 @@ class Source:
         return cls(folder, run, step)
 
     def load(self) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]:
-        """The model, in the dtype that it was saved in, and its tokenizer if there is one.
+        """The model, in the dtype that it was saved in, and its tokenizer if there is one; an
+        adapter merged into its base.
 
         Raises:
             ValueError: if the weights are not exactly those of the model in config.json.
         """
+        model = self._model()
+        if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
+            raise ValueError(f"{self.folder}: some weights are not finite")
+        if not (self.folder / "tokenizer_config.json").exists():
+            return model.eval(), None
+        return model.eval(), AutoTokenizer.from_pretrained(self.folder)
+
+    def _model(self) -> TapeForCausalLM:
+        if (self.folder / ADAPTER).is_file():
+            return load_model(self.folder).cpu()
         model, loaded = TapeForCausalLM.from_pretrained(self.folder, output_loading_info=True)
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if names := sorted(map(str, loaded[problem])):
@@ -78,11 +91,7 @@ class Source:
                     f"{problem.replace('_', ' ')}: {', '.join(names[:5])}"
                     + (f" and {len(names) - 5} more" if len(names) > 5 else "")
                 )
-        if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
-            raise ValueError(f"{self.folder}: some weights are not finite")
-        if not (self.folder / "tokenizer_config.json").exists():
-            return model.eval(), None
-        return model.eval(), AutoTokenizer.from_pretrained(self.folder)
+        return model
 
     def settings(self) -> dict[str, Any] | None:
         """The configuration of the run."""
@@ -125,7 +134,7 @@ def _other_checkpoints(folder: Path) -> str:
 def _step_of_final(run: Path) -> int | None:
     """The step of the run's last model: that of the checkpoint with the same weights, as the log
     may have gone on since; without such a checkpoint, what the report says."""
-    weights = sorted(path.name for path in run.glob("model*.safetensors"))
+    weights = sorted(path.name for path in run.glob("*model*.safetensors"))
     for checkpoint in reversed(checkpoints(run)):
         if damage(checkpoint) is None and not any(
             filecmp.cmpfiles(run, checkpoint, weights, False)[1:]

@@ -7,15 +7,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase
 
+from tape.adapters import ADAPTER
 from tape.configuration import TapeConfig
-from tape.evaluation.checkpoint import fingerprint
+from tape.evaluation.checkpoint import fingerprint, with_weights
+from tape.frozen import loading
 from tape.modeling import TapeForCausalLM
 from tape.names import check_arguments
-from tape.positions import PositionModule
 
 KEEP = "keep"  # the position of a base model
 # Fields that change the shape, the number or the sense of weights.
@@ -66,6 +66,7 @@ def adapt_model(
     shape: dict[str, Any],
     position: dict[str, Any],
     tokenizer: PreTrainedTokenizerBase,
+    frozen: str | None = None,
 ) -> TapeForCausalLM:
     """The decoder of a checkpoint, ours or a Llama's, with another training length and perhaps
     another encoding. Weights that an encoding adds are new; all others are the checkpoint's.
@@ -73,18 +74,27 @@ def adapt_model(
     Args:
         base: a folder, or a name on the hub.
         shape: fields of `TapeConfig`; none of them may change the shape of a weight.
-        position: {"name": "keep"} is the checkpoint's own; arguments beside it replace those.
+        position: {"name": "keep"} is the checkpoint's own; arguments beside it replace those. Null
+            arguments of YaRN extend the checkpoint's length to the new one.
+        frozen: how weights that do not train are going to be held (`tape.frozen`).
 
     Raises:
         ValueError: if there is no such checkpoint, if it lacks weights, or for settings that do
             not fit it.
     """
     _check_fields(shape)
+    if (Path(base) / ADAPTER).is_file():
+        raise ValueError(
+            f"base_model={base} is an adapter; merge it into its base first: "
+            f"python -m tape.export {base} --out FOLDER"
+        )
     try:
         before = TapeConfig.from_pretrained(base)
         if position["name"] == KEEP:
             position = position | {"name": before.position["name"]}
         changes = {name: value for name, value in shape.items() if value is not None}
+        position = _extended(position, before, changes.get("max_position_embeddings"))
+        changes["adaptation"] = None  # that of the checkpoint has come to its end
         config = TapeConfig.from_pretrained(base, position=position, **changes)
         for name in changes.keys() & SIZES:
             if changes[name] != getattr(before, name):
@@ -92,26 +102,12 @@ def adapt_model(
                     f"model.{name}={changes[name]}, but {base} has {getattr(before, name)}; "
                     f"take model=keep"
                 )
-        model, loading = TapeForCausalLM.from_pretrained(
-            base,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are named below
-            output_loading_info=True,
-        )
+        changed = config.position != before.position
+        model, left = with_weights(base, config, new_encoding=changed, **loading(frozen))
     except (OSError, RuntimeError, StrictDataclassError) as error:
         raise ValueError(f"base_model={base} cannot be taken: {error}") from error
-    for name, theirs, ours in sorted(loading["mismatched_keys"]):
-        raise ValueError(
-            f"{name} of base_model={base} has the shape {(*theirs,)}, "
-            f"but {(*ours,)} by these settings"
-        )
-    added = _of_encoding(model) if config.position != before.position else set()
-    if lost := sorted({*loading["missing_keys"]} - added):
-        raise ValueError(f"base_model={base} has no {', '.join(lost[:3])} ({len(lost)} in all)")
-    if unknown := sorted(key for key in loading["unexpected_keys"] if "inv_freq" not in key):
-        log.info("weights of %s that are not taken: %s", base, ", ".join(unknown))
+    if left := [key for key in left if "inv_freq" not in key]:
+        log.info("weights of %s that are not taken: %s", base, ", ".join(left))
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
             f"the tokenizer has {len(tokenizer):,} tokens, base_model={base} "
@@ -138,11 +134,11 @@ def _check_fields(shape: dict[str, Any]) -> None:
     check_arguments("model", shape, accepted)
 
 
-def _of_encoding(model: TapeForCausalLM) -> set[str]:
-    """The names of the weights that are the encoding's own."""
-    return {
-        f"{prefix}.{name}"
-        for prefix, module in model.named_modules()
-        if isinstance(module, PositionModule)
-        for name, _ in module.named_parameters()
-    }
+def _extended(position: dict[str, Any], before: TapeConfig, length: int | None) -> dict[str, Any]:
+    """Null arguments of YaRN, as they follow from the length that a checkpoint was trained with and
+    the new one; what a checkpoint with YaRN has is its own."""
+    if "factor" not in position or (before.rope_parameters or {}).get("rope_type") == "yarn":
+        return position
+    original = position.get("original_length") or before.max_position_embeddings
+    factor = position["factor"] or max(1.0, (length or original) / original)
+    return position | {"original_length": original, "factor": factor}

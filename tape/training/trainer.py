@@ -6,13 +6,14 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from peft import PeftModel
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
+from tape.adapters import complete
 from tape.files import write_text
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
 from tape.training.progress import Console, MetricsFile, read_metrics
@@ -65,6 +67,10 @@ class LanguageModelTrainer(Trainer):
             state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             self.is_fsdp_enabled = True
+        if self.is_fsdp_enabled:
+            # It would round what goes from layer to layer, the positional state as well; autocast
+            # rounds what products take, here as with one process.
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = None
         # What a layer returns, the positional state, is a view that nobody changes in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
@@ -80,6 +86,10 @@ class LanguageModelTrainer(Trainer):
         self.console.tokens += inputs["input_ids"].numel() * self.args.world_size
         return loss
 
+    def autocast_smart_context_manager(self, *args, **kwargs) -> AbstractContextManager:
+        # For FSDP2 alone accelerate leaves autocast to others.
+        return self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext()
+
     def get_train_dataloader(self) -> DataLoader:
         loader = super().get_train_dataloader()
         loader.worker_init_fn = ignore_sigterm
@@ -90,7 +100,9 @@ class LanguageModelTrainer(Trainer):
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices), self.model.evaluation_length(self.length):
             metrics = super().evaluate(*args, **kwargs)
-            if measured := self.measure(self.model.eval()):
+            with self.accelerator.autocast():
+                measured = self.measure(self.model.eval())
+            if measured:
                 measured = {f"eval_{name}": value for name, value in measured.items()}
                 self.log(measured)
             return metrics | measured
@@ -129,6 +141,11 @@ class LanguageModelTrainer(Trainer):
             unfinished(folder).rmdir()
             remove_old(target, self.args.save_total_limit)
         self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if isinstance(self.model, PeftModel) and self.args.should_save:
+            complete(self.model, Path(output_dir or self.args.output_dir))
 
     def _weights_are_finite(self, model: torch.nn.Module) -> bool:
         shards = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())

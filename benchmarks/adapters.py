@@ -1,0 +1,79 @@
+"""What a training step on a base model costs: forward, backward and AdamW, method against method.
+
+python benchmarks/adapters.py                                  # 4 layers of 256
+python benchmarks/adapters.py --shape base --methods lora adape --out benchmarks/results
+
+A method is a file of config/peft. Embeddings and norms train as in the paper's recipe, unless
+--no-extra is given. Times and memory are taken as by train_step.py.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+
+import torch
+from measuring import (
+    SHAPES,
+    arguments_of_steps,
+    build,
+    compare_steps,
+    in_its_own_process,
+    in_turn,
+    peak_memory,
+    publish,
+    random_tokens,
+)
+from train_step import step
+
+from tape.adapters import Method, adapt
+
+LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+PLAIN = {"everything": False, "lora": None, "groups": None}
+METHODS = {
+    "lora": PLAIN | {"lora": LORA},
+    "longlora": PLAIN | {"lora": LORA, "groups": 4},
+    "adape": PLAIN,
+    "adape_lora": PLAIN | {"lora": LORA},
+    "ft": PLAIN | {"everything": True},
+}
+
+
+def step_of(method: str, arguments: argparse.Namespace) -> Callable[[], None]:
+    batch, length = arguments.tokens or SHAPES[arguments.shape].tokens
+    position = "tape" if method.startswith("adape") else "rope"
+    base = build(position, arguments.shape, arguments.attention, length)
+    tokens = random_tokens(base, batch, length)
+    settings = {"name": method, "extra": not arguments.no_extra} | METHODS[method]
+    model = adapt(base, Method.of(settings), "base", "").train()
+    if arguments.checkpointing:
+        model.activation_checkpointing_enable()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, 1e-5)
+
+    def one() -> None:
+        step(model, tokens, arguments.dtype)
+        optimizer.step()
+
+    return one
+
+
+def main(arguments: argparse.Namespace) -> None:
+    methods = arguments.methods
+    if arguments.memory_only:
+        print(json.dumps(peak_memory(step_of(methods[0], arguments))))
+        return
+    memory = {method: in_its_own_process(method) for method in methods}
+    work = {method: step_of(method, arguments) for method in methods}
+    publish(
+        "adapters",
+        compare_steps(in_turn(work, arguments.repeats), memory, methods),
+        arguments.out,
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
+    parser.add_argument("--no-extra", action="store_true", help="embeddings and norms are frozen")
+    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    main(arguments_of_steps(parser))

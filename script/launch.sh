@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Starts train.py, in one process or several: bash script/launch.sh settings
+#
+#   NGPUS      processes on this node, one per GPU; SLURM_GPUS_ON_NODE or 1 by default
+#   NNODES     nodes, with NODE_RANK, MASTER_ADDR and MASTER_PORT as for torchrun; under SLURM all
+#              of them follow from its own variables: srun --ntasks-per-node=1 bash script/train.sh
+#
+# The same command continues a run that was stopped; exit status 75 says that it was told to stop
+# (SIGTERM), has saved, and can be continued.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source script/environment.sh
+
+NGPUS=${NGPUS:-${SLURM_GPUS_ON_NODE:-1}}
+NNODES=${NNODES:-${SLURM_NNODES:-1}}
+if ((NGPUS * NNODES == 1)); then
+    exec "$python" train.py "$@"
+fi
+
+NODE_RANK=${NODE_RANK:-${SLURM_NODEID:-0}}
+if ((NNODES == 1)); then # a port of its own, so that two runs fit on one machine
+    MASTER_PORT=${MASTER_PORT:-$((20000 + $$ % 20000))}
+else
+    MASTER_PORT=${MASTER_PORT:-$((20000 + ${SLURM_JOB_ID:-9500} % 20000))}
+fi
+if ((NNODES > 1)); then
+    if [[ -n ${SLURM_JOB_ID:-} && -z ${SLURM_STEP_ID:-} ]]; then
+        echo "error: $NNODES nodes, but this runs on one; put 'srun --ntasks-per-node=1' before it" >&2
+        exit 1
+    fi
+    if [[ -z ${MASTER_ADDR:-} && -n ${SLURM_JOB_NODELIST:-} ]]; then
+        MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    fi
+    if [[ -z ${MASTER_ADDR:-} ]]; then
+        echo "error: NNODES=$NNODES needs MASTER_ADDR, the host name of node 0" >&2
+        exit 1
+    fi
+fi
+set -- launcher=ddp "$@" # the last one given counts
+
+# torchrun has an exit status of its own: the run leaves its status in a file. It also gives its
+# processes half a minute after SIGTERM, which is short for saving a large model.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+TAPE_STATUS=$(mktemp)
+export TAPE_STATUS TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}
+"$python" -m torch.distributed.run --nnodes "$NNODES" --nproc-per-node "$NGPUS" \
+    --node-rank "$NODE_RANK" --master-addr "${MASTER_ADDR:-localhost}" \
+    --master-port "$MASTER_PORT" train.py "$@" &
+torchrun=$!
+trap 'kill -TERM "$torchrun"; trap "" TERM' TERM
+trap 'kill -INT "$torchrun"; trap "" INT' INT
+while # a signal ends the waiting, but not torchrun
+    status=0
+    wait "$torchrun" || status=$?
+    kill -0 "$torchrun" 2>/dev/null
+do :; done
+if [[ -s $TAPE_STATUS ]]; then
+    status=$(<"$TAPE_STATUS")
+fi
+rm -f "$TAPE_STATUS"
+exit "$status"

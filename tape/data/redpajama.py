@@ -1,0 +1,80 @@
+"""The sample of RedPajama: eleven files of JSON lines, of which only the text is read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download
+
+from tape.data.corpora import FileCorpus, Split, fraction, record_field
+
+HUB = "togethercomputer/RedPajama-Data-1T-Sample"
+CRAWLS = ("2019-30", "2020-05", "2021-04", "2022-05", "2023-06")
+SOURCES = (
+    *("arxiv", "book", "c4", *(f"cc_{crawl}" for crawl in CRAWLS)),
+    *("github", "stackexchange", "wikipedia"),
+)
+FILES = tuple(f"{source}_sample.jsonl" for source in SOURCES)
+log = logging.getLogger(__name__)
+
+
+class RedPajamaCorpus(FileCorpus):
+    """RedPajama-Data-1T-Sample (Together Computer 2023): about a billion tokens from the sources of
+    Llama's training data.
+
+    Args:
+        dir: a local folder with files of the official names, some or all; None: the hub.
+        validation_fraction: the share of the documents, chosen by their content, for validation.
+
+    Raises:
+        FileNotFoundError: if the folder has none of the files, or one cannot be had from the hub.
+    """
+
+    def __init__(
+        self,
+        dir: str | Path | None = None,
+        validation_fraction: float = 0.01,
+        name: str = "redpajama",
+    ):
+        if not 0 < validation_fraction < 1:
+            raise ValueError(f"data.validation_fraction={validation_fraction} must lie in (0, 1)")
+        self.name, self.validation_fraction = name, validation_fraction
+        self.paths = _from_hub() if dir is None else _in_folder(Path(dir))
+
+    def files(self) -> list[Path]:
+        return self.paths
+
+    def rule(self) -> str:
+        return f"redpajama {self.validation_fraction}"
+
+    def documents(self, split: Split) -> Iterator[str]:
+        for path in self.paths:
+            for text in record_field(path, "text"):
+                held_out = fraction(text) < self.validation_fraction
+                if text.strip() and held_out == (split == "validation"):
+                    yield text
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    there = [folder / name for name in FILES if (folder / name).is_file()]
+    if not there:
+        raise FileNotFoundError(
+            f"data.dir={folder} has none of {', '.join(FILES)}; they are on "
+            f"https://huggingface.co/datasets/{HUB}"
+        )
+    if missing := [name for name in FILES if not (folder / name).is_file()]:
+        log.warning("%s has %s of %s files; missing: %s", folder, len(there), len(FILES), missing)
+    return there
+
+
+def _from_hub() -> list[Path]:
+    log.info("%s, about 5 GB, is downloaded once", HUB)
+    try:
+        return [Path(hf_hub_download(HUB, name, repo_type="dataset")) for name in FILES]
+    except Exception as error:  # the hub's client has those of its own clients, too
+        raise FileNotFoundError(
+            f"{HUB} is neither in the hub's cache nor to be had from the hub ({error}); give "
+            f"data.dir=..., a folder with its files, or another corpus, data=local"
+        ) from error

@@ -1,0 +1,145 @@
+"""S2, shifted sparse attention, for training on long sequences (LongLoRA, Chen et al. 2023, arXiv
+2309.12307).
+
+Tokens attend within groups of consecutive tokens. In the first half of the heads a group begins at
+every multiple of its size; in the second half the borders lie half a group later, so that what one
+half parts the other joins. The first and the last group are shorter there. (The original lets them
+be one group, rolled around: its first tokens could see the last ones.)
+
+Groups count the real tokens of each sequence: padding on either side changes nothing for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tape.positions import ENCODINGS, PositionEncoding
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Parts = list[Tensor]  # q, k, v and perhaps the payload
+WITHIN = ("sdpa", "flash_attention_2")  # causal where they get no mask
+
+
+def check_groups(implementation: str, config: PretrainedConfig, group: int) -> None:
+    """Raise a ValueError unless a model can train in groups of so many tokens, each attended by
+    this implementation."""
+    trying = f"training in shifted groups of {group} tokens"
+    able = [name for name, cls in ENCODINGS.items() if cls.biases is PositionEncoding.biases]
+    if type(group) is not int or group < 2 or group % 2:
+        raise ValueError(
+            f"{trying}: it takes an even number, 2 or more; half a group is shifted by"
+        )
+    if implementation not in WITHIN:
+        raise ValueError(
+            f"{trying} with attn_implementation={implementation!r}; allowed: {', '.join(WITHIN)}"
+        )
+    if (name := config.position["name"]) not in able:
+        raise ValueError(
+            f"{trying} with position {name!r}, which adds a term to the scores; allowed: "
+            f"{', '.join(able)}"
+        )
+    if config.num_attention_heads % 2:
+        raise ValueError(f"{trying}: num_attention_heads={config.num_attention_heads} is odd")
+
+
+def padding(attention_mask: Tensor | None) -> Tensor | None:
+    """The mask of `shifted_groups`: (B, T), False at padding.
+
+    Raises:
+        ValueError: for a mask that says more than that.
+    """
+    if attention_mask is None:
+        return None
+    if attention_mask.ndim != 2:
+        raise ValueError(
+            f"training in shifted groups with an attention_mask of {attention_mask.ndim} "
+            f"dimensions: it takes (B, T), zero at padding"
+        )
+    return attention_mask.bool()
+
+
+def shifted_groups(
+    within: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]],
+    group: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    payload: Tensor | None,
+    mask: Tensor | None,
+    bias: None,
+    scaling: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor | None, None]:
+    """The kernel of `tape.attention`, without a cache: as many queries as keys.
+
+    Args:
+        within: the kernel for the tokens of a group, causal without a mask.
+        group: tokens of a group; an even number.
+        mask: None or (B, T), False at padding.
+    """
+
+    def attend(parts: Parts, size: int) -> Parts:
+        """The averages within groups of `size` tokens, counted from the first."""
+        B, _, T, _ = parts[0].shape
+        size = min(size, T)
+        folded = [_fold(x, size) for x in parts]
+        q, k, v, payload = folded if len(folded) == 4 else (*folded, None)
+        averages = within(q, k, v, payload, None, None, scaling, dropout)[:2]
+        return [_unfold(x, B, T) for x in averages if x is not None]
+
+    parts = [q, *_for_halves(q, [k, v] if payload is None else [k, v, payload])]
+    if mask is not None:
+        order = mask.int().argsort(dim=-1, descending=True, stable=True)  # real tokens first
+        parts = [_reorder(x, order) for x in parts]
+    first, second = zip(*(_halves(x) for x in parts), strict=True)
+    begin, rest = zip(*(_cut(x, group // 2) for x in second), strict=True)
+    shifted = attend(list(begin), group)
+    if rest[0].shape[2]:
+        pairs = zip(shifted, attend(list(rest), group), strict=True)
+        shifted = [torch.cat(pair, dim=2) for pair in pairs]
+    halves = zip(attend(list(first), group), shifted, strict=True)
+    averages = [torch.cat(pair, dim=1) for pair in halves]
+    if mask is not None:
+        averages = [_reorder(x, order.argsort(dim=-1)) for x in averages]
+    return averages[0], averages[1] if len(averages) == 2 else None, None
+
+
+def _for_halves(q: Tensor, parts: Parts) -> Parts:
+    """Keys, values and payload for every sequence, with heads that can be halved as q's."""
+    (B, H), K = q.shape[:2], parts[0].shape[1]
+    parts = [x.expand(B, *x.shape[1:]) for x in parts]
+    return parts if K % 2 == 0 else [x.repeat_interleave(H // x.shape[1], dim=1) for x in parts]
+
+
+def _halves(x_BHTC: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the second half of the heads; one head serves both."""
+    return x_BHTC.chunk(2, dim=1) if x_BHTC.shape[1] > 1 else (x_BHTC, x_BHTC)
+
+
+def _cut(x_BHTC: Tensor, place: int) -> tuple[Tensor, Tensor]:
+    return x_BHTC[:, :, :place], x_BHTC[:, :, place:]
+
+
+def _reorder(x_BHTC: Tensor, order_BT: Tensor) -> Tensor:
+    return x_BHTC.take_along_dim(order_BT[:, None, :, None], dim=2)
+
+
+def _fold(x_BHTC: Tensor, size: int) -> Tensor:
+    """Groups as sequences of their own, (B n, H, size, C). What fills up the last one is at its
+    end, where causal attention does not look."""
+    n = math.ceil(x_BHTC.shape[2] / size)
+    x_BHTC = F.pad(x_BHTC, (0, 0, 0, n * size - x_BHTC.shape[2]))
+    return x_BHTC.unflatten(2, (n, size)).transpose(1, 2).flatten(0, 1)
+
+
+def _unfold(x: Tensor, B: int, T: int) -> Tensor:
+    """(B n, H, size, C) back to (B, H, T, C)."""
+    return x.unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)[:, :, :T]

@@ -1,0 +1,181 @@
+"""Shifted sparse attention: against a loop, with padding, in the decoder, and what it refuses."""
+
+import pytest
+import torch
+from conftest import make_model, random_tokens
+
+from tape.attention import KERNELS
+from tape.s2 import shifted_groups
+
+GROUP = 4
+
+
+def same_group(h: int, heads: int, i: int, j: int) -> bool:
+    """Whether the i-th and the j-th real token are in one group of head h."""
+    shift = GROUP // 2 if h >= heads // 2 else 0
+    return (i + shift) // GROUP == (j + shift) // GROUP
+
+
+def loop(q, k, v, payload, mask, scaling):
+    """The averages of values and payload, token by token; zero at padding."""
+    (B, H, T, _), K = q.shape, k.shape[1]
+    results = [torch.zeros(B, H, T, x.shape[-1], dtype=q.dtype) for x in (v, payload)]
+    for b in range(B):
+        real = [t for t in range(T) if mask[b, t]]
+        for h in range(H):
+            of_head = [x[b if x.shape[0] > 1 else 0] for x in (k, v, payload)]
+            keys, *averaged = [x[h // (H // K) if x.shape[0] > 1 else 0] for x in of_head]
+            for i, query in enumerate(real):
+                seen = [t for j, t in enumerate(real[: i + 1]) if same_group(h, H, i, j)]
+                scores = torch.stack([q[b, h, query] @ keys[t] for t in seen]) * scaling
+                weights = scores.exp() / scores.exp().sum()
+                for result, x in zip(results, averaged, strict=True):
+                    result[b, h, query] = sum(w * x[t] for w, t in zip(weights, seen, strict=True))
+    return results
+
+
+# Lengths: less than half a group, half, one, several, and some left over.
+@pytest.mark.parametrize("length", [1, 2, 4, 11, 15])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("key_heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("padded", [False, True])
+def test_it_equals_a_loop(length, batch, key_heads, padded):
+    torch.manual_seed(0)
+    shapes = [(batch, 6, length, 8), *[(batch, key_heads, length, 8)] * 2]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    # The first layer's state is one for all sequences and heads.
+    payload = (1, 1, length, 6) if key_heads == 2 else (batch, key_heads, length, 6)
+    inputs.append(torch.randn(payload, dtype=torch.float64, requires_grad=True))
+    mask = torch.ones(batch, length, dtype=torch.bool)
+    if padded:
+        mask[0, : length // 2] = False
+        mask[-1, length - length // 3 :] = False
+    given = shifted_groups(
+        KERNELS["sdpa"], GROUP, *inputs, mask if padded else None, None, 0.3, 0.0
+    )
+    expected = loop(*inputs, mask, 0.3)
+    real = mask[:, None, :, None]
+    weights = [torch.randn_like(x) * real for x in expected]
+    for ours, theirs in zip(given[:2], expected, strict=True):
+        torch.testing.assert_close(ours * real, theirs, atol=1e-9, rtol=0)
+    gradients = [
+        torch.autograd.grad(sum((x * w).sum() for x, w in zip(xs, weights, strict=True)), inputs)
+        for xs in (given[:2], expected)
+    ]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+
+
+def test_without_a_payload():
+    q, k, v = torch.randn(3, 2, 4, 10, 8)
+    plain = shifted_groups(KERNELS["sdpa"], GROUP, q, k, v, None, None, None, 0.3, 0.0)
+    with_it = shifted_groups(KERNELS["sdpa"], GROUP, q, k, v, v, None, None, 0.3, 0.0)
+    assert plain[1] is None
+    torch.testing.assert_close(plain[0], with_it[0])
+    torch.testing.assert_close(with_it[0], with_it[1])
+
+
+def in_groups(position="rope", group=GROUP, **changes):
+    model = make_model(position, **changes).train()
+    model.train_in_groups(group)
+    return model
+
+
+@pytest.mark.parametrize("position", ["rope", "tape"])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_padding_changes_nothing_for_the_real_tokens(position, key_heads):
+    model = in_groups(position, group=6, num_key_value_heads=key_heads)
+    tokens = random_tokens(3, 15)
+    pads = [0, 4, 9]
+    mask = torch.ones_like(tokens)
+    for row, count in enumerate(pads):
+        mask[row, :count] = 0
+    for flipped in (False, True):
+        seen = mask.flip(1) if flipped else mask
+        logits = model(tokens, attention_mask=seen).logits
+        for row in range(3):
+            real = seen[row].bool()
+            alone = model(tokens[row : row + 1, real]).logits[0]
+            torch.testing.assert_close(logits[row, real], alone, atol=1e-5, rtol=1e-5)
+
+
+def reach(model, length=16):
+    """Which logits depend on which token, (token, logit)."""
+    tokens = random_tokens(1, length)
+    before = model(tokens, use_cache=False).logits
+    changed = []
+    for place in range(length):
+        other = tokens.clone()
+        other[:, place] = (other[:, place] + 1) % model.config.vocab_size
+        after = model(other, use_cache=False).logits
+        changed.append((after - before).abs().amax((0, 2)) > 1e-7)
+    return torch.stack(changed)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "tape"])
+def test_no_token_sees_a_later_one_and_groups_are_joined(position):
+    model = in_groups(position, num_hidden_layers=1)
+    expected = torch.tensor(
+        [
+            [j <= i and any(same_group(h, 4, i, j) for h in range(4)) for i in range(16)]
+            for j in range(16)
+        ]
+    )
+    assert torch.equal(reach(model), expected)
+
+
+@torch.no_grad()
+def test_evaluation_and_caches_are_full_attention(tmp_path):
+    model, full = in_groups(), make_model("rope")
+    tokens = random_tokens(2, 15)
+    assert not torch.allclose(model(tokens).logits, full(tokens).logits, atol=1e-2)
+    torch.testing.assert_close(model(tokens, use_cache=True).logits, full(tokens).logits)
+    assert torch.equal(model.eval()(tokens).logits, full(tokens).logits)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).train()
+    assert again.model.group is None  # it belonged to a training run
+    model.train().train_in_groups(None)
+    torch.testing.assert_close(model(tokens).logits, full(tokens).logits)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
+def test_checkpointing_changes_no_gradient():
+    tokens = random_tokens(2, 15)
+
+    def gradients(checkpointing):
+        model = in_groups("tape")
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
+        model(tokens, labels=tokens).loss.backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    plain = gradients(None)
+    for checkpointing in ("reentrant", "not reentrant"):
+        for name, gradient in gradients(checkpointing).items():
+            torch.testing.assert_close(gradient, plain[name], atol=1e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "group", "message"),
+    [
+        ({}, 5, "groups of 5 tokens: it takes an even number"),
+        ({}, 0, "groups of 0 tokens: it takes an even number"),
+        ({"position": "alibi"}, 4, "with position 'alibi'.*allowed: nope, .*rope"),
+        ({"position": "fire"}, 4, "with position 'fire'"),
+        ({"kernel": "eager"}, 4, "attn_implementation='eager'; allowed: sdpa, flash_attention_2"),
+        ({"hidden_size": 24, "num_attention_heads": 3}, 4, "num_attention_heads=3 is odd"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(changes, group, message):
+    with pytest.raises(ValueError, match=message):
+        in_groups(**{"position": "rope"} | changes, group=group)
+
+
+def test_masks_that_are_more_than_padding_are_refused():
+    with pytest.raises(ValueError, match="attention_mask of 4 dimensions"):
+        in_groups()(random_tokens(1, 6), attention_mask=torch.ones(1, 1, 6, 6, dtype=torch.bool))
+    model = in_groups()
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="attn_implementation='eager'"):
+        model(random_tokens(1, 6))
