@@ -1,63 +1,487 @@
-"""Perplexity against a brute-force loop over tokens."""
+"""Perplexity: losses against a loop over tokens, and the command around them."""
 
+import csv
+import json
 import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import VOCABULARY, make_model, random_tokens
+from conftest import VOCABULARY, make_config, make_model, perturb, random_tokens
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from tape.evaluation.perplexity import sliding_perplexity, window_ends
+from tape import TapeForCausalLM
+from tape.data import TextCorpus, tokenize_corpus, train_tokenizer
+from tape.evaluation import perplexity as entry
+from tape.evaluation import scoring
+from tape.evaluation.curves import COLUMNS, POSITION_COLUMNS
+from tape.evaluation.journal import FILE, Incomplete, read
+from tape.evaluation.picture import figure_of, labels
+from tape.evaluation.scoring import losses, perplexity
+from tape.evaluation.tables import add_rows, read_table
+from tape.evaluation.windows import Batch, Window, batches_of, spread, windows_of
+
+ROOT = Path(__file__).parent.parent
+TOKENS = 70
 
 
-@pytest.mark.parametrize("position", ["tape", "randpe", "alibi"])
-def test_equals_a_loop(position):
-    model = make_model(position)
-    tokens = random_tokens(1, 200)[0].numpy().astype(np.uint16)
-    ends = window_ends(len(tokens), longest=32, stride=5, tokens=60)
+def make_folder(folder, position="tape", seed=0):
+    make_model(position, seed=seed).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("models") / "llama_tape")
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "llama_tape")
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory):
+    return write_ids(tmp_path_factory.mktemp("data") / "pile.bin", ids(TOKENS))
+
+
+def ids(count):
+    return random_tokens(1, count)[0].tolist()
+
+
+def write_ids(path, tokens):
+    np.array(tokens, dtype="<u2").tofile(path)
+    return path
+
+
+def options(folder, data, *given):
+    """Those of the command for a few short windows, and whatever else is given."""
+    short = [] if "--lengths" in given else ["--lengths", "16", "32"]
+    stride = [] if "--stride" in given or "disjoint" in given else ["--stride", "5"]
+    small = [] if "--batch_tokens" in given else ["--batch_tokens", "70"]
+    return ["--model", str(folder), "--data", str(data), *short, *stride, *small, *given]
+
+
+def evaluate(folder, data, *given):
+    return entry.run(entry.parse(options(folder, data, *given)))
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- losses
+
+
+def loss_of(model, tokens, start, target, length):
+    """Of one token, from those before it alone."""
+    with torch.no_grad(), model.evaluation_length(length):
+        logits = model(torch.tensor([tokens[start:target]]), use_cache=False).logits[0, -1]
+    return -logits.double().log_softmax(-1)[tokens[target]].item()
+
+
+def by_a_loop(model, tokens, convention, length, stride, batch_size=1):
+    """The number of scored tokens and their loss, from the definition of the convention."""
+
+    def loss(start, target):
+        return loss_of(model, tokens, start, target, length)
+
+    count = len(tokens)
+    if convention == "sliding":
+        found = []
+        for target in range(1, count):
+            start = 0
+            while start + length <= target:  # the first window that has it
+                start += stride
+            found.append(loss(start, target))
+        return len(found), sum(found) / len(found)
+    starts = range(0, count - length, stride)
+    if convention == "disjoint":
+        starts = [start for start in range(0, count, length) if start + length <= count]
+    windows = [[loss(start, start + k) for k in range(1, length)] for start in starts]
+    if convention == "longlora":
+        windows.pop()
+        means = []
+        while windows:
+            together, windows = windows[:batch_size], windows[batch_size:]
+            means.append(np.mean(together))
+        return (len(starts) - 1) * (length - 1), np.mean(means)
+    return sum(map(len, windows)), np.mean(windows)
+
+
+@pytest.mark.parametrize("position", ["tape", "randpe"])
+@pytest.mark.parametrize(
+    ("convention", "given"),
+    [
+        ("sliding", ["--stride", "5"]),
+        ("paper", ["--stride", "9"]),
+        ("longlora", ["--stride", "9"]),
+        ("longlora", ["--stride", "9", "--batch_size", "4"]),
+        ("disjoint", []),
+    ],
+)
+def test_a_convention_equals_a_loop(convention, given, position, text_file, tmp_path):
+    folder = make_folder(tmp_path / "model", position)
+    evaluate(folder, text_file, "--convention", convention, *given)
+    model = TapeForCausalLM.from_pretrained(folder).eval()
+    rows = table(folder / "perplexity.csv")
+    assert [row["length"] for row in rows] == ["16", "32"]
+    for row in rows:
+        stride, size = int(row["stride"] or row["length"]), int(row["batch_size"] or 1)
+        tokens, nll = by_a_loop(model, ids(TOKENS), convention, int(row["length"]), stride, size)
+        assert int(row["tokens"]) == tokens and row["convention"] == convention
+        assert float(row["nll"]) == pytest.approx(nll, rel=1e-5)
+        assert float(row["perplexity"]) == pytest.approx(math.exp(nll), rel=1e-5)
+
+
+def test_logits_are_made_in_parts_and_for_scored_tokens_only(monkeypatch):
+    model, tokens = make_model("tape", dtype=torch.float64), np.array(ids(TOKENS))
+    batches = batches_of(windows_of("sliding", TOKENS, 32, 5), 32, 3)
+    whole = np.concatenate([losses(model, tokens, batch) for batch in batches])
+    sizes = []
+    model.lm_head.register_forward_hook(lambda *given: sizes.append(given[-1].shape[:-1].numel()))
+    monkeypatch.setattr(scoring, "LOGITS", 7 * VOCABULARY)
+    parts = np.concatenate([losses(model, tokens, batch) for batch in batches])
+    np.testing.assert_allclose(parts, whole, rtol=1e-12)
+    assert max(sizes) == 7 and sum(sizes) == TOKENS - 1
+
+
+def test_a_sample_equals_a_loop():
+    """What the report of a run gives."""
+    model, tokens = make_model("randpe"), ids(200)
     for length in (16, 32):
-        result = sliding_perplexity(model, tokens, ends, length, stride=5, batch_tokens=70)
-        nll = 0.0
-        for end in ends:
-            window = torch.from_numpy(tokens[end - length : end].astype(np.int64))[None]
-            with torch.no_grad(), model.evaluation_length(length):
-                logprob = model(window).logits[0].log_softmax(-1)
-            for t in range(length - 5, length):
-                nll -= logprob[t - 1, window[0, t]].item()
-        assert result.tokens == 60
-        assert result.nll == pytest.approx(nll, rel=1e-5)
-        assert result.perplexity == pytest.approx(math.exp(nll / 60), rel=1e-5)
+        windows = spread(len(tokens), length, 32, 5, 60)
+        found = perplexity(model, np.array(tokens, dtype=np.uint16), windows, length)
+        expected = [
+            loss_of(model, tokens, w.start, t, length) for w in windows for t in range(*w[1:])
+        ]
+        assert found.tokens == len(expected) == 60
+        assert found.nll == pytest.approx(np.mean(expected), rel=1e-5)
 
 
 def test_a_uniform_model_has_the_vocabulary_as_perplexity():
     model = make_model("rope")
     torch.nn.init.zeros_(model.lm_head.weight)
-    tokens = random_tokens(1, 100)[0].numpy()
-    result = sliding_perplexity(model, tokens, window_ends(100, 16, 8, 50), 16, 8)
-    assert result.perplexity == pytest.approx(VOCABULARY, rel=1e-5)
-    assert result.bits_per_byte(result.tokens) == pytest.approx(math.log2(VOCABULARY), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("available", "longest", "stride", "tokens"),
-    [(1000, 64, 16, 160), (1000, 64, 16, 10**9), (64, 64, 16, 100), (70, 64, 16, 100)],
-)
-def test_windows_fit_and_score_no_token_twice(available, longest, stride, tokens):
-    ends = window_ends(available, longest, stride, tokens)
-    assert ends[0] >= longest and ends[-1] <= available
-    assert len(ends) >= 1 and (np.diff(ends) >= stride).all()
-    assert len(ends) * stride <= max(tokens, stride)
-
-
-def test_refusals():
-    model = make_model("rope")
-    with pytest.raises(ValueError, match="63 tokens of text are fewer than one window of 64"):
-        window_ends(63, 64, 8, 100)
-    with pytest.raises(ValueError, match=r"stride=16 must lie in 1\.\.15"):
-        sliding_perplexity(model, np.zeros(64, int), np.array([64]), 16, 16)
+    found = perplexity(model, np.array(ids(100)), spread(100, 16, 16, 8, 50), 16)
+    assert found.perplexity == pytest.approx(VOCABULARY, rel=1e-5)
+    assert found.bits_per_byte(found.tokens) == pytest.approx(math.log2(VOCABULARY), rel=1e-5)
 
 
 def test_the_model_is_left_as_it_was():
     model = make_model("rope").train()
-    sliding_perplexity(model, random_tokens(1, 64)[0].numpy(), np.array([64]), 16, 8)
+    losses(model, np.array(ids(16)), Batch(16, [Window(0, 8, 16)]))
     assert model.training
+
+
+def test_a_llama_of_several_files_is_the_librarys(text_file, tmp_path):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    library = LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCABULARY, num_attention_heads=4, num_key_value_heads=2, **shape)
+    ).eval()
+    library.save_pretrained(tmp_path / "llama", max_shard_size="10KB")
+    assert len(list((tmp_path / "llama").glob("*.safetensors"))) > 1
+    evaluate(tmp_path / "llama", text_file, "--lengths", "16")
+    tokens, nll, before = torch.tensor([ids(TOKENS)]), 0.0, 0
+    for start in range(0, TOKENS, 5):  # as the library's guide does
+        stop = min(start + 16, TOKENS)
+        labels = tokens[:, start:stop].clone()
+        labels[:, : before - stop] = -100
+        counted = (labels[:, 1:] != -100).sum().item()
+        with torch.no_grad():
+            nll += library(tokens[:, start:stop], labels=labels).loss.item() * counted
+        before = stop
+        if stop == TOKENS:
+            break
+    (row,) = table(tmp_path / "llama" / "perplexity.csv")
+    assert float(row["nll"]) == pytest.approx(nll / (TOKENS - 1), rel=1e-5)
+
+
+# ---- texts
+
+
+def test_a_corpus_is_cut_by_the_models_tokenizer(text, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("TAPE_CACHE", str(cache))
+    corpus = TextCorpus(text)
+    tokenizer = train_tokenizer(corpus, 300, cache)
+    torch.manual_seed(0)
+    folder = tmp_path / "model"
+    perturb(TapeForCausalLM(make_config("rope", vocab_size=300))).save_pretrained(folder)
+    with pytest.raises(ValueError, match="neither a folder with a tokenizer"):
+        evaluate(folder, "text", "--files", str(text))
+    tokenizer.save_pretrained(folder)
+    evaluate(folder, "text", "--files", str(text), "--lengths", "64", "--stride", "60")
+    stream = tokenize_corpus(corpus, "validation", tokenizer, cache)
+    write_ids(tmp_path / "copy.bin", stream.tokens)
+    evaluate(folder, tmp_path / "copy.bin", "--lengths", "64", "--stride", "60")
+    first, second = table(folder / "perplexity.csv")
+    assert int(first["tokens"]) == len(stream) - 1
+    assert (first["data"], second["data"]) == ("text (validation)", "copy.bin")
+    assert first | {"data": second["data"]} == second  # the same ids have the same hash
+
+
+def test_the_text_may_be_limited(folder, text_file, tmp_path):
+    beginning = write_ids(tmp_path / "pile.bin", ids(50))
+    evaluate(folder, text_file, "--max_tokens", "50")
+    rows = table(folder / "perplexity.csv")
+    evaluate(folder, beginning)
+    assert table(folder / "perplexity.csv") == rows and rows[0]["tokens"] == "49"
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "message"),
+    [
+        (b"\0" * 141, [], "141 bytes, an odd number: it is no file of uint16 token ids"),
+        (b"\0" * 62, [], "31 tokens of text have no window of 32"),
+        (b"", [], "0 tokens of text have no window of 16"),
+        (b"\0" * 138 + b"\x3d\0", [], "token 69 is 61, beyond the model's vocabulary of 61"),
+        (b"\0" * 140, ["--files", "x"], "--files goes with --data text"),
+        (b"\0" * 140, ["--stride", "16"], r"stride=16 must lie in 1\.\.15"),
+        (b"\0" * 140, ["--shard", "3/2"], "shard='3/2' must be i/n"),
+        (b"\0" * 140, ["--out", "x.txt"], r"--out x\.txt must end in \.csv"),
+    ],
+)
+def test_bad_texts_and_options_leave_nothing_behind(content, given, message, folder, tmp_path):
+    (tmp_path / "bad.bin").write_bytes(content)
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=message):
+        evaluate(folder, tmp_path / "bad.bin", *given)
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_what_is_neither_a_file_nor_a_corpus(folder, tmp_path):
+    with pytest.raises(ValueError, match="neither a file nor a corpus; did you mean 'local'"):
+        evaluate(folder, "locl")
+    with pytest.raises(ValueError, match="--data text needs --files"):
+        evaluate(folder, "text")
+    with pytest.raises(ValueError, match="--data local has its own files"):
+        evaluate(folder, "local", "--files", "x")
+    with pytest.raises(FileNotFoundError, match=r"nothing matches 'none/\*'"):
+        evaluate(folder, "text", "--files", "none/*")
+
+
+@pytest.mark.parametrize("position", ["randpe", {"name": "learned", "length": 24}])
+def test_more_positions_than_there_are(position, text_file, tmp_path):
+    folder = make_folder(tmp_path / "model", position)
+    longest = 24 if isinstance(position, dict) else 64
+    with pytest.raises(ValueError, match=rf"--lengths 65 needs 65 positions, .* has {longest}: "):
+        evaluate(folder, text_file, "--lengths", "16", "65")
+    assert not (folder / "perplexity").exists()
+
+
+def test_weights_that_are_not_all_there(folder, text_file):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    with pytest.raises(ValueError, match=r"weights of the model in config\.json are missing"):
+        evaluate(folder, text_file)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+        evaluate(folder, text_file)
+
+
+def test_losses_that_are_no_numbers(folder, text_file):
+    model = TapeForCausalLM.from_pretrained(folder)
+    torch.nn.init.constant_(model.lm_head.weight, math.nan)
+    model.save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"losses that are not finite in windows of 32"):
+        evaluate(folder, text_file)
+    assert not (folder / "perplexity.csv").exists()
+
+
+# ---- shares, and what is left of a run
+
+
+def results(folder):
+    names = ("perplexity.csv", "perplexity_by_position.csv", "perplexity.png")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def test_shards_and_processes_equal_one(folder, trained, text_file, tmp_path):
+    evaluate(folder, text_file)
+    shared = shutil.copytree(trained, tmp_path / "shared" / "llama_tape")
+    with pytest.raises(Incomplete, match=r"batches are missing.* a shard not started"):
+        evaluate(shared, text_file, "--shard", "2/2", "--processes", "2")
+    assert not (shared / "perplexity.csv").exists()
+    evaluate(shared, text_file, "--shard", "1/2")
+    assert results(shared) == results(folder)
+
+
+def test_a_killed_process_is_continued(folder, trained, text_file, tmp_path):
+    dies = """
+import os, runpy, signal, tape.evaluation.scoring as scoring
+before, left = scoring.losses, iter([True] * 3)
+def losses(*given):
+    next(left, False) or os.kill(os.getpid(), signal.SIGKILL)
+    return before(*given)
+scoring.losses = losses
+runpy.run_module("tape.evaluation.perplexity", run_name="__main__")
+"""
+    command = [sys.executable, "-c", dies, *options(folder, text_file)]
+    killed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (journal,) = folder.glob(f"perplexity/sliding-*/shard-1-of-1/{FILE}")
+    assert len(read(journal)[1]) == 3 and not (folder / "perplexity.csv").exists()
+    evaluate(folder, text_file)
+    whole = shutil.copytree(trained, tmp_path / "whole" / "llama_tape")
+    evaluate(whole, text_file)
+    assert results(folder) == results(whole)
+
+
+def test_what_is_done_is_not_done_again(folder, text_file, monkeypatch):
+    evaluate(folder, text_file)
+    before = results(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(entry, "losses", None)
+        evaluate(folder, text_file)
+    assert results(folder) == before  # rows took the place of their like
+    evaluate(folder, text_file, "--lengths", "24", "--dtype", "bfloat16")
+    evaluate(make_folder(folder, seed=1), text_file)  # other weights, beside the old ones
+    rows = table(folder / "perplexity.csv")
+    assert [row["length"] for row in rows] == ["16", "32", "24", "16", "32"]
+    assert [row["dtype"] for row in rows][1:3] == ["float32", "bfloat16"]
+    assert len({row["model_hash"] for row in rows}) == 2
+    assert float(rows[2]["nll"]) == pytest.approx(float(rows[1]["nll"]), rel=0.1)
+
+
+def test_losses_by_position_add_up(folder, text_file):
+    evaluate(folder, text_file, "--convention", "paper", "--stride", "9")
+    rows = table(folder / "perplexity_by_position.csv")
+    for row in table(folder / "perplexity.csv"):
+        length = int(row["length"])
+        bins = [bin for bin in rows if int(bin["length"]) == length]
+        edges = [(int(bin["first"]), int(bin["last"])) for bin in bins]
+        covered = [k for first, last in edges for k in range(first, last + 1)]
+        assert covered == list(range(1, length))
+        tokens = [int(bin["tokens"]) for bin in bins]
+        windows = len(range(0, TOKENS - length, 9))
+        assert tokens == [windows * (last - first + 1) for first, last in edges]
+        total = sum(n * float(bin["nll"]) for n, bin in zip(tokens, bins, strict=True))
+        assert total / sum(tokens) == pytest.approx(float(row["nll"]), rel=1e-9)
+    model, tokens = TapeForCausalLM.from_pretrained(folder).eval(), ids(TOKENS)
+    third = [loss_of(model, tokens, start, start + 3, 32) for start in range(0, TOKENS - 32, 9)]
+    assert float(bins[2]["nll"]) == pytest.approx(np.mean(third), rel=1e-5)
+
+
+def test_tables_take_rows_of_their_kind_only(folder, text_file, tmp_path):
+    path = tmp_path / "perplexity.csv"
+    path.write_text("n,m\n1,2\n")
+    with pytest.raises(ValueError, match="its columns are n, m in place of model, "):
+        evaluate(folder, text_file, "--out", str(path))
+    assert path.read_text() == "n,m\n1,2\n" and not (tmp_path / "perplexity").exists()
+    path.write_text("a,b\n1\n")
+    with pytest.raises(ValueError, match="line 2: not as many values"):
+        read_table(path, ("a", "b"))
+    path.unlink()
+    add_rows(path, ("a", "b", "c"), 2, [{"a": 1, "b": "x,y", "c": 0.5}, {"a": 2, "b": "", "c": 1}])
+    add_rows(path, ("a", "b", "c"), 2, [{"a": 1, "b": "x,y", "c": 0.25}, {"a": 1, "b": "", "c": 1}])
+    assert path.read_text() == 'a,b,c\n1,"x,y",0.25\n2,,1\n1,,1\n'
+
+
+# ---- pictures and commands
+
+
+def test_pictures(folder, text_file, tmp_path, monkeypatch, capsys):
+    other = make_folder(tmp_path / "llama_rope", "rope")
+    for given in (["--convention", "paper"], ["--lengths", "16", "24"]):
+        evaluate(folder, text_file, *given)
+    evaluate(other, text_file, "--convention", "paper")
+    tables = [folder / "perplexity.csv", other / "perplexity.csv"]
+    target = tmp_path / "pictures" / "both.png"
+    call(monkeypatch, "--plot", *tables, "--out", target)
+    assert str(target) in capsys.readouterr().out and target.stat().st_size
+
+    rows = [row for path in tables for row in read_table(path, COLUMNS)]
+    bins = [
+        row
+        for path in tables
+        for row in read_table(path.with_name("perplexity_by_position.csv"), POSITION_COLUMNS)
+    ]
+    left, right = figure_of(rows, bins).axes
+    lines = {line.get_label(): line for line in left.lines}
+    assert set(lines) == {"llama_rope paper", "llama_tape paper", "llama_tape sliding"}
+    expected = [float(r["perplexity"]) for r in rows if r["model"] == "llama_rope"]
+    np.testing.assert_allclose(lines["llama_rope paper"].get_ydata(), expected)
+    assert list(lines["llama_tape sliding"].get_xdata()) == [16, 24]
+    curves = {line.get_label(): line.get_xdata() for line in right.lines}
+    assert curves["llama_rope paper, 32"][0] == 1 and curves["llama_rope paper, 32"][-1] > 27
+    assert min(curves["llama_tape sliding, 24"]) > 16  # of 19..23, which most windows score
+    alone = [r for r in rows if r["model"] == "llama_rope"]
+    left, right = figure_of(alone, [r for r in bins if r["model"] == "llama_rope"]).axes
+    assert [line.get_label() for line in left.lines] == ["llama_rope"]
+    assert [line.get_label() for line in right.lines] == ["16", "32"]
+
+
+def test_series_are_named_by_what_tells_them_apart():
+    def about(model, data="pile", dtype="float32", weights="a"):
+        return (model, data, "sliding", "256", "", dtype, weights, "b")
+
+    assert labels([about("x", weights="a"), about("y", weights="b")]) == ["x", "y"]
+    assert labels([about("x"), about("x", "pg19")]) == ["x pile", "x pg19"]
+    assert labels([about("x", weights="a"), about("x", weights="b")]) == ["x a", "x b"]
+
+
+def call(monkeypatch, *given):
+    monkeypatch.setattr(sys, "argv", ["perplexity", *map(str, given)])
+    entry.main()
+
+
+def test_commands(folder, text_file, monkeypatch, capsys, tmp_path):
+    call(monkeypatch, *options(folder, text_file))
+    printed = capsys.readouterr().out
+    assert re.search(r"^\| 32 \| 69 \| [\d.]+ \| [\d.]+ \|$", printed, re.MULTILINE)
+    call(monkeypatch, *options(folder, text_file, "--shard", "1/3", "--lengths", "32"))
+    assert "shard 1/3 is done; " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"error: .* neither a file nor a corpus"):
+        call(monkeypatch, *options(folder, tmp_path / "none.bin"))
+    with pytest.raises(SystemExit, match=r"error: .*none\.csv is not there"):
+        call(monkeypatch, "--plot", tmp_path / "none.csv")
+    for message, given in {
+        "--model needs --data": ["--model", folder],
+        "--plot takes --out and nothing else, not --data": ["--plot", "x.csv", "--data", "x"],
+        "--batch_size is of --convention lo": options(folder, text_file, "--batch_size", "2"),
+        "'1' is no whole number of 2 or more": options(folder, text_file, "--lengths", "1"),
+        "one of the arguments --model --plot is required": [],
+    }.items():
+        with pytest.raises(SystemExit):
+            call(monkeypatch, *given)
+        assert message in capsys.readouterr().err
+
+
+def test_the_papers_command_line(tmp_path):
+    """By what the script starts: a command that prints its arguments."""
+    shutil.copytree(ROOT / "script", tmp_path / "script")
+    (tmp_path / "script" / "setup.sh").write_text("# the environment is there\n")
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    python.chmod(0o755)
+
+    def start(*given, **variables):
+        return subprocess.run(
+            ["bash", "script/eval_llama.sh", *given],
+            cwd=tmp_path,
+            env={**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv"), **variables},
+            capture_output=True,
+            text=True,
+        )
+
+    paper = {"data": "proof_pile", "model_path": "output/llama_adape"}
+    for data_dir, given in (("../data", {}), ("/my data", {"DATA_DIR": "/my data"})):
+        started = start("--convention", "paper", **paper, **given)
+        option, module, *arguments = started.stdout.splitlines()
+        assert (option, module) == ("-m", "tape.evaluation.perplexity")
+        parsed = entry.parse(arguments)
+        assert parsed.data == f"{data_dir}/proof_pile.bin" and parsed.convention == "paper"
+        assert parsed.model == Path("output/llama_adape")
+        assert parsed.lengths == [1024, 2048, 4096, 8192]
+    for name in paper:
+        refused = start(**{key: value for key, value in paper.items() if key != name})
+        assert refused.returncode == 1 and f"error: set {name}: " in refused.stderr

@@ -19,6 +19,10 @@ from tape.training.runs import differences
 FILE = "parts.jsonl"
 
 
+class Incomplete(ValueError):
+    """Batches of an evaluation have not been answered yet."""
+
+
 class Shard(NamedTuple):
     """The index-th of `count` shares, from 1."""
 
@@ -114,7 +118,8 @@ def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What the evaluation in a folder is of and how it was done, and the batches of all shares.
 
     Raises:
-        ValueError: if the shares there are not the whole of one evaluation.
+        Incomplete: if batches are missing.
+        ValueError: if the shares there are not those of one evaluation.
     """
     found = journals(results)
     if not found:
@@ -126,7 +131,7 @@ def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise ValueError(f"parts in {results} have batches twice, or not their own: remove it")
     if missing := sorted(set(range(evaluated["batches"])) - dict(done).keys()):
         where = sorted({str(belongs.get(number, "a shard not started")) for number in missing})
-        raise ValueError(
+        raise Incomplete(
             f"{len(missing)} of {evaluated['batches']} batches are missing: run the evaluation of "
             f"{', '.join(where)} to its end"
         )

@@ -1,97 +1,238 @@
-"""Perplexity under windows of several lengths, only the last `stride` tokens of each scored.
+"""Perplexity of a model on a text, with windows of several lengths.
 
-The same tokens are scored at every length, each with at least length - stride and less than length
-tokens before it, so that lengths differ in the context alone.
+python -m tape.evaluation.perplexity --model output/adape_c4 --data local --lengths 512 1024
+python -m tape.evaluation.perplexity --model output/llama_adape --data ../data/proof_pile.bin
+python -m tape.evaluation.perplexity --plot output/*/perplexity.csv --out comparison.png
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import argparse
+import hashlib
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from tqdm import tqdm
+import transformers
+from safetensors import SafetensorError
 
+from tape.evaluation.checkpoint import check_length, fingerprint, load_model
+from tape.evaluation.curves import Binned, binned, check_tables, write
+from tape.evaluation.journal import Incomplete, Journal, Shard, join
+from tape.evaluation.picture import draw
+from tape.evaluation.scoring import BATCH_TOKENS, Perplexity, losses, windows_at_once
+from tape.evaluation.texts import CORPORA, Text, open_text
+from tape.evaluation.windows import (
+    CONVENTIONS,
+    STRIDE,
+    Batch,
+    batches_of,
+    stride_of,
+    windows_of,
+)
+from tape.evaluation.workers import answering, complete
 from tape.modeling import TapeForCausalLM
+from tape.training.runs import locked
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class Perplexity:
-    """Negative log-likelihood (nats) of `tokens` tokens under windows of `length`."""
-
-    length: int
-    stride: int
-    tokens: int
-    nll: float
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.nll / self.tokens)
-
-    def bits_per_byte(self, scored_bytes: float) -> float:
-        """`scored_bytes`: size of the scored text in UTF-8."""
-        return self.nll / math.log(2) / scored_bytes
-
-
-def window_ends(available: int, longest: int, stride: int, tokens: int) -> np.ndarray:
-    """Where windows end, so that they score about `tokens` tokens, none of them twice, spread
-    evenly over a text of `available` tokens, and the longest window fits before each end.
-
-    Raises:
-        ValueError: if the text is too short for one window.
-    """
-    first = max(longest, stride)
-    if available < first:
-        raise ValueError(f"{available:,} tokens of text are fewer than one window of {longest:,}")
-    count = min(max(1, tokens // stride), 1 + (available - first) // stride)
-    return np.linspace(first, available, count).astype(np.int64)
-
-
-@contextmanager
-def _evaluating(model: TapeForCausalLM) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
-@torch.no_grad()
-def sliding_perplexity(
-    model: TapeForCausalLM,
-    tokens: np.ndarray,
-    ends: np.ndarray,
-    length: int,
-    stride: int,
-    batch_tokens: int = 16_384,
-) -> Perplexity:
-    """Score the last `stride` tokens before each of `ends` in a window of `length`.
+def plan(arguments: argparse.Namespace, strides: dict[int, int], tokens: int) -> list[Batch]:
+    """All windows of a text of so many tokens in batches, the costliest first: if memory is short,
+    it shows at once.
 
     Args:
-        ends: from `window_ends`, for the longest of the lengths that are compared.
-        batch_tokens: how many tokens to run at once.
+        strides: by length.
 
     Raises:
-        ValueError: if the stride leaves a scored token without context.
+        ValueError: if the text is too short for one of the lengths.
     """
-    if not 0 < stride < length:
-        raise ValueError(f"stride={stride} must lie in 1..{length - 1}, below the window's length")
-    per_batch = max(1, batch_tokens // length)
-    nll = 0.0
-    with _evaluating(model), model.evaluation_length(length):
-        batches = range(0, len(ends), per_batch)
-        for first in tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None):
-            batch = ends[first : first + per_batch]
-            windows = np.stack([tokens[end - length : end] for end in batch]).astype(np.int64)
-            ids = torch.from_numpy(windows).to(model.device)
-            logits = model(ids, logits_to_keep=stride + 1, use_cache=False).logits[:, :-1]
-            losses = F.cross_entropy(
-                logits.float().transpose(1, 2), ids[:, -stride:], reduction="none"
-            )
-            nll += losses.double().sum().item()
-    return Perplexity(length, stride, len(ends) * stride, nll)
+    batches = []
+    for length, stride in strides.items():
+        windows = windows_of(arguments.convention, tokens, length, stride)
+        most = arguments.batch_size or windows_at_once(length, arguments.batch_tokens)
+        batches += batches_of(windows, length, most)
+    return sorted(batches, key=lambda batch: (-batch.cost, -batch.length))
+
+
+def score(model: TapeForCausalLM, _: None, batch: Batch, text: Text) -> Binned:
+    """The losses of a batch, by position in the window.
+
+    Raises:
+        ValueError: if one of them is not a number.
+    """
+    found = losses(model, text.tokens, batch)
+    if not np.isfinite(found).all():
+        raise ValueError(
+            f"the model gives losses that are not finite in windows of {batch.length:,}: its "
+            f"weights are damaged, or the dtype is too narrow for them"
+        )
+    return binned(np.concatenate([window.positions for window in batch.windows]), found)
+
+
+def _load(folder: Path, dtype: torch.dtype) -> tuple[TapeForCausalLM, None]:
+    return load_model(folder, dtype), None
+
+
+def run(arguments: argparse.Namespace) -> list[Perplexity]:
+    """One share of an evaluation, and its results if all shares are done.
+
+    Raises:
+        Incomplete: if other shares are missing.
+        ValueError, OSError: for what cannot be evaluated, before any work.
+    """
+    shard, folder, out = Shard.parse(arguments.shard), arguments.model, arguments.out
+    check_tables(out)
+    strides = {
+        length: stride_of(arguments.convention, length, arguments.stride)
+        for length in arguments.lengths
+    }
+    load = partial(_load, dtype=DTYPES[arguments.dtype])
+    model, _ = load(folder)
+    longest = max(arguments.lengths)
+    check_length(model, longest, f"--lengths {longest}")
+    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
+    text = open_text(arguments.data, arguments.files, folder, cache, arguments.max_tokens)
+    batches = plan(arguments, strides, text.length)
+    text.check(model.config.vocab_size)
+
+    header = {
+        "model": fingerprint(folder),
+        "text": text.fingerprint(),
+        "lengths": list(strides),
+        "strides": list(strides.values()),
+        **{name: getattr(arguments, name) for name in ("convention", "batch_tokens")},
+        **{name: getattr(arguments, name) for name in ("batch_size", "dtype")},
+        "batches": len(batches),
+    }
+    digest = hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12]
+    results = out.with_suffix("") / f"{arguments.convention}-{digest}"
+    print(f"{folder}: shard {shard} of {text.name}, {text.length:,} tokens, {arguments.convention}")
+    with locked(shard.folder(results)):
+        complete(
+            Journal(results, shard, header),
+            {number: batches[number] for number in shard.numbers(len(batches))},
+            answering(folder, model, None, partial(score, text=text), arguments.processes, load),
+            lambda batch, found: {"length": batch.length, "bins": found},
+            title=lambda batch: f"windows of {batch.length:,}",
+        )
+    return _report(arguments, text, *join(results))
+
+
+def _report(
+    arguments: argparse.Namespace, text: Text, evaluated: dict[str, Any], rows: list[dict[str, Any]]
+) -> list[Perplexity]:
+    """Add what all shares found to the tables, and draw them anew."""
+    batches: dict[int, list[Binned]] = {length: [] for length in arguments.lengths}
+    for row in sorted(rows, key=lambda row: row["batch"]):
+        batches[row["length"]].append(row["bins"])
+    about = {
+        "model": arguments.model.resolve().name,
+        "model_hash": evaluated["model"][:16],
+        "data": text.name,
+        "data_hash": evaluated["text"][:16],
+        "convention": arguments.convention,
+        "stride": "" if arguments.convention == "disjoint" else evaluated["strides"][0],
+        "batch_size": evaluated["batch_size"] or "",
+        "dtype": arguments.dtype,
+    }
+    found = write(arguments.out, about, batches)
+    draw([arguments.out], arguments.out.with_suffix(".png"))
+    return found
+
+
+def markdown(found: list[Perplexity]) -> str:
+    lines = [
+        f"| {result.length:,} | {result.tokens:,} | {result.nll:.4f} | {result.perplexity:.3f} |"
+        for result in found
+    ]
+    head = "| window | scored tokens | loss | perplexity |"
+    return "\n".join([head, "|---|---|---|---|", *lines])
+
+
+def whole(least: int) -> Any:
+    """A whole number for argparse."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
+        return int(text)
+
+    return number
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tape.evaluation.perplexity",
+        description="Perplexity of a model on a text, with windows of several lengths.",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", type=Path, help="a folder with a model of ours, or a Llama")
+    what.add_argument("--plot", type=Path, nargs="+", help="draw these tables, and measure nothing")
+    parser.add_argument(
+        "--data",
+        help=f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}",
+    )
+    parser.add_argument("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    parser.add_argument(
+        "--lengths", type=whole(2), nargs="+", default=[1024, 2048, 4096, 8192], help="of windows"
+    )
+    parser.add_argument("--convention", choices=CONVENTIONS, default="sliding")
+    parser.add_argument(
+        "--stride", type=whole(1), help=f"tokens between windows (default: {STRIDE})"
+    )
+    parser.add_argument("--batch_tokens", type=whole(1), default=BATCH_TOKENS, help="run at once")
+    parser.add_argument(
+        "--batch_size", type=whole(1), help="windows in a mean of longlora (default: 1)"
+    )
+    parser.add_argument("--max_tokens", type=whole(1), help="of the text, from its beginning")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument(
+        "--out", type=Path, help="a table to add to (default: perplexity.csv in the model's folder)"
+    )
+    parser.add_argument("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
+    parser.add_argument("--processes", type=whole(1), default=1, help="that share it here")
+    arguments = parser.parse_args(given)
+    if arguments.plot:
+        chosen = {name for name in vars(arguments) if name not in ("plot", "out")}
+        if others := sorted(n for n in chosen if getattr(arguments, n) != parser.get_default(n)):
+            parser.error(f"--plot takes --out and nothing else, not --{others[0]}")
+        arguments.out = arguments.out or Path("perplexity.png")
+        return arguments
+    if arguments.data is None:
+        parser.error("--model needs --data")
+    if arguments.convention == "longlora":
+        arguments.batch_size = arguments.batch_size or 1
+    elif arguments.batch_size is not None:
+        parser.error(f"--batch_size is of --convention longlora, not of {arguments.convention}")
+    arguments.lengths = sorted(set(arguments.lengths))
+    arguments.out = arguments.out or arguments.model / "perplexity.csv"
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
+    transformers.logging.disable_progress_bar()
+    try:
+        if arguments.plot:
+            draw(arguments.plot, arguments.out)
+            print(arguments.out)
+        else:
+            print(markdown(run(arguments)))
+            print(f"\nalso in {arguments.out}, with a picture and the loss by position beside it")
+    except Incomplete as missing:
+        print(f"shard {arguments.shard} is done; {missing}")
+    except (ValueError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted: the same command continues", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

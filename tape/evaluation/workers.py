@@ -34,7 +34,9 @@ class Batch(Protocol):
         """Tokens to run: what time is about proportional to."""
 
 
-Answer = Callable[[TapeForCausalLM, PreTrainedTokenizerBase, Any], Any]
+Loaded = tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]
+Load = Callable[[Path], Loaded]
+Answer = Callable[[TapeForCausalLM, PreTrainedTokenizerBase | None, Any], Any]
 Answered = Callable[[dict[int, Any]], Iterator[tuple[int, Any]]]
 
 
@@ -72,27 +74,29 @@ def complete(
 def answering(
     folder: Path,
     model: TapeForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     answer: Answer,
     processes: int | None,
+    load: Load = load,
 ) -> Answered:
     """Answer with the model from `folder`, in this process or in several; None: in one for each
-    thread of torch, on a GPU in this one. `answer` is a function of a module, or a partial of one.
+    thread of torch, on a GPU in this one. `answer` and `load`, by which others get what this one
+    has, are functions of a module, or partials of one.
     """
     if processes is None:
         processes = torch.get_num_threads() if model.device.type == "cpu" else 1
     if processes > 1:
-        return side_by_side(folder, answer, processes)
+        return side_by_side(folder, answer, processes, load)
     return lambda batches: (
         (number, answer(model, tokenizer, batch)) for number, batch in batches.items()
     )
 
 
-def side_by_side(folder: Path, answer: Answer, processes: int) -> Answered:
+def side_by_side(folder: Path, answer: Answer, processes: int, load: Load = load) -> Answered:
     """Answer in `processes` that load the model in `folder`: each batch as soon as it is done."""
 
     def answered(batches: dict[int, Any]) -> Iterator[tuple[int, Any]]:
-        begin = (folder, answer)
+        begin = (folder, answer, load)
         with ProcessPoolExecutor(processes, get_context("spawn"), _begin, begin) as pool:
             try:
                 numbers = {pool.submit(_answer, batch): number for number, batch in batches.items()}
@@ -109,7 +113,7 @@ def side_by_side(folder: Path, answer: Answer, processes: int) -> Answered:
     return answered
 
 
-def _begin(folder: Path, answer: Answer) -> None:
+def _begin(folder: Path, answer: Answer, load: Load) -> None:
     global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
     Thread(target=_end_with_parent, daemon=True).start()

@@ -16,7 +16,8 @@ import torch
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from tape.data.blocks import TokenStream
-from tape.evaluation.perplexity import Perplexity, sliding_perplexity, window_ends
+from tape.evaluation.scoring import Perplexity, perplexity
+from tape.evaluation.windows import spread
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.training.progress import read_metrics
@@ -35,8 +36,8 @@ def perplexities(
             f"windows of length={length} do not fit the validation text of {len(stream):,} tokens, "
             f"or the {longest:,} positions of the encoding"
         )
-    ends = window_ends(len(stream), lengths[-1], stride, tokens)
-    return [sliding_perplexity(model, stream.tokens, ends, n, stride) for n in lengths]
+    windows = {n: spread(len(stream), n, lengths[-1], stride, tokens) for n in lengths}
+    return [perplexity(model, stream.tokens, windows[n], n) for n in lengths]
 
 
 def continuation(
@@ -112,7 +113,7 @@ def write_report(
             for result in results
         ],
     }
-    text = _markdown(folder.name, summary, results[0].stride, prompt, added)
+    text = _markdown(folder.name, summary, length // 2, prompt, added)
     target = folder / "report"
     write_text(target / "report.json", json.dumps(summary, indent=1) + "\n")
     write_text(target / "report.md", text)

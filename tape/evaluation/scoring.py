@@ -1,0 +1,102 @@
+"""What a model makes of the tokens that windows score: negative log-likelihoods, and perplexity.
+
+Logits are made for scored tokens only, and for so few at a time that their memory does not grow
+with the window: at a vocabulary of 32,000 those of 8,192 tokens would be a gigabyte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from tape.evaluation.windows import Batch, Window, batches_of
+from tape.modeling import TapeForCausalLM
+
+BATCH_TOKENS = 2048  # to run at once
+LOGITS = 2**22  # to hold at once: 16 MiB in float32
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """The mean negative log-likelihood `nll` (nats per token) of `tokens` tokens under windows of
+    `length`."""
+
+    length: int
+    tokens: int
+    nll: float
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nll)
+
+    def bits_per_byte(self, scored_bytes: float) -> float:
+        """`scored_bytes`: size of the scored text in UTF-8."""
+        return self.nll * self.tokens / math.log(2) / scored_bytes
+
+
+@contextmanager
+def _evaluating(model: TapeForCausalLM) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@torch.no_grad()
+def losses(model: TapeForCausalLM, tokens: np.ndarray, batch: Batch) -> np.ndarray:
+    """Negative log-likelihoods (nats) of the scored tokens, window after window: (targets,)
+    float64.
+
+    Args:
+        tokens: (N,) ids of the text; those of the windows are copied.
+
+    Raises:
+        ValueError: if the encoding has no positions for windows of this length.
+    """
+    windows = np.stack([tokens[window.start : window.stop] for window in batch.windows])
+    ids = torch.from_numpy(windows.astype(np.int64)).to(model.device)
+    with _evaluating(model), model.evaluation_length(batch.length):
+        x_BTC = model.model(ids, use_cache=False).last_hidden_state
+    scored = [window.first - window.start for window in batch.windows]
+    # A token is predicted from what the model makes of the one before it.
+    x_MC = torch.cat([x[first - 1 : -1] for x, first in zip(x_BTC, scored, strict=True)])
+    targets = torch.cat([row[first:] for row, first in zip(ids, scored, strict=True)])
+    return cross_entropy(model, x_MC, targets).double().cpu().numpy()
+
+
+def cross_entropy(model: TapeForCausalLM, x_MC: Tensor, targets: Tensor) -> Tensor:
+    """Of every token (M,) by the model's head, with the logits of a few at a time."""
+    at_once = max(1, LOGITS // model.config.vocab_size)
+    # In one place: parts that are kept one by one lie between freed logits, and pile these up.
+    dtype = torch.promote_types(x_MC.dtype, torch.float32)
+    found = torch.empty(len(targets), dtype=dtype, device=x_MC.device)
+    for first in range(0, len(targets), at_once):
+        part = slice(first, first + at_once)
+        found[part] = F.cross_entropy(
+            model.lm_head(x_MC[part]).to(dtype), targets[part], reduction="none"
+        )
+    return found
+
+
+def windows_at_once(length: int, batch_tokens: int = BATCH_TOKENS) -> int:
+    return max(1, batch_tokens // length)
+
+
+def perplexity(
+    model: TapeForCausalLM, tokens: np.ndarray, windows: list[Window], length: int
+) -> Perplexity:
+    """The perplexity of all tokens that the windows of this length score, weighted alike."""
+    batches = batches_of(windows, length, windows_at_once(length))
+    bar = tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None)
+    found = np.concatenate([losses(model, tokens, batch) for batch in bar])
+    return Perplexity(length, len(found), float(found.mean()))

@@ -1,0 +1,55 @@
+"""Tables of results as csv files, to which several processes may add rows."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+from pathlib import Path
+from typing import Any
+
+from tape.files import write_text
+
+Row = dict[str, str]
+
+
+def read_table(path: Path, columns: tuple[str, ...]) -> list[Row]:
+    """The rows of a table; none if there is no file.
+
+    Raises:
+        ValueError: if the file has other columns.
+    """
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    if tuple(reader.fieldnames or ()) != columns:
+        raise ValueError(
+            f"{path} is no table of this kind: its columns are {', '.join(reader.fieldnames or ())}"
+            f" in place of {', '.join(columns)}"
+        )
+    if torn := [n for n, row in enumerate(rows, start=2) if None in row or None in row.values()]:
+        raise ValueError(f"{path}, line {torn[0]}: not as many values as there are columns")
+    return rows
+
+
+def add_rows(path: Path, columns: tuple[str, ...], key: int, added: list[dict[str, Any]]) -> None:
+    """Add rows to a table, which is there with all of them or as before. The first `key` columns
+    say what a row is about: it takes the place of one that is about the same.
+
+    Raises:
+        ValueError: if the file is another table.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        rows = {tuple(row.values())[:key]: row for row in read_table(path, columns)}
+        for row in added:
+            text = {column: str(row[column]) for column in columns}
+            rows[tuple(text.values())[:key]] = text
+        table = io.StringIO()
+        writer = csv.DictWriter(table, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows.values())
+        write_text(path, table.getvalue())

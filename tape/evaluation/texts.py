@@ -1,0 +1,114 @@
+"""The text that a model is scored on: token ids on the disk, from LongLoRA's files or a corpus."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from tape.data import C4Corpus, Corpus, LocalCorpus, TextCorpus, load_tokenizer, tokenize_corpus
+from tape.names import suggestion
+
+AT_ONCE = 2**24  # tokens to check or hash
+
+
+CORPORA = ("local", "text", "c4")
+
+
+@dataclass(frozen=True)
+class Text:
+    """`length` token ids of `dtype`, from the beginning of a file without a header.
+
+    The ids are read through a memory map, which each process opens for itself.
+    """
+
+    name: str
+    path: Path
+    dtype: str
+    length: int
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """(length,)"""
+        return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.length,))
+
+    def _parts(self) -> Iterator[np.ndarray]:
+        tokens = self.tokens
+        return (tokens[first : first + AT_ONCE] for first in range(0, self.length, AT_ONCE))
+
+    def check(self, vocabulary: int) -> None:
+        """Raise a ValueError for the first id that a model with this vocabulary does not have."""
+        before = 0
+        for part in self._parts():
+            if part.max() >= vocabulary:
+                place = int((part >= vocabulary).argmax())
+                raise ValueError(
+                    f"{self.path}: token {before + place:,} is {part[place]:,}, beyond the model's "
+                    f"vocabulary of {vocabulary:,}; these are ids of another tokenizer: give a "
+                    f"text that was cut by the model's own"
+                )
+            before += len(part)
+
+    def fingerprint(self) -> str:
+        """The SHA-256 of the ids, whatever file they are from."""
+        digest = hashlib.sha256()
+        for part in self._parts():
+            digest.update(part.astype("<u4").tobytes())
+        return digest.hexdigest()
+
+
+def open_text(
+    data: str, files: list[str] | None, model: Path, cache_dir: Path, most: int | None = None
+) -> Text:
+    """The tokens of a file, or of the validation split of a corpus.
+
+    Args:
+        data: the path of a file of uint16 as LongLoRA publishes them, or the name of a corpus.
+        files: what that corpus reads.
+        model: the folder whose tokenizer cuts the corpus.
+        most: how many tokens to take, from the beginning; None: all.
+
+    Raises:
+        ValueError: if there is no such text, or the file is none of uint16.
+        OSError: if files of the corpus are not there.
+    """
+    if data in CORPORA:
+        corpus = corpus_of(data, files)
+        stream = tokenize_corpus(corpus, "validation", load_tokenizer(str(model)), cache_dir)
+        path, dtype = Path(stream.tokens.filename), stream.tokens.dtype.str
+        text = Text(f"{data} (validation)", path, dtype, len(stream))
+    elif files is not None:
+        raise ValueError(f"--files goes with --data text and --data c4, not with --data {data}")
+    else:
+        text = _file_text(data)
+    return text if most is None else replace(text, length=min(most, text.length))
+
+
+def corpus_of(name: str, files: list[str] | None) -> Corpus:
+    """One of the project's corpora, by its name and the files that it reads."""
+    if name == "text":
+        if files is None:
+            raise ValueError("--data text needs --files (paths, folders or globs)")
+        return TextCorpus(files)
+    if name == "c4":
+        if files is not None and len(files) > 1:
+            raise ValueError(f"--data c4 takes one folder of shards, not {len(files)} --files")
+        return C4Corpus(files and files[0])
+    if files is not None:
+        raise ValueError(f"--data {name} has its own files; --files goes with --data text")
+    return LocalCorpus()
+
+
+def _file_text(data: str) -> Text:
+    path = Path(data)
+    if not path.is_file():
+        raise ValueError(f"--data {data} is neither a file nor a corpus{suggestion(data, CORPORA)}")
+    size = path.stat().st_size
+    if size % 2:
+        raise ValueError(
+            f"{path} has {size:,} bytes, an odd number: it is no file of uint16 token ids"
+        )
+    return Text(path.name, path, "<u2", size // 2)

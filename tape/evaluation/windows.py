@@ -1,0 +1,145 @@
+"""Which windows of a text are run, and which of their tokens are scored: integers, and no model.
+
+A window is what a model reads at once, without a memory of what was before it. The conventions in
+use differ in the windows and in the tokens that these score, and so their perplexities differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from tape.names import look_up
+
+STRIDE = 256  # the paper's and LongLoRA's
+
+
+class Window(NamedTuple):
+    """Tokens start..stop - 1 of a text, of which first..stop - 1 are scored: each is predicted from
+    those before it in the window."""
+
+    start: int
+    first: int
+    stop: int
+
+    @property
+    def positions(self) -> range:
+        """How many tokens of the window are before each that is scored."""
+        return range(self.first - self.start, self.stop - self.start)
+
+
+def sliding(tokens: int, length: int, stride: int) -> list[Window]:
+    """A window every `stride` tokens until one reaches the end of the text, where it is cut; each
+    scores the tokens that none before it had. So every token but the first is scored once, with at
+    least length - stride tokens before it from the second window on."""
+    return [
+        Window(start, start + length - stride if start else 1, min(start + length, tokens))
+        for start in range(0, tokens - length + stride, stride)
+    ]
+
+
+def paper(tokens: int, length: int, stride: int) -> list[Window]:
+    """A window every `stride` tokens, but none that ends with the text, and every token of it but
+    the first is scored: most of a text length / stride times."""
+    return [Window(start, start + 1, start + length) for start in range(0, tokens - length, stride)]
+
+
+def longlora(tokens: int, length: int, stride: int) -> list[Window]:
+    """Those of `paper` but the last. The loss is the mean of the means of batches."""
+    return paper(tokens, length, stride)[:-1]
+
+
+def disjoint(tokens: int, length: int, stride: int) -> list[Window]:
+    """Blocks, each `stride` = `length` after the one before, and every token of them but the first
+    is scored. What does not fill a block is left out."""
+    return [
+        Window(start, start + 1, start + length) for start in range(0, tokens - length + 1, stride)
+    ]
+
+
+CONVENTIONS: dict[str, Callable[[int, int, int], list[Window]]] = {
+    "sliding": sliding,
+    "paper": paper,
+    "longlora": longlora,
+    "disjoint": disjoint,
+}
+
+
+def stride_of(convention: str, length: int, stride: int | None = None) -> int:
+    """The stride of a convention's windows: as given, or its own.
+
+    Raises:
+        ValueError: if this convention cannot have that one.
+    """
+    if convention == "disjoint":
+        if stride not in (None, length):
+            raise ValueError(f"stride={stride} with convention 'disjoint': it can only be {length}")
+        return length
+    stride = STRIDE if stride is None else stride
+    if convention == "sliding":
+        check_stride(stride, length)
+    return stride
+
+
+def check_stride(stride: int, length: int) -> None:
+    """Raise a ValueError if the stride leaves a scored token without context."""
+    if not 0 < stride < length:
+        raise ValueError(f"stride={stride} must lie in 1..{length - 1}, below the window's length")
+
+
+def windows_of(convention: str, tokens: int, length: int, stride: int) -> list[Window]:
+    """The windows of a text of so many `tokens`; `stride` as from `stride_of`.
+
+    Raises:
+        ValueError: for a convention that is none, or a text that is too short.
+    """
+    made = look_up("convention", convention, CONVENTIONS)
+    if tokens < length or not (windows := made(tokens, length, stride)):
+        raise ValueError(
+            f"{tokens:,} tokens of text have no window of {length:,} that convention "
+            f"{convention!r} scores; give more text, or smaller lengths"
+        )
+    return windows
+
+
+def spread(available: int, length: int, longest: int, stride: int, tokens: int) -> list[Window]:
+    """Windows that score about `tokens` tokens, none of them twice, spread evenly over a text of
+    `available` tokens: each scores its last `stride`, as most windows of `sliding` do.
+
+    The windows end where the `longest` that are compared fit, too: the same tokens are scored at
+    every length, and lengths differ in the context alone.
+
+    Raises:
+        ValueError: for a stride that is too long, or a text that is too short.
+    """
+    check_stride(stride, length)
+    first = max(longest, stride)
+    if available < first:
+        raise ValueError(f"{available:,} tokens of text are fewer than one window of {longest:,}")
+    count = min(max(1, tokens // stride), 1 + (available - first) // stride)
+    ends = np.linspace(first, available, count).astype(np.int64).tolist()
+    return [Window(end - length, end - stride, end) for end in ends]
+
+
+class Batch(NamedTuple):
+    """Windows that are run together: as many tokens in each."""
+
+    length: int  # of the convention's windows; the last of a text may be shorter
+    windows: list[Window]
+
+    @property
+    def cost(self) -> int:
+        """Tokens to run: what time is about proportional to."""
+        return sum(window.stop - window.start for window in self.windows)
+
+
+def batches_of(windows: list[Window], length: int, most: int) -> list[Batch]:
+    """The windows in their order, up to `most` together."""
+    batches = []
+    for _, alike in groupby(windows, key=lambda window: window.stop - window.start):
+        found = list(alike)
+        batches += [Batch(length, found[i : i + most]) for i in range(0, len(found), most)]
+    return batches
