@@ -8,7 +8,7 @@
 #                 or sample, which is none of SCROLLS. Without it: quality, or, said aloud, sample
 #                 where quality is not to be had
 #   output_name   the pre-trained model is output/${output_name}_c4; $TYPE by default
-#   settings      as for train.py: data.data_dir=/path/to/zips budget=paper8k trainer.bf16=false
+#   settings      as for train.py: data.data_dir=/path/to/zips budget=paper8k trainer.bf16=true
 #
 # The result is in output/scrolls/$DATASET_NAME/$TYPE; script/gen_scrolls.sh has it answer.
 set -euo pipefail

@@ -4,7 +4,7 @@
 # untuned model and a baseline that reads nothing: bash script/scrolls_demo.sh [settings]
 #
 #   TYPE       the encoding, adape by default
-#   settings   of the fine-tuning, e.g. trainer.max_steps=1000
+#   settings   of the fine-tuning, e.g. trainer.max_steps=1500
 #
 # Answers and scores are in scrolls/sample. The same command continues what was stopped.
 set -euo pipefail
@@ -17,6 +17,9 @@ if [[ ! -f output/${TYPE}_c4/model.safetensors ]]; then
     bash script/train.sh
 fi
 DATASET_NAME=sample bash script/ft_scrolls.sh "$@"
+if [[ output/scrolls/sample/$TYPE/model.safetensors -nt $answers/$TYPE.parts/shard-1-of-1/parts.jsonl ]]; then
+    rm -rf "$answers/$TYPE.json" "$answers/$TYPE.parts" # of other weights
+fi
 SAVE_DIR=$answers bash script/gen_scrolls.sh
 "$python" -m scrolls.generate model="output/${TYPE}_c4" task=sample budget=demo \
     output="$answers/${TYPE}_untuned.json"

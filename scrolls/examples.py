@@ -29,7 +29,12 @@ class TokenLists:
 
     def __init__(self, folder: Path, name: str, dtype: str):
         self.ends = np.load(folder / f"{name}.npy", allow_pickle=False)
-        self.tokens = np.memmap(folder / f"{name}.bin", dtype, "r") if self.ends.any() else None
+        path, size = folder / f"{name}.bin", np.dtype(dtype).itemsize * int(self.ends.max())
+        if path.stat().st_size != size:
+            raise ValueError(
+                f"{path} is not as it was written: remove {folder}, and all is tokenised again"
+            )
+        self.tokens = np.memmap(path, dtype, "r") if size else None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -176,8 +181,7 @@ def _write(
         for row, digest in zip(batch, hashes, strict=True):
             if digest not in numbers:
                 new[digest] = row.document
-        tokenized = tokenize(tokenizer, [*new.values()]) if new else []
-        for digest, tokens in zip(new, tokenized, strict=True):
+        for digest, tokens in zip(new, tokenize(tokenizer, [*new.values()]), strict=True):
             numbers[digest] = writers["documents"].add(tokens)
         for tokens in tokenize(tokenizer, [row.question for row in batch]):
             writers["questions"].add(tokens)

@@ -22,7 +22,7 @@ from scrolls.examples import tokenize_split
 from scrolls.generation import Batch, Sampling, answers, plan
 from scrolls.prompts import Prompts, budget_of, trained_budget
 from scrolls.tasks import SPLITS, task_named
-from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.checkpoint import check_length, fingerprint, load, weight_files
 from tape.evaluation.journal import Journal, Shard, join, journals
 from tape.evaluation.workers import answering, complete
 from tape.files import write_text
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 def sampling_of(cfg: DictConfig) -> Sampling | None:
     """Raises a ValueError for numbers that cannot be sampled with."""
+    if not isinstance(cfg.sample, bool):
+        raise ValueError(f"sample={cfg.sample!r} must be true or false")
     if not cfg.sample:
         return None
     if not (isinstance(cfg.temperature, int | float) and cfg.temperature > 0):
@@ -76,6 +78,7 @@ def run(cfg: DictConfig) -> None:
     check(cfg)
     shard, folder, output = Shard.parse(str(cfg.shard)), Path(cfg.model), Path(cfg.output)
     task, sampling = task_named(cfg.task), sampling_of(cfg)
+    weight_files(folder)
     name = cfg.budget or trained_budget(folder)
     budget = budget_of(name, task)
     model, tokenizer = load(folder)
@@ -99,7 +102,10 @@ def run(cfg: DictConfig) -> None:
     }
     results = output.with_suffix(".parts")
     if output.exists() and not journals(results):
-        raise ValueError(f"{output} is there, but not the journal in {results}: choose another")
+        raise ValueError(
+            f"{output} is there, but not its journal in {results}: remove it, or give another "
+            f"output=..."
+        )
     with locked(shard.folder(results)):
         journal = Journal(results, shard, header)
         log.info(

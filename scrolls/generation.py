@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from scrolls.examples import Examples
 from scrolls.prompts import Budget, Prompts
@@ -100,6 +100,7 @@ def answers(
     if sampling is not None:
         choice = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
         choice["top_k"] = 0
+    model.generation_config = GenerationConfig()  # and not the penalties of a base model
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), model.evaluation_length(batch.budget.length):
         if sampling is not None:
@@ -116,6 +117,6 @@ def answers(
         )
     texts = []
     for tokens in output[:, ids.shape[1] :].tolist():
-        tokens = tokens[: tokens.index(end)] if end in tokens else tokens
+        tokens = tokens[: tokens.index(end)] if end in tokens else tokens[: batch.budget.answer]
         texts.append(tokenizer.decode(tokens, skip_special_tokens=True).strip())
     return texts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--dataset_name", choices=[*TASKS], required=True)
     parser.add_argument("--split", choices=SPLITS, default="validation")
     parser.add_argument("--data_dir", type=Path, help="folder with the official zips")
-    parser.add_argument("--cache_dir", type=Path, default=Path("cache"))
+    parser.add_argument("--cache_dir", type=Path, default=os.environ.get("TAPE_CACHE", "cache"))
     parser.add_argument("--output", type=Path, required=True, help="the file to write, {id: text}")
     given = parser.parse_args()
     try:

@@ -37,7 +37,8 @@ def read_rows(source: Source, task: Task, split: Split) -> Iterator[Row]:
     Raises:
         ValueError: for the first row that is not as it should be; names file, line and id.
     """
-    pids, any_rows = set(), False
+    pids: set[str] = set()
+    any_rows = False
     for number, line in enumerate(source.lines(), start=1):
         if not line.strip():
             continue
@@ -57,8 +58,10 @@ def read_rows(source: Source, task: Task, split: Split) -> Iterator[Row]:
         text = row["input"]
         yield Row(row["id"], row["pid"], text[:start], text[start:], row["output"])
         any_rows = True
+    if not pids:
+        raise ValueError(f"{source} has no rows: fetch it again")
     if not any_rows:
-        raise ValueError(f"{source} has no rows for {task.name}: fetch it again")
+        raise ValueError(f"{source} has no question with is_hard: take quality in place of it")
 
 
 def _object(line: bytes) -> dict[str, Any]:

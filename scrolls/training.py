@@ -20,6 +20,7 @@ from tape.data import load_tokenizer
 from tape.evaluation.checkpoint import check_length
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
+from tape.names import check_whole
 from tape.training.arguments import sequences_per_step, training_order
 from tape.training.task import Task
 
@@ -42,7 +43,8 @@ class RowSequences(Dataset):
 
 class TrainingRows(Dataset):
     """The sequences of a run in the order of training: `total` rows, epoch after epoch. Those of
-    one step are about equally long, and its batches more so.
+    one step are about equally long, and its batches more so, but for a step at the border of two
+    epochs.
 
     The n-th is a function of n, the seed and the sequences per step. How many processes share a
     step, and whether the run was ever stopped, makes no difference.
@@ -67,13 +69,16 @@ class TrainingRows(Dataset):
     def _order(self, epoch: int) -> np.ndarray:
         random = np.random.default_rng((self.seed, epoch))
         order = random.permutation(len(self.sequences))
+        # The first ones end the step that the epoch before has begun.
+        first = min(-epoch * len(order) % self.per_step, len(order))
+        begun, order = order[:first], order[first:]
         lengths = np.minimum(self.lengths, self.sequences.prompts.budget.prompt)
         pools = np.split(order, range(POOL * self.per_step, len(order), POOL * self.per_step))
         order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
         steps = np.split(order, range(self.per_step, len(order), self.per_step))
         *whole, last = steps  # a last one that is not whole stays where it is
         random.shuffle(whole)
-        return np.concatenate([*whole, last])
+        return np.concatenate([begun, *whole, last])
 
 
 def padded(sequences: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -82,6 +87,14 @@ def padded(sequences: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         name: pad_sequence([sequence[name] for sequence in sequences], True, padding)
         for name, padding in (("input_ids", 0), ("labels", IGNORED))
     }
+
+
+def check_base(base: str | None) -> None:
+    """Raise a ValueError if there is no model to fine-tune."""
+    if base is None:
+        raise ValueError("give base_model=..., the folder of a pre-trained model")
+    if Path(base).parts[0] == "output" and not Path(base).is_dir():
+        raise ValueError(f"there is no {base}: pre-train it first, TYPE=... bash script/train.sh")
 
 
 class ScrollsTask(Task):
@@ -102,6 +115,8 @@ class ScrollsTask(Task):
         *,
         samples: int,
     ):
+        check_whole("task.samples", samples)
+        check_base(settings["base_model"])
         task = task_named(data.task)
         self.data, self.settings, self.samples = data, settings, samples
         self.tokenizer = load_tokenizer(settings["tokenizer"])

@@ -134,6 +134,14 @@ def test_files_that_are_not_there_or_broken(tmp_path, monkeypatch):
         find(TASKS["sample"], "test", None, tmp_path)
 
 
+def test_quality_without_hard_questions(tmp_path):
+    folder = write_task(tmp_path, "quality", zipped=False)
+    path = folder / "train.jsonl"
+    path.write_text(path.read_text().replace('"is_hard": true', '"is_hard": false'))
+    with pytest.raises(ValueError, match="has no question with is_hard: take quality in place"):
+        rows_of(tmp_path, "quality_hard")
+
+
 def test_budgets_are_the_papers():
     lengths = {name: {kind: b.length for kind, b in of.items()} for name, of in BUDGETS.items()}
     assert lengths["paper8k"] == {"answer": 8192, "summary": 8192}
@@ -198,6 +206,17 @@ def test_documents_are_tokenised_once_and_cached(tmp_path, monkeypatch):
     monkeypatch.setattr("scrolls.examples.read_rows", None)  # nothing is read again
     again, _ = examples_of(tmp_path)
     assert again.fingerprint == examples.fingerprint
+    tokens = tmp_path / "cache" / "scrolls" / examples.fingerprint / "documents.bin"
+    whole = tokens.read_bytes()
+    tokens.write_bytes(whole[:-8])
+    with pytest.raises(ValueError, match=r"documents\.bin is not as it was written: remove"):
+        examples_of(tmp_path)
+    tokens.write_bytes(whole)
+    with zipfile.ZipFile(tmp_path / "qasper.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(folder / "train.jsonl", "qasper/train.jsonl")
+    (folder / "train.jsonl").rename(tmp_path / "aside")
+    assert examples_of(tmp_path)[0].fingerprint == examples.fingerprint  # the same rows, zipped
+    (tmp_path / "aside").rename(folder / "train.jsonl")
     other, _ = examples_of_changed(tmp_path, monkeypatch)
     assert other.fingerprint != examples.fingerprint
 
@@ -228,7 +247,8 @@ def test_the_order_of_training(tmp_path):
         torch.testing.assert_close(fresh[n], rows[n])
 
     lengths = rows.lengths.clip(max=700)
-    spread = [np.ptp(lengths[step]) for step in np.split(order[0], range(4, count, 4))]
+    several = np.concatenate(order)[: 2 * count // 4 * 4].reshape(-1, 4)
+    spread = [np.ptp(lengths[step]) for step in several]
     random = np.random.default_rng(0).permutation(count)
     assert np.mean(spread) < 0.2 * np.mean(
         [np.ptp(lengths[step]) for step in np.split(random, range(4, count, 4))]

@@ -50,6 +50,7 @@ def test_batches_equal_one_by_one_without_a_cache(position):
                 logits = model(torch.tensor([ids]), use_cache=False).logits
             ids.append(logits[0, -1].argmax().item())
         new = ids[len(prompt) :]
+        new = new[: budget.answer] if end not in new else new
         assert text == tokenizer.decode(new, skip_special_tokens=True).strip()
 
 
@@ -74,6 +75,19 @@ def test_a_plan_asks_each_id_once_within_its_tokens(tmp_path):
         plan(examples, prompts, rows, 408)
 
 
+def test_an_answer_has_no_more_tokens_than_its_room():
+    tokenizer = byte_tokenizer()
+    model = make_model("rope", vocab_size=len(tokenizer), seed=1)
+    model.lm_head.weight.data[tokenizer.eos_token_id] = -model.lm_head.weight.data[9]  # no end
+    model.generation_config.repetition_penalty = 5.0  # what a base model came with is not taken
+    batch = Batch(0, ["a"], [np.arange(9, 20)], Budget(20, 3))
+    (given,), ids = answers(model, tokenizer, batch), batch.prompts[0].tolist()
+    for _ in range(3):
+        with torch.no_grad():
+            ids.append(model(torch.tensor([ids])).logits[0, -1].argmax().item())
+    assert given == tokenizer.decode(ids[-3:], skip_special_tokens=True).strip()
+
+
 def test_sampling_is_seeded_by_the_batch():
     tokenizer = byte_tokenizer()
     model = make_speaker("tape", tokenizer)
@@ -93,7 +107,7 @@ def test_sampling_is_seeded_by_the_batch():
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("zips")
-    for task in ("qasper", "qmsum"):
+    for task in ("qasper", "qmsum", "narrative_qa"):
         write_task(folder, task, train=12, validation=30)
     return folder
 
@@ -159,8 +173,15 @@ def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
     generate(base, data, tmp_path)
     with pytest.raises(ValueError, match=r"budget: \['demo', 223, 32\] -> \['table5', 823, 200\]"):
         generate(base, data, tmp_path, "budget=table5", "max_batch_tokens=2000")
-    with pytest.raises(ValueError, match="max_batch_tokens: 1000 -> 2000"):
-        generate(base, data, tmp_path, "max_batch_tokens=2000")
+    for change, message in {
+        "max_batch_tokens=2000": "max_batch_tokens: 1000 -> 2000",
+        "split=train": "split: validation -> train",
+        "limit=30": "limit: None -> 30",
+        "sample=true": "sampling: None -> {'temperature': 1.0",
+        "task=narrative_qa": "task: qasper -> narrative_qa",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            generate(base, data, tmp_path, change)
     other = shutil.copytree(base, tmp_path / "other")
     model = TapeForCausalLM.from_pretrained(other)
     torch.nn.init.zeros_(model.lm_head.weight)
@@ -168,7 +189,7 @@ def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
     with pytest.raises(ValueError, match=r"holds another evaluation \(model: "):
         generate(other, data, tmp_path)
     shutil.rmtree(tmp_path / "adape.parts")
-    with pytest.raises(ValueError, match=r"adape\.json is there, but not the journal"):
+    with pytest.raises(ValueError, match=r"adape\.json is there, but not its journal"):
         generate(base, data, tmp_path)
 
 
@@ -179,7 +200,8 @@ def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
         (["split=valid"], "unknown split 'valid'"),
         (["budget=null"], "has no scrolls.json: it was not fine-tuned on a task; give budget="),
         (["budget=big"], "unknown budget 'big'"),
-        (["model=/nowhere"], r"has no model\.safetensors: give the folder of a run"),
+        (["model=/nowhere", "budget=null"], r"/nowhere has no model\.safetensors: give the folder"),
+        (["sample=no"], "sample='no' must be true or false"),
         (["shard=4/3"], "must be i/n"),
         (["sample=true", "top_p=0"], r"top_p=0 must lie in \(0, 1\]"),
         (["data_dir=/nowhere"], "neither qasper.zip nor"),
@@ -249,7 +271,12 @@ def test_the_validation_loss_is_that_of_all_tokens(base, data, tmp_path):
         (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; take model=keep"),
         (["+position.length=3"], "takes no argument 'length'"),
         (["+position.width=4"], r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
-        (["base_model=null", "tokenizer=null"], "."),
+        (
+            ["base_model=null", "tokenizer=null"],
+            r"give base_model=\.\.\., the folder of a pre-train",
+        ),
+        (["base_model=output/no_c4"], "there is no output/no_c4: pre-train it first"),
+        (["task.samples=0"], r"task\.samples=0 must be a whole number"),
     ],
 )
 def test_refused_before_training(base, data, tmp_path, overrides, message):

@@ -27,6 +27,7 @@ from tape.files import new_folder
 log = logging.getLogger(__name__)
 
 DOCUMENTS_AT_ONCE = 256
+CHARACTERS_AT_ONCE = 2**23
 Item = TypeVar("Item")
 
 
@@ -114,9 +115,29 @@ def batches(documents: Iterable[Item]) -> Iterator[list[Item]]:
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.ndarray]:
     """The tokens of each text, without special ones: what looks like one in a text is text."""
-    # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
-    encoded = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
-    return [np.array(ids, dtype=token_dtype(tokenizer)) for ids in encoded["input_ids"]]
+    found = []
+    for group in _by_size(texts):
+        # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
+        encoded = tokenizer(
+            group, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
+        found += [np.array(ids, dtype=token_dtype(tokenizer)) for ids in encoded["input_ids"]]
+    return found
+
+
+def _by_size(texts: list[str]) -> Iterator[list[str]]:
+    """Texts in their order, so many at a time as memory is made for: the tokenizer takes some
+    hundred bytes for each of their tokens."""
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        if group and size + len(text) > CHARACTERS_AT_ONCE:
+            yield group
+            group, size = [], 0
+        group.append(text)
+        size += len(text)
+    if group:
+        yield group
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, batch: list[str]) -> list[np.ndarray]:

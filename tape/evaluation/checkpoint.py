@@ -88,7 +88,10 @@ def with_weights(
         )
     new = weights_of_encoding(model) if new_encoding else set()
     if lost := sorted({*loaded["missing_keys"]} - new):
-        raise ValueError(f"{source} has no {', '.join(lost[:3])} ({len(lost)} weights in all)")
+        raise ValueError(
+            f"{source}: {len(lost)} weights of the model in config.json are missing, such as "
+            f"{lost[0]}"
+        )
     return model, sorted(loaded["unexpected_keys"])
 
 
@@ -180,5 +183,6 @@ def check_length(model: TapeForCausalLM, needed: int, purpose: str) -> None:
     if longest is not None and needed > longest:
         raise ValueError(
             f"{purpose} needs {needed} positions, but the model's "
-            f"{model.config.position['name']!r} has {longest}: train with position.length={needed}"
+            f"{model.config.position['name']!r} has {longest}: it takes a model that was trained "
+            f"with a position.length of {needed} or more"
         )

@@ -96,7 +96,7 @@ class Journal:
         elif changes := differences(found, header):
             raise ValueError(
                 f"{self.path} holds another evaluation ({'; '.join(changes)}); give this one "
-                f"another name=..., or remove that file"
+                f"another place, or remove {results} and what was made of it"
             )
 
     def append(self, row: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file, extract_commit_hash
 
 from tape.adapters import ADAPTER
 from tape.configuration import TapeConfig
@@ -125,7 +126,8 @@ def identity(base: str) -> str:
     """What tells one base model from another: the hash of its weights, or its revision."""
     if Path(base).is_dir():
         return fingerprint(Path(base))
-    return str(TapeConfig.from_pretrained(base)._commit_hash)
+    where = cached_file(base, "config.json")
+    return str(extract_commit_hash(where, None))
 
 
 def _check_fields(shape: dict[str, Any]) -> None:

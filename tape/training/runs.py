@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 # Settings without an influence on what is learned: where a run lies, what is looked at, and how
 # the sequences of a step (their number is recorded) are spread over time and devices.
 NO_INFLUENCE = (
-    r"name|output_dir|trainer\.output_dir|cache_dir|debug",
+    r"name|output_dir|trainer\.output_dir|cache_dir|debug|launcher",
+    r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
     r"report\..*|data\.max_bad|eval_blocks|task\.samples",
     r"tape_sampler",  # what becomes of it is in position.sampler
     r"trainer\.(disable_tqdm|report_to|run_name)",
