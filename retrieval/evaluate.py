@@ -26,7 +26,7 @@ from tape.names import check_whole
 from tape.training.runs import locked
 
 WRONG = 3  # wrong answers of each length and depth that are kept
-LONGEST = 8  # times the trained length, of a model that was trained on plain prompts
+LENGTHS = 8  # by default; up to so many times the trained length, if that was of plain prompts
 log = logging.getLogger(__name__)
 
 
@@ -58,10 +58,10 @@ def questions_for(arguments: argparse.Namespace, trained: Passkeys | None) -> Qu
     if max_tokens is None:
         if trained is None:
             raise ValueError("give --max_tokens, the length of the longest prompts")
-        max_tokens = LONGEST * trained.max_length
+        max_tokens = LENGTHS * trained.max_length
     interval = arguments.interval
     if interval is None:
-        interval = trained.max_length // 2 if trained else max(1, max_tokens // 8)
+        interval = trained.max_length if trained else max(1, max_tokens // LENGTHS)
     return Questions(
         max_tokens,
         interval,

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tape.modeling import TapeForCausalLM
 
@@ -14,22 +14,31 @@ WEIGHTS = "model.safetensors"
 
 
 def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
-    """The model of a run, on a GPU if there is one, and its tokenizer.
+    """The model of a run or of any Llama checkpoint, on a GPU if there is one, and its tokenizer.
 
     Raises:
-        ValueError: if the folder holds no trained model.
+        ValueError: if the folder holds no trained model, or one of another family.
     """
-    if not (folder / WEIGHTS).is_file():
+    if not weights(folder):
         raise ValueError(f"{folder} has no {WEIGHTS}: give the folder of a run that has finished")
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    model = TapeForCausalLM.from_pretrained(folder, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
 def fingerprint(folder: Path) -> str:
-    """The SHA-256 of a model's weights."""
-    with (folder / WEIGHTS).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """The SHA-256 of a model's weights; of those of its files, if there are several."""
+    hashes = []
+    for path in weights(folder):
+        with path.open("rb") as file:
+            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def weights(folder: Path) -> list[Path]:
+    """The file of a model's weights, or the files that the library parted them into."""
+    whole, parts = folder / WEIGHTS, sorted(folder.glob("model-*-of-*.safetensors"))
+    return [whole] if whole.is_file() else parts
 
 
 def check_length(model: TapeForCausalLM, needed: int, purpose: str) -> None:
