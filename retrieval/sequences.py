@@ -106,8 +106,9 @@ class PromptSequences(Dataset):
         return self.total
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """input_ids and labels (-100 on the prompt and on padding): (length,) each. Nothing needs
-        a mask: padding comes last, and is never looked at by what comes before."""
+        """input_ids and labels (-100 on padding): (length,) each. The whole text is learned, as a
+        language model does: with the answers alone, some encodings take far longer to find them.
+        Nothing needs a mask: padding comes last, and is never looked at by what comes before."""
         if not 0 <= i < self.total:
             raise IndexError(f"prompt {i} of {self.total}")
         seed = (self.seed, self.stream, i)
@@ -121,6 +122,6 @@ class PromptSequences(Dataset):
             "input_ids": np.full(self.passkeys.length, self.tokenizer.pad_token_id),
             "labels": np.full(self.passkeys.length, -100),
         }
-        rows["input_ids"][: len(written)] = written
-        rows["labels"][tokens : len(written)] = written[tokens:]
+        for row in rows.values():
+            row[: len(written)] = written
         return {name: torch.from_numpy(row) for name, row in rows.items()}

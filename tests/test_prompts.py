@@ -182,10 +182,9 @@ def test_sequences_are_functions_of_their_index():
         ).groups()
         assert f"the pass key is {key} ." in prompt
         length = len(tokenizer(prompt)["input_ids"])
-        learned = row["labels"][length : length + len(key) + 1]
-        assert tokenizer.decode(learned) == f" {key}<|endoftext|>"
-        assert (row["labels"] != -100).sum() == len(learned)
-        assert length + len(learned) + rest.count("<") == passkeys.length
+        learned = row["labels"][row["labels"] != -100]
+        assert tokenizer.decode(learned) == f"{prompt} {key}<|endoftext|>"
+        assert len(learned) + rest.count("<") == passkeys.length
         lengths.append(length)
         depths.append(prompt.index(key) / len(prompt))
         assert all(text != tokenizer.decode(other[n]["input_ids"]) for other in others)
