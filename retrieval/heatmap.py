@@ -22,7 +22,7 @@ from matplotlib.image import AxesImage
 from retrieval.results import Retrieval, read_results
 from tape.evaluation.figures import side_by_side, write_figure
 
-LABELS = 6  # of lengths below a panel, at most
+LABELS = 8  # of lengths below a panel, at most
 
 
 def panel(axes: Axes, name: str, results: Retrieval) -> AxesImage:

@@ -15,6 +15,7 @@ from retrieval.texts import BENCHMARK, PLAIN
 from tape.names import check_whole
 
 STREAM = 2  # of random numbers; training has others
+SAMPLE = 100  # units of garbage in a prompt that tries the tokenizer
 ONE = Needles()
 ROOM = 4  # tokens of an answer besides its numbers: words before them, or the mark of their end
 
@@ -55,6 +56,11 @@ class Questions:
             )
         if self.original and self.needles != ONE:
             raise ValueError("the original rule has one key and one value: leave out --original")
+        if self.original and self.plain:
+            raise ValueError(
+                "this model was trained on plain prompts, and the original rule has the words of "
+                "the benchmark: leave out --original"
+            )
 
     @property
     def lengths(self) -> range:
@@ -86,14 +92,34 @@ class Batch(NamedTuple):
         return sum(question.tokens + self.new_tokens for question in self.questions)
 
 
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    """Raise a ValueError if a prompt could not be read or continued."""
+    try:
+        ids = tokenizer(text)["input_ids"]
+    except Exception as error:  # the library has no type of its own for it
+        raise ValueError(f"the model's tokenizer cannot write a prompt: {error}") from error
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+        raise ValueError(
+            f"the model's tokenizer cannot write a prompt: parts of it are {tokenizer.unk_token}"
+        )
+    if ids[-1] == tokenizer.eos_token_id:
+        raise ValueError(
+            "the model's tokenizer ends every text with EOS, and a prompt has to be continued: set "
+            "add_eos_token to false in its tokenizer_config.json"
+        )
+
+
 def asked(questions: Questions, tokenizer: PreTrainedTokenizerBase) -> Iterator[Question]:
     """Every question, in the order of lengths and depths.
 
     Raises:
-        ValueError: if the shortest prompts have no room for what they hide.
+        ValueError: if the shortest prompts have no room for what they hide, or for a tokenizer
+            that cannot be used.
     """
     count = token_counter(tokenizer)
     text = PLAIN if questions.plain else BENCHMARK
+    sample = Draft(text, questions.needles, 0.5, (questions.seed, STREAM))
+    check_tokenizer(tokenizer, sample.prompt(sample.stretches(SAMPLE)).text)
     for length in tqdm(questions.lengths, desc="prompts", leave=False, disable=None):
         if questions.original:
             for n in range(questions.num_tests):

@@ -12,9 +12,12 @@ import pytest
 import torch
 from conftest import perturb
 from test_prompts import byte_level, llama_like
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import retrieval.evaluate as entry
+from arithmetic import character_tokenizer
 from retrieval import Needles, Passkeys, Questions, plain_tokenizer
 from retrieval.decoding import Answer, answers, marked, marked_as_original
 from retrieval.heatmap import curve_of, figure_of
@@ -337,6 +340,8 @@ def test_what_cannot_be_is_refused(folder, tmp_path):
         evaluate(folder, "--keys", "0")
     with refused(match="one key and one value: leave out --original"):
         evaluate(folder, "--original", "--values", "2")
+    with refused(match="trained on plain prompts, and the original rule has the words"):
+        evaluate(folder, "--original")
     with refused(match="has no model.safetensors"):
         evaluate(tmp_path)
     assert not list(folder.glob("passkey*/"))
@@ -348,6 +353,39 @@ def test_what_cannot_be_is_refused(folder, tmp_path):
     (folder / "passkey" / "summary.json").write_text("{")
     with refused(match="holds damaged results"):
         read_results(folder / "passkey")
+
+
+def ending_with_eos():
+    tokenizer = byte_level()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 0)]
+    )
+    return tokenizer
+
+
+def without_letters():
+    tokenizer = llama_like()
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["model"]["vocab"] = {
+        token: n for token, n in state["model"]["vocab"].items() if "g" not in token
+    }
+    state["model"]["merges"] = []
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)), unk_token="<unk>", eos_token="</s>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (character_tokenizer, "cannot write a prompt: WordLevel error"),
+        (without_letters, "cannot write a prompt: parts of it are <unk>"),
+        (ending_with_eos, "ends every text with EOS"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        plan(Questions(300, 300, 1, 1), make(), 1000)
 
 
 def test_more_tokens_than_there_are_positions(tmp_path):
