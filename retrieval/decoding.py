@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from retrieval.plan import Batch, Question
 from retrieval.prompts import Prompt
 from tape import TapeForCausalLM
+from tape.evaluation.padding import left_padded
 
 
 class Answer(NamedTuple):
@@ -32,7 +33,6 @@ def answers(
     tokenizer: PreTrainedTokenizerBase,
     batch: Batch,
     original: bool = False,
-    use_cache: bool = True,
 ) -> list[Answer]:
     """What the model writes after each prompt, marked.
 
@@ -45,12 +45,7 @@ def answers(
     """
     texts = [question.prompt.text for question in batch.questions]
     rows = [tokenizer(text)["input_ids"] for text in texts]
-    width = max(map(len, rows))
-    ids = torch.zeros(len(rows), width, dtype=torch.long)  # padding is masked: any token will do
-    mask = torch.zeros_like(ids)
-    for n, row in enumerate(rows):
-        ids[n, width - len(row) :] = torch.tensor(row)
-        mask[n, width - len(row) :] = 1
+    ids, mask = left_padded(rows, 0)  # padding is masked: any token will do
     end = tokenizer.eos_token_id
     with model.evaluation_length(batch.positions):
         output = model.generate(
@@ -58,14 +53,15 @@ def answers(
             attention_mask=mask.to(model.device),
             max_new_tokens=batch.new_tokens,
             do_sample=False,
-            use_cache=use_cache,
+            use_cache=True,
             eos_token_id=end,
             pad_token_id=end,
         )
     mark = marked_as_original if original else marked
+    written = output[:, ids.shape[1] :].tolist()
     return [
-        mark(question, up_to(end, written), tokenizer)
-        for question, written in zip(batch.questions, output[:, width:].tolist(), strict=True)
+        mark(question, up_to(end, tokens), tokenizer)
+        for question, tokens in zip(batch.questions, written, strict=True)
     ]
 
 
