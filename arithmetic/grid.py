@@ -12,23 +12,12 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from tape.evaluation.intervals import with_interval
 from tape.files import write_text
-
-Z = NormalDist().inv_cdf(0.975)
-
-
-def wilson(correct: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share of which `correct` out of `total` were seen (Wilson 1927);
-    unlike the normal one it says something where all are right, or none."""
-    share, z2 = correct / total, Z * Z / total
-    middle = share + z2 / 2
-    spread = Z * ((share * (1 - share) + z2 / 4) / total) ** 0.5
-    return max(0.0, (middle - spread) / (1 + z2)), min(1.0, (middle + spread) / (1 + z2))
 
 
 @dataclass(frozen=True)
@@ -59,12 +48,7 @@ class Grid:
 
     def share(self, chosen: Any = ...) -> dict[str, float] | None:
         """The accuracy in some cells together, by an index or a mask; None if there are none."""
-        correct, total = (int(counts[chosen].sum()) for counts in (self.correct, self.total))
-        if not total:
-            return None
-        low, high = wilson(correct, total)
-        found = {"accuracy": correct / total, "low": low, "high": high}
-        return {**found, "correct": correct, "total": total}
+        return with_interval(*(int(counts[chosen].sum()) for counts in (self.correct, self.total)))
 
     def summary(self) -> dict[str, Any]:
         inside = np.zeros_like(self.total, dtype=bool)

@@ -9,23 +9,17 @@ As in a matrix, row n is the length n of the first operand and column m that of 
 from __future__ import annotations
 
 import argparse
-import io
-import math
 import sys
 import textwrap
 from pathlib import Path
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from arithmetic.grid import Grid, read_grid
-from tape.files import write_bytes
-
-PER_ROW = 4
-SIDE = 3.6  # inches of a panel
+from tape.evaluation.figures import side_by_side, write_figure
 
 
 def panel(axes: Axes, name: str, grid: Grid) -> AxesImage:
@@ -52,26 +46,12 @@ def panel(axes: Axes, name: str, grid: Grid) -> AxesImage:
 
 def figure_of(grids: list[tuple[str, Grid]]) -> Figure:
     """A panel per run, (name, grid), on one scale of colours."""
-    columns = min(PER_ROW, len(grids))
-    rows = math.ceil(len(grids) / columns)
-    figure = Figure(figsize=(SIDE * columns + 0.9, SIDE * rows + 0.3), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False)
-    for axes, (name, grid) in zip(panels.flat, grids, strict=False):
-        image = panel(axes, name, grid)
-    for axes in panels.flat[len(grids) :]:
-        axes.remove()
-    figure.colorbar(image, ax=list(panels.flat[: len(grids)]), label="accuracy (exact match)")
-    return figure
+    return side_by_side(grids, panel, "accuracy (exact match)")
 
 
 def draw(grids: list[tuple[str, Grid]], target: Path) -> None:
     """Write the picture as target.png and target.svg."""
-    figure = figure_of(grids)
-    with matplotlib.rc_context({"svg.hashsalt": "tape"}):  # the same picture is the same file
-        for kind, metadata in (("png", None), ("svg", {"Date": None})):
-            content = io.BytesIO()
-            figure.savefig(content, format=kind, dpi=150, metadata=metadata)
-            write_bytes(target.with_name(f"{target.name}.{kind}"), content.getvalue())
+    write_figure(figure_of(grids), target)
 
 
 def main() -> None:

@@ -7,8 +7,7 @@ length are written side by side with gaps, which are closed at the end.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from arithmetic.tasks import TASKS, Task, significant
 from arithmetic.tokenizer import CHARACTERS
-from tape.files import write_text
-from tape.names import check_arguments, check_whole, look_up
+from tape.names import check_whole, look_up
+from tape.settings import load, save
 
 GAP, EOS = 0, 1
 FILE = "problems.json"
@@ -139,7 +138,7 @@ class Problems:
 
     def save(self, folder: str | Path) -> None:
         """Write problems.json, which belongs beside the model that was trained on them."""
-        write_text(Path(folder) / FILE, json.dumps(asdict(self), indent=1) + "\n")
+        save(self, Path(folder) / FILE)
 
     @classmethod
     def load(cls, folder: str | Path) -> Problems:
@@ -151,12 +150,7 @@ class Problems:
         path = Path(folder) / FILE
         if not path.is_file():
             raise ValueError(f"{folder} has no {FILE}: give the folder of an arithmetic run")
-        try:
-            settings = dict(**json.loads(path.read_text(encoding="utf-8")))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path} does not hold settings of problems: {error}") from error
-        check_arguments(str(path), settings, (field.name for field in fields(cls)))
-        return cls(**settings)
+        return load(cls, path)
 
     def _task(self, n: int, m: int) -> Task:
         """The task, for a cell that exists."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -15,11 +14,10 @@ from arithmetic.plan import Question, plan
 from arithmetic.problems import Problems, ProblemSequences
 from arithmetic.tokenizer import character_tokenizer
 from tape.evaluation.checkpoint import check_length
-from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.training.arguments import training_order
 from tape.training.progress import read_metrics
-from tape.training.report import facts, headline, plot_loss
+from tape.training.report import facts, headline, publish
 from tape.training.task import Task
 
 SHOWN = 10  # problems in the report
@@ -95,9 +93,7 @@ class ArithmeticTask(Task):
         metrics = read_metrics(folder / "metrics.jsonl")
         summary = facts(model, metrics) | self._accuracies(answered)
         text = _markdown(folder, summary, answered)
-        write_text(folder / "report" / "report.json", json.dumps(summary, indent=1) + "\n")
-        write_text(folder / "report" / "report.md", text)
-        plot_loss(metrics, folder.name, folder / "report" / "loss.png")
+        publish(folder, metrics, summary, text)
         return text
 
     def _answered(self, model: TapeForCausalLM) -> list[Answered]:

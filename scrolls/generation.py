@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from scrolls.examples import Examples
 from scrolls.prompts import Budget, Prompts
+from tape.evaluation.padding import left_padded
 from tape.modeling import TapeForCausalLM
 
 
@@ -67,17 +67,6 @@ def plan(
     ]
     by_cost = sorted(batches, key=lambda batch: -batch.cost)
     return [batch._replace(number=number) for number, batch in enumerate(by_cost)]
-
-
-def left_padded(prompts: list[np.ndarray], padding: int) -> tuple[Tensor, Tensor]:
-    """(B, T) tokens and their mask, zero at the padding."""
-    longest = max(map(len, prompts))
-    ids = torch.full((len(prompts), longest), padding)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    return ids, mask
 
 
 @torch.no_grad()

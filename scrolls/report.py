@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +12,9 @@ from scrolls.generation import answers, plan
 from scrolls.metrics import SCORE, averages, example
 from scrolls.prompts import Prompts
 from scrolls.tasks import task_named
-from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.training.progress import read_metrics
-from tape.training.report import facts, headline, plot_loss, printable
+from tape.training.report import facts, headline, printable, publish
 
 BATCH = 8  # whole budgets that are answered together
 SHOWN = 12  # answers in the report
@@ -62,9 +60,7 @@ def write_report(
     summary |= {"metric": SCORE[metric], "score": round(scores[SCORE[metric]], 4)}
     summary["questions"] = len(answered)
     text = _markdown(folder, summary, answered)
-    write_text(folder / "report" / "report.json", json.dumps(summary, indent=1) + "\n")
-    write_text(folder / "report" / "report.md", text)
-    plot_loss(metrics, folder.name, folder / "report" / "loss.png")
+    publish(folder, metrics, summary, text)
     return text
 
 

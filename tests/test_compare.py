@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from arithmetic import Problems
-from arithmetic.compare import compare, read_run, rows_of
+from arithmetic.compare import compare, grid_of, read_run, rows_of
 from arithmetic.grid import write_grid
 from tape.files import write_text
 from tape.training.runs import TRAINED, claim
@@ -60,7 +60,7 @@ def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
         **{"accuracy": "0.2", "correct": "6", "total": "30"},
     }
     assert (tmp_path / "out" / "heatmaps.png").stat().st_size > 10_000
-    tape = rows_of([read_run(run, "grid") for run in runs])[0].grid
+    tape = grid_of(rows_of([read_run(run, "grid") for run in runs])[0])
     assert tape.correct.tolist() == [[30, 15], [15, 15]] and tape.total.tolist() == [[30] * 2] * 2
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+import test_passkey
 from scrolls_data import write_task
 from test_addition import SETTINGS
 from test_grid import ROOT
@@ -21,7 +22,8 @@ from tape.training.runs import checkpoints, step_of
 
 @pytest.fixture
 def run_script(tmp_path):
-    for name in ("arithmetic", "benchmarks", "config", "tape", "train.py", "eval_scrolls.py"):
+    commands = ("train.py", "eval_retrieval.py", "eval_scrolls.py")
+    for name in ("arithmetic", "benchmarks", "config", "retrieval", "tape", *commands):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "scrolls", tmp_path / "scrolls", ignore=lambda *_: ["__pycache__"])
     shutil.copytree(ROOT / "script", tmp_path / "script")
@@ -44,11 +46,16 @@ def run_script(tmp_path):
     return run_script
 
 
+def of_a_script(settings):
+    """Those of a tiny run, but for the experiment, which is the script's to say."""
+    own = [setting for setting in settings if not setting.startswith("experiment=")]
+    return [*own, "trainer.eval_steps=1000"]
+
+
 @pytest.fixture
 def start(run_script):
     """Start a script with tiny runs of addition."""
-    tiny = [setting for setting in SETTINGS if not setting.startswith("experiment=")]
-    tiny.append("trainer.eval_steps=1000")
+    tiny = of_a_script(SETTINGS)
     return lambda script, *settings, **variables: run_script(script, *tiny, *settings, **variables)
 
 
@@ -87,7 +94,20 @@ def test_a_comparison_continues_reuses_and_compares(start, tmp_path):
     assert "| rope | 1 | " in printed and (tmp_path / "output/add_rope_0/b/grid.csv").exists()
 
 
-@pytest.mark.parametrize("script", ["compare_add.sh", "gpu/addition.sh"])
+def test_retrieval_is_compared_in_the_same_way(run_script, tmp_path):
+    settings = {"TYPES": "rope alibi", "SEEDS": "0", "EVALUATION": "--num_tests 1 --depths 2"}
+    started = run_script("compare_passkey.sh", *of_a_script(test_passkey.SETTINGS), **settings)
+    printed, _ = started.communicate()
+    assert started.returncode == 0, printed
+    assert re.search(r"passkey_rope_0: inside: [\d.]+ \(.*\) outside: ", printed)
+    table = (tmp_path / "output/compare_passkey/table.md").read_text()
+    assert table.splitlines()[0] == (
+        "| encoding | seeds | up to 32 tokens | 64 (2x) | 128 (4x) | 256 (8x) |"
+    )
+    assert "| rope | 1 | " in table and "| alibi | 1 | " in table and table in printed
+
+
+@pytest.mark.parametrize("script", ["compare_add.sh", "compare_passkey.sh", "gpu/addition.sh"])
 @pytest.mark.parametrize(
     ("settings", "variables", "message"),
     [

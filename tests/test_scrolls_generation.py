@@ -18,10 +18,11 @@ from test_scrolls import BUDGET, byte_tokenizer, examples_of
 import scrolls.generate as entry
 import train
 from scrolls.default import default_task
-from scrolls.generation import Batch, Sampling, answers, left_padded, plan
+from scrolls.generation import Batch, Sampling, answers, plan
 from scrolls.prompts import BUDGETS, Budget
 from tape import TapeForCausalLM
 from tape.evaluation.journal import FILE, read
+from tape.evaluation.padding import left_padded
 
 ROOT = entry.CONFIG.parent.parent
 

@@ -114,12 +114,19 @@ def write_report(
         ],
     }
     text = _markdown(folder.name, summary, length // 2, prompt, added)
+    publish(folder, metrics, summary, text)
+    _plot_perplexity(summary["perplexity"], folder.name, folder / "report" / "perplexity.png")
+    return text
+
+
+def publish(
+    folder: Path, metrics: list[dict[str, Any]], summary: dict[str, Any], text: str
+) -> None:
+    """Write what is in every folder/report/: a summary, its text, and the losses."""
     target = folder / "report"
     write_text(target / "report.json", json.dumps(summary, indent=1) + "\n")
     write_text(target / "report.md", text)
     plot_loss(metrics, folder.name, target / "loss.png")
-    _plot_perplexity(summary["perplexity"], folder.name, target / "perplexity.png")
-    return text
 
 
 def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, added: str) -> str:

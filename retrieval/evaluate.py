@@ -1,0 +1,194 @@
+"""Passkey retrieval of a trained model over lengths and depths: the whole of eval_retrieval.py."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import transformers
+from safetensors import SafetensorError
+
+from retrieval.decoding import Answer, answers
+from retrieval.heatmap import draw
+from retrieval.plan import ONE, Batch, Questions, plan
+from retrieval.prompts import Needles
+from retrieval.results import Retrieval, write_results
+from retrieval.sequences import Passkeys
+from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.journal import Journal, Shard, join, journals
+from tape.evaluation.workers import answering, complete
+from tape.names import check_whole
+from tape.training.runs import locked
+
+WRONG = 3  # wrong answers of each length and depth that are kept
+LENGTHS = 8  # by default; up to so many times the trained length, if that was of plain prompts
+log = logging.getLogger(__name__)
+
+
+def row(batch: Batch, given: list[Answer]) -> dict[str, Any]:
+    """Counts per length and depth (`results.FIELDS`), and the first wrong answers of each."""
+    cells: dict[tuple[int, float | None], list[int]] = {}
+    wrong = []
+    for question, answer in zip(batch.questions, given, strict=True):
+        count = cells.setdefault((question.length, question.depth), [0, 0, 0, 0])
+        for n, more in enumerate((1, answer.right, answer.found, question.tokens)):
+            count[n] += more
+        if not answer.right and count[0] - count[1] <= WRONG:
+            wrong.append(
+                {
+                    **{"length": question.length, "depth": question.depth},
+                    **{"expected": question.prompt.answer.strip(), "given": answer.text},
+                }
+            )
+    return {"cells": [[*cell, *count] for cell, count in cells.items()], "wrong": wrong}
+
+
+def questions_for(arguments: argparse.Namespace, trained: Passkeys | None) -> Questions:
+    """What to ask: a model that was trained on plain prompts is asked such."""
+    needles = Needles(
+        arguments.keys or (trained.keys if trained else 1),
+        arguments.values or (trained.values if trained else 1),
+    )
+    max_tokens = arguments.max_tokens
+    if max_tokens is None:
+        if trained is None:
+            raise ValueError("give --max_tokens, the length of the longest prompts")
+        max_tokens = LENGTHS * trained.max_length
+    interval = arguments.interval
+    if interval is None:
+        interval = trained.max_length if trained else max(1, max_tokens // LENGTHS)
+    return Questions(
+        max_tokens,
+        interval,
+        arguments.num_tests,
+        arguments.depths,
+        arguments.seed,
+        needles,
+        plain=trained is not None,
+        original=arguments.original,
+    )
+
+
+def check_context(batches: list[Batch], context_size: int | None) -> None:
+    """Raise a ValueError if a prompt and its answer do not fit into the context."""
+    longest = max(batches, key=lambda batch: batch.positions)
+    if context_size is not None and longest.positions > context_size:
+        raise ValueError(
+            f"context_size={context_size} is shorter than the longest prompt and its answer, "
+            f"{longest.positions - longest.new_tokens} + {longest.new_tokens} tokens: raise it, or "
+            f"lower max_tokens"
+        )
+
+
+def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
+    """One share of an evaluation; the results, if that share was the last."""
+    shard, folder = Shard.parse(arguments.shard), arguments.base_model
+    for name in ("keys", "values", "context_size", "processes"):
+        if getattr(arguments, name) is not None:
+            check_whole(name, getattr(arguments, name))
+    model, tokenizer = load(folder)
+    trained = Passkeys.load(folder)
+    questions = questions_for(arguments, trained)
+    batches = plan(questions, tokenizer, arguments.batch_tokens)
+    check_context(batches, arguments.context_size)
+    needed = max(batch.positions for batch in batches)
+    check_length(model, needed, f"max_tokens={questions.max_tokens}")
+    asked = asdict(questions)
+    header = {
+        "model": fingerprint(folder),
+        "trained": trained.max_length if trained else model.config.max_position_embeddings,
+        **asked.pop("needles"),
+        **asked,
+        **{"wrong": WRONG, "batch_tokens": arguments.batch_tokens, "batches": len(batches)},
+    }
+    results = folder / (arguments.name or default_name(questions, trained))
+    with locked(shard.folder(results)):
+        complete(
+            Journal(results, shard, header),
+            {number: batches[number] for number in shard.numbers(len(batches))},
+            answering(
+                folder,
+                model,
+                tokenizer,
+                partial(answers, original=questions.original),
+                arguments.processes,
+            ),
+            row,
+            title=lambda batch: f"{batch.questions[0].length} tokens",
+        )
+    if sum(len(rows) for _, rows in journals(results).values()) < len(batches):
+        log.info("shard %s is done; the one that ends last writes the results", shard)
+        return None
+    found = write_results(results, *join(results))
+    draw(folder.resolve().name, found, results)
+    log.info("%s\nresults are in %s", describe(found), results)
+    return found
+
+
+def default_name(questions: Questions, trained: Passkeys | None) -> str:
+    """passkey, and what is not as usual."""
+    needles = questions.needles
+    parts = ["passkey"]
+    if questions.original:
+        parts.append("original")
+    if needles != (trained.needles if trained else ONE):
+        parts.append(f"{needles.keys}x{needles.values}")
+    return "_".join(parts)
+
+
+def describe(results: Retrieval) -> str:
+    """A line per length, and one for those within and beyond the trained ones: the accuracy, and
+    what it was seen in."""
+    summary = results.summary()
+    shares = {f"{share['length']} tokens": share for share in summary["lengths"]}
+    shares |= {part: summary[part] for part in ("inside", "outside") if summary[part]}
+    lines = []
+    for name, share in shares.items():
+        lines.append(
+            f"{name}: {share['accuracy']:.3f} ({share['low']:.3f} to {share['high']:.3f}), "
+            f"{share['correct']:,} of {share['total']:,}"
+        )
+        if results.evaluated["values"] > 1 and "found" in share:
+            lines[-1] += f", {share['found']:.3f} of the values"
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eval_retrieval.py",
+        description="Passkey retrieval over lengths and depths.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--base_model", type=Path, required=True, help="folder of the model")
+    add("--context_size", type=int, help="tokens that prompt and answer have to fit into")
+    add("--max_tokens", type=int, help="of the longest prompts")
+    add("--interval", type=int, help="prompts have 1, 2, ... times so many tokens")
+    add("--num_tests", type=int, default=20, help="prompts of each length and depth")
+    add("--depths", type=int, default=11, help="how many, from 0 to 1")
+    add("--keys", type=int, help="how many names have pass keys; one is asked for")
+    add("--values", type=int, help="how many pass keys a name has; all are asked for")
+    add("--original", action="store_true", help="lengths, depths and marks of the original code")
+    add("--seed", type=int, default=0, help="of the prompts")
+    add("--batch_tokens", type=int, default=16384, help="tokens that are run together")
+    add("--processes", type=int, help="that answer side by side; one per thread of torch")
+    add("--shard", default="1/1", help="i/n: the i-th of n shares")
+    add("--name", help="of the folder for the results, in that of the model")
+    return parser
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    transformers.logging.disable_progress_bar()
+    try:
+        evaluate(parser().parse_args())
+    except (ValueError, TypeError, OSError, SafetensorError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        log.info("interrupted: the same command continues")
+        sys.exit(130)

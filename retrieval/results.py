@@ -1,0 +1,156 @@
+"""The results of an evaluation: what was right at each length and depth, and what that says.
+
+passkey.csv has a row per length and depth; summary.json holds the accuracy of each length,
+wrong.jsonl some of the wrong answers of each cell.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tape.evaluation.intervals import wilson, with_interval
+from tape.files import write_text
+
+FIELDS = ("length", "depth", "prompts", "right", "found", "tokens")
+COLUMNS = (*FIELDS[:2], "tokens", "right", "prompts", "accuracy", "low", "high", "found", "values")
+NOT_GIVEN = ""  # the depth of prompts that have the key anywhere
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Counts of each cell, a length (rows) and a depth (columns).
+
+    Args:
+        lengths, depths: ascending; the only depth is None if the key was anywhere.
+        prompts: how many were asked.
+        right: how many were answered with all values that were asked for.
+        found: how many of these values were given, all prompts together.
+        tokens: of all prompts together.
+        evaluated: the model and the settings; among them the length it was `trained` with and the
+            number of `values` that each prompt asks for.
+    """
+
+    lengths: list[int]
+    depths: list[float | None]
+    prompts: np.ndarray
+    right: np.ndarray
+    found: np.ndarray
+    tokens: np.ndarray
+    evaluated: dict[str, Any]
+
+    @classmethod
+    def of(cls, cells: list[list[Any]], evaluated: dict[str, Any]) -> Retrieval:
+        """From rows of FIELDS, which add up, and what was evaluated."""
+        lengths = sorted({cell[0] for cell in cells})
+        depths = sorted({cell[1] for cell in cells}, key=lambda depth: depth or 0.0)
+        counts = np.zeros((4, len(lengths), len(depths)), dtype=np.int64)
+        for length, depth, *numbers in cells:
+            counts[:, lengths.index(length), depths.index(depth)] += numbers
+        return cls(lengths, depths, *counts, evaluated)
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        return self.right / self.prompts
+
+    def share(self, chosen: Any = ...) -> dict[str, float] | None:
+        """The accuracy at some lengths together, by an index or a mask; None if there are none."""
+        return with_interval(*(int(counts[chosen].sum()) for counts in (self.right, self.prompts)))
+
+    def at(self, length: int) -> dict[str, float] | None:
+        """The accuracy at a length; None if it was not asked."""
+        return self.share(np.array(self.lengths) == length)
+
+    def within(self) -> dict[str, float] | None:
+        """The accuracy at the lengths of the training."""
+        return self.share(np.array(self.lengths) <= self.evaluated["trained"])
+
+    def summary(self) -> dict[str, Any]:
+        asked = self.prompts.sum(axis=1)
+        lengths = [
+            {
+                "length": length,
+                "tokens": self.tokens[n].sum() / asked[n],
+                **self.share(n),
+                "found": self.found[n].sum() / (asked[n] * self.evaluated["values"]),
+            }
+            for n, length in enumerate(self.lengths)
+        ]
+        beyond = self.share(np.array(self.lengths) > self.evaluated["trained"])
+        parts = {"all": self.share(), "inside": self.within(), "outside": beyond}
+        return {**parts, "lengths": lengths}
+
+    def table(self) -> str:
+        """passkey.csv: mean tokens of a prompt, right answers, prompts, their share with its
+        interval, and how many values were found of how many."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for (row, column), prompts in np.ndenumerate(self.prompts):
+            right, depth = self.right[row, column], self.depths[column]
+            writer.writerow(
+                [
+                    self.lengths[row],
+                    NOT_GIVEN if depth is None else round(depth, 4),
+                    round(self.tokens[row, column] / prompts, 1),
+                    right,
+                    prompts,
+                    *(round(float(x), 4) for x in (right / prompts, *wilson(right, prompts))),
+                    self.found[row, column],
+                    prompts * self.evaluated["values"],
+                ]
+            )
+        return text.getvalue()
+
+
+def write_results(folder: Path, evaluated: dict[str, Any], rows: list[dict[str, Any]]) -> Retrieval:
+    """Write the files above from all batches of an evaluation.
+
+    Args:
+        evaluated: the model and the settings that parts begin with.
+        rows: the parts, in any order.
+    """
+    rows = sorted(rows, key=lambda row: row["batch"])
+    results = Retrieval.of([cell for row in rows for cell in row["cells"]], evaluated)
+    write_text(folder / "passkey.csv", results.table())
+    summary = {**results.summary(), "evaluated": evaluated}
+    write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    seen, lines = Counter(), []
+    answers = (answer for row in rows for answer in row["wrong"])
+    for answer in sorted(answers, key=lambda answer: (answer["length"], answer["depth"] or 0.0)):
+        cell = answer["length"], answer["depth"]
+        if seen[cell] < evaluated["wrong"]:  # batches that share a cell each have so many
+            lines.append(json.dumps(answer) + "\n")
+        seen[cell] += 1
+    write_text(folder / "wrong.jsonl", "".join(lines))
+    return results
+
+
+def read_results(folder: Path) -> Retrieval:
+    """What `write_results` wrote.
+
+    Raises:
+        ValueError: if it has not, or the files are damaged.
+    """
+    if not (folder / "passkey.csv").is_file():
+        raise ValueError(f"{folder} has no passkey.csv: evaluate that run first")
+    try:
+        evaluated = json.loads((folder / "summary.json").read_text())["evaluated"]
+        with (folder / "passkey.csv").open(newline="") as file:
+            cells = [_cell(row) for row in csv.DictReader(file)]
+        return Retrieval.of(cells, evaluated)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{folder} holds damaged results ({error}): evaluate again") from error
+
+
+def _cell(row: dict[str, str]) -> list[Any]:
+    depth = None if row["depth"] == NOT_GIVEN else float(row["depth"])
+    prompts, right, found = (int(row[name]) for name in ("prompts", "right", "found"))
+    return [int(row["length"]), depth, prompts, right, found, round(float(row["tokens"]) * prompts)]

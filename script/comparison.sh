@@ -1,0 +1,64 @@
+# Sourced by scripts that compare encodings x seeds, in the project's folder: what they have in common.
+# They name the experiment, say how to `evaluate` a run and `compare` all, and call `comparison`.
+#
+#   TYPES       the encodings, see script/train.sh; seven by default
+#   SEEDS       of weights and data; 0 1 2 by default
+#   JOBS        runs at a time; 2 by default, which share the cores
+#   NAME        of the comparison. The runs are output/${NAME}_${TYPE}_${SEED}, what they print is in
+#               ${NAME}_${TYPE}_${SEED}.log beside the table, output/compare_${NAME}
+#   EVALUATION  settings of the evaluation
+#
+# Runs that have finished are taken as they are. Told to stop (SIGTERM, a hang-up), all runs save and
+# the script ends with status 75: the same command continues.
+source script/environment.sh
+source script/jobs.sh
+
+read -rd '' -a types <<<"${TYPES:-adape rope fire randrope nope alibi xpos}" || true
+read -rd '' -a seeds <<<"${SEEDS:-0 1 2}" || true
+read -rd '' -a evaluation <<<"${EVALUATION:-}" || true
+JOBS=${JOBS:-2}
+
+learn() { # name type seed settings
+    local name=$1 log=$out/$1.log told=
+    trap 'told=yes' TERM INT HUP # the run saves, and nothing follows it
+    if "$python" train.py experiment="$experiment" name="$name" position="$2" seed="$3" "${@:4}" \
+        >>"$log" 2>&1 && [[ -z $told ]] && evaluate "output/$name" >>"$log" 2>&1; then
+        echo "$name: $(grep -aE "^(inside|outside):" "$log" | tail -n 2 | cut -d, -f1 | paste -sd " ")"
+    elif [[ -z $told ]]; then
+        echo "error: $name did not finish, see $log" >&2
+        return 1
+    fi
+}
+
+comparison() { # settings of the training
+    local names=() pids=() failed=0 name seed type pid cores
+    if [[ ! $JOBS =~ ^[1-9][0-9]*$ ]]; then
+        echo "error: JOBS=$JOBS must be a whole number, 1 or more" >&2
+        exit 1
+    fi
+    check_runs "$@"
+    out=output/compare_$NAME
+    mkdir -p "$out"
+    cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > JOBS ? cores / JOBS : 1))}
+    for seed in "${seeds[@]}"; do
+        for type in "${types[@]}"; do
+            while (($(jobs -pr | wc -l) >= JOBS)); do
+                wait -n || true # its status is asked for below
+                end_if_told
+            done
+            name=${NAME}_${type}_$seed
+            echo "$name: run $((${#names[@]} + 1)) of $((${#types[@]} * ${#seeds[@]})) begins, see $out/$name.log"
+            learn "$name" "$type" "$seed" "$@" &
+            names+=("$name") pids+=($!)
+        done
+    done
+    for pid in "${pids[@]}"; do
+        wait "$pid" || failed=1
+        end_if_told
+    done
+    if ((failed)); then
+        exit 1
+    fi
+    compare "${names[@]/#/output/}"
+}

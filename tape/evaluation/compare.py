@@ -1,0 +1,137 @@
+"""Runs of several encodings and seeds in one table.
+
+Runs that differ in their seed alone are one row, named by the encoding and by every other setting
+that most rows have otherwise: nothing unequal is compared without a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, Generic, TypeVar
+
+from tape.evaluation.checkpoint import WEIGHTS, fingerprint
+from tape.evaluation.intervals import student
+from tape.training.runs import TRAINED, differences, influential, read_configuration
+
+FOLLOWS = r"length|model\.max_position_embeddings|tokens\..*"  # from other settings
+Results = TypeVar("Results")
+Measure = Callable[[Results], float | None]  # a share; None where nothing was asked
+
+
+@dataclass(frozen=True)
+class Run(Generic[Results]):
+    """A run that was evaluated: what it was trained with, what it was asked, what came out."""
+
+    folder: Path
+    seed: int
+    settings: dict[str, Any]  # flat, without the seed, what is null and what has no influence
+    evaluated: dict[str, Any]
+    results: Results
+
+    @classmethod
+    def read(cls, folder: Path, name: str, evaluated: dict[str, Any], results: Results) -> Run:
+        """The run in a folder, with what its evaluation in the folder `name` there found.
+
+        Raises:
+            ValueError: if it was not trained to its end, or not evaluated since.
+        """
+        # Results that were put aside have no weights with them.
+        if (folder / WEIGHTS).is_file() and fingerprint(folder) != evaluated["model"]:
+            raise ValueError(
+                f"{folder / name} was evaluated with other weights than those in {folder}: remove "
+                f"it and evaluate again"
+            )
+        settings = influential(read_configuration(folder, TRAINED))
+        seed = settings.pop("seed")
+        if settings["trainer.seed"] == seed:
+            del settings["trainer.seed"]
+        return cls(folder, seed, settings, evaluated, results)
+
+
+@dataclass(frozen=True)
+class Row(Generic[Results]):
+    """Runs that differ in their seed alone."""
+
+    label: str
+    runs: list[Run[Results]]
+
+    def shares(self, measure: Measure[Results]) -> list[float]:
+        """That of each seed; none where nothing was asked."""
+        found = [measure(run.results) for run in self.runs]
+        return [share for share in found if share is not None]
+
+
+def rows_of(runs: list[Run[Results]], asked: Iterable[str]) -> list[Row[Results]]:
+    """One row for all runs with the same settings, in the order of the runs.
+
+    Args:
+        asked: the settings of an evaluation that have to be the same for all.
+
+    Raises:
+        ValueError: if they are not, or one seed is there twice.
+    """
+    for run in runs[1:]:
+        if changes := differences(
+            *({key: of.evaluated.get(key) for key in asked} for of in (runs[0], run))
+        ):
+            raise ValueError(
+                f"{runs[0].folder} and {run.folder} were not asked the same: {'; '.join(changes)}"
+            )
+    groups: list[list[Run[Results]]] = []
+    for run in runs:
+        group = next((group for group in groups if group[0].settings == run.settings), [])
+        if not group:
+            groups.append(group)
+        for other in group:
+            if other.seed == run.seed:
+                raise ValueError(
+                    f"{other.folder} and {run.folder} are the same run, seed {run.seed}: take one"
+                )
+        group.append(run)
+    labels = labels_of([group[0].settings for group in groups])
+    return [
+        Row(label, sorted(group, key=lambda run: run.seed))
+        for label, group in zip(labels, groups, strict=True)
+    ]
+
+
+def labels_of(groups: list[dict[str, Any]]) -> list[str]:
+    """The encoding, and those settings of each group that not more than half of the groups share,
+    but for what follows from others, and for arguments of other encodings."""
+    keys = sorted(set().union(*groups))
+    keys = [key for key in keys if key != "position.name" and not re.fullmatch(FOLLOWS, key)]
+    labels = []
+    for settings in groups:
+        label = settings["position.name"]
+        for key in keys:
+            peers = [
+                other.get(key)
+                for other in groups
+                if other["position.name"] == settings["position.name"]
+                or not key.startswith("position.")
+                or (key in other and key in settings)
+            ]
+            if 2 * peers.count(settings.get(key)) <= len(peers):
+                label += f" {key}={settings.get(key)}"
+        labels.append(label)
+    return labels
+
+
+def markdown(rows: list[Row[Results]], columns: dict[str, Measure[Results]]) -> str:
+    """Mean and 95 % interval over seeds, in percent."""
+    lines = [
+        f"| encoding | seeds | {' | '.join(columns)} |",
+        "|---|---|" + "---|" * len(columns),
+    ]
+    for row in rows:
+        cells = [row.label, str(len(row.runs))]
+        for measure in columns.values():
+            shares = [100 * share for share in row.shares(measure)]
+            spread = f" ± {student(shares):.1f}" if len(shares) > 1 else ""
+            cells.append(f"{mean(shares):.1f}{spread}" if shares else "-")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,157 @@
+"""Runs of the passkey experiment, what they write, continue and refuse, and their comparison."""
+
+import csv
+import json
+import shutil
+
+import pytest
+from conftest import composed
+from test_training import assert_same_weights, losses, weights
+
+import train
+from retrieval import Passkeys
+from retrieval import evaluate as entry
+from retrieval.compare import compare, curves, read_run, rows_of
+from retrieval.results import write_results
+from tape.files import write_text
+from tape.training.progress import read_metrics
+from tape.training.runs import TRAINED, claim
+
+SETTINGS = [
+    *("experiment=passkey", "length=38", "data.max_length=32", "randpe_length=280"),
+    *("task.samples=1", "eval_blocks=8", "model.hidden_size=32", "model.intermediate_size=48"),
+    *("trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4"),
+    *("trainer.logging_steps=1", "trainer.per_device_train_batch_size=4"),
+]
+
+
+@pytest.fixture
+def start(tmp_path):
+    def start(*overrides, folder=tmp_path / "run"):
+        train.run(composed(*SETTINGS, *overrides, f"output_dir={folder}"))
+        return folder
+
+    return start
+
+
+def test_a_run_ends_in_a_model_that_can_be_asked(start):
+    folder = start("position=randpe")
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "eval_accuracy_in" in row]
+    assert [row["step"] for row in rows] == [4, 8] and "eval_accuracy_out" in rows[0]
+    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert list(summary["accuracy"]) == ["32", "64", "128", "256"]
+    assert "what is the pass key ?" in (folder / "report" / "report.md").read_text()
+    assert Passkeys.load(folder) == Passkeys(max_length=32)
+    flags = ["--base_model", str(folder), "--num_tests", "1", "--depths", "2", "--processes", "1"]
+    results = entry.evaluate(entry.parser().parse_args(flags))
+    assert results.lengths == [32 * n for n in range(1, 9)]
+    assert results.evaluated["trained"] == 32 and results.evaluated["plain"]
+    assert read_run(folder, "passkey").settings["position.length"] == 280
+
+
+@pytest.mark.parametrize("position", ["tape", "randpe"])
+def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position):
+    whole = start(f"position={position}", folder=tmp_path / "whole")
+    parts = start(f"position={position}")
+    shutil.rmtree(parts / "checkpoint-8")
+    start(f"position={position}")
+    assert_same_weights(weights(whole), weights(parts))
+    assert losses(whole) == losses(parts)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["length=40"], r"length=40: these prompts and their answers have 38 tokens"),
+        (["data.max_length=20"], r"max_length=20: .* without any garbage"),
+        (["data.keys=x"], "keys='x' must be a whole number"),
+        (["eval_blocks=null"], "eval_blocks=null: prompts are without end"),
+        (["task.samples=0"], r"task\.samples=0 must be a whole number"),
+        (
+            ["position=randpe", "randpe_length=200"],
+            r"up to 8 times the trained length needs 265 positions, .* 'randpe' has 200",
+        ),
+    ],
+)
+def test_bad_settings_are_refused(start, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        start(*overrides)
+
+
+def test_the_experiment_composes():
+    cfg = composed("experiment=passkey", "position=randpe")
+    assert cfg.length == Passkeys(max_length=cfg.data.max_length).length
+    assert cfg.position.length == cfg.randpe_length >= 8 * cfg.data.max_length + 9
+    assert cfg.name == "passkey_randpe_0"
+    assert composed("position=randpe").position.length is None
+
+
+@pytest.mark.slow
+def test_a_model_learns_to_retrieve(start):
+    """Minutes; the comparison in docs/retrieval.md is the same at its full size."""
+    folder = start(
+        *("position=alibi", "length=54", "data.max_length=48", "trainer.max_steps=700"),
+        *("trainer.per_device_train_batch_size=16", "trainer.eval_steps=700", "task.samples=5"),
+        *("model.hidden_size=128", "model.intermediate_size=256", "trainer.save_steps=700"),
+    )
+    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert summary["accuracy"]["48"] > 0.9
+
+
+def make_run(folder, position, seed, right):
+    """A run with all answers right at 10 tokens, where the training ended, and so many of 10 at 20,
+    40 and 80."""
+    configuration = {
+        **{"name": folder.name, "seed": seed, "model": {"hidden_size": 8}},
+        **{"position": {"name": position}, "trainer": {"seed": seed, "max_steps": 5}},
+    }
+    write_text(folder / TRAINED, json.dumps(claim(folder, configuration)))
+    evaluated = {
+        **{"model": "-", "trained": 10, "max_tokens": 80, "interval": 10, "num_tests": 5},
+        **{"depths": 2, "seed": 0, "keys": 1, "values": 1, "plain": True, "original": False},
+        "wrong": 0,
+    }
+    shares = {10: 10, 20: right, 40: right // 2, 80: 0}
+    cells = [
+        [length, depth, 5, min(5, max(0, found - 5 * row)), 0, 5 * length]
+        for length, found in shares.items()
+        for row, depth in enumerate((0.0, 1.0))
+    ]
+    (folder / "passkey").mkdir()
+    write_results(folder / "passkey", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
+    return folder
+
+
+def test_the_table_has_means_and_intervals_over_seeds(tmp_path):
+    """By hand: 20, 40 and 60 % have mean 40 and standard deviation 20; Student's t for two degrees
+    of freedom is 4.3027, and 4.3027 * 20 / sqrt(3) = 49.7."""
+    runs = [make_run(tmp_path / f"rope_{n}", "rope", n, 2 * n + 2) for n in range(3)]
+    runs += [make_run(tmp_path / "tape_0", "tape", 0, 8)]
+    text = compare(runs, "passkey", tmp_path / "out")
+    assert text.splitlines() == [
+        "| encoding | seeds | up to 10 tokens | 20 (2x) | 40 (4x) | 80 (8x) |",
+        "|---|---|---|---|---|---|",
+        "| tape | 1 | 100.0 | 80.0 | 40.0 | 0.0 |",
+        "| rope | 3 | 100.0 ± 0.0 | 40.0 ± 49.7 | 20.0 ± 24.8 | 0.0 ± 0.0 |",
+    ]
+    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(newline="")))
+    assert len(rows) == 4 * 4
+    assert rows[5] == {
+        **{"encoding": "rope", "seed": "0", "length": "20"},
+        **{"accuracy": "0.2", "correct": "2", "total": "10"},
+    }
+    for name in ("heatmaps", "lengths"):
+        assert (tmp_path / "out" / f"{name}.png").stat().st_size > 10_000
+    (axes,) = curves(rows_of([read_run(run, "passkey") for run in runs])).axes
+    lines = {line.get_label(): line.get_ydata() for line in axes.lines}
+    assert list(lines["rope"]) == pytest.approx([1, 0.4, 0.2, 0])
+    assert len(axes.collections) == 1  # one seed has no interval
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path):
+    runs = [make_run(tmp_path / name, "rope", 0, 2) for name in ("a", "b")]
+    with pytest.raises(ValueError, match=r"a and .*b are the same run, seed 0"):
+        compare(runs, "passkey", tmp_path / "out")
+    shutil.rmtree(runs[1] / "passkey")
+    with pytest.raises(ValueError, match=r"has no passkey\.csv: evaluate that run first"):
+        compare(runs, "passkey", tmp_path / "out")

@@ -1,0 +1,216 @@
+"""Prompts of pass keys: exact lengths and depths, the original's, and those that are trained on."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, processors, trainers
+from tokenizers import pre_tokenizers as pre
+from transformers import PreTrainedTokenizerFast
+
+from retrieval import Draft, Needles, Passkeys, PromptSequences, original_prompt, plain_tokenizer
+from retrieval.prompts import token_counter
+from retrieval.texts import BENCHMARK, PLAIN
+from tape.settings import load, save
+
+WORDS = BENCHMARK.description, BENCHMARK.filler, BENCHMARK.question(None, False), "Remember it."
+
+
+def byte_level():
+    """Words in several tokens, digits in groups, nothing before the text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False
+    )
+    tokenizer.train_from_iterator([*WORDS, *map(str, range(100, 400))], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+
+
+def llama_like():
+    """As Llama's: spaces belong to words, a token per digit, BOS before the text."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.pre_tokenizer = pre.Split(Regex(r"\d|\n|▁?[^▁\d\n]+|▁"), "isolated")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=special,
+        initial_alphabet=["▁", "\n", *"0123456789", *"abcdefghijklmnopqrstuvwxyzTIFRHW.?"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(WORDS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+TOKENIZERS = {
+    "plain": (PLAIN, plain_tokenizer()),
+    "byte_level": (BENCHMARK, byte_level()),
+    "llama_like": (BENCHMARK, llama_like()),
+}
+each_text = pytest.mark.parametrize(
+    ("text", "tokenizer"), TOKENIZERS.values(), ids=TOKENIZERS.keys()
+)
+
+
+@each_text
+@pytest.mark.parametrize("depth", [0.0, 0.13, 0.5, 1.0])
+def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokenizer, depth):
+    for n, length in enumerate((211, 222, 345, 700)):
+        prompt = Draft(text, Needles(), depth, (0, n)).fitted(length, token_counter(tokenizer))
+        assert len(tokenizer(prompt.text)["input_ids"]) == length
+        (key,) = prompt.values
+        line, question = text.line(None, key, False), text.question(None, False)
+        assert prompt.text.count(line) == 1
+        before, after = prompt.text.split(line)
+        assert not re.search(r"\d", before + after)
+        assert before.startswith(text.description) and after.endswith(question)
+        garbage = before.removeprefix(text.description), after.removesuffix(question)
+        tokens = [
+            len(tokenizer(part.strip("\n").rstrip(), add_special_tokens=False)["input_ids"])
+            for part in garbage
+        ]
+        assert tokens[0] / sum(tokens) == pytest.approx(depth, abs=0.03)
+
+
+@each_text
+def test_several_keys_have_names_and_one_is_asked_for(text, tokenizer):
+    draft = Draft(text, Needles(keys=3, values=2), 0.5, (0, 1))
+    prompt = draft.fitted(600, token_counter(tokenizer))
+    assert len(tokenizer(prompt.text)["input_ids"]) == 600
+    name = re.search(r"pass keys of (\w+)", prompt.text, re.IGNORECASE)[1]
+    found = re.findall(r"one pass key of (\w+) is (\d+)", prompt.text, re.IGNORECASE)
+    assert sorted(Counter(owner for owner, _ in found).values()) == [2, 2, 2]
+    assert len({value for _, value in found}) == 6
+    assert prompt.values == tuple(value for owner, value in found if owner == name)
+    assert prompt.answer == f" {prompt.values[0]} , {prompt.values[1]}"
+
+
+def test_one_of_the_values_asked_for_is_at_the_depth():
+    for n in range(20):
+        draft = Draft(PLAIN, Needles(keys=2, values=2), 0.25, (0, n))
+        text = draft.fitted(500, token_counter(plain_tokenizer())).text
+        words = re.sub(r"one pass key of \w+ is \d+ \.", "KEY", text).split()
+        garbage, depths = 500 - 5 - 4 * 13 - 14, []
+        for place, word in enumerate(words):
+            if word == "KEY":
+                depths.append((place - 5 - len(depths)) / garbage)
+        assert any(depth == pytest.approx(0.25, abs=0.03) for depth in depths)
+
+
+@each_text
+def test_a_prompt_too_short_for_its_key_is_refused(text, tokenizer):
+    count = token_counter(tokenizer)
+    draft = Draft(text, Needles(), 0.5, (0, 0))
+    bare = count(draft.prompt([0, 0]).text)
+    assert count(draft.fitted(bare, count).text) == bare
+    with pytest.raises(ValueError, match=f"{bare - 1} tokens has no room .* which are {bare}"):
+        draft.fitted(bare - 1, count)
+
+
+def test_the_original_rule():
+    """Of 1,000 tokens: 3,750 characters, rounded down to 3 x 1,024."""
+    filler = (
+        "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+    )
+    for seed in range(5):
+        np.random.seed(seed)
+        before, key = np.random.randint(0, 3072), np.random.randint(1, 50000)
+        lines = original_prompt(1000, seed).text.split("\n")
+        assert len(lines) == 5 and lines[0] == BENCHMARK.description
+        assert lines[1] == " ".join([filler] * 40)[:before]
+        assert lines[2] == f"The pass key is {key}. Remember it. {key} is the pass key."
+        assert lines[3] == " ".join([filler] * 40)[: 3072 - before]
+        assert lines[4] == "What is the pass key? The pass key is"
+        assert original_prompt(1000, seed).values == (str(key),)
+    with pytest.raises(ValueError, match="no garbage in prompts of 273 tokens"):
+        original_prompt(273, 0)
+    assert len(original_prompt(274, 0).text) > 1024
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [((0, 1), "keys=0 must be"), ((1, 2.5), "values=2.5 must"), ((25, 1), r"lie in 1\.\.24")],
+)
+def test_needles_that_cannot_be(numbers, message):
+    with pytest.raises(ValueError, match=message):
+        Needles(*numbers)
+
+
+def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():
+    tokenizer = plain_tokenizer()
+    for keys, values in ((1, 1), (3, 1), (1, 2), (24, 2)):
+        draft = Draft(PLAIN, Needles(keys, values), 0.5, (keys, values))
+        prompt = draft.fitted(1000, token_counter(tokenizer))
+        ids = tokenizer(prompt.text + prompt.answer)["input_ids"]
+        assert tokenizer.decode(ids) == prompt.text + prompt.answer
+        digits = sum(map(len, prompt.values)) + values - 1
+        assert len(ids) == 1000 + digits
+    with pytest.raises(Exception, match="UNK"):
+        tokenizer("find the treasure")
+
+
+def test_sequences_are_functions_of_their_index():
+    passkeys, tokenizer = Passkeys(max_length=48), plain_tokenizer()
+    sequences = PromptSequences(passkeys, tokenizer, 300, seed=3)
+    again = PromptSequences(passkeys, tokenizer, 300, seed=3)
+    assert again[299]["input_ids"].tolist() == sequences[299]["input_ids"].tolist()
+    others = [
+        PromptSequences(passkeys, tokenizer, 300, seed=4),
+        PromptSequences(passkeys, tokenizer, 300, seed=3, evaluation=True),
+    ]
+    lengths, depths = [], []
+    for n in range(300):
+        row = sequences[n]
+        assert row["input_ids"].shape == row["labels"].shape == (passkeys.length,)
+        text = tokenizer.decode(row["input_ids"])
+        prompt, key, rest = re.fullmatch(
+            r"(find .* \? the pass key is) (\d+)<\|endoftext\|>((?:<\|padding\|>)*)", text
+        ).groups()
+        assert f"the pass key is {key} ." in prompt
+        length = len(tokenizer(prompt)["input_ids"])
+        learned = row["labels"][row["labels"] != -100]
+        assert tokenizer.decode(learned) == f"{prompt} {key}<|endoftext|>"
+        assert len(learned) + rest.count("<") == passkeys.length
+        lengths.append(length)
+        depths.append(prompt.index(key) / len(prompt))
+        assert all(text != tokenizer.decode(other[n]["input_ids"]) for other in others)
+    assert set(lengths) == set(range(passkeys.shortest, 49))
+    assert np.histogram(depths, 4, (0, 1))[0][1:3].min() > 30
+    with pytest.raises(IndexError):
+        sequences[300]
+
+
+def test_passkeys_are_kept_beside_the_model(tmp_path):
+    passkeys = Passkeys(max_length=90, keys=2)
+    passkeys.save(tmp_path)
+    assert Passkeys.load(tmp_path) == passkeys
+    assert Passkeys.load(tmp_path / "nowhere") is None
+    (tmp_path / "passkeys.json").write_text('{"max_length": 90, "kees": 2}')
+    with pytest.raises(ValueError, match="takes no argument 'kees'; did you mean 'keys'"):
+        Passkeys.load(tmp_path)
+    with pytest.raises(ValueError, match=r"max_length=24: .* have up to 25 tokens"):
+        Passkeys(max_length=24)
+
+
+def test_settings_in_a_file(tmp_path):
+    path = tmp_path / "needles.json"
+    save(Needles(2, 3), path)
+    assert load(Needles, path) == Needles(2, 3)
+    for text in ("{", "[]", "3"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="does not hold settings of Needles"):
+            load(Needles, path)
