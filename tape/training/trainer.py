@@ -108,19 +108,22 @@ class LanguageModelTrainer(Trainer):
             return metrics | measured
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs) -> EvalLoopOutput:
-        # The library's loss is the mean of the means of batches, whatever they hold. With each of
-        # them weighted by its tokens (below), this is the mean over all tokens.
-        self.predicted = torch.zeros((), dtype=torch.long, device=self.args.device)
+        # The library's loss is the mean of the means of batches, whatever they hold.
+        # The sum of the losses and the number of tokens.
+        self.summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        predicted = self.accelerator.reduce(self.predicted).item()
-        output.metrics[f"{metric_key_prefix}_loss"] *= output.num_samples / predicted
+        loss, tokens = self.summed.tolist()
+        output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
         return output
 
     def prediction_step(self, model, inputs, *args, **kwargs) -> tuple:
         loss, *others = super().prediction_step(model, inputs, *args, **kwargs)
-        predicted = (inputs["labels"][:, 1:] != IGNORED).sum()
-        self.predicted += predicted
-        return loss * predicted / len(inputs["labels"]), *others
+        sequences = len(inputs["labels"])
+        tokens = (inputs["labels"][:, 1:] != IGNORED).sum().double() / sequences
+        each = torch.stack((loss.double() * tokens, tokens)).expand(sequences, 2)
+        # Gathered by sequence: what fills up the last batches of the processes is left out.
+        self.summed += self.accelerator.gather_for_metrics(each.contiguous()).sum(0)
+        return loss, *others
 
     def _get_output_dir(self, trial: Any) -> str:
         # Where the library writes checkpoints; they get their place when they are whole.
