@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -258,7 +259,12 @@ def test_checkpointing_reaches_every_weight_that_trains(base, blocks, method, ex
 
 
 @pytest.mark.parametrize(
-    ("method", "changes"), [("lora", ["peft.lora.dropout=0.1"]), ("adape", []), ("adape_lora", [])]
+    ("method", "changes"),
+    [
+        ("lora", ["peft.lora.dropout=0.1"]),
+        ("adape_lora", []),
+        pytest.param("adape", [], marks=pytest.mark.slow),
+    ],
 )
 def test_a_continued_run_equals_an_uninterrupted_one(extend, tmp_path, method, changes):
     settings = ["trainer.max_steps=8", "trainer.logging_steps=3", *changes]
@@ -420,3 +426,15 @@ def test_the_papers_recipe_takes_every_method(method):
     assert trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps == 64
     assert (cfg.length, trainer.max_steps, trainer.learning_rate) == (8192, 1000, 2e-5)
     assert cfg.tokenizer == cfg.base_model == "meta-llama/Llama-2-7b-hf"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or find_spec("bitsandbytes") is None,
+    reason="needs a CUDA device and bitsandbytes",
+)
+@pytest.mark.parametrize("frozen", ["int8", "nf4"])
+def test_a_quantized_base_is_adapted(extend, blocks, frozen):
+    folder = extend("lora", f"frozen={frozen}", "trainer.bf16=true")
+    model = load_model(folder)  # on the base as it was
+    assert loss_of(model, blocks.to(model.device)) == pytest.approx(logged_loss(folder), abs=0.05)

@@ -1,11 +1,13 @@
 """Shifted sparse attention: against a loop, with padding, in the decoder, and what it refuses."""
 
+import flash_reference
 import pytest
 import torch
 from conftest import make_model, random_tokens
 
+from tape import flash
 from tape.attention import KERNELS
-from tape.s2 import shifted_groups
+from tape.s2 import WITHIN, shifted_groups
 
 GROUP = 4
 
@@ -73,6 +75,21 @@ def test_without_a_payload():
     assert plain[1] is None
     torch.testing.assert_close(plain[0], with_it[0])
     torch.testing.assert_close(with_it[0], with_it[1])
+
+
+def test_flash_attention_within_groups(monkeypatch):
+    functions = flash_reference.flash_attn_func, flash_reference.flash_attn_varlen_func
+    monkeypatch.setattr(flash, "functions", lambda: functions)
+    monkeypatch.setattr(flash, "DTYPES", (torch.float32,))
+    q, k, v = torch.randn(2, 4, 11, 8), *torch.randn(2, 2, 2, 11, 8)
+    mask = torch.ones(2, 11, dtype=torch.bool)
+    mask[0, :3] = False
+    by_flash, by_sdpa = (
+        shifted_groups(KERNELS[name], GROUP, q, k, v, v, mask, None, 0.3, 0.0)
+        for name in WITHIN[::-1]
+    )
+    for one, other in zip(by_flash[:2], by_sdpa[:2], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 def in_groups(position="rope", group=GROUP, **changes):
