@@ -38,6 +38,7 @@ class Shape(NamedTuple):
 
 SHAPES = {
     "small": Shape(4, 256, 4, 4096, (8, 256)),
+    "small_32k": Shape(4, 256, 4, 32000, (1, 1024)),
     "base": Shape(12, 768, 12, 32000, (1, 1024)),
 }
 

@@ -60,7 +60,7 @@ def plan(arguments: argparse.Namespace, strides: dict[int, int], tokens: int) ->
     return sorted(batches, key=lambda batch: (-batch.cost, -batch.length))
 
 
-def score(model: TapeForCausalLM, _: None, batch: Batch, text: Text) -> Binned:
+def score(model: TapeForCausalLM, tokenizer: None, batch: Batch, text: Text) -> Binned:
     """The losses of a batch, by position in the window.
 
     Raises:

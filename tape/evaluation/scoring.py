@@ -21,7 +21,7 @@ from tape.evaluation.windows import Batch, Window, batches_of
 from tape.modeling import TapeForCausalLM
 
 BATCH_TOKENS = 2048  # to run at once
-LOGITS = 2**22  # to hold at once: 16 MiB in float32
+LOGITS = 2**21  # to hold at once: 8 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -98,5 +98,8 @@ def perplexity(
     """The perplexity of all tokens that the windows of this length score, weighted alike."""
     batches = batches_of(windows, length, windows_at_once(length))
     bar = tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None)
-    found = np.concatenate([losses(model, tokens, batch) for batch in bar])
-    return Perplexity(length, len(found), float(found.mean()))
+    count, total = 0, 0.0
+    for batch in bar:
+        found = losses(model, tokens, batch)
+        count, total = count + len(found), total + float(found.sum())
+    return Perplexity(length, count, total / count)

@@ -1,0 +1,132 @@
+"""What scoring a text costs: by tape.evaluation, and by the loop of the library's guide.
+
+python benchmarks/perplexity.py
+python benchmarks/perplexity.py --shape base --tokens 8192 --methods rope tape alibi
+
+`loop` is the sliding window of the guide to perplexity in the library's documentation over its
+LlamaForCausalLM: one window at a time, labels of -100 for what is scored already, logits of all
+tokens. A method is an encoding; `rope` has the weights of the Llama, and has to give its loss. Each
+is a process of its own, the methods in turn: seconds and memory are of the same run, without
+loading the model. Ratios are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+import torch
+from measuring import (
+    SHAPES,
+    Seconds,
+    build,
+    memory_in_use,
+    publish,
+    random_tokens,
+    reset_peak,
+    synchronize,
+    table,
+)
+from torch import nn
+
+from tape.evaluation.scoring import perplexity
+from tape.evaluation.windows import windows_of
+from tape.positions import ENCODINGS
+
+
+@torch.no_grad()
+def loop(model: nn.Module, tokens: np.ndarray, arguments: argparse.Namespace) -> float:
+    """The mean loss, from the means of the windows by how many tokens they score."""
+    ids = torch.from_numpy(tokens.astype(np.int64))[None].to(model.device)
+    total, scored, before = 0.0, 0, 0
+    for start in range(0, ids.shape[1], arguments.stride):
+        stop = min(start + arguments.length, ids.shape[1])
+        window = ids[:, start:stop]
+        labels = window.clone()
+        labels[:, : before - stop] = -100
+        new = (labels[:, 1:] != -100).sum().item()
+        total += model(window, labels=labels).loss.item() * new
+        scored, before = scored + new, stop
+        if stop == ids.shape[1]:
+            break
+    return total / scored
+
+
+def ours(model: nn.Module, tokens: np.ndarray, arguments: argparse.Namespace) -> float:
+    windows = windows_of("sliding", len(tokens), arguments.length, arguments.stride)
+    return perplexity(model, tokens, windows, arguments.length).nll
+
+
+def measure(method: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """Seconds, MiB above the loaded model, and the loss, in this process: call it in a new one."""
+    score, name = (loop, "llama") if method == "loop" else (ours, method)
+    model = build(name, arguments.shape, arguments.attention, arguments.length).eval()
+    tokens = random_tokens(model, 1, arguments.tokens)[0].cpu().numpy().astype(np.uint16)
+    reset_peak()
+    before, start = memory_in_use(peak=False), time.perf_counter()
+    loss = score(model, tokens, arguments)
+    synchronize()
+    seconds = time.perf_counter() - start
+    peak = (memory_in_use(peak=True) - before) / 2**20
+    return {"seconds": seconds, "peak": peak, "loss": loss}
+
+
+def measured(method: str) -> dict[str, float]:
+    """`measure` in a process of its own."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--methods", method, "--here"]
+    outcome = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(outcome.stdout.splitlines()[-1])
+
+
+def main(arguments: argparse.Namespace) -> None:
+    if arguments.here:
+        print(json.dumps(measure(arguments.methods[0], arguments)))
+        return
+    methods = ["loop", *arguments.methods]
+    found: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
+    for number in range(arguments.repeats):
+        for method in methods if number % 2 else methods[::-1]:
+            found[method].append(measured(method))
+            print(method, found[method][-1], file=sys.stderr)
+    seconds = Seconds({method: [run["seconds"] for run in runs] for method, runs in found.items()})
+    memory = {
+        method: statistics.median(run["peak"] for run in runs) for method, runs in found.items()
+    }
+    rows = [
+        {
+            "method": method,
+            "seconds": f"{seconds.median(method):.1f}",
+            "tokens/s": f"{arguments.tokens / seconds.median(method):.0f}",
+            "throughput / loop": f"{seconds.ratio('loop', method):.2f}",
+            "peak memory, MiB": f"{memory[method]:.0f}",
+            "memory / loop": f"{memory[method] / memory['loop']:.2f}",
+            "loss": f"{found[method][0]['loss']:.6f}",
+        }
+        for method in methods
+    ]
+    publish("perplexity", table(rows), arguments.out)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, default="small_32k")
+    parser.add_argument(
+        "--methods", nargs="+", choices=[*ENCODINGS, "loop"], default=["rope", "tape"]
+    )
+    parser.add_argument("--tokens", type=int, default=65_536, help="of the text")
+    parser.add_argument("--length", type=int, default=1024, help="of a window")
+    parser.add_argument("--stride", type=int, default=256)
+    parser.add_argument("--attention", default="sdpa")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds")
+    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main(parse())
