@@ -69,7 +69,7 @@ class Questions:
     @property
     def places(self) -> list[float]:
         """The depths."""
-        return np.linspace(0, 1, self.depths).tolist() if self.depths > 1 else [0.5]
+        return np.linspace(0, 1, self.depths).round(6).tolist() if self.depths > 1 else [0.5]
 
 
 class Question(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from scrolls.examples import Examples
 from scrolls.prompts import Budget, Prompts
@@ -89,7 +89,6 @@ def answers(
     if sampling is not None:
         choice = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
         choice["top_k"] = 0
-    model.generation_config = GenerationConfig()  # and not the penalties of a base model
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), model.evaluation_length(batch.budget.length):
         if sampling is not None:

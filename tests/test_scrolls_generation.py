@@ -80,7 +80,6 @@ def test_an_answer_has_no_more_tokens_than_its_room():
     tokenizer = byte_tokenizer()
     model = make_model("rope", vocab_size=len(tokenizer), seed=1)
     model.lm_head.weight.data[tokenizer.eos_token_id] = -model.lm_head.weight.data[9]  # no end
-    model.generation_config.repetition_penalty = 5.0  # what a base model came with is not taken
     batch = Batch(0, ["a"], [np.arange(9, 20)], Budget(20, 3))
     (given,), ids = answers(model, tokenizer, batch), batch.prompts[0].tolist()
     for _ in range(3):

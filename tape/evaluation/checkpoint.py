@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from tape.adapters import ADAPTER, merged, weights_of_encoding
 from tape.configuration import TapeConfig
@@ -24,9 +24,13 @@ INDEX = "model.safetensors.index.json"  # of weights in several files
 SHA256 = 64  # digits; a revision on the hub has fewer
 
 
-def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
-    """As `load_model`, with the tokenizer that lies beside the weights."""
-    model = load_model(folder)
+def load(
+    folder: Path, dtype: torch.dtype | None = None
+) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
+    """As `load_model`, with the tokenizer that lies beside the weights, and without the sampling
+    and the penalties that a base may ask for when it generates."""
+    model = load_model(folder, dtype)
+    model.generation_config = GenerationConfig()
     return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
