@@ -1,0 +1,78 @@
+"""Models of this project as models of the Language Model Evaluation Harness (lm-eval)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from transformers import PreTrainedTokenizerBase
+
+from tape.modeling import TapeForCausalLM
+
+# Its warnings are about settings of its own command line.
+logging.getLogger("lm_eval").setLevel(logging.ERROR)
+
+
+class Harness(HFLM):
+    """A model that reads up to `max_length` tokens, prompt and answer together.
+
+    What is longer is refused with a ValueError, where lm-eval would leave out the beginning.
+
+    Args:
+        truncate: leave it out.
+    """
+
+    def __init__(
+        self,
+        model: TapeForCausalLM,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        batch_size: int = 1,
+        truncate: bool = False,
+    ):
+        super().__init__(
+            pretrained=model,
+            tokenizer=tokenizer,
+            backend="causal",
+            max_length=max_length,
+            batch_size=batch_size,
+        )
+        self.truncate = truncate
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], *args: Any, **how: Any
+    ) -> list[tuple[float, bool]]:
+        """Of every request's last part given its first: the sum, and if it is the likeliest."""
+        for _, prompt, answer in requests:
+            self._check(len(prompt) + len(answer) - 1)  # the last token is predicted and not read
+            if len(answer) > self.max_length:
+                raise ValueError(
+                    f"an answer alone has {len(answer):,} tokens, more than the --max_length of "
+                    f"{self.max_length:,}: give more"
+                )
+        with self._model.evaluation_length(self.max_length):
+            return super()._loglikelihood_tokens(requests, *args, **how)
+
+    def tok_batch_encode(
+        self,
+        strings: list[str],
+        padding_side: str = "left",
+        left_truncate_len: int | None = None,
+        truncation: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The prompts of texts to be generated; `left_truncate_len` leaves room for these."""
+        ids, mask = super().tok_batch_encode(strings, padding_side)
+        if left_truncate_len is not None:
+            self._check(ids.shape[1] + self.max_length - left_truncate_len)
+            ids, mask = ids[:, -left_truncate_len:], mask[:, -left_truncate_len:]
+        return ids, mask
+
+    def _check(self, needed: int) -> None:
+        if needed > self.max_length and not self.truncate:
+            raise ValueError(
+                f"a prompt with its answer has {needed:,} tokens, more than the --max_length of "
+                f"{self.max_length:,}: give more, fewer examples (--num_fewshot), or --truncate "
+                f"to leave out the beginning"
+            )

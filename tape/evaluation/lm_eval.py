@@ -1,0 +1,163 @@
+"""Tasks of the Language Model Evaluation Harness (lm-eval), by default without examples.
+
+python -m tape.evaluation.lm_eval --model output/llama_adape --tasks mmlu,arc_challenge,arc_easy
+python -m tape.evaluation.lm_eval --model output/llama_lora --tasks niah_single_1 --lengths 4096
+python -m tape.evaluation.lm_eval --table output/*/zero_shot.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from tape.evaluation import zero_shot
+from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.perplexity import DTYPES, whole
+from tape.evaluation.tables import Row
+from tape.training.runs import locked
+
+TOKENIZER = "tokenizer_config.json"
+
+
+def run(arguments: argparse.Namespace) -> list[Row]:
+    """Ask a model, and add what is found to its table.
+
+    Raises:
+        ValueError, OSError: for what cannot be asked.
+    """
+    try:
+        import lm_eval
+        from lm_eval.tasks import TaskManager
+
+        from tape.evaluation.harness import Harness
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{error.name} is missing: install the extra `eval`, EXTRAS=dev,eval bash "
+            f"script/setup.sh"
+        ) from error
+    _check_tokenizer(arguments.model)
+    model, tokenizer = load(arguments.model, DTYPES[arguments.dtype])
+    longest = max(arguments.lengths or [0])
+    max_length = arguments.max_length or max(model.config.max_position_embeddings, longest)
+    if longest > max_length:
+        raise ValueError(f"--lengths {longest} is more than --max_length {max_length}")
+    check_length(model, max_length, f"--max_length {max_length}")
+    metadata: dict[str, Any] = {"tokenizer": str(arguments.model)}
+    if arguments.lengths:
+        metadata["max_seq_lengths"] = arguments.lengths
+    about = {
+        "model": arguments.model.resolve().name,
+        "model_hash": fingerprint(arguments.model)[:16],
+        "max_length": max_length,
+        "dtype": arguments.dtype,
+        "lm_eval": lm_eval.__version__,
+    }
+    answers = _answers(about | {"truncate": arguments.truncate})
+    where = {"include_path": arguments.include_path, "metadata": metadata}
+    tasks = TaskManager(**where, include_defaults=False)
+    if not {*arguments.tasks} <= {*tasks.all_tasks}:
+        tasks = TaskManager(**where)  # lm-eval's own too: thousands of files
+    if unknown := [task for task in arguments.tasks if task not in tasks.all_tasks]:
+        raise ValueError(
+            f"--tasks {unknown[0]} is unknown to lm-eval {lm_eval.__version__}; its own are listed "
+            f"by `lm-eval ls tasks`, others are yaml files in --include_path"
+        )
+    with locked(answers):
+        found = lm_eval.simple_evaluate(
+            model=Harness(model, tokenizer, max_length, arguments.batch_size, arguments.truncate),
+            tasks=arguments.tasks,
+            num_fewshot=arguments.num_fewshot,
+            limit=arguments.limit,
+            task_manager=tasks,
+            use_cache=str(answers / "answers"),
+            log_samples=False,
+        )
+    rows = zero_shot.rows_of(found, about | {"limit": arguments.limit or ""})
+    return zero_shot.add(arguments.out, rows)
+
+
+def _answers(about: dict[str, Any]) -> Path:
+    """A folder for the answers that were given so far. They lie where only this program writes,
+    and not beside the model: lm-eval reads them by pickle."""
+    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
+    folder = Path(os.environ.get("TAPE_CACHE", "cache")) / "lm_eval" / f"{about['model']}-{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _check_tokenizer(folder: Path) -> None:
+    """RULER's tasks load the tokenizer by themselves, and would run code that comes with it."""
+    path = folder / TOKENIZER
+    if path.is_file() and "auto_map" in json.loads(path.read_text(encoding="utf-8")):
+        raise ValueError(f"{path} asks for code of its own (auto_map), which is not run")
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tape.evaluation.lm_eval",
+        description="Tasks of the Language Model Evaluation Harness (lm-eval).",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", type=Path, help="a folder with a model of ours, or a Llama")
+    what.add_argument("--table", type=Path, nargs="+", help="compare these tables, ask nothing")
+    parser.add_argument(
+        "--tasks", type=lambda text: text.split(","), help="names of tasks or groups, a,b,c"
+    )
+    parser.add_argument("--include_path", type=Path, help="a folder with more tasks, yaml files")
+    parser.add_argument(
+        "--num_fewshot", type=whole(0), default=0, help="examples before a question (default: 0)"
+    )
+    parser.add_argument("--batch_size", type=whole(1), default=8)
+    parser.add_argument(
+        "--max_length",
+        type=whole(2),
+        help="tokens of a prompt and its answer (default: the model's)",
+    )
+    parser.add_argument(
+        "--truncate", action="store_true", help="leave out the beginning of longer prompts"
+    )
+    parser.add_argument("--lengths", type=whole(1), nargs="+", help="of RULER's prompts, in tokens")
+    parser.add_argument("--limit", type=whole(1), help="ask this many of each task, for a try")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--metric", default="acc", help="that the printed table shows")
+    parser.add_argument(
+        "--out", type=Path, help="a table to add to (default: zero_shot.csv in the model's folder)"
+    )
+    arguments = parser.parse_args(given)
+    if arguments.table:
+        for name in vars(arguments).keys() - {"table", "metric"}:
+            if getattr(arguments, name) != parser.get_default(name):
+                parser.error(f"--table takes --metric and nothing else, not --{name}")
+    elif not arguments.tasks:
+        parser.error("--model needs --tasks")
+    else:
+        arguments.out = arguments.out or arguments.model / "zero_shot.csv"
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
+    transformers.logging.disable_progress_bar()
+    try:
+        rows = zero_shot.read(arguments.table) if arguments.table else run(arguments)
+        print(zero_shot.table(rows, arguments.metric))
+        if not arguments.table:
+            print(f"\nalso in {arguments.out}")
+    except (ValueError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted: the same command continues", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

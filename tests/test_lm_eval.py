@@ -1,0 +1,211 @@
+"""Tasks of lm-eval: log-likelihoods against a loop, tables, and what is refused."""
+
+import json
+import sys
+
+import pytest
+import torch
+from conftest import make_model
+from test_scrolls import byte_tokenizer
+
+from tape.evaluation import lm_eval as entry
+from tape.evaluation import zero_shot
+from tape.evaluation.checkpoint import load
+from tape.modeling import TapeForCausalLM
+
+SUMS = """
+task: sums
+dataset_path: json
+dataset_kwargs: {data_files: {test: FOLDER/sums.jsonl}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{question}}"
+doc_to_target: answer
+doc_to_choice: "{{choices}}"
+metric_list: [{metric: acc}, {metric: acc_norm}]
+metadata: {version: 3}
+"""
+OTHERS = (
+    "include: sums.yaml\ntask: others\ndataset_kwargs: {data_files: {test: FOLDER/others.jsonl}}"
+)
+GROUP = """
+group: both
+task: [sums, others]
+aggregate_metric_list: [{metric: acc, weight_by_size: true}]
+metadata: {version: 1}
+"""
+SPOKEN = """
+include: sums.yaml
+task: spoken
+output_type: generate_until
+doc_to_target: "1"
+generation_kwargs: {until: ["zz"], max_gen_toks: 6}
+metric_list: [{metric: exact_match}]
+"""
+DOCUMENTS = [
+    {
+        "question": f"What is {number} and {number + 2}?",
+        "choices": [f"{number * 7}", f"it is {number}", "none"],
+        "answer": number % 3,
+    }
+    for number in range(12)
+]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tasks")
+    texts = {"sums": SUMS, "others": OTHERS, "both": GROUP, "spoken": SPOKEN}
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text.replace("FOLDER", str(folder)))
+    for name, rows in (("sums", DOCUMENTS), ("others", DOCUMENTS[:5])):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(lines)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TAPE_CACHE", str(tmp_path / "cache"))
+
+
+def make_folder(folder, position="tape"):
+    tokenizer = byte_tokenizer()
+    model = make_model(position, vocab_size=len(tokenizer), max_position_embeddings=64)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def ask(folder, tasks, names, *given):
+    where = ["--model", str(folder), "--include_path", str(tasks), "--tasks", names]
+    return entry.run(entry.parse([*where, "--batch_size", "4", *given]))
+
+
+def right(folder, documents):
+    """How many a loop over single choices gets right, by likelihood and by that per byte."""
+    model, tokenizer = load(folder)
+    counts = [0, 0]
+    for document in documents:
+        found = []
+        prompt = tokenizer(document["question"])["input_ids"]
+        for choice in document["choices"]:
+            ids = torch.tensor([tokenizer(f"{document['question']} {choice}")["input_ids"]])
+            with torch.no_grad():
+                logs = model(ids, use_cache=False).logits[0, :-1].log_softmax(-1)
+            rest = range(len(prompt), ids.shape[1])
+            found.append(sum(logs[n - 1, ids[0, n]].item() for n in rest))
+        lengths = [len(choice) for choice in document["choices"]]
+        per_byte = [value / length for value, length in zip(found, lengths, strict=True)]
+        for number, values in enumerate((found, per_byte)):
+            counts[number] += values.index(max(values)) == document["answer"]
+    return counts
+
+
+@pytest.mark.parametrize("position", ["tape", "fire"])
+def test_likelihoods_are_those_of_a_loop(position, tasks, tmp_path):
+    folder = make_folder(tmp_path / "model", position)
+    rows = ask(folder, tasks, "both")
+    found = {(row["task"], row["metric"]): row for row in rows}
+    acc, acc_norm = right(folder, DOCUMENTS)
+    others, _ = right(folder, DOCUMENTS[:5])
+    assert 0 < acc < 12 and float(found["sums", "acc"]["value"]) == pytest.approx(acc / 12)
+    assert float(found["sums", "acc_norm"]["value"]) == pytest.approx(acc_norm / 12)
+    assert float(found["both", "acc"]["value"]) == pytest.approx((acc + others) / 17)
+    assert [found[task, "acc"]["questions"] for task in ("sums", "others", "both")] == [
+        "12",
+        "5",
+        "17",
+    ]
+    assert {row["shots"] for row in rows} == {"0"} and found["sums", "acc"]["version"] == "3"
+    assert found["sums", "acc"]["max_length"] == "64"
+
+
+def test_answers_that_were_given_are_not_asked_again(tasks, tmp_path, monkeypatch):
+    folder = make_folder(tmp_path / "model")
+    first = ask(folder, tasks, "sums,spoken")
+
+    def forward(*args, **kwargs):
+        raise AssertionError("the model was asked again")
+
+    monkeypatch.setattr(TapeForCausalLM, "forward", forward)
+    assert ask(folder, tasks, "sums,spoken") == first
+    assert zero_shot.read([folder / "zero_shot.csv"]) == first
+    with pytest.raises(AssertionError, match="again"):
+        ask(folder, tasks, "sums", "--dtype", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ("sums", "--max_length", "18"),
+            r"a prompt with its answer has \d\d tokens, more than the --max_length of 18",
+        ),
+        (
+            ("spoken", "--max_length", "9"),
+            r"a prompt with its answer has \d\d tokens, more than the --max_length of 9",
+        ),
+        (("sums", "--max_length", "5", "--truncate"), "an answer alone has"),
+        (("sums", "--lengths", "70", "--max_length", "64"), "--lengths 70 is more than"),
+        (("nothing",), "--tasks nothing is unknown to lm-eval"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(given, message, tasks, tmp_path):
+    folder = make_folder(tmp_path / "model")
+    with pytest.raises(ValueError, match=message):
+        ask(folder, tasks, *given)
+    assert not (folder / "zero_shot.csv").exists()
+    if "a prompt with" in message:
+        assert ask(folder, tasks, *given, "--truncate")
+
+
+def test_models_that_cannot_be_asked_are_refused(tasks, tmp_path, monkeypatch):
+    short = make_folder(tmp_path / "short", {"name": "randpe", "length": 70})
+    with pytest.raises(ValueError, match="--max_length 80 needs 80 positions"):
+        ask(short, tasks, "sums", "--max_length", "80")
+    folder = make_folder(tmp_path / "model")
+    path = folder / entry.TOKENIZER
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": "x"}}))
+    with pytest.raises(ValueError, match="asks for code of its own"):
+        ask(folder, tasks, "sums")
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(ValueError, match="install the extra `eval`"):
+        ask(folder, tasks, "sums")
+
+
+def row(model, task, value, metric="acc", **changes):
+    about = dict.fromkeys(zero_shot.COLUMNS, "") | {"shots": "0", "dtype": "float32"}
+    about |= {"max_length": "4096", "stderr": "0.01", "questions": "100"}
+    found = {"model": model, "task": task, "metric": metric, "value": str(value)}
+    return about | found | changes
+
+
+def test_the_table_has_the_shape_of_the_papers():
+    rows = [
+        row("ours", "arc_easy", 0.75),
+        row("ours", "mmlu_stem", 0.5, stderr=""),
+        row("ours", "arc_easy", 0.7, metric="acc_norm"),
+        row("other", "arc_easy", 0.25),
+        row("other", "niah_single_1", 1.0, metric="8192"),
+    ]
+    lines = zero_shot.table(rows).splitlines()
+    assert lines[0] == "| | MMLU STEM | ARC easy | niah_single_1 8192 | from |"
+    assert lines[2].startswith("| ours | 50.00 | 75.00 ± 1.00 | - | 0 shots, float32, up to 4096")
+    assert lines[3].startswith("| other | - | 25.00 ± 1.00 | 100.00 ± 1.00 |")
+    assert "| TAPE | 33.27 | 74.16 | - | arXiv 2501.00712, Table 9 |" in lines
+    assert "| 70.00 ± 1.00 |" in zero_shot.table(rows, "acc_norm")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "other", "shots": "5"}, "asked otherwise: shots=0 for ours, 5 for other"),
+        ({"model": "other", "limit": "9"}, "asked otherwise: limit=none for ours, 9 for other"),
+        ({"max_length": "64"}, "two results for arc_easy, with max_length=4096 and 64"),
+    ],
+)
+def test_a_table_mixes_no_questions(changes, message):
+    rows = [row("ours", "arc_easy", 0.75), row("ours", "arc_easy", 0.5) | changes]
+    with pytest.raises(ValueError, match=message):
+        zero_shot.table(rows)
