@@ -1,0 +1,1 @@
+"""What an encoding costs, and what it does inside a decoder."""

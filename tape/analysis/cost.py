@@ -1,0 +1,154 @@
+"""What every encoding costs: arithmetic, parameters and memory, beside the paper's Table 3.
+
+python -m tape.analysis.cost                                     # the paper's model: seconds
+python -m tape.analysis.cost --layers 32 --hidden 4096 --heads 32 --mlp 11008 --length 4096
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from tape import TapeConfig
+from tape.analysis import counting, formulas
+from tape.analysis.cost_table import Cost, markdown, table
+from tape.files import write_text
+from tape.names import check_whole
+from tape.positions import ENCODINGS
+
+# The paper's model from scratch, on the sequence that its Table 3 counts.
+SHAPE = {
+    "layers": 12,
+    "hidden": 768,
+    "heads": 12,
+    "kv_heads": None,
+    "mlp": 3072,
+    "vocabulary": 32000,
+    "length": 1024,
+}
+HELP = {"kv_heads": "as many as heads by default", "length": "tokens of the sequence"}
+
+
+def configuration(shape: dict[str, int | None], position: dict[str, Any]) -> TapeConfig:
+    """A decoder of this shape, trained on sequences as long as the one that is counted.
+
+    Raises:
+        ValueError: for what is no shape of a decoder, or none that this encoding can have.
+    """
+    for name, value in shape.items():
+        if name != "kv_heads" or value is not None:
+            check_whole(f"--{name}", value)
+    if shape["hidden"] % shape["heads"]:
+        raise ValueError(
+            f"--hidden {shape['hidden']} must be a multiple of --heads {shape['heads']}"
+        )
+    return TapeConfig(
+        vocab_size=shape["vocabulary"],
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["mlp"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["kv_heads"],
+        max_position_embeddings=shape["length"],
+        position=position,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def encodings(shape: dict[str, int | None]) -> Iterator[dict[str, Any]]:
+    """All of them, then TAPE's ablations: the widths of the paper's Table 7 at its 12 heads, and
+    the places and forms of Table 6."""
+    yield from ({"name": name} for name in ENCODINGS)
+    heads = shape["heads"]
+    for width in (heads, 2 * heads, 8 * heads, 16 * heads):
+        yield {"name": "tape", "width": width}
+    for without in ("attention", "feed_forward", "equivariant"):
+        yield {"name": "tape", without: False}
+    if shape["kv_heads"] in (None, heads):  # other forms are refused with grouped queries
+        yield {"name": "tape", "tensorial": False}
+        yield {"name": "tape", "equivariant": False, "tensorial": False}
+
+
+def label(position: dict[str, Any]) -> str:
+    """The encoding's name, then its arguments as on a command line."""
+    name, *arguments = position.items()
+    return " ".join([name[1], *(f"{key}={str(value).lower()}" for key, value in arguments)])
+
+
+def cost_of(config: TapeConfig, encoding: str, length: int) -> Cost:
+    """
+    Raises:
+        ValueError: if torch counts something else than the formulas say.
+    """
+    eager, sdpa = (counting.hollow(config, kernel) for kernel in ("eager", "sdpa"))
+    macs, flops = counting.operations(eager, length)
+    expected = sum(formulas.multiply_adds(config, length).values()), formulas.flops(config, length)
+    if (macs, flops) != expected:
+        raise ValueError(
+            f"{encoding}: torch counts {macs} MACs and {flops} FLOPs, the formulas give "
+            f"{expected[0]} and {expected[1]}; add what they lack to tape/analysis/formulas.py"
+        )
+    return Cost(
+        encoding,
+        macs=macs,
+        flops=flops,
+        parameters=eager.num_parameters(),
+        activations_eager=counting.saved_bytes(eager, length),
+        activations_sdpa=counting.saved_bytes(sdpa, length),
+        cache=counting.cached_bytes(sdpa, length),
+    )
+
+
+def run(shape: dict[str, int | None], out: Path) -> str:
+    """Write cost.csv and cost.md into a folder; return the latter.
+
+    Raises:
+        ValueError, OSError: for what cannot be counted or written, before anything is.
+    """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; give a folder")
+    positions = list(encodings(shape))
+    configs = [configuration(shape, position) for position in positions]
+    labels = [label(position) for position in positions]
+    costs = [
+        cost_of(config, name, shape["length"])
+        for config, name in zip(configs, tqdm(labels, disable=None), strict=True)
+    ]
+    tape = configs[labels.index("tape")]
+    text = markdown(costs, tape, shape["length"], beside_paper=shape == SHAPE)
+    write_text(out / "cost.csv", table(costs, shape["length"]))
+    write_text(out / "cost.md", text)
+    return text
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tape.analysis.cost",
+        description="What every encoding costs: arithmetic, parameters and memory.",
+    )
+    for name, default in SHAPE.items():
+        about = HELP.get(name, "")
+        if default is not None:
+            about += f" (default: {default})"
+        parser.add_argument(f"--{name}", type=int, default=default, help=about)
+    parser.add_argument("--out", type=Path, default=Path("output/cost"), help="a folder")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> None:
+    arguments = parse(given)
+    try:
+        print(run({name: getattr(arguments, name) for name in SHAPE}, arguments.out))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    print(f"also in {arguments.out}, as cost.csv and cost.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Multiply-adds of one forward pass in closed form, for every encoding.
+
+One sequence of N tokens under eager attention, which makes the whole N x N matrix; one multiply-add
+per entry of a product of matrices that is summed. Shapes as in `tape.positions.base`.
+"""
+
+from __future__ import annotations
+
+from tape import TapeConfig
+
+
+def multiply_adds(config: TapeConfig, length: int) -> dict[str, int]:
+    """Of the parts of a forward pass, all layers and recurrences together; what the encoding takes
+    comes after the decoder's own."""
+    C, N = config.hidden_size, length
+    H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    layers = config.num_hidden_layers * config.num_recurrences
+    decoder = {
+        "queries, keys, values, output": layers * N * C * (2 * H + 2 * K) * D,
+        "scores and average of the values": layers * 2 * H * N**2 * D,
+        "MLP": layers * N * 3 * C * config.intermediate_size,
+        "logits": N * C * config.vocab_size,
+    }
+    return decoder | of_encoding(config, length)
+
+
+def of_encoding(config: TapeConfig, length: int) -> dict[str, int]:
+    """Those that the decoder would not take without positions (NoPE)."""
+    position, layers = config.position, config.num_hidden_layers * config.num_recurrences
+    if position["name"] == "fire":
+        # An MLP 1 -> hidden -> H of every pair of tokens.
+        hidden = position["hidden"]
+        return {"MLP of distances": layers * length**2 * hidden * (1 + config.num_attention_heads)}
+    if position["name"] in ("tape", "tape_yarn"):
+        return of_tape(config, length)
+    return {}
+
+
+def of_tape(config: TapeConfig, length: int) -> dict[str, int]:
+    """Those of TAPE and its ablations. Every layer has an update of the state but the last.
+
+    In the notation of `tape.positions.tape` the maps mix an axis M of the state, in G sets, and
+    leave an axis N alone: a map I x M of all tokens takes G I M N a token.
+    """
+    position, N = config.position, length
+    H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    updates, width = config.num_hidden_layers * config.num_recurrences - 1, position["width"]
+    M, attended = (K, H) if position["tensorial"] else (D // 2, D // 2)
+    sets = 1 if position["equivariant"] else 2
+    if not (position["tensorial"] or position["equivariant"]):
+        M = attended = H * D // 2
+    alone = K * D // M  # G N: the state has K D numbers a token
+    parts = {}
+    if position["attention"]:
+        parts["average of E"] = updates * H * N**2 * D
+        parts["P a"] = updates * N * M * attended * alone
+    if position["feed_forward"]:
+        parts["W_x m"] = updates * N * config.hidden_size * width
+        if position["tensorial"]:
+            parts["M = W2 diag W1"] = updates * N * sets * width * M**2
+            parts["M E1"] = updates * N * M**2 * alone
+        else:
+            parts["W1 E1 and W2"] = updates * N * 2 * width * M * alone
+    return parts
+
+
+def nonlinear(config: TapeConfig, length: int) -> int:
+    """How many numbers softmax, SiLU and ReLU are taken of."""
+    layers, position = config.num_hidden_layers * config.num_recurrences, config.position
+    softmax = layers * config.num_attention_heads * length**2
+    silu = layers * length * config.intermediate_size
+    if position["name"] == "fire":
+        return softmax + silu + layers * length**2 * position["hidden"]
+    if position["name"] in ("tape", "tape_yarn") and position["feed_forward"]:
+        return softmax + silu + (layers - 1) * length * position["width"]
+    return softmax + silu
+
+
+def flops(config: TapeConfig, length: int) -> int:
+    """By the rule of the paper's Table 3 (arXiv 2501.00712): two per multiply-add, one per number
+    that a nonlinear function is taken of, nothing for sums and products of numbers."""
+    return 2 * sum(multiply_adds(config, length).values()) + nonlinear(config, length)

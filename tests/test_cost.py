@@ -1,0 +1,156 @@
+"""What encodings cost: formulas, torch's counts, real tensors and the paper's table."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import GROUPED, POSITIONS, make_config, make_model, random_tokens
+from torch.utils.flop_counter import FlopCounterMode
+
+from tape.analysis import counting, formulas, original
+from tape.analysis.cost import SHAPE, configuration, cost_of, encodings, label, main, run
+from tape.analysis.cost_table import Cost, arithmetic, memory, paper
+from tape.analysis.counting import hollow
+
+PAGE = Path(__file__).parent.parent / "docs" / "efficiency.md"
+TINY = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "vocabulary": 61}
+SHAPES = {
+    "plain": (16, {}),
+    "odd": (37, {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 20}),
+    "recurrent": (5, {"num_hidden_layers": 2, "num_recurrences": 3}),
+    "grouped": (11, {"num_key_value_heads": 2}),
+    "one key for all": (16, {"num_key_value_heads": 1}),
+}
+CASES = [
+    (position, shape)
+    for position in POSITIONS
+    for shape in SHAPES
+    if position in GROUPED or "num_key_value_heads" not in SHAPES[shape][1]
+]
+
+
+@pytest.mark.parametrize(("position", "shape"), CASES)
+def test_torch_counts_what_the_formulas_say(position, shape):
+    length, changes = SHAPES[shape]
+    config = make_config(position, max_position_embeddings=64, **changes)
+    macs, flops = counting.operations(hollow(config, "eager"), length)
+    assert macs == sum(formulas.multiply_adds(config, length).values())
+    assert flops == formulas.flops(config, length) > 2 * macs
+
+
+@pytest.mark.parametrize("position", ["rope", "fire", "tape", "tape_neither_form"])
+def test_tensors_without_data_count_as_real_ones_do(position):
+    config = make_config(position)
+    with FlopCounterMode(display=False) as counter:
+        make_model(position, kernel="eager")(random_tokens(1, 9), use_cache=False)
+    assert counting.operations(hollow(config, "eager"), 9)[0] == counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("position", ["learned", "alibi", "fire", "t5", "randpe", "tape"])
+def test_activations_are_those_of_a_real_training_step(position, kernel):
+    model = make_model(position, kernel=kernel).train()
+    weights = {x.data_ptr() for x in (*model.parameters(), *model.buffers())}
+    kept = {}
+
+    def keep(x):
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        model(random_tokens(1, 13), use_cache=False)
+    expected = sum(storage.nbytes() for storage in kept.values())
+    assert counting.saved_bytes(hollow(make_config(position), kernel), 13) == expected > 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 2}])
+@pytest.mark.parametrize("position", ["rope", "fire", "tape", "tape_feed_forward"])
+def test_caches_hold_keys_values_and_the_state_that_is_averaged(position, changes):
+    config = make_config(position, **changes)
+    values = 2 * 3 + (2 if position == "tape" else 0)  # the last layer has no update
+    expected = 4 * 7 * values * config.num_key_value_heads * config.head_dim
+    assert counting.cached_bytes(hollow(config, "sdpa"), 7) == expected
+
+
+def test_the_papers_table():
+    published = paper()
+    length = SHAPE["length"]
+    for name, row in published.items():
+        config = configuration(SHAPE, {"name": name})
+        weights = hollow(config, "eager").num_parameters()
+        macs, flops = formulas.multiply_adds(config, length), formulas.flops(config, length)
+        if name == "tape":  # what its authors' code does
+            extra = sum(formulas.of_tape(config, length).values())
+            assert extra <= (float(row["macs"]) - float(published["rope"]["macs"])) * 1e9 / 2
+            weights += 12 * 12 + 768 * 48 + 2 * 48 * 12  # of the last layer
+            counts = original.macs(config, length), original.flops(config, length)
+        else:
+            counts = sum(macs.values()), flops
+        assert [f"{count / 1e9:.2f}" for count in counts] == [row["macs"], row["flops"]], name
+        assert f"{weights / 2**20:.2f}" == row["parameters"]
+
+
+def test_the_tables_of_a_small_decoder(tmp_path, capsys):
+    arguments = [str(x) for name, value in TINY.items() for x in (f"--{name}", value)]
+    main([*arguments, "--length", "16", "--out", str(tmp_path / "cost")])
+    rows = list(csv.DictReader((tmp_path / "cost" / "cost.csv").open()))
+    tape = next(row for row in rows if row["encoding"] == "tape")
+    config = configuration(TINY | {"length": 16}, {"name": "tape"})
+    assert int(tape["macs"]) == sum(formulas.multiply_adds(config, 16).values())
+    assert float(tape["cache"]) == 4 * 2 * 8 * (2 * 3 + 2)
+    assert (tmp_path / "cost" / "cost.md").read_text() in capsys.readouterr().out
+    assert sorted(x.name for x in (tmp_path / "cost").iterdir()) == ["cost.csv", "cost.md"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--heads 5", "error: --hidden 768 must be a multiple of --heads 5"),
+        ("--kv_heads 5", "error: num_attention_heads=12 must be a multiple of num_key_value"),
+        ("--length 0", "error: --length=0 must be a whole number, 1 or more"),
+        ("--hidden 36", "error: rotary positions turn pairs of channels: head_dim=3"),
+        ("--out file", "error: --out file is a file; give a folder"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    with pytest.raises(SystemExit, match=f"^{re.escape(message)}"):
+        main(arguments.split())
+    assert [x.name for x in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_product_that_the_formulas_lack_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(formulas, "of_encoding", lambda *_: {})
+    with pytest.raises(ValueError, match="fire: torch counts"):
+        run(TINY | {"length": 8}, tmp_path / "cost")
+    assert not (tmp_path / "cost").exists()
+
+
+def test_the_documented_arithmetic():
+    """From the formulas, which the other tests hold against torch."""
+    length, costs = SHAPE["length"], []
+    for position in encodings(SHAPE):
+        config = configuration(SHAPE, position)
+        macs = sum(formulas.multiply_adds(config, length).values())
+        counts = macs, formulas.flops(config, length), hollow(config, "eager").num_parameters()
+        costs.append(Cost(label(position), *counts, 0, 0, 0))
+    assert arithmetic(costs, beside_paper=True) in PAGE.read_text()
+
+
+@pytest.mark.parametrize("name", ["rope", "tape"])
+def test_the_documented_memory(name):
+    cost = cost_of(configuration(SHAPE, {"name": name}), name, SHAPE["length"])
+    row = memory([cost], SHAPE["length"]).splitlines()[-1]
+    assert re.search(rf"^{re.escape(row)}$", PAGE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_documented_tables_are_those_of_the_command(tmp_path):
+    text = PAGE.read_text()
+    for block in run(SHAPE, tmp_path).split("\n\n"):
+        assert not block.startswith("|") or block.strip() in text
