@@ -26,6 +26,7 @@ from measuring import (
 from train_step import step
 
 from tape.adapters import Method, adapt
+from tape.frozen import BFLOAT16, hold
 
 LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 PLAIN = {"everything": False, "lora": None, "groups": None}
@@ -45,6 +46,7 @@ def step_of(method: str, arguments: argparse.Namespace) -> Callable[[], None]:
     tokens = random_tokens(base, batch, length)
     settings = {"name": method, "extra": not arguments.no_extra} | METHODS[method]
     model = adapt(base, Method.of(settings), "base", "").train()
+    hold(model, arguments.frozen)
     if arguments.checkpointing:
         model.activation_checkpointing_enable()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -76,4 +78,8 @@ if __name__ == "__main__":
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--no-extra", action="store_true", help="embeddings and norms are frozen")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
-    main(arguments_of_steps(parser))
+    parser.add_argument("--frozen", choices=[BFLOAT16], help="how frozen weights are held")
+    arguments = arguments_of_steps(parser)
+    if arguments.frozen and not arguments.autocast:
+        parser.error(f"--frozen {arguments.frozen} needs --autocast {BFLOAT16}")
+    main(arguments)

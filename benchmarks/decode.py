@@ -10,7 +10,17 @@ methods take turns in one process; the ratios of speeds are medians over the rou
 import argparse
 
 import torch
-from measuring import METHODS, SHAPES, build, in_turn, publish, random_tokens, synchronize, table
+from measuring import (
+    METHODS,
+    SHAPES,
+    build,
+    in_turn,
+    publish,
+    random_tokens,
+    rounds,
+    synchronize,
+    table,
+)
 from torch import nn
 
 
@@ -62,14 +72,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=256, help="tokens before")
     parser.add_argument("--new", type=int, default=64, help="tokens to decode")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=15, help="rounds; at least 7")
+    parser.add_argument("--repeats", type=rounds, default=15, help="rounds; at least 7")
     parser.add_argument("--attention", default="sdpa")
     parser.add_argument("--static", action="store_true", help="a static cache; compiled on a GPU")
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")
-    arguments = parser.parse_args()
-    if arguments.repeats < 7:
-        parser.error(f"--repeats {arguments.repeats}: medians of less than 7 say nothing")
-    return arguments
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from tape.positions import Positions
 
 def parts(shape: str) -> dict[str, Callable[[], None]]:
     """Forward and backward pass of each part, for the tokens of a training step."""
-    _, hidden, H, _, (B, T) = SHAPES[shape]
+    sizes = SHAPES[shape]
+    hidden, H, (B, T) = sizes.hidden, sizes.heads, sizes.tokens
     torch.manual_seed(0)
     q, k, v = (torch.randn(B, H, T, hidden // H, device=DEVICE) for _ in range(3))
     mlp_out = torch.randn(B, T, hidden, device=DEVICE)

@@ -34,32 +34,35 @@ class Shape(NamedTuple):
     heads: int
     vocabulary: int
     tokens: tuple[int, int]  # sequences x length of a training step
+    mlp: int | None = None  # 4 x hidden
 
 
 SHAPES = {
     "small": Shape(4, 256, 4, 4096, (8, 256)),
     "small_32k": Shape(4, 256, 4, 32000, (1, 1024)),
     "base": Shape(12, 768, 12, 32000, (1, 1024)),
+    "llama2_7b": Shape(32, 4096, 32, 32000, (1, 8192), mlp=11008),
 }
 
 
 def build(method: str, shape: str, attention: str = "sdpa", length: int | None = None) -> nn.Module:
     """A seeded model on the device. TAPE's own weights are perturbed: at zero it would be RoPE."""
-    layers, hidden, heads, vocabulary, tokens = SHAPES[shape]
+    sizes = SHAPES[shape]
     settings = {
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": 4 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": length or tokens[1],
+        "vocab_size": sizes.vocabulary,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.mlp or 4 * sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "max_position_embeddings": length or sizes.tokens[1],
         "attn_implementation": attention,
         "bos_token_id": None,
         "eos_token_id": None,
     }
     torch.manual_seed(0)
     rope_or_other = "rope" if method == "llama" else method
-    model = TapeForCausalLM(TapeConfig(**settings, position=rope_or_other))
+    with DEVICE:  # seven billion weights are drawn there in seconds
+        model = TapeForCausalLM(TapeConfig(**settings, position=rope_or_other))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".context." in name:
@@ -166,18 +169,23 @@ def compare_steps(seconds: Seconds, memory: dict[str, float], methods: list[str]
     )
 
 
+def rounds(text: str) -> int:
+    """A number of rounds for argparse."""
+    if not text.isdecimal() or int(text) < 7:
+        raise argparse.ArgumentTypeError(f"medians of {text!r} say nothing; give 7 or more")
+    return int(text)
+
+
 def arguments_of_steps(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The arguments of scripts that compare training steps, besides their own."""
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--repeats", type=int, default=15, help="rounds; at least 7")
+    parser.add_argument("--repeats", type=rounds, default=15, help="rounds; at least 7")
     parser.add_argument("--tokens", type=int, nargs=2, metavar=("BATCH", "LENGTH"))
     parser.add_argument("--attention", default="sdpa")
     parser.add_argument("--autocast", choices=["bfloat16"], help="as trainer.bf16 does")
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")
     parser.add_argument("--memory-only", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.repeats < 7:
-        parser.error(f"--repeats {arguments.repeats}: medians of less than 7 say nothing")
     arguments.dtype = arguments.autocast and getattr(torch, arguments.autocast)
     return arguments
 

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import test_passkey
+import torch
 from scrolls_data import write_task
 from test_addition import SETTINGS
 from test_grid import ROOT
@@ -149,6 +150,25 @@ def test_a_slice_that_is_over_too_soon_says_so(start):
     printed, _ = over.communicate()
     assert over.returncode == 75
     assert "| addition_20_tape_0 | - | - | - | - | - |" in printed
+
+
+def test_the_shape_of_a_llama_is_measured(run_script, tmp_path):
+    measured = run_script("gpu/llama_step.sh", SHAPE="small", LENGTH="64", NEW="3")
+    printed, _ = measured.communicate()
+    assert measured.returncode == 0, printed
+    tables = (tmp_path / "output" / "llama_step" / "llama_step.md").read_text()
+    for name in ("lora", "longlora", "adape", "rope", "tape"):
+        row = re.search(rf"^\| {name} \| (.*) \|$", tables, re.MULTILINE)[1].replace(",", "")
+        speeds = [float(cell) for cell in row.split(" | ") if " to " not in cell]
+        assert min(speeds) > 0 and speeds[-1] >= speeds[-2]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_seven_billion_weights_want_a_gpu(run_script, tmp_path):
+    refused = run_script("gpu/llama_step.sh", "here")
+    printed, _ = refused.communicate()
+    assert refused.returncode == 2 and "--shape small rehearses" in printed
+    assert not (tmp_path / "here").exists()
 
 
 @pytest.mark.parametrize("method", ["adape", pytest.param("longlora", marks=pytest.mark.slow)])
