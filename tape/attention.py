@@ -87,9 +87,7 @@ def sdpa(
     B, H, T, _ = q.shape
     is_causal = mask is None and T > 1  # the builder leaves causality to us
     if bias is not None:
-        if is_causal:
-            mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril()
-        mask, is_causal = bias.masked(mask, q.dtype), False
+        mask, is_causal = bias.masked(mask, q.dtype, causal=is_causal), False
     elif is_causal:
         # Slots of a static cache after the last query are free: drop them.
         k, v = k[:, :, :T], v[:, :, :T]

@@ -67,6 +67,23 @@ def test_activations_are_those_of_a_real_training_step(position, kernel):
     assert counting.saved_bytes(hollow(make_config(position), kernel), 13) == expected > 0
 
 
+def test_all_layers_share_one_matrix_of_alibi():
+    nope, alibi = (
+        counting.saved_bytes(hollow(make_config(name), "sdpa"), 50) for name in ("nope", "alibi")
+    )
+    assert alibi - nope == 4 * 4 * 50 * 50
+
+
+def test_no_ablation_keeps_its_maps_for_every_token():
+    """Of heads and frequencies together there are two of 128 x 128 here."""
+    kept = {
+        name: counting.saved_bytes(hollow(make_config(name, hidden_size=256), "sdpa"), 20)
+        for name in POSITIONS
+        if name.startswith("tape")
+    }
+    assert max(kept.values()) < 1.5 * kept["tape"], kept
+
+
 @pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 2}])
 @pytest.mark.parametrize("position", ["rope", "fire", "tape", "tape_feed_forward"])
 def test_caches_hold_keys_values_and_the_state_that_is_averaged(position, changes):

@@ -63,9 +63,12 @@ class ScoreBias:
         """The term for every pair, (B|1, H, T, S), in `dtype`."""
         raise NotImplementedError
 
-    def masked(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """`dense` with a mask on top."""
-        return masked(self.dense(dtype), mask)
+    def masked(self, mask: Tensor | None, dtype: torch.dtype, causal: bool = False) -> Tensor:
+        """`dense` with a mask on top; `causal` stands for the mask of later keys."""
+        term = self.dense(dtype)
+        if causal:
+            mask = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
+        return masked(term, mask)
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
         """The term for FlexAttention, computed in `dtype`: read from `dense`, unless overridden.

@@ -51,7 +51,7 @@ class SlopeBias(ScoreBias):
     def __init__(self, slopes: Tensor, positions: Positions, consecutive: bool = True):
         self.slopes, self.positions, self.consecutive = slopes, positions, consecutive
         self._dense: Tensor | None = None
-        self._masked: tuple[Tensor | None, Tensor] | None = None
+        self._masked: tuple[Tensor | None, bool, Tensor] | None = None
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         if self._dense is None:
@@ -59,10 +59,11 @@ class SlopeBias(ScoreBias):
             self._dense = -self.slopes[:, None, None] * distance[:, None]
         return self._dense.to(dtype)
 
-    def masked(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-        if self._masked is None or self._masked[0] is not mask or self._masked[1].dtype != dtype:
-            self._masked = mask, super().masked(mask, dtype)
-        return self._masked[1]
+    def masked(self, mask: Tensor | None, dtype: torch.dtype, causal: bool = False) -> Tensor:
+        kept = self._masked
+        if kept is None or kept[0] is not mask or kept[1] != causal or kept[2].dtype != dtype:
+            self._masked = mask, causal, super().masked(mask, dtype, causal)
+        return self._masked[2]
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
         slopes, query, key = self.slopes, lookup(self.positions.query), lookup(self.positions.key)

@@ -133,11 +133,14 @@ class TapeUpdate(ContextUpdate):
             products = W2.mT[..., None] * W1[..., None, :]  # (G, I, M, M)
             maps = gate @ products.flatten(2)  # (G, B T, M M)
             return add_product(state, maps.unflatten(-1, products.shape[2:]), state)
-        return add_product(state, W2[:, None], gate[..., None] * (W1[:, None] @ state))
+        up = torch.einsum("gim,gtmn->gtin", W1, state)
+        return add_product(state, W2[:, None], gate[..., None] * up)
 
 
 def add_product(state: Tensor, maps: Tensor, x: Tensor) -> Tensor:
     """state + maps @ x in one pass over memory; maps (G, 1|B T, M, L), x (G, B T, L, N)."""
+    if maps.shape[1] == 1 < maps.shape[0]:  # expanded, several sets would be copied for each token
+        return state + torch.einsum("gml,gtln->gtmn", maps[:, 0], x)
     maps = maps.expand(*state.shape[:2], -1, -1)
     batches = (tensor.flatten(0, 1) for tensor in (state, maps, x))
     return torch.baddbmm(*batches).view_as(state)
