@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tape.analysis import counting, formulas, original
 from tape.analysis.cost import SHAPE, configuration, cost_of, encodings, label, main, run
-from tape.analysis.cost_table import Cost, arithmetic, memory, paper
+from tape.analysis.cost_table import Cost, arithmetic, difference, memory, paper
 from tape.analysis.counting import hollow
 
 PAGE = Path(__file__).parent.parent / "docs" / "efficiency.md"
@@ -156,7 +156,9 @@ def test_the_documented_arithmetic():
         macs = sum(formulas.multiply_adds(config, length).values())
         counts = macs, formulas.flops(config, length), hollow(config, "eager").num_parameters()
         costs.append(Cost(label(position), *counts, 0, 0, 0))
-    assert arithmetic(costs, beside_paper=True) in PAGE.read_text()
+    page, tape = PAGE.read_text(), configuration(SHAPE, {"name": "tape"})
+    assert arithmetic(costs, beside_paper=True) in page
+    assert difference(tape, length) in page
 
 
 @pytest.mark.parametrize("name", ["rope", "tape"])

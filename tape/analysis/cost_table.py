@@ -70,7 +70,7 @@ def _rows(lines: list[list[str]]) -> str:
 
 def _decimals(x: float) -> str:
     """Two, as in the paper; more for what is small."""
-    return f"{x:.2f}" if x >= 0.1 or x == 0 else f"{x:.2g}"
+    return f"{x:.2f}" if x >= 0.01 or x == 0 else f"{x:.2g}"
 
 
 def arithmetic(costs: list[Cost], beside_paper: bool) -> str:
