@@ -2,9 +2,10 @@
 
     attended, attended_payload, weights = kernel(q, k, v, payload, mask, bias, scaling, dropout)
 
-q (B, H, T, D), k and v (B, K, S, D), payload (B|1, K|1, S, P) or None; mask as the library's mask
-builder for the same name makes it; bias a `ScoreBias` or None. Both averages are (B, H, T, ·) under
-one set of weights; weights are (B, H, T, S), or None where the kernel never has them.
+q (B, H, T, D), k and v (B, K, S, D), payload (B|1, K|1, S, P) or None, or the number P where a
+cache has it behind the values (`tape.payload`); mask as the library's mask builder for the same
+name makes it; bias a `ScoreBias` or None. Both averages are (B, H, T, ·) under one set of weights;
+weights are (B, H, T, S), or None where the kernel never has them.
 
 The names are the library's, so that `attn_implementation=`, `set_attn_implementation` and the mask
 builders keep working. A request that cannot be honoured is refused, never replaced.
@@ -26,6 +27,7 @@ from transformers.utils import is_flash_attn_2_available
 from tape.blockwise import causal_attention, pays
 from tape.flash import flash
 from tape.names import suggestion
+from tape.payload import Payload, apart, split, together
 from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.base import ScoreMod, masked
 from tape.s2 import check_groups, shifted_groups
@@ -52,7 +54,7 @@ def eager(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    payload: Tensor | None,
+    payload: Payload,
     mask: Tensor | None,
     bias: ScoreBias | None,
     scaling: float,
@@ -60,6 +62,7 @@ def eager(
 ) -> Attended:
     """The definition, step by step; the only kernel that has the weights to show."""
     H = q.shape[1]
+    v, payload = apart(v, payload)
     scores = q @ per_query_head(k, H).transpose(-1, -2) * scaling
     if bias is not None:
         scores = scores + bias.dense(scores.dtype)
@@ -74,7 +77,7 @@ def sdpa(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    payload: Tensor | None,
+    payload: Payload,
     mask: Tensor | None,
     bias: ScoreBias | None,
     scaling: float,
@@ -82,9 +85,14 @@ def sdpa(
 ) -> Attended:
     """torch's fused kernels, one call for values and one for the payload.
 
-    Two calls of equal width beat one of unequal width: the latter falls back to unfused code.
+    Two calls of equal width beat one of unequal width: the latter falls back to unfused code, which
+    is what pays for a single token on a CPU.
     """
     B, H, T, _ = q.shape
+    if pays_unfused(q, k, payload) and bias is None and not dropout:
+        attended = single_query(q, k, together(v, payload), mask, scaling)
+        return *split(attended, payload), None
+    v, payload = apart(v, payload)
     is_causal = mask is None and T > 1  # the builder leaves causality to us
     if bias is not None:
         mask, is_causal = bias.masked(mask, q.dtype, causal=is_causal), False
@@ -103,11 +111,27 @@ def sdpa(
         return attend(v), None, None
     payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
     if dropout:  # drawn inside the kernel: one call, or the averages would drop different tokens
-        attended = attend(torch.cat((v, payload), dim=-1))
-        return *attended.split((v.shape[-1], payload.shape[-1]), dim=-1), None
+        return *split(attend(together(v, payload)), payload), None
     if is_causal and k.shape[2] == T and pays(q):
         return *causal_attention(q, k, v, payload, scaling), None
     return attend(v), attend(payload), None
+
+
+def pays_unfused(q: Tensor, k: Tensor, payload: Payload) -> bool:
+    """Whether `single_query` beats fused calls: one reads what two would read, and the keys and
+    values of a group of heads once."""
+    shared = payload is not None or k.shape[1] != q.shape[1]
+    return q.shape[2] == 1 and shared and q.device.type == "cpu" and not torch.is_grad_enabled()
+
+
+def single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """The average (B, H, 1, P) of values (B, K, S, P) for one query per head, step by step."""
+    B, H, _, D = q.shape
+    scores = (q * scaling).view(B, k.shape[1], -1, D) @ k.mT
+    if mask is not None:
+        scores = masked(scores, mask if mask.shape[1] == 1 else mask.view_as(scores))
+    weights = scores.softmax(dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
+    return (weights.to(q.dtype) @ v).view(B, H, 1, -1)
 
 
 @cache
@@ -146,7 +170,7 @@ def flex(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    payload: Tensor | None,
+    payload: Payload,
     mask: BlockMask | Tensor | None,
     bias: ScoreBias | None,
     scaling: float,
@@ -158,7 +182,7 @@ def flex(
     """
     _check_flex(q, dropout, any(x.requires_grad for x in (q, k, v)))
     (B, H, T, _), K, S = q.shape, *k.shape[1:3]
-    values = v if payload is None else torch.cat((v, payload.expand(B, K, S, -1)), dim=-1)
+    values = together(v, payload)
     score_mod = None
     if bias is not None:
         score_mod = bias.score_mod(torch.promote_types(q.dtype, torch.float32))
@@ -170,9 +194,7 @@ def flex(
     else:  # with and without payload, gradients, cache; one length, then any: more than the default
         with torch._dynamo.config.patch(recompile_limit=64):
             attended = _compiled_flex()(q, k, values, **settings)
-    if payload is None:
-        return attended, None, None
-    return *attended.split((v.shape[-1], payload.shape[-1]), dim=-1), None
+    return *split(attended, payload), None
 
 
 KERNELS: dict[str, Kernel] = {

@@ -32,12 +32,12 @@ class _CausalAttention(torch.autograd.Function):
     def forward(
         ctx, q: Tensor, k: Tensor, v: Tensor, payload: Tensor, scaling: float
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(q, k, v, payload)
-        ctx.scaling = scaling
         B, H, T, _ = q.shape
         attended = [x.new_empty(B, T, H, x.shape[-1]).transpose(1, 2) for x in (v, payload)]
-        values = torch.cat((v, payload), dim=-1).flatten(0, 1)
         q, k = (q * scaling).flatten(0, 1), k.flatten(0, 1)
+        ctx.save_for_backward(q, k, v, payload)
+        ctx.scaling = scaling
+        values = torch.cat((v, payload), dim=-1).flatten(0, 1)
         for start in range(0, T, BLOCK):
             block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
             averages = _CausalAttention.weights(q[:, block], k[:, seen], start) @ values[:, seen]
@@ -49,29 +49,27 @@ class _CausalAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, *values = ctx.saved_tensors
-        shape = q.shape
-        values, grads = ([x.flatten(0, 1) for x in xs] for xs in (values, grads))
+        q, k, v, payload = ctx.saved_tensors
+        shape, widths = v.shape[:2], (v.shape[-1], payload.shape[-1])
+        # Side by side, as in the forward pass: one wide product reads the weights once.
+        values, grad = (torch.cat(xs, dim=-1).flatten(0, 1) for xs in ((v, payload), grads))
         # The first layer's payload is a constant.
-        wanted = grads if ctx.needs_input_grad[3] else grads[:1]
-        q, k = (q * ctx.scaling).flatten(0, 1), k.flatten(0, 1)
-        grad_q, sums = torch.empty_like(q), None
-        for start in reversed(range(0, shape[2], BLOCK)):  # the last block sees every key
+        wanted = grad if ctx.needs_input_grad[3] else grad[..., : widths[0]]
+        grad_q, grad_k = torch.empty_like(q), torch.zeros_like(k)
+        grad_values = wanted.new_zeros(wanted.shape)
+        for start in range(0, q.shape[1], BLOCK):
             block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
             weights = _CausalAttention.weights(q[:, block], k[:, seen], start)
-            grad_weights = grads[0][:, block] @ values[0][:, seen].mT
-            grad_weights.baddbmm_(grads[1][:, block], values[1][:, seen].mT)
+            grad_weights = grad[:, block] @ values[:, seen].mT
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             grad_q[:, block] = grad_scores @ k[:, seen]
-            parts = [grad_scores.mT @ q[:, block], *(weights.mT @ g[:, block] for g in wanted)]
-            if sums is None:
-                sums = parts
-            else:
-                for total, part in zip(sums, parts, strict=True):
-                    total[:, seen] += part
-        grad_k, *grad_values = (x.unflatten(0, shape[:2]) for x in sums)
-        grad_payload = grad_values[1] if ctx.needs_input_grad[3] else None
-        return grad_q.mul_(ctx.scaling).view(shape), grad_k, grad_values[0], grad_payload, None
+            grad_k[:, seen].baddbmm_(grad_scores.mT, q[:, block])
+            grad_values[:, seen].baddbmm_(weights.mT, wanted[:, block])
+        grad_q = grad_q.mul_(ctx.scaling)
+        grad_q, grad_k, grad_values = (x.unflatten(0, shape) for x in (grad_q, grad_k, grad_values))
+        if not ctx.needs_input_grad[3]:
+            return grad_q, grad_k, grad_values, None, None
+        return grad_q, grad_k, *grad_values.split(widths, dim=-1), None
 
 
 def pays(q: Tensor) -> bool:

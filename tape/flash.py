@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tape.payload import Payload, apart, split, together
 from tape.positions import ScoreBias
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -35,7 +36,7 @@ def flash(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    payload: Tensor | None,
+    payload: Payload,
     mask: Tensor | None,
     bias: ScoreBias | None,
     scaling: float,
@@ -52,12 +53,13 @@ def flash(
     settings = {"dropout_p": dropout, "softmax_scale": scaling, "causal": True}
     if bias is not None:
         settings["alibi_slopes"] = bias.alibi_slopes()
+    v, payload = apart(v, payload)
     if payload is None:
         return _attend(q, k, v, mask, settings), None, None
     payload = payload.expand(*k.shape[:-1], -1)
     if dropout:  # drawn inside the kernel: one call, or the averages would drop different tokens
-        attended = _attend(q, k, torch.cat((v, payload), dim=-1), mask, settings)
-        return *attended.split((v.shape[-1], payload.shape[-1]), dim=-1), None
+        attended = _attend(q, k, together(v, payload), mask, settings)
+        return *split(attended, payload), None
     return _attend(q, k, v, mask, settings), _attend(q, k, payload, mask, settings), None
 
 

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from functools import reduce
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.generation import MaxLengthCriteria
@@ -29,6 +30,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from tape import attention, positions
 from tape.configuration import TapeConfig
 from tape.indices import check_draw, check_gaps, check_mask, token_indices
+from tape.loss import Head
+from tape.payload import together, width
 from tape.positions import ContextUpdate, PositionModule, Positions, ScoreBias
 from tape.s2 import padding
 
@@ -36,9 +39,12 @@ Rotate = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class RMSNorm(LlamaRMSNorm):
-    """The library's, which would round a float64 model to float32."""
+    """The library's, which would round a float64 model to float32; in one call where torch's rounds
+    as it does."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype and x.dtype in (torch.float32, torch.float64):
+            return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * wide.to(x.dtype)
@@ -81,11 +87,8 @@ class Attention(nn.Module):
         if past_key_values is not None:
             # The state at a position depends on tokens up to it only: it can be cached like a
             # value, and it rides in the value's slot of any of the library's caches.
-            if payload is not None:
-                v = torch.cat((v, payload.expand(*v.shape[:-1], -1)), dim=-1)
-            k, v = past_key_values.update(k, v, slot)
-            if payload is not None:
-                v, payload = v.split((D, payload.shape[-1]), dim=-1)
+            k, v = past_key_values.update(k, together(v, payload), slot)
+            payload = None if payload is None else width(payload)
         dropout = self.config.attention_dropout if self.training else 0.0
         attended, payload, weights = kernel(q, k, v, payload, mask, bias, self.scaling, dropout)
         return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights
@@ -321,7 +324,7 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = TapeModel(config)
         self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Head(config.hidden_size, config.vocab_size)
         self.post_init()
 
     @can_return_tuple
@@ -345,6 +348,9 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
             labels: (B, T) tokens to predict, shifted inside; -100 is ignored.
             logits_to_keep: make logits of the last so many tokens only, or of these; 0 for all.
             num_items_in_batch: what to divide the summed loss by; the number of labels by default.
+
+        In training with labels there are no logits, only their loss: the head is applied to a few
+        tokens at a time.
         """
         recorded = {
             "output_hidden_states": output_hidden_states,
@@ -359,14 +365,18 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **{name: choice for name, choice in recorded.items() if choice is not None},
         )
-        x_BTC = outputs.last_hidden_state
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(x_BTC[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
-            )
+        x_BTC, loss, logits = outputs.last_hidden_state, None, None
+        # A head that was replaced, by an adapter or for more tokens, makes logits.
+        if labels is not None and self.training and isinstance(self.lm_head, Head):
+            loss = self.lm_head(x_BTC, labels, num_items_in_batch)
+        else:
+            keep = logits_to_keep
+            kept = slice(-keep, None) if isinstance(keep, int) else keep
+            logits = self.lm_head(x_BTC[:, kept])
+            if labels is not None:
+                loss = self.loss_function(
+                    logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
+                )
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

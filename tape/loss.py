@@ -1,0 +1,94 @@
+"""The loss of training, without the logits of all tokens.
+
+With a vocabulary of 32,000 the logits of a sequence, their gradient and what the loss keeps are far
+more than all else that a small model has in memory. Here the head and the cross-entropy are one
+function over a few tokens at a time, whose gradients are made along with it: the arithmetic is the
+same, and no logits are left for the backward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+IGNORED = -100  # the label of a token that is not predicted, as in the library
+AT_ONCE = {"cpu": 2**23, "cuda": 2**26}  # logits, where fewer and more were slower
+
+
+class Head(nn.Linear):
+    """A head without bias that makes logits, or of labels the loss."""
+
+    def __init__(self, hidden_size: int, vocab_size: int):
+        super().__init__(hidden_size, vocab_size, bias=False)
+
+    def forward(
+        self, x_BTC: Tensor, labels: Tensor | None = None, num_items: Tensor | int | None = None
+    ) -> Tensor:
+        """The logits (B, T, V); with `labels` (B, T) the mean cross-entropy (nats) of predicting
+        the next token, a scalar in at least float32.
+
+        Args:
+            labels: the tokens themselves, or -100 for those that are not predicted.
+            num_items: what to divide the sum by; the number of predicted tokens by default.
+        """
+        if labels is None:
+            return super().forward(x_BTC)
+        x_MC, targets = x_BTC[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        if not torch.compiler.is_compiling():  # a graph has to know how many tokens there are
+            predicted = (targets != IGNORED).nonzero()[:, 0]
+            if len(predicted) < len(targets):
+                x_MC, targets = x_MC[predicted], targets[predicted]
+        weight_VC, device = self.weight, x_MC.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            x_MC, weight_VC = x_MC.to(dtype), weight_VC.to(dtype)
+        with torch.autocast(device, enabled=False):
+            total = SummedCrossEntropy.apply(x_MC, weight_VC, targets)
+        return total / ((targets != IGNORED).sum() if num_items is None else num_items)
+
+
+class SummedCrossEntropy(torch.autograd.Function):
+    """Sum over tokens of -log softmax(W x)[target], 0 for those that are ignored."""
+
+    @staticmethod
+    def forward(ctx, x_MC: Tensor, weight_VC: Tensor, targets: Tensor) -> Tensor:
+        wide = torch.promote_types(x_MC.dtype, torch.float32)
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        total = torch.zeros((), dtype=wide, device=x_MC.device)
+        grad_x = torch.empty_like(x_MC) if needs_x else None
+        # Many chunks add up to this one.
+        grad_weight = torch.zeros_like(weight_VC, dtype=wide) if needs_weight else None
+        budget = AT_ONCE.get(x_MC.device.type, AT_ONCE["cuda"])
+        at_once = max(1, budget // len(weight_VC))
+        for first in range(0, len(x_MC), at_once):
+            part = slice(first, first + at_once)
+            x, target = x_MC[part], targets[part]
+            logs = F.log_softmax(F.linear(x, weight_VC), dim=-1, dtype=wide)
+            total += F.nll_loss(logs, target, reduction="sum", ignore_index=IGNORED)
+            if not (needs_x or needs_weight):
+                continue
+            # d/dlogits = softmax - one-hot, 0 for the ignored.
+            known = (target != IGNORED)[:, None]
+            grad = logs.exp_().mul_(known)
+            grad.scatter_add_(1, target[:, None].clamp(min=0), -known.to(wide))
+            grad = grad.to(x_MC.dtype)
+            if needs_x:
+                grad_x[part] = grad @ weight_VC
+            if needs_weight:
+                if grad.dtype == wide:
+                    grad_weight.addmm_(grad.mT, x)
+                else:
+                    grad_weight += grad.mT @ x
+        ctx.save_for_backward(grad_x, grad_weight)
+        ctx.weight_dtype = weight_VC.dtype
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        grad_x, grad_weight = ctx.saved_tensors
+        x = None if grad_x is None else grad_x * grad
+        weight = None if grad_weight is None else (grad_weight * grad).to(ctx.weight_dtype)
+        return x, weight, None

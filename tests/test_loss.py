@@ -1,0 +1,106 @@
+"""The loss in training, of the head a few tokens at a time, against that of all logits."""
+
+import pytest
+import torch
+from conftest import make_model, random_tokens
+
+from tape import loss as module
+from tape.loss import IGNORED, Head
+
+
+def setting(dtype=torch.float64, kept=0.7):
+    torch.manual_seed(0)
+    head, x = Head(8, 37).to(dtype), torch.randn(3, 11, 8, dtype=dtype, requires_grad=True)
+    labels = torch.randint(37, (3, 11))
+    return head, x, labels.masked_fill(torch.rand(3, 11) > kept, IGNORED)
+
+
+def plain(head, x, labels, num_items=None):
+    logits = torch.nn.functional.linear(x, head.weight)[:, :-1].float().to(x.dtype)
+    total = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return total / (num_items or (labels[:, 1:] != IGNORED).sum())
+
+
+def gradients(loss, *inputs):
+    return torch.autograd.grad(3.0 * loss, inputs)
+
+
+@pytest.mark.parametrize("at_once", [1, 37 * 4, 10**6])
+@pytest.mark.parametrize("num_items", [None, 5])
+@pytest.mark.parametrize("kept", [1.0, 0.3])
+def test_loss_and_gradients_are_those_of_all_logits(at_once, num_items, kept, monkeypatch):
+    monkeypatch.setitem(module.AT_ONCE, "cpu", at_once)
+    head, x, labels = setting(kept=kept)
+    expected, found = plain(head, x, labels, num_items), head(x, labels, num_items)
+    torch.testing.assert_close(found, expected, atol=0, rtol=1e-6)
+    for one, other in zip(
+        gradients(found, x, head.weight), gradients(expected, x, head.weight), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+
+def test_a_frozen_head_and_frozen_inputs():
+    head, x, labels = setting()
+    head.weight.requires_grad_(False)
+    torch.testing.assert_close(
+        gradients(head(x, labels), x), gradients(plain(head, x, labels), x), atol=1e-6, rtol=1e-6
+    )
+    head.weight.requires_grad_(True)
+    x = x.detach()
+    torch.testing.assert_close(
+        *(gradients(f(x, labels), head.weight) for f in (head, lambda *a: plain(head, *a))),
+        atol=1e-6,
+        rtol=1e-6,
+    )
+
+
+def test_autocast_takes_products_in_its_dtype_and_adds_up_in_float32():
+    head, x, labels = setting(torch.float32)
+    narrow = head.weight.detach().bfloat16().float(), x.detach().bfloat16().float()
+    exact = torch.nn.functional.cross_entropy(
+        (narrow[1][:, :-1] @ narrow[0].T).flatten(0, 1),
+        labels[:, 1:].flatten(),
+        ignore_index=IGNORED,
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head(x, labels)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, exact, atol=0, rtol=2e-3)
+    expected = gradients(plain(head, x, labels), x, head.weight)
+    for one, other in zip(gradients(found, x, head.weight), expected, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, atol=2e-2 * other.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_trains_as_by_its_logits(tied, monkeypatch):
+    monkeypatch.setitem(module.AT_ONCE, "cpu", 300)
+    model = make_model("tape", tie_word_embeddings=tied, dtype=torch.float64)
+    tokens = random_tokens(2, 15)
+    labels = tokens.where(tokens % 3 > 0, IGNORED)
+    shown = model(tokens, labels=labels)
+    shown.loss.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    trained = model.train()(tokens, labels=labels)
+    assert trained.logits is None and shown.logits is not None
+    torch.testing.assert_close(trained.loss, shown.loss.to(trained.loss.dtype), rtol=1e-6, atol=0)
+    trained.loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_a_batch_without_labels_has_no_loss_and_changes_nothing():
+    head, x, labels = setting()
+    found = head(x, torch.full_like(labels, IGNORED), num_items=4)
+    assert found.item() == 0
+    assert not any(gradient.any() for gradient in gradients(found, x, head.weight))
+
+
+def test_a_head_that_was_replaced_makes_logits():
+    model = make_model("tape").train()
+    model.resize_token_embeddings(70)
+    tokens = random_tokens(1, 9)
+    assert model(tokens, labels=tokens).logits.shape == (1, 9, 70)
