@@ -1,0 +1,66 @@
+"""What happens inside a decoder: the attention weights and the positional state of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tape.modeling import TapeForCausalLM
+
+
+@dataclass(frozen=True)
+class Inside:
+    """Of one sequence, layer by layer (in every recurrence), in float32.
+
+    Attributes:
+        attention: (H, T, T) weights of every layer; rows are queries.
+        states: (K|1, T, 2 F) cosines and sines that every layer reads; None for an encoding that
+            has no state.
+    """
+
+    attention: list[Tensor]
+    states: list[Tensor] | None
+
+    def dot_products(self) -> list[Tensor] | None:
+        """D of every layer, (K|1, T, T): Re(e_i conj(e_j)), summed over frequencies."""
+        return None if self.states is None else [e @ e.mT for e in self.states]
+
+
+@torch.no_grad()
+def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
+    """Run a model on tokens (T,) whose positions count from `first`."""
+    states: list[Tensor | None] = []
+
+    def record(module: torch.nn.Module, arguments: tuple) -> None:
+        states.append(arguments[1])
+
+    hooks = [layer.register_forward_pre_hook(record) for layer in model.model.layers]
+    ids = ids.to(model.device)[None]
+    positions = torch.arange(first, first + ids.shape[1], device=ids.device)[None]
+    try:
+        with _eager(model), model.evaluation_length(first + ids.shape[1]):
+            weights = model.model(
+                ids, position_ids=positions, use_cache=False, output_attentions=True
+            ).attentions
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Inside(
+        [layer[0].float() for layer in weights],
+        None if states[0] is None else [e[0, ..., :2, :].flatten(-2).float() for e in states],
+    )
+
+
+@contextmanager
+def _eager(model: TapeForCausalLM) -> Iterator[None]:
+    """The one kernel that has weights to show."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

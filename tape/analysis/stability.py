@@ -1,0 +1,206 @@
+"""How much a model's attention and positions change when the text is moved (the paper's Table 8).
+
+python -m tape.analysis.stability --model output/rope_c4 output/adape_c4
+
+The text is moved in two ways, by 3 tokens as in the paper and by more: with BOS tokens in front,
+and with position ids that begin later. A model that only knows distances gives the same after the
+second, but for rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import Tensor
+from tqdm import tqdm
+
+from tape.analysis.inside import Inside, look_inside
+from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.perplexity import DTYPES, whole
+from tape.evaluation.texts import CORPORA, open_text
+from tape.files import write_text
+from tape.modeling import TapeForCausalLM
+
+SHOWN = (1, 2, 4, 8)  # layers in the paper's table
+PAPER = Path(__file__).with_name("table8.csv")
+KINDS = {"bos": "BOS tokens in front", "ids": "position ids from"}
+DEFINITIONS = """\
+Attention: with A the weights on a text and A' those of the same tokens after the move, rows of A'
+divided by their sum over these tokens, the mean over heads and queries of sum_j |A'_ij - A_ij|,
+times 100; 0 is the same, 200 no token in common.
+Dot products: with D_ij = Re(e_i conj(e_j)), summed over frequencies, of the state e that the layer
+reads, ||D' - D|| / ||D|| in percent, norms over heads and pairs of tokens; "-" without a state.
+Means over windows of the text, as many as the csv file says."""
+
+
+class Change(NamedTuple):
+    """Of one layer, in percent; the dot products' is None without a state."""
+
+    attention: float
+    dot: float | None
+
+
+def attention_change(before: Tensor, after: Tensor) -> float:
+    """From weights (H, T, T) to those on T tokens and others before them, (H, n + T, n + T)."""
+    n = after.shape[-1] - before.shape[-1]
+    kept = after[:, n:, n:]
+    kept = kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
+    return 100 * (kept - before).abs().sum(-1).mean().item()
+
+
+def dot_change(before: Tensor, after: Tensor) -> float:
+    """From dot products (K|1, T, T) to those of T tokens and others before them."""
+    n = after.shape[-1] - before.shape[-1]
+    return 100 * ((after[:, n:, n:] - before).norm() / before.norm()).item()
+
+
+def changes(before: Inside, after: Inside) -> list[Change]:
+    """Of every layer, from a text to the same after others or at other positions."""
+    dots = (before.dot_products(), after.dot_products())
+    pairs = [None] * len(before.attention) if None in dots else [*zip(*dots, strict=True)]
+    return [
+        Change(attention_change(one, other), None if pair is None else dot_change(*pair))
+        for one, other, pair in zip(before.attention, after.attention, pairs, strict=True)
+    ]
+
+
+def moved(
+    model: TapeForCausalLM, ids: Tensor, bos: int, kind: str, by: int, seed: int
+) -> list[Change]:
+    """The changes when tokens (T,) are moved. Positions that are drawn are drawn from one seed."""
+    torch.manual_seed(seed)
+    before = look_inside(model, ids)
+    torch.manual_seed(seed)
+    if kind == "ids":
+        return changes(before, look_inside(model, ids, first=by))
+    front = torch.full((by,), bos, dtype=ids.dtype)
+    return changes(before, look_inside(model, torch.cat((front, ids))))
+
+
+def windows(tokens: np.ndarray, length: int, count: int) -> list[Tensor]:
+    """Spread evenly over a text."""
+    if len(tokens) < length:
+        raise ValueError(f"--length {length} is more than the {len(tokens):,} tokens of the text")
+    starts = np.linspace(0, len(tokens) - length, count).astype(int)
+    return [torch.from_numpy(tokens[start : start + length].astype(np.int64)) for start in starts]
+
+
+def rows_of(arguments: argparse.Namespace, folder: Path, dtype: str) -> Iterator[dict[str, Any]]:
+    """A row per move and layer, of one model."""
+    model, tokenizer = load(folder, DTYPES[dtype])
+    length, farthest = arguments.length, max(arguments.shifts)
+    check_length(model, length + farthest, f"--length {length} moved by {farthest}")
+    bos = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if bos is None:
+        raise ValueError(f"the tokenizer of {folder} has neither BOS nor EOS to put in front")
+    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
+    text = open_text(arguments.data, arguments.files, folder, cache)
+    text.check(model.config.vocab_size)
+    texts = windows(text.tokens, length, arguments.windows)
+    about = {"model": folder.resolve().name, "model_hash": fingerprint(folder)[:16]}
+    about |= {"position": model.config.position["name"], "dtype": dtype, "data": text.name}
+    about |= {"length": length, "windows": len(texts)}
+    moves = [(kind, by) for kind in KINDS for by in arguments.shifts]
+    for kind, by in tqdm(moves, desc=f"{folder}, {dtype}", disable=None):
+        found = [moved(model, ids, bos, kind, by, seed) for seed, ids in enumerate(texts)]
+        for layer, each in enumerate(zip(*found, strict=True), start=1):
+            dots = [change.dot for change in each]
+            yield about | {
+                "move": kind,
+                "by": by,
+                "layer": layer,
+                "attention": fmean(change.attention for change in each),
+                "dot": "" if None in dots else fmean(dots),
+            }
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The paper's layers of every model and move, the paper's rows below."""
+    last = max(row["layer"] for row in rows)
+    layers = [layer for layer in SHOWN if layer <= last] + ([last] if last not in SHOWN else [])
+    parts = []
+    for measure, title in (("attention", "Attention weights, x 1e-2"), ("dot", "Dot products, %")):
+        head = [f"| {title} | dtype | move | by |", *(f" layer {layer} |" for layer in layers)]
+        lines = ["".join(head), "|" + "---|" * (4 + len(layers))]
+        cells: dict[tuple, dict[int, Any]] = {}
+        for row in rows:
+            key = row["model"], row["dtype"], KINDS[row["move"]], row["by"]
+            cells.setdefault(key, {})[row["layer"]] = row[measure]
+        for key, found in cells.items():
+            values = (_number(found.get(layer, "")) for layer in layers)
+            lines.append(f"| {' | '.join(map(str, key))} | {' | '.join(values)} |")
+        with PAPER.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row["measure"] == measure:
+                    values = (row.get(str(layer)) or "-" for layer in layers)
+                    key = f"{row['method']} (paper) | | {KINDS[row['move']]} | {row['by']}"
+                    lines.append(f"| {key} | {' | '.join(values)} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join([*parts, DEFINITIONS])
+
+
+def _number(value: float | str) -> str:
+    return "-" if value == "" else f"{value:.2g}" if value < 0.01 else f"{value:.2f}"
+
+
+def run(arguments: argparse.Namespace) -> str:
+    rows = [
+        row
+        for folder in arguments.model
+        for dtype in arguments.dtypes
+        for row in rows_of(arguments, folder, dtype)
+    ]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(arguments.out / "stability.csv", table.getvalue())
+    text = markdown(rows)
+    write_text(arguments.out / "stability.md", text + "\n")
+    return text
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tape.analysis.stability",
+        description="How attention and positions change when a text is moved (Table 8).",
+    )
+    parser.add_argument("--model", type=Path, nargs="+", required=True, help="folders of models")
+    parser.add_argument(
+        "--data",
+        default="local",
+        help=f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}",
+    )
+    parser.add_argument("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    parser.add_argument("--length", type=whole(2), default=128, help="tokens of a window")
+    parser.add_argument("--windows", type=whole(1), default=16, help="of the text")
+    parser.add_argument("--shifts", type=whole(1), nargs="+", default=[3, 10, 100, 1000])
+    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--out", type=Path, default=Path("output/stability"), help="a folder")
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    arguments = parse()
+    transformers.logging.disable_progress_bar()
+    try:
+        print(run(arguments))
+        print(f"\nalso in {arguments.out}")
+    except (ValueError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""Pictures of what a model attends to, and of its positions (the paper's Fig. 7).
+
+python -m tape.analysis.visualize --model output/rope_c4 output/adape_c4 --data local
+python -m tape.analysis.visualize --model output/adape_c4 --text "def f(x):" --out pictures
+
+Of two models also their difference, map by map. What a picture shows of several windows of a text
+are means; maps are of the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from matplotlib import colormaps
+from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.figure import Figure
+from safetensors import SafetensorError
+from torch import Tensor
+
+from tape.analysis.inside import Inside, look_inside
+from tape.analysis.stability import windows
+from tape.evaluation.checkpoint import check_length, load
+from tape.evaluation.figures import write_figure
+from tape.evaluation.perplexity import whole
+from tape.evaluation.texts import CORPORA, open_text
+from tape.files import write_text
+
+PANEL = 1.9  # inches
+ATTENTION = "attention weight"
+DOTS = "positional dot product / frequencies"
+
+
+class Looked(NamedTuple):
+    """A model's name, and what is inside for each text."""
+
+    name: str
+    inside: list[Inside]
+
+    @property
+    def maps(self) -> dict[str, list[np.ndarray]]:
+        """Of the first text, by label: (heads, T, T) of every layer."""
+        first = self.inside[0]
+        found = {ATTENTION: [layer.numpy(force=True) for layer in first.attention]}
+        if first.states is not None:
+            frequencies = first.states[0].shape[-1] / 2
+            dots = (layer / frequencies for layer in first.dot_products())
+            found[DOTS] = [layer.numpy(force=True) for layer in dots]
+        return found
+
+
+def beyond_a_quarter(A_HTT: Tensor) -> float:
+    """The share of attention on tokens farther back than a quarter of the text, the mean over heads
+    and over the queries that have such tokens."""
+    T = A_HTT.shape[-1]
+    far = A_HTT.tril(-(T // 4) - 1).sum(-1)
+    return far[:, T // 4 + 1 :].mean().item()
+
+
+def entropy(A_HTT: Tensor) -> float:
+    """Of the weights of a query, in nats; the mean over heads and queries."""
+    return -torch.special.xlogy(A_HTT, A_HTT).sum(-1).mean().item()
+
+
+def by_distance(A_HTT: Tensor) -> Tensor:
+    """(T,) the mean weight at each distance, over heads and the queries of the second half: all of
+    them have half of the text before them."""
+    T = A_HTT.shape[-1]
+    means = [A_HTT.diagonal(-d, 1, 2)[:, max(0, T // 2 - d) :].mean() for d in range(T)]
+    return torch.stack(means)
+
+
+def magnitudes(e_KTF: Tensor) -> Tensor:
+    """|e| of every head, token and frequency, of a state (K|1, T, 2 F)."""
+    return e_KTF.unflatten(-1, (2, -1)).norm(dim=-2)
+
+
+def numbers(looked: list[Looked]) -> list[dict[str, Any]]:
+    """A row per model and layer: means over texts."""
+    rows = []
+    for name, inside in looked:
+        for layer in range(len(inside[0].attention)):
+            weights = [each.attention[layer] for each in inside]
+            states = [] if inside[0].states is None else [each.states[layer] for each in inside]
+            row = {"model": name, "layer": layer + 1, "texts": len(inside)}
+            row["tokens"] = weights[0].shape[-1]
+            row["beyond_a_quarter"] = np.mean([beyond_a_quarter(A) for A in weights])
+            row["entropy"] = np.mean([entropy(A) for A in weights])
+            size = np.mean([magnitudes(e).mean().item() for e in states]) if states else ""
+            rows.append(row | {"magnitude": size})
+    return rows
+
+
+def grid(
+    name: str, layers: list[np.ndarray], heads: int, label: str, norm: Normalize, colours: str
+) -> Figure:
+    """A row per layer and a column per head, on one scale of colours."""
+    columns = min(heads, max(len(layer) for layer in layers))
+    figure = Figure(
+        figsize=(PANEL * columns + 1.4, PANEL * len(layers) + 0.6), layout="constrained"
+    )
+    panels = figure.subplots(len(layers), columns, squeeze=False, sharex=True, sharey=True)
+    for number, (row, layer) in enumerate(zip(panels, layers, strict=True), start=1):
+        row[0].set_ylabel(f"layer {number}\nquery")
+        for head, axes in enumerate(row):
+            if head >= len(layer):  # one state for all heads
+                axes.axis("off")
+                continue
+            image = axes.imshow(layer[head], norm=norm, cmap=colours, interpolation="nearest")
+            title = "all heads" if len(layer) == 1 else f"head {head + 1}"
+            axes.set_title(title, fontsize=8)
+    for axes in panels[-1]:
+        axes.set_xlabel("key")
+    figure.suptitle(name)
+    figure.colorbar(image, ax=list(panels.flat), label=label, shrink=0.8)
+    return figure
+
+
+def norms(label: str, maps: list[list[np.ndarray]]) -> Normalize:
+    """One scale for all maps of a kind."""
+    highest = max(layer.max() for layers in maps for layer in layers)
+    if label == ATTENTION:
+        return PowerNorm(0.5, 0, highest)
+    size = max(abs(layer).max() for layers in maps for layer in layers)
+    return Normalize(-size, size)
+
+
+def differences(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarray]:
+    """Map by map; a single map of one model is for all heads of the other."""
+    return [np.subtract(*np.broadcast_arrays(b, a)) for a, b in zip(one, other, strict=True)]
+
+
+def curves(
+    looked: list[Looked], of: Callable[[Inside, int], np.ndarray], title: str, **axes_settings: Any
+) -> Figure:
+    """A panel per model and a line per layer: the mean over texts of what `of` makes of a layer,
+    against 1, 2, 3 ... tokens."""
+    figure = Figure(figsize=(4.6 * len(looked) + 0.6, 3.8), layout="constrained")
+    panels = figure.subplots(1, len(looked), squeeze=False, sharey=True, sharex=True)[0]
+    for axes, (name, inside) in zip(panels, looked, strict=True):
+        layers = len(inside[0].attention)
+        for layer in range(layers):
+            y = np.mean([of(each, layer) for each in inside], axis=0)
+            colour = colormaps["viridis"](0.9 * layer / max(1, layers - 1))
+            axes.plot(np.arange(1, len(y) + 1), y, color=colour, label=f"layer {layer + 1}")
+        axes.set(title=name, xscale="log", **axes_settings)
+        axes.grid(alpha=0.3)
+    panels[-1].legend(fontsize=7)
+    figure.suptitle(title)
+    return figure
+
+
+def sizes(looked: list[Looked]) -> Figure | None:
+    """|e| over layers, a line per model; None if no model has a state."""
+    stateful = [(name, inside) for name, inside in looked if inside[0].states is not None]
+    if not stateful:
+        return None
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for name, inside in stateful:
+        layers = range(len(inside[0].states))
+        found = [torch.cat([magnitudes(x.states[n]).flatten() for x in inside]) for n in layers]
+        low, middle, high = (
+            [torch.quantile(_some(values), share).item() for values in found]
+            for share in (0.05, 0.5, 0.95)
+        )
+        places = np.arange(1, len(found) + 1)
+        (line,) = axes.plot(places, middle, "o-", label=name)
+        axes.fill_between(places, low, high, alpha=0.2, color=line.get_color())
+    axes.set(xlabel="layer that reads it", ylabel="|e|, median and 5 to 95 %", xticks=places)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def _some(values: Tensor) -> Tensor:
+    """At most a million of them, evenly: quantiles take no more than some millions."""
+    return values[:: max(1, len(values) // 10**6)]
+
+
+def draw(looked: list[Looked], heads: int, out: Path) -> list[str]:
+    """Write all pictures into a folder; their names."""
+    figures: dict[str, Figure] = {}
+    all_maps = {each.name: each.maps for each in looked}
+    for label, stem in ((ATTENTION, "attention"), (DOTS, "dot_products")):
+        maps = {name: found[label] for name, found in all_maps.items() if label in found}
+        if not maps:
+            continue
+        norm = norms(label, list(maps.values()))
+        for name, layers in maps.items():
+            colours = "viridis" if label == ATTENTION else "RdBu_r"
+            figures[f"{stem}_{name}"] = grid(name, layers, heads, label, norm, colours)
+        if len(maps) == 2 and len({len(layers) for layers in maps.values()}) == 1:
+            (one, first), (other, second) = maps.items()
+            between = differences(first, second)
+            size = max(abs(layer).max() for layer in between) or 1.0
+            title, scale = f"{other} - {one}", Normalize(-size, size)
+            figures[f"{stem}_difference"] = grid(title, between, heads, label, scale, "RdBu_r")
+    figures["distance"] = curves(
+        looked,
+        lambda inside, layer: by_distance(inside.attention[layer])[1:].numpy(force=True),
+        "Attention by distance",
+        xlabel="tokens between query and key",
+        ylabel="mean weight",
+        yscale="log",
+    )
+    if (figure := sizes(looked)) is not None:
+        figures["magnitude"] = figure
+    for name, figure in figures.items():
+        write_figure(figure, out / name)
+    return list(figures)
+
+
+def look(arguments: argparse.Namespace, name: str, folder: Path) -> Looked:
+    model, tokenizer = load(folder)
+    if arguments.text is not None:
+        texts = [torch.tensor(tokenizer(arguments.text)["input_ids"])]
+    else:
+        cache = Path(os.environ.get("TAPE_CACHE", "cache"))
+        text = open_text(arguments.data, arguments.files, folder, cache)
+        text.check(model.config.vocab_size)
+        texts = windows(text.tokens, arguments.length, arguments.windows)
+    if len(texts[0]) < 8:
+        raise ValueError(f"the text has {len(texts[0])} tokens; give 8 or more")
+    check_length(model, len(texts[0]), f"a text of {len(texts[0])} tokens")
+    torch.manual_seed(0)  # positions that are drawn
+    return Looked(name, [look_inside(model, ids) for ids in texts])
+
+
+def names(folders: list[Path]) -> list[str]:
+    """Of models, each another one."""
+    found = [folder.resolve().name for folder in folders]
+    return found if len(set(found)) == len(found) else [str(f).replace("/", "_") for f in folders]
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| model | layer | attention beyond a quarter of the text, % | entropy, nats | |e| |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        size = "-" if row["magnitude"] == "" else f"{row['magnitude']:.3f}"
+        values = f"{100 * row['beyond_a_quarter']:.2f} | {row['entropy']:.3f} | {size}"
+        lines.append(f"| {row['model']} | {row['layer']} | {values} |")
+    return "\n".join(lines).replace("| |e| |", "| \\|e\\| |", 1)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    folders = arguments.model
+    looked = [look(arguments, *each) for each in zip(names(folders), folders, strict=True)]
+    rows = numbers(looked)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    drawn = draw(looked, arguments.heads, arguments.out)
+    write_text(arguments.out / "attention.csv", table.getvalue())
+    return f"{markdown(rows)}\n\nalso in {arguments.out}: attention.csv, {', '.join(drawn)}"
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tape.analysis.visualize",
+        description="Pictures of what a model attends to, and of its positions (Fig. 7).",
+    )
+    parser.add_argument("--model", type=Path, nargs="+", required=True, help="folders of models")
+    parser.add_argument("--text", help="to show, in place of --data")
+    parser.add_argument(
+        "--data",
+        default="local",
+        help=f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}",
+    )
+    parser.add_argument("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    parser.add_argument("--length", type=whole(8), default=256, help="tokens of a window")
+    parser.add_argument("--windows", type=whole(1), default=8, help="of the text")
+    parser.add_argument("--heads", type=whole(1), default=4, help="to show of each layer")
+    parser.add_argument("--out", type=Path, default=Path("output/visualize"), help="a folder")
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    arguments = parse()
+    transformers.logging.disable_progress_bar()
+    try:
+        print(run(arguments))
+    except (ValueError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

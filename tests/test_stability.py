@@ -1,0 +1,195 @@
+"""What is inside a model, and how it changes when a text is moved."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from conftest import VOCABULARY, make_model, random_tokens
+from test_scrolls import byte_tokenizer
+
+from tape.analysis import stability, visualize
+from tape.analysis.inside import look_inside
+from tape.analysis.stability import attention_change, changes, dot_change, moved
+from tape.positions import Positions
+
+EQUIVARIANT = ("rope", "xpos", "yarn", "tape", "tape_yarn")
+RELATIVE = ("nope", "alibi", "t5")
+LENGTH = 12
+
+
+def ids(length=LENGTH):
+    return random_tokens(1, length)[0]
+
+
+@pytest.mark.parametrize("position", ["tape", "rope", "alibi", "nope"])
+def test_weights_and_states_are_those_that_the_layers_use(position):
+    model = make_model(position, dtype=torch.float64)
+    inside = look_inside(model, ids())
+    assert len(inside.attention) == model.config.num_hidden_layers
+    for weights in inside.attention:
+        assert weights.shape == (4, LENGTH, LENGTH) and weights.dtype == torch.float32
+        torch.testing.assert_close(weights.sum(-1), torch.ones(4, LENGTH))
+        assert not weights.triu(1).any()
+    assert (inside.states is None) == (position in ("alibi", "nope"))
+    assert model.config._attn_implementation == "sdpa"  # as before
+    if inside.states is not None:
+        place = torch.arange(LENGTH)[None]
+        e = model.model.position.state(Positions(place, place), torch.float64)[0, 0]  # (T, 2, F)
+        expected = torch.einsum("ipf,jpf->ij", e, e)
+        torch.testing.assert_close(inside.dot_products()[0][0], expected.float())
+
+
+def test_changes_by_hand():
+    before = torch.tensor([[[1.0, 0.0], [0.25, 0.75]]])
+    after = torch.tensor([[[1.0, 0, 0], [0.5, 0.5, 0], [0.2, 0.4, 0.4]]])
+    # Rows of the two last tokens, without the first: (1, 0) and (0.5, 0.5).
+    assert attention_change(before, after) == pytest.approx(100 * (0.0 + 0.5) / 2)
+    assert attention_change(before, before) == 0
+    dots = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]])
+    moved_dots = torch.tensor([[[9.0, 9, 9], [9, 3, 1], [9, 0, 4]]])
+    assert dot_change(dots, moved_dots) == pytest.approx(100 / 5)
+
+
+@pytest.mark.parametrize("position", [*EQUIVARIANT, *RELATIVE])
+def test_positions_that_begin_later_change_nothing_but_rounding(position):
+    model = make_model(position, dtype=torch.float64)
+    for by in (3, 40):
+        found = moved(model, ids(), 0, "ids", by, seed=0)
+        assert max(change.attention for change in found) < 1e-3
+        assert (found[0].dot is None) == (position in RELATIVE)
+        if found[0].dot is not None:
+            assert max(change.dot for change in found) < 1e-3
+
+
+@pytest.mark.parametrize(
+    # Without the tensorial form TAPE's maps mix frequencies, which a shift turns unequally; FIRE
+    # measures distances by how far into the text the query is.
+    "position",
+    ["tape_not_equivariant", "tape_not_tensorial", "tape_neither_form", "sincos", "fire"],
+)
+def test_without_equivariance_they_do(position):
+    found = moved(make_model(position, dtype=torch.float64), ids(), 0, "ids", 3, seed=0)
+    assert found[-1].attention > 0.1
+    assert found[-1].dot is None or found[-1].dot > 0.1
+
+
+def test_bos_in_front_changes_attention_and_the_state_of_later_layers():
+    model = make_model("tape", dtype=torch.float64)
+    found = moved(model, ids(), 5, "bos", 3, seed=0)
+    assert found[0].dot < 1e-3 < found[1].dot  # the first state is the rotation
+    assert found[0].attention < 1e-3 < found[1].attention  # the rest of a softmax is as before
+
+
+def test_a_model_without_change_has_none():
+    inside = look_inside(make_model("tape"), ids())
+    for attention, dot in changes(inside, inside):
+        assert attention < 1e-4 and dot == 0
+
+
+def make_folder(folder, position, **changes):
+    tokenizer = byte_tokenizer()
+    make_model(position, vocab_size=len(tokenizer), **changes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "text.bin"
+    np.random.default_rng(0).integers(0, VOCABULARY, 400).astype("<u2").tofile(path)
+    return path
+
+
+def options(command, models, text_file, out, *given):
+    folders = [str(model) for model in models]
+    where = ["--model", *folders, "--data", str(text_file), "--out", str(out)]
+    return command.run(command.parse([*where, *given]))
+
+
+def test_the_table_of_two_models(tmp_path, text_file):
+    models = [make_folder(tmp_path / name, name) for name in ("rope", "alibi")]
+    out = tmp_path / "out"
+    given = ("--length", "16", "--windows", "2", "--shifts", "3", "9")
+    text = options(stability, models, text_file, out, *given)
+    assert (out / "stability.md").read_text() == text + "\n"
+    rows = list(csv.DictReader((out / "stability.csv").open(newline="")))
+    assert len(rows) == 2 * 2 * 2 * 2 * 3  # models, dtypes, moves, shifts, layers
+    exact = [r for r in rows if r["dtype"] == "float32" and r["move"] == "ids"]
+    assert max(float(row["attention"]) for row in exact) < 0.01
+    assert {row["dot"] == "" for row in rows if row["model"] == "alibi"} == {True}
+    rounded = [r for r in rows if r["dtype"] == "bfloat16" and r["model"] == "rope"]
+    assert max(float(row["attention"]) for row in rounded) > 0.01
+    lines = text.splitlines()
+    assert lines[0] == (
+        "| Attention weights, x 1e-2 | dtype | move | by | layer 1 | layer 2 | layer 3 |"
+    )
+    assert any(line.startswith("| rope | float32 | BOS tokens in front | 3 |") for line in lines)
+    assert "| TAPE (paper) | | BOS tokens in front | 3 | 9.08 | 11.24 | - |" in lines
+    assert stability.DEFINITIONS in text
+
+
+def test_what_cannot_be_moved_is_refused(tmp_path, text_file):
+    learned = make_folder(tmp_path / "m", {"name": "learned", "length": 20})
+    with pytest.raises(ValueError, match="--length 16 moved by 9 needs 25 positions"):
+        options(stability, [learned], text_file, tmp_path / "o", "--length", "16", "--shifts", "9")
+    rope = make_folder(tmp_path / "r", "rope")
+    with pytest.raises(ValueError, match="--length 500 is more than the 400 tokens"):
+        options(stability, [rope], text_file, tmp_path / "o", "--length", "500")
+    assert not (tmp_path / "o").exists()
+
+
+def uniform(T):
+    """Every query attends to all tokens before it alike."""
+    return torch.ones(1, T, T).tril() / torch.arange(1, T + 1)[:, None]
+
+
+def test_numbers_by_hand():
+    T = 16
+    A = uniform(T)
+    far = [(i - 4) / (i + 1) for i in range(5, T)]  # keys more than 4 back: i - 4 of i + 1
+    assert visualize.beyond_a_quarter(A) == pytest.approx(sum(far) / len(far))
+    expected = np.mean([np.log(i + 1) for i in range(T)])
+    assert visualize.entropy(A) == pytest.approx(expected, rel=1e-6)
+    assert visualize.entropy(torch.eye(T)[None]) == 0
+    by = visualize.by_distance(A)
+    assert by[0] == pytest.approx(np.mean([1 / (i + 1) for i in range(8, T)]))
+    assert by[12] == pytest.approx(np.mean([1 / (i + 1) for i in range(12, T)]))
+    nearest = torch.eye(T).roll(1, 0)[None]
+    nearest[0, 0] = 0
+    assert visualize.beyond_a_quarter(nearest) == 0 and visualize.by_distance(nearest)[1] == 1
+    state = torch.tensor([[[3.0, 1.0, 4.0, 0.0]]])  # two frequencies: 3 + 4 i, 1
+    assert visualize.magnitudes(state).tolist() == [[[5.0, 1.0]]]
+
+
+def test_a_difference_is_map_by_map():
+    one, other = [np.ones((1, 2, 2))], [np.arange(12.0).reshape(3, 2, 2)]
+    (found,) = visualize.differences(one, other)
+    assert found.shape == (3, 2, 2) and found[2, 1, 1] == 10.0
+
+
+@pytest.mark.parametrize("second", ["rope", "alibi"])
+def test_pictures_of_two_models(second, tmp_path, text_file):
+    models = [make_folder(tmp_path / name, name) for name in ("tape", second)]
+    out = tmp_path / "out"
+    text = options(visualize, models, text_file, out, "--length", "16", "--windows", "2")
+    drawn = {path.stem for path in out.glob("*.png")}
+    assert drawn == {path.stem for path in out.glob("*.svg")}
+    always = {"attention_tape", f"attention_{second}", "attention_difference", "distance"}
+    states = {"dot_products_tape", "magnitude"}
+    both = {f"dot_products_{second}", "dot_products_difference"} if second == "rope" else set()
+    assert drawn == always | states | both
+    rows = list(csv.DictReader((out / "attention.csv").open(newline="")))
+    assert [row["layer"] for row in rows] == ["1", "2", "3"] * 2
+    assert 0 < float(rows[0]["beyond_a_quarter"]) < 1 and float(rows[0]["entropy"]) > 0
+    assert float(rows[0]["magnitude"]) == pytest.approx(1.0)
+    assert (rows[-1]["magnitude"] == "") == (second == "alibi")
+    assert text.count("\n| ") == 6
+
+
+def test_a_text_of_ones_own(tmp_path):
+    model = make_folder(tmp_path / "m", "tape")
+    given = ["--model", str(model), "--out", str(tmp_path / "o"), "--text"]
+    assert "| m | 1 |" in visualize.run(visualize.parse([*given, "def f(x): return x"]))
+    with pytest.raises(ValueError, match="the text has 2 tokens; give 8 or more"):
+        visualize.run(visualize.parse([*given, "zz"]))
