@@ -111,7 +111,7 @@ def test_retrieval_is_compared_in_the_same_way(run_script, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "variables", "message"),
     [
-        ([], {"TYPES": "rope nop"}, "TYPES: no encoding 'nop' in config/position"),
+        ([], {"TYPES": "rope nop"}, "TYPES: no 'nop' in config/position"),
         ([], {"TYPES": "rope rope"}, "one is there twice"),
         ([], {"SEEDS": "0\n1\n0"}, "SEEDS='0 1 0': one is there twice"),
         (["seed=1"], {}, "seed=1 is this script's to set"),
