@@ -15,18 +15,12 @@ from pathlib import Path
 
 from extension.figures import figure_of
 from extension.measured import Measure
-from extension.methods import Method, is_base, methods_of
+from extension.methods import Method, is_base, lengths_of, methods_of
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
 
 TITLES: dict[Measure, str] = {"perplexity": "perplexity", "passkey": "pass keys, %"}
-
-
-def lengths_of(methods: list[Method], measure: Measure) -> list[int]:
-    """Those at which this was measured; the same for all, or none of this was."""
-    rows = [method.rows[measure] for method in methods if measure in method.rows]
-    return list(rows[0].runs[0].results.at) if rows else []
 
 
 def markdown(methods: list[Method]) -> str:

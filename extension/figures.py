@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from extension.measured import Measure, Measured
-from extension.methods import BASE, Method
+from extension.methods import BASE, Method, lengths_of
 from tape.evaluation.compare import Run
 from tape.evaluation.intervals import student
 
@@ -66,6 +66,10 @@ def draw(
     if measure == "perplexity":
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
+    else:
+        axes.set_ylim(-0.03, 1.03)
+    if curve is by_length:
+        axes.set_xticks(lengths_of(methods, measure))
     axes.set(xlabel=below, ylabel=beside)
     axes.grid(alpha=0.3)
 

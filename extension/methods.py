@@ -19,7 +19,7 @@ from tape.training.runs import differences
 
 BASE = "not extended"
 # What belongs to a method, or says where its base lies. All else is what it was given to work with.
-OWN = r"peft\..*|position\..*|trainer\.learning_rate|base_model|tokenizer"
+OWN = r"peft\..*|position\..*|trainer\.learning_rate|learning_rates\..*|base_model|tokenizer"
 
 
 @dataclass(frozen=True)
@@ -105,3 +105,9 @@ def _label(row: Row[Measured], rows: list[Row[Measured]]) -> str:
     keys = sorted(set().union(*peers))
     differing = [key for key in keys if any(other.get(key) != settings.get(key) for other in peers)]
     return " ".join([settings["peft.name"], *(f"{k}={settings.get(k)}" for k in differing)])
+
+
+def lengths_of(methods: list[Method], measure: Measure) -> list[int]:
+    """Those at which this was measured; the same for all, or none of this was."""
+    rows = [method.rows[measure] for method in methods if measure in method.rows]
+    return list(rows[0].runs[0].results.at) if rows else []
