@@ -13,6 +13,7 @@ source script/comparison.sh
 
 experiment=addition
 NAME=${NAME:-add}
+out=output/compare_$NAME
 GRID=${GRID:-grid}
 evaluate() { # run
     "$python" -m arithmetic.evaluate model="$1" name="$GRID" "${evaluation[@]}"

@@ -12,6 +12,7 @@ source script/comparison.sh
 
 experiment=passkey
 NAME=${NAME:-passkey}
+out=output/compare_$NAME
 evaluate() { # run
     "$python" eval_retrieval.py --base_model "$1" --name passkey "${evaluation[@]}"
 }

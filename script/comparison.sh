@@ -1,11 +1,12 @@
 # Sourced by scripts that compare encodings x seeds, in the project's folder: what they have in common.
-# They name the experiment, say how to `evaluate` a run and `compare` all, and call `comparison`.
+# They name the experiment and the folder for what comes `out`, say how to `evaluate` a run and
+# `compare` all, and call `comparison`.
 #
 #   TYPES       the encodings, see script/train.sh; seven by default
 #   SEEDS       of weights and data; 0 1 2 by default
 #   JOBS        runs at a time; 2 by default, which share the cores
 #   NAME        of the comparison. The runs are output/${NAME}_${TYPE}_${SEED}, what they print is in
-#               ${NAME}_${TYPE}_${SEED}.log beside the table, output/compare_${NAME}
+#               ${NAME}_${TYPE}_${SEED}.log beside the table, in output/compare_${NAME}
 #   EVALUATION  settings of the evaluation
 #
 # Runs that have finished are taken as they are. Told to stop (SIGTERM, a hang-up), all runs save and
@@ -18,12 +19,21 @@ read -rd '' -a seeds <<<"${SEEDS:-0 1 2}" || true
 read -rd '' -a evaluation <<<"${EVALUATION:-}" || true
 JOBS=${JOBS:-2}
 
+log_of() { # name
+    echo "$out/${1##*/}.log"
+}
+
+found() { # log: its last words, from the evaluation
+    grep -aE "^(inside|outside):" "$1" | tail -n 2 | cut -d, -f1 | paste -sd " "
+}
+
 learn() { # name type seed settings
-    local name=$1 log=$out/$1.log told=
+    local name=$1 log told=
+    log=$(log_of "$name")
     trap 'told=yes' TERM INT HUP # the run saves, and nothing follows it
-    if "$python" train.py experiment="$experiment" name="$name" position="$2" seed="$3" "${@:4}" \
+    if "$python" train.py experiment="$experiment" name="$name" "$group=$2" seed="$3" "${@:4}" \
         >>"$log" 2>&1 && [[ -z $told ]] && evaluate "output/$name" >>"$log" 2>&1; then
-        echo "$name: $(grep -aE "^(inside|outside):" "$log" | tail -n 2 | cut -d, -f1 | paste -sd " ")"
+        echo "$name: $(found "$log")"
     elif [[ -z $told ]]; then
         echo "error: $name did not finish, see $log" >&2
         return 1
@@ -37,7 +47,6 @@ comparison() { # settings of the training
         exit 1
     fi
     check_runs "$@"
-    out=output/compare_$NAME
     mkdir -p "$out"
     cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > JOBS ? cores / JOBS : 1))}
@@ -48,7 +57,7 @@ comparison() { # settings of the training
                 end_if_told
             done
             name=${NAME}_${type}_$seed
-            echo "$name: run $((${#names[@]} + 1)) of $((${#types[@]} * ${#seeds[@]})) begins, see $out/$name.log"
+            echo "$name: run $((${#names[@]} + 1)) of $((${#types[@]} * ${#seeds[@]})) begins, see $(log_of "$name")"
             learn "$name" "$type" "$seed" "$@" &
             names+=("$name") pids+=($!)
         done

@@ -1,14 +1,16 @@
 # Sourced by scripts that start runs, for `types` x `seeds`: what they may be, and how they are stopped.
+# Types are files of config/$group.
 if ((BASH_VERSINFO[0] < 5)); then
     echo "error: bash 5 or newer is needed, this is $BASH_VERSION" >&2
     exit 1
 fi
 
+group=position
 check_runs() { # settings
     local type setting
     for type in "${types[@]}"; do
-        if [[ ! -f config/position/$type.yaml ]]; then
-            echo "error: TYPES: no encoding '$type' in config/position" >&2
+        if [[ ! -f config/$group/$type.yaml ]]; then
+            echo "error: TYPES: no '$type' in config/$group" >&2
             exit 1
         fi
     done
@@ -19,7 +21,7 @@ check_runs() { # settings
     fi
     for setting in "$@"; do
         case $setting in
-        name=* | output_dir=* | position=* | seed=*)
+        name=* | output_dir=* | "$group"=* | seed=*)
             echo "error: $setting is this script's to set, from NAME, TYPES and SEEDS" >&2
             exit 1
             ;;

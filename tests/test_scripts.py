@@ -24,7 +24,7 @@ from tape.training.runs import checkpoints, step_of
 @pytest.fixture
 def run_script(tmp_path):
     commands = ("train.py", "eval_retrieval.py", "eval_scrolls.py")
-    for name in ("arithmetic", "benchmarks", "config", "retrieval", "tape", *commands):
+    for name in ("arithmetic", "benchmarks", "config", "extension", "retrieval", "tape", *commands):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "scrolls", tmp_path / "scrolls", ignore=lambda *_: ["__pycache__"])
     shutil.copytree(ROOT / "script", tmp_path / "script")
@@ -112,7 +112,7 @@ def test_retrieval_is_compared_in_the_same_way(run_script, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "variables", "message"),
     [
-        ([], {"TYPES": "rope nop"}, "TYPES: no encoding 'nop' in config/position"),
+        ([], {"TYPES": "rope nop"}, "TYPES: no 'nop' in config/position"),
         ([], {"TYPES": "rope rope"}, "one is there twice"),
         ([], {"SEEDS": "0\n1\n0"}, "SEEDS='0 1 0': one is there twice"),
         (["seed=1"], {}, "seed=1 is this script's to set"),
@@ -240,3 +240,55 @@ def test_the_demo(run_script, tmp_path):
     for name in ("adape", "adape_untuned", "majority"):
         assert re.search(rf"\n{name} +F1 +[\d.]+\n", printed)
     assert (tmp_path / "scrolls" / "sample" / "answers.html").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_the_demo_of_context_extension(run_script, tmp_path):
+    """Tiny bases of the right lengths; stopped in the middle, it goes on and keeps what is done."""
+    tiny = ["model.hidden_size=32", "model.intermediate_size=48", "trainer.max_steps=2"]
+    tiny += ["model.num_hidden_layers=2", "eval_blocks=2", "report.tokens=256"]
+    for base in (
+        ["position=rope", "name=rope_c4", "vocab_size=300"],
+        ["experiment=passkey", "position=rope", "task.samples=1"],
+    ):
+        command = [sys.executable, "train.py", *base, *tiny]
+        made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+
+    def demo(*settings, types):
+        small = ["trainer.per_device_train_batch_size=1", "eval_blocks=2", "report.tokens=512"]
+        return run_script("extend_demo.sh", "trainer.max_steps=3", *small, *settings, TYPES=types)
+
+    every = "longlora adape"
+    first, run = demo(types=every), tmp_path / "output" / "extend" / "text_longlora_0"
+    while not (run / "extend").exists():
+        assert first.poll() is None, first.communicate()[0]
+        time.sleep(0.1)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() == 75
+    second = demo(types=every)
+    printed, _ = second.communicate()
+    assert second.returncode == 0, printed
+    assert re.search(r"extend/text_adape_0: perplexity [\d.]+ at 256, perplexity ", printed)
+    assert re.search(r"extend/passkey_longlora_0: 128 tokens: [\d.]+ +256 tokens: ", printed)
+    rows = (tmp_path / "output" / "extend" / "table.md").read_text().splitlines()
+    assert rows[0] == (
+        "| method | seeds | perplexity 256 | perplexity 512 | perplexity 1,024 | "
+        "pass keys, % 128 | pass keys, % 256 | pass keys, % 384 | pass keys, % 512 |"
+    )
+    assert {row.split(" | ")[0] for row in rows[2:]} == {f"| {m}" for m in every.split()} | {
+        "| not extended"
+    }
+    assert "-" not in "".join(rows[2:])
+    assert (tmp_path / "output" / "extend" / "extension.png").stat().st_size > 10_000
+
+    third = demo("peft=lora", types="ft")
+    printed, _ = third.communicate()
+    assert third.returncode == 1 and "error: peft=lora is this script's to set" in printed
+    shutil.copytree(
+        tmp_path / "output" / "passkey_rope_0", tmp_path / "output" / "rope_c4", dirs_exist_ok=True
+    )
+    fourth = demo(types="ft")
+    printed, _ = fourth.communicate()
+    assert fourth.returncode == 1
+    assert "error: output/rope_c4 was trained on 134 tokens, and what is extended here" in printed

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Generic, TypeVar
 
+from tape.adapters import ADAPTER
 from tape.evaluation.checkpoint import WEIGHTS, fingerprint
 from tape.evaluation.intervals import student
 from tape.training.runs import TRAINED, differences, influential, read_configuration
@@ -39,8 +40,9 @@ class Run(Generic[Results]):
         Raises:
             ValueError: if it was not trained to its end, or not evaluated since.
         """
-        # Results that were put aside have no weights with them.
-        if (folder / WEIGHTS).is_file() and fingerprint(folder) != evaluated["model"]:
+        # Results that were put aside have no weights with them. Tables have the hash cut short.
+        here = any((folder / weights).is_file() for weights in (WEIGHTS, ADAPTER))
+        if here and not fingerprint(folder).startswith(evaluated["model"]):
             raise ValueError(
                 f"{folder / name} was evaluated with other weights than those in {folder}: remove "
                 f"it and evaluate again"
@@ -130,8 +132,14 @@ def markdown(rows: list[Row[Results]], columns: dict[str, Measure[Results]]) -> 
     for row in rows:
         cells = [row.label, str(len(row.runs))]
         for measure in columns.values():
-            shares = [100 * share for share in row.shares(measure)]
-            spread = f" ± {student(shares):.1f}" if len(shares) > 1 else ""
-            cells.append(f"{mean(shares):.1f}{spread}" if shares else "-")
+            cells.append(over_seeds([100 * share for share in row.shares(measure)], 1))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def over_seeds(values: list[float], digits: int) -> str:
+    """The mean of a value for each seed, and its 95 % interval; "-" of none."""
+    if not values:
+        return "-"
+    spread = f" ± {student(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{digits}f}{spread}"

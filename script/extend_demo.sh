@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Context extension on a laptop: two small RoPE models (made first if they are missing) go on with
+# four times their length by every method, and all are compared: bash script/extend_demo.sh [settings]
+#
+#   TYPES      the methods, files of config/peft; all seven by default
+#   SEEDS      of the new weights and the order of the text; 0 by default
+#   JOBS       see script/comparison.sh
+#   settings   of the extensions, e.g. trainer.max_steps=100
+#
+# The bases are output/rope_c4 (script/train.sh), whose perplexity is measured up to 1,024 tokens, and
+# output/passkey_rope_0 (experiment=passkey), which is asked for pass keys up to 512. The runs, their
+# logs, the table and the picture are in output/extend. The same command continues what was stopped.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+TYPES=${TYPES:-lora longlora thetalora yarn adape adape_lora ft}
+SEEDS=${SEEDS:-0}
+source script/comparison.sh
+
+group=peft
+out=output/extend
+check_runs "$@"
+
+check_base() { # folder length
+    local length
+    length=$("$python" -c 'import json, sys
+print(json.load(open(sys.argv[1]))["max_position_embeddings"])' "$1/config.json")
+    if ((length != $2)); then
+        echo "error: $1 was trained on $length tokens, and what is extended here has $2: rename it," \
+            "and one of $2 is made (for a base of your own: script/train_llama.sh)" >&2
+        exit 1
+    fi
+}
+if [[ ! -f output/rope_c4/model.safetensors ]]; then
+    TYPE=rope bash script/train.sh
+fi
+if [[ ! -f output/passkey_rope_0/model.safetensors ]]; then
+    "$python" train.py experiment=passkey position=rope seed=0
+fi
+check_base output/rope_c4 256
+check_base output/passkey_rope_0 134
+
+# Windows that begin every 4,096 tokens of the validation text, at each length in the same places.
+NAME=extend/text
+experiment=extend
+evaluate() { # run
+    "$python" -m tape.evaluation.perplexity --model "$1" --data local --lengths 256 512 1024 \
+        --convention paper --stride 4096 --out "$1/extend/perplexity.csv"
+}
+found() { # log
+    sed -nE 's/^\| ([0-9,]+) \|.*\| ([0-9.]+) \|$/perplexity \2 at \1,/p' "$1" | tail -n 3 | paste -sd " "
+}
+compare() { # runs
+    text_runs=("$@")
+}
+evaluate output/rope_c4
+comparison "$@"
+
+NAME=extend/passkey
+experiment=extend_passkey
+evaluate() { # run
+    "$python" eval_retrieval.py --base_model "$1" --max_tokens 512 --interval 128 --name extend
+}
+found() { # log
+    grep -aE "^[0-9]+ tokens:" "$1" | tail -n 4 | cut -d "(" -f1 | paste -sd " "
+}
+compare() { # runs
+    "$python" -m extension.compare output/rope_c4 output/passkey_rope_0 "${text_runs[@]}" "$@" \
+        --out "$out"
+}
+evaluate output/passkey_rope_0
+comparison "$@"

@@ -1,0 +1,236 @@
+"""Methods of context extension side by side: the numbers, the rows, the picture, and refusals."""
+
+import csv
+import json
+import math
+import shutil
+import sys
+
+import pytest
+from conftest import composed
+
+from extension import compare as entry
+from extension.compare import compare
+from extension.figures import figure_of
+from extension.methods import methods_of
+from retrieval import Passkeys
+from retrieval.results import write_results
+from tape.evaluation.curves import binned, write
+from tape.files import write_text
+from tape.training.runs import TRAINED, claim
+
+BASE_HASH = 4 * "0123456789abcdef"
+ABOUT = {
+    **{"data": "local (validation)", "data_hash": "d", "convention": "paper", "stride": 4},
+    **{"batch_size": "", "dtype": "float32"},
+}
+ASKED = {
+    **{"max_tokens": 8, "interval": 4, "num_tests": 10, "depths": 1, "seed": 0},
+    **{"keys": 1, "values": 1, "plain": True, "original": False, "wrong": 0},
+}
+
+
+def settings_of(folder, method, seed, changes):
+    """As train.py records them, nested; `changes` by their flat names."""
+    adapted = method is not None
+    settings = {
+        **{"name": folder.name, "seed": seed, "length": 32 if adapted else 8},
+        "peft": {"name": method, "lora": {"rank": 8}} if adapted else None,
+        "base_model": "output/base" if adapted else None,
+        "position": {"name": "tape" if method == "adape" else "rope"},
+        "trainer": {"seed": seed, "max_steps": 5, "learning_rate": 0.1},
+        "tokens": {"train": "t"},
+        **({"base_weights": BASE_HASH} if adapted else {}),
+    }
+    for name, value in changes.items():
+        *groups, last = name.split(".")
+        place = settings
+        for group in groups:
+            place = place[group]
+        place[last] = value
+    return settings
+
+
+def make_run(folder, method, seed=0, perplexities=None, right=None, asked=(), **changes):
+    """A run with these perplexities, by length, and so many right of 10 at each length; those of
+    tables, its weights are not there."""
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    settings = settings_of(folder, method, seed, changes)
+    write_text(folder / TRAINED, json.dumps(claim(folder, settings)))
+    weights = BASE_HASH if method is None else "f" * 64
+    if perplexities:
+        measure(folder / "extend" / "perplexity.csv", weights, perplexities, dict(asked))
+    if right:
+        cells = [[length, 0.5, 10, n, n, 10 * length] for length, n in right.items()]
+        evaluated = {**ASKED, "model": weights, "trained": 8 if method else 4}
+        write_results(folder / "extend", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
+    return folder
+
+
+def measure(path, weights, perplexities, asked):
+    """Tokens before a token add nothing: the loss is the same at all positions."""
+    batches = {
+        length: [binned(range(1, length), [math.log(value)] * (length - 1))]
+        for length, value in perplexities.items()
+    }
+    write(path, {"model": "run", "model_hash": weights[:16], **ABOUT, **asked}, batches)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    found = [
+        make_run(tmp_path / "base", None, 0, {8: 40.0, 32: 90.0}),
+        make_run(tmp_path / "asked", None, 0, right={4: 10, 8: 0}),
+    ]
+    for seed, values in enumerate([(20.0, 30.0), (22.0, 40.0), (24.0, 50.0)]):
+        at = dict(zip((8, 32), values, strict=True))
+        found.append(make_run(tmp_path / f"text_lora_{seed}", "lora", seed, at))
+    at = {8: 30.0, 32: 35.0}
+    found.append(make_run(tmp_path / "text_adape_0", "adape", 0, at, trainer__learning_rate=0.2))
+    for seed, right in enumerate((2, 4, 9)):
+        keys = {4: 10, 8: right}
+        found.append(make_run(tmp_path / f"keys_lora_{seed}", "lora", seed, right=keys))
+    return found
+
+
+def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
+    """By hand: 30, 40, 50 have mean 40 and standard deviation 10; Student's t for two degrees of
+    freedom is 4.3027, and 4.3027 * 10 / sqrt(3) = 24.84. 20, 40, 90 % are those of arithmetic."""
+    text = compare(runs, "extend", tmp_path / "out")
+    assert text.splitlines() == [
+        "| method | seeds | perplexity 8 | perplexity 32 | pass keys, % 4 | pass keys, % 8 |",
+        "|---|---|---|---|---|---|",
+        "| not extended | 1 | 40.00 | 90.00 | 100.0 | 0.0 |",
+        "| adape | 1 | 30.00 | 35.00 | - | - |",
+        "| lora | 3 | 22.00 ± 4.97 | 40.00 ± 24.84 | 100.0 ± 0.0 | 50.0 ± 89.6 |",
+    ]
+    assert (tmp_path / "out" / "table.md").read_text() == text + "\n"
+    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(newline="")))
+    assert len(rows) == 2 * len(runs)
+    names = ["method", "seed", "learning_rate", "measure", "length"]
+    assert [[row[name] for name in names] for row in rows[:6:2]] == [
+        ["not extended", "0", "", "perplexity", "8"],
+        ["not extended", "0", "", "passkey", "4"],
+        ["adape", "0", "0.2", "perplexity", "8"],
+    ]
+    assert float(rows[5]["value"]) == pytest.approx(35) and rows[-1]["value"] == "0.9"
+    for kind in ("png", "svg"):
+        assert (tmp_path / "out" / f"extension.{kind}").stat().st_size > 10_000
+
+
+def test_the_picture_names_all_and_draws_what_was_measured(runs):
+    methods = methods_of(runs, "extend")
+    figure = figure_of(methods)
+    lengths, positions, keys = (
+        {line.get_label(): line for line in axes.lines} for axes in figure.axes
+    )
+    here = ["not extended", "base trained up to here"]
+    assert list(lengths) == list(positions) == [*here, "adape", "lora"]
+    assert list(keys) == [*here, "lora"]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == [*here, "adape", "lora"]
+    assert lengths["lora"].get_ydata().tolist() == pytest.approx([22, 40])
+    assert positions["adape"].get_ydata().tolist() == pytest.approx([math.log(35)] * 15)
+    assert max(positions["adape"].get_xdata()) > 28  # of the windows of 32
+    assert keys["lora"].get_ydata().tolist() == pytest.approx([1, 0.5])
+    assert [axes[here[1]].get_xdata()[0] for axes in (lengths, keys)] == [8, 4]
+    assert len(figure.axes[0].collections) == 1  # the band of lora, the others have one seed
+    only_keys = methods_of([run for run in runs if run.name.startswith("keys")], "extend")
+    assert len(figure_of(only_keys).axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainer__max_steps": 6}, r"trainer\.max_steps: 5 -> 6"),
+        ({"length": 16}, "length: 32 -> 16"),
+        ({"tokens__train": "u"}, r"tokens\.train: t -> u"),
+        ({"base_weights": "a"}, f"base_weights: {BASE_HASH} -> a"),
+    ],
+)
+def test_other_budgets_are_refused_by_name(runs, tmp_path, changes, message):
+    runs.append(make_run(tmp_path / "other", "ft", 0, {8: 30.0, 32: 35.0}, **changes))
+    with pytest.raises(
+        ValueError, match=f"_lora_0 and .*other were not given the same: {message};"
+    ):
+        methods_of(runs, "extend")
+
+
+def test_a_method_with_other_settings_is_another_row(runs, tmp_path):
+    at = {8: 21.0, 32: 31.0}
+    runs.append(make_run(tmp_path / "wide", "lora", 0, at, peft__lora={"rank": 16}))
+    labels = [method.label for method in methods_of(runs, "extend")]
+    assert "lora peft.lora.rank=8" in labels and "lora peft.lora.rank=16" in labels
+    shutil.copytree(tmp_path / "wide", tmp_path / "again")
+    with pytest.raises(ValueError, match=r"wide and .*again are the same run, seed 0: take one"):
+        methods_of([*runs, tmp_path / "again"], "extend")
+
+
+def test_what_was_measured_otherwise_is_refused(runs, tmp_path):
+    at = {8: 30.0, 32: 35.0}
+    for name, asked, found, message in [
+        ("stride", {"stride": 5}, at, "not asked the same: stride: 4 -> 5"),
+        ("data", {"data_hash": "e"}, at, "not asked the same: data_hash: d -> e"),
+        ("lengths", {}, {8: 30.0}, r"not asked the same: lengths: \[8, 32\] -> \[8\]"),
+    ]:
+        other = make_run(tmp_path / name, "ft", 0, found, asked=asked.items())
+        with pytest.raises(ValueError, match=message):
+            methods_of([*runs, other], "extend")
+    two = make_run(tmp_path / "two", "ft", 0, at)
+    measure(two / "extend" / "perplexity.csv", "f" * 64, at, {"convention": "disjoint"})
+    with pytest.raises(ValueError, match=r"does not hold one measurement .*\(convention\)"):
+        methods_of([*runs, two], "extend")
+    shutil.rmtree(two / "extend")
+    with pytest.raises(ValueError, match=r"has neither perplexity\.csv nor passkey\.csv: measure"):
+        methods_of([*runs, two], "extend")
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "adapter_model.safetensors"])
+def test_what_was_trained_since_is_refused(runs, weights):
+    (runs[2] / weights).write_bytes(b"trained further")
+    write_text(
+        runs[2] / "config.json",
+        json.dumps({"position": "rope", "adaptation": {"base_weights": BASE_HASH}}),
+    )
+    with pytest.raises(ValueError, match="lora_0/extend was evaluated with other weights"):
+        methods_of(runs, "extend")
+
+
+def test_the_base_is_the_one_that_was_adapted(runs, tmp_path, monkeypatch):
+    second = make_run(tmp_path / "second", None, 0, {8: 40.0, 32: 90.0}, length=9)
+    with pytest.raises(ValueError, match=r"base and .*second both adapt nothing: take one"):
+        methods_of([*runs, second], "extend")
+    for run in runs[2:]:
+        if run.name.startswith("text"):
+            trained = json.loads((run / TRAINED).read_text()) | {"base_weights": "9" * 64}
+            write_text(run / TRAINED, json.dumps(trained))
+    command = ["compare", *map(str, runs), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match=r"error: .*text_lora_0 adapted other weights than .*base"):
+        entry.main()
+    assert not (tmp_path / "out").exists()
+
+
+def test_command(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["compare", *map(str, runs), "--out", str(tmp_path / "out")])
+    entry.main()
+    printed = capsys.readouterr().out
+    assert "| lora | 3 | 22.00 ± 4.97 |" in printed and f"also in {tmp_path / 'out'}" in printed
+
+
+@pytest.mark.parametrize(
+    "method", ["lora", "longlora", "thetalora", "yarn", "adape", "adape_lora", "ft"]
+)
+def test_the_demos_recipes_take_every_method(method):
+    """Four times the length of their bases, and of one that longlora can make groups of."""
+    base, text = composed("position=rope"), composed("experiment=extend", f"peft={method}")
+    assert text.length == text.model.max_position_embeddings == 4 * base.length
+    assert text.base_model == text.tokenizer == "output/rope_c4"
+    assert text.name == f"extend/text_{method}_0" and text.data.name == base.data.name
+    base = composed("experiment=passkey")
+    keys = composed("experiment=extend_passkey", f"peft={method}", "seed=1")
+    assert keys.data.max_length == 4 * base.data.max_length
+    assert keys.length == Passkeys(max_length=keys.data.max_length).length
+    positions = keys.model.max_position_embeddings
+    assert positions >= keys.length and positions % 8 == 0
+    assert keys.base_model == "output/passkey_rope_0" and keys.name == f"extend/passkey_{method}_1"
