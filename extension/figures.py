@@ -4,18 +4,14 @@ longest windows, and pass keys by length."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import mean
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from extension.measured import Measure, Measured
 from extension.methods import BASE, Method, lengths_of
 from tape.evaluation.compare import Run
-from tape.evaluation.intervals import student
-
-Curve = tuple[list[float], list[float]]
+from tape.evaluation.figures import Curve, over_seeds
 
 
 def by_length(run: Run[Measured]) -> Curve:
@@ -59,7 +55,7 @@ def draw(
             continue
         runs = method.rows[measure].runs
         style = ("--", "black") if method.label == BASE else ("-", f"C{n}")
-        _over_seeds(axes, method.label, [curve(run) for run in runs], *style)
+        over_seeds(axes, method.label, [curve(run) for run in runs], *style)
         if method.label == BASE:
             end = runs[0].evaluated.get("trained", runs[0].settings["length"])
             axes.axvline(end, color="tab:red", linestyle=":", label="base trained up to here")
@@ -72,12 +68,3 @@ def draw(
         axes.set_xticks(lengths_of(methods, measure))
     axes.set(xlabel=below, ylabel=beside)
     axes.grid(alpha=0.3)
-
-
-def _over_seeds(axes: Axes, label: str, curves: list[Curve], dashes: str, color: str) -> None:
-    values = list(zip(*(y for _, y in curves), strict=True))
-    middle, x = np.array([mean(of) for of in values]), curves[0][0]
-    axes.plot(x, middle, "o", linestyle=dashes, color=color, markersize=3, label=label)
-    if len(curves) > 1:
-        spread = np.array([student(list(of)) for of in values])
-        axes.fill_between(x, middle - spread, middle + spread, color=color, alpha=0.15, linewidth=0)

@@ -13,15 +13,14 @@ from typing import Any, Literal
 from retrieval.compare import ASKED as QUESTIONS
 from retrieval.results import read_results
 from tape.evaluation.compare import Run
-from tape.evaluation.curves import ABOUT, COLUMNS, POSITION_COLUMNS, position_table
-from tape.evaluation.picture import curve
-from tape.evaluation.tables import read_table
+from tape.evaluation.perplexities import ASKED as PERPLEXITIES
+from tape.evaluation.perplexities import read_perplexities
 
 Measure = Literal["perplexity", "passkey"]
 
 # What has to be the same for all, whatever they were trained with.
 ASKED: dict[Measure, tuple[str, ...]] = {
-    "perplexity": (*(c for c in ABOUT if c not in ("model", "model_hash", "length")), "lengths"),
+    "perplexity": PERPLEXITIES,
     "passkey": tuple(name for name in QUESTIONS if name != "trained"),
 }
 
@@ -52,7 +51,8 @@ def read_runs(folder: Path, name: str) -> dict[Measure, Run[Measured]]:
     """
     found: dict[Measure, tuple[dict[str, Any], Measured]] = {}
     if (path := folder / name / "perplexity.csv").is_file():
-        found["perplexity"] = _perplexities(path)
+        evaluated, perplexities = read_perplexities(path)
+        found["perplexity"] = evaluated, Measured(perplexities.at, perplexities.by_position)
     if (folder / name / "passkey.csv").is_file():
         found["passkey"] = _pass_keys(folder / name)
     if not found:
@@ -61,23 +61,6 @@ def read_runs(folder: Path, name: str) -> dict[Measure, Run[Measured]]:
             f"with --out {path} or --name {name}"
         )
     return {measure: Run.read(folder, name, *results) for measure, results in found.items()}
-
-
-def _perplexities(path: Path) -> tuple[dict[str, Any], Measured]:
-    rows = read_table(path, COLUMNS)
-    about = [column for column in ABOUT if column != "length"]
-    if len({tuple(row[column] for column in about) for row in rows}) != 1:
-        differing = [c for c in about if len({row[c] for row in rows}) > 1] or ["no row at all"]
-        raise ValueError(
-            f"{path} does not hold one measurement of one model ({', '.join(differing)}): remove "
-            f"it and measure again"
-        )
-    at = {int(row["length"]): float(row["perplexity"]) for row in rows}
-    longest = str(max(at))
-    bins = read_table(position_table(path), POSITION_COLUMNS)
-    by_position = curve([b for b in bins if b["length"] == longest])
-    evaluated = {**rows[0], "model": rows[0]["model_hash"], "lengths": sorted(at)}
-    return evaluated, Measured(dict(sorted(at.items())), by_position)
 
 
 def _pass_keys(folder: Path) -> tuple[dict[str, Any], Measured]:

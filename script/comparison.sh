@@ -1,6 +1,7 @@
 # Sourced by scripts that compare encodings x seeds, in the project's folder: what they have in common.
 # They name the experiment and the folder for what comes `out`, say how to `evaluate` a run and
-# `compare` all, and call `comparison`.
+# `compare` all, and call `comparison`. Where runs did not finish they are not compared, unless
+# `partial` is set; the status is 1.
 #
 #   TYPES       the encodings, see script/train.sh; seven by default
 #   SEEDS       of weights and data; 0 1 2 by default
@@ -66,8 +67,9 @@ comparison() { # settings of the training
         wait "$pid" || failed=1
         end_if_told
     done
-    if ((failed)); then
+    if ((failed)) && [[ -z ${partial:-} ]]; then
         exit 1
     fi
-    compare "${names[@]/#/output/}"
+    compare "${names[@]/#/output/}" || failed=1
+    return "$failed"
 }

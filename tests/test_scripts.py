@@ -18,6 +18,7 @@ from test_grid import ROOT
 from test_scrolls import byte_tokenizer
 from test_scrolls_generation import make_speaker
 
+from tape.files import write_text
 from tape.training.runs import checkpoints, step_of
 
 
@@ -108,7 +109,9 @@ def test_retrieval_is_compared_in_the_same_way(run_script, tmp_path):
     assert "| rope | 1 | " in table and "| alibi | 1 | " in table and table in printed
 
 
-@pytest.mark.parametrize("script", ["compare_add.sh", "compare_passkey.sh", "gpu/addition.sh"])
+@pytest.mark.parametrize(
+    "script", ["compare_add.sh", "compare_passkey.sh", "compare.sh", "gpu/addition.sh"]
+)
 @pytest.mark.parametrize(
     ("settings", "variables", "message"),
     [
@@ -292,3 +295,28 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
     printed, _ = fourth.communicate()
     assert fourth.returncode == 1
     assert "error: output/rope_c4 was trained on 134 tokens, and what is extended here" in printed
+
+
+def test_encodings_are_compared_and_a_run_that_fails_is_named(run_script, tmp_path):
+    tiny = ["vocab_size=300", "trainer.max_steps=4", "trainer.eval_steps=2", "length=32"]
+    variables = {
+        **{"TYPES": "rope alibi", "SEEDS": "0 1", "EXPERIMENT": "quick", "NAME": "e"},
+        "EVALUATION": "--max_tokens 3000",
+    }
+    started = run_script("compare.sh", *of_a_script(tiny), **variables)
+    printed, _ = started.communicate()
+    assert started.returncode == 0, printed
+    assert re.search(r"e_rope_0: perplexity [\d.]+ at 32, perplexity [\d.]+ at 64, ", printed)
+    table = (tmp_path / "output/compare_e/table.md").read_text()
+    assert "| rope | 2 | " in table and "| alibi | 2 | " in table and table in printed
+    log = tmp_path / "output/compare_e/e_rope_0.log"
+    before = len(log.read_text())
+
+    write_text(tmp_path / "output/e_nope_0/notes.txt", "of somebody else")
+    again = run_script("compare.sh", *of_a_script(tiny), **variables | {"TYPES": "rope nope"})
+    printed, _ = again.communicate()
+    assert again.returncode == 1
+    assert "error: e_nope_0 did not finish" in printed and "| rope | 2 | " in printed
+    assert "* output/e_nope_0: output/e_nope_0/compare/perplexity.csv is not there" in printed
+    assert "| nope | 1 | " in printed
+    assert "\nstep " not in log.read_text()[before:]  # it had finished

@@ -1,0 +1,1 @@
+"""Models that were trained on text, compared: encodings over seeds, and ablations."""

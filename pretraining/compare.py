@@ -1,0 +1,62 @@
+"""Compare encodings, or ablations of one, over seeds: tables and pictures of trained runs.
+
+    python -m pretraining.compare output/encodings_*_[0-9]
+
+A row is a configuration over its seeds (tape/evaluation/compare.py). Runs that were given another
+length, text or number of steps are refused; runs that did not finish are named below the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from pretraining.figures import figure_of
+from pretraining.rows import Compared, compared
+from pretraining.tables import latex, lines_of, markdown
+from tape.evaluation.figures import write_figure
+from tape.files import write_text
+
+
+def compare(folders: list[Path], name: str, baseline: str, out: Path) -> tuple[str, Compared]:
+    """Write table.md, table.tex, runs.csv and the picture; the table is returned."""
+    found = compared(folders, name)
+    text = markdown(found, baseline)
+    write_text(out / "table.md", text + "\n")
+    write_text(out / "table.tex", latex(found, baseline) + "\n")
+    write_text(out / "runs.csv", lines_of(found))
+    write_figure(figure_of(found), out / "comparison")
+    return text, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m pretraining.compare", description="Compare trained runs over seeds."
+    )
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
+    parser.add_argument(
+        "--name", default="compare", help="of the folder with perplexity.csv (default: compare)"
+    )
+    parser.add_argument(
+        "--baseline", default="rope", help="the row that others are compared with (default: rope)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("output/compare_encodings"),
+        help="folder of the results (default: output/compare_encodings)",
+    )
+    arguments = parser.parse_args()
+    try:
+        text, found = compare(arguments.runs, arguments.name, arguments.baseline, arguments.out)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    print(text)
+    print(f"\nalso in {arguments.out}, with a line per run and length, LaTeX, and the picture")
+    if found.missing:
+        sys.exit(f"error: {len(found.missing)} of {len(arguments.runs)} runs are not in the table")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Trains encodings x seeds on text and compares them by perplexity at 1, 2 and 4 times the length:
+#
+#   TYPES="adape rope" SEEDS="0 1 2" bash script/compare.sh [settings]
+#
+#   TYPES, SEEDS, JOBS, NAME (encodings by default): see script/comparison.sh
+#   EXPERIMENT   compare by default; compare_quick takes minutes, any other of config/experiment works
+#   EVALUATION   flags of python -m tape.evaluation.perplexity
+#   BASELINE     the row that all are compared with, rope by default
+#   LAUNCHER     trains by a Hydra multirun: joblib (processes here), submitit_slurm, submitit_local
+#                (EXTRAS=dev,launchers bash script/setup.sh); what is missing is trained here after it
+#   settings     of the training, e.g. data=text data.files=corpus/ length=512
+#
+# A run that fails is named below the table, and the status is 1. The same command does what is missing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source script/comparison.sh
+
+experiment=${EXPERIMENT:-compare}
+NAME=${NAME:-encodings}
+out=output/compare_$NAME
+partial=yes
+evaluate() { # run
+    local length
+    length=$("$python" -c 'import json, sys
+print(json.load(open(sys.argv[1]))["max_position_embeddings"])' "$1/config.json")
+    # Windows of each length that begin in the same places.
+    "$python" -m tape.evaluation.perplexity --model "$1" --data local --convention paper \
+        --lengths "$length" $((2 * length)) $((4 * length)) --stride $((8 * length)) \
+        --out "$1/compare/perplexity.csv" "${evaluation[@]}"
+}
+found() { # log
+    sed -nE 's/^\| ([0-9,]+) \|.*\| ([0-9.]+) \|$/perplexity \2 at \1,/p' "$1" | tail -n 3 | paste -sd " "
+}
+compare() { # runs
+    "$python" -m pretraining.compare "$@" --baseline "${BASELINE:-rope}" --out "$out"
+}
+if [[ -n ${LAUNCHER:-} ]]; then
+    check_runs "$@"
+    both() { # comma-separated
+        local IFS=,
+        echo "$*"
+    }
+    "$python" train.py -m hydra/launcher="$LAUNCHER" experiment="$experiment" \
+        name="${NAME}_\${hydra:runtime.choices.$group}_\${seed}" \
+        "$group=$(both "${types[@]}")" seed="$(both "${seeds[@]}")" "$@" || true
+fi
+comparison "$@"

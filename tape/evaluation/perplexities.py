@@ -1,0 +1,52 @@
+"""What one run was measured to have: perplexity by length, and the loss by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tape.evaluation.curves import ABOUT, COLUMNS, POSITION_COLUMNS, position_table
+from tape.evaluation.picture import curve
+from tape.evaluation.tables import read_table
+
+# What has to be the same for runs that are compared, whatever they were trained with.
+ASKED = (*(c for c in ABOUT if c not in ("model", "model_hash", "length")), "lengths")
+
+
+@dataclass(frozen=True)
+class Perplexities:
+    """
+    Attributes:
+        at: by length in tokens.
+        losses: by length, the mean loss (nats per token).
+        by_position: tokens before a token, and its mean loss (nats) in the longest windows.
+    """
+
+    at: dict[int, float]
+    losses: dict[int, float]
+    by_position: tuple[list[float], list[float]]
+
+
+def read_perplexities(path: Path) -> tuple[dict[str, Any], Perplexities]:
+    """The one measurement in a perplexity.csv: what was asked, and what came out.
+
+    Raises:
+        ValueError: if there is another number of them, or the file is another table.
+    """
+    rows = read_table(path, COLUMNS)
+    about = [column for column in ABOUT if column != "length"]
+    if len({tuple(row[column] for column in about) for row in rows}) != 1:
+        differing = [c for c in about if len({row[c] for row in rows}) > 1] or ["no row at all"]
+        raise ValueError(
+            f"{path} does not hold one measurement of one model ({', '.join(differing)}): remove "
+            f"it and measure again"
+        )
+    rows.sort(key=lambda row: int(row["length"]))
+    at, losses = (
+        {int(row["length"]): float(row[column]) for row in rows} for column in ("perplexity", "nll")
+    )
+    bins = read_table(position_table(path), POSITION_COLUMNS)
+    by_position = curve([b for b in bins if b["length"] == rows[-1]["length"]])
+    evaluated = {**rows[0], "model": rows[0]["model_hash"], "lengths": list(at)}
+    return evaluated, Perplexities(at, losses, by_position)
