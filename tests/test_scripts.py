@@ -298,7 +298,7 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
 
 
 def test_encodings_are_compared_and_a_run_that_fails_is_named(run_script, tmp_path):
-    tiny = ["vocab_size=300", "trainer.max_steps=4", "trainer.eval_steps=2", "length=32"]
+    tiny = ["vocab_size=300", "trainer.max_steps=4", "trainer.logging_steps=2", "length=32"]
     variables = {
         **{"TYPES": "rope alibi", "SEEDS": "0 1", "EXPERIMENT": "quick", "NAME": "e"},
         "EVALUATION": "--max_tokens 3000",
