@@ -20,6 +20,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from transformers import TrainingArguments, set_seed
 
+from tape import origin
 from tape.adapters import Method, adapt, describe
 from tape.data import StreamedBlocks
 from tape.evaluation.checkpoint import load_model, restore
@@ -72,6 +73,7 @@ def begin(
                 f"give the shorter run another name=..."
             )
         settings = claim(folder, settings)
+        origin.record(folder)
     checkpoint = broadcast_object_list([checkpoint])[0]
     return (
         settings,

@@ -20,6 +20,7 @@ import numpy as np
 from arithmetic.grid import Grid, read_evaluated, read_grid
 from arithmetic.heatmap import draw
 from arithmetic.problems import Problems
+from tape import origin
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
 from tape.files import write_text
@@ -103,6 +104,7 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
     write_text(out / "table.md", text + "\n")
     write_text(out / "runs.csv", table(rows))
     draw([(row.label, grid_of(row)) for row in rows], out / "heatmaps")
+    origin.record(out)
     return text
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from extension.figures import figure_of
 from extension.measured import Measure
 from extension.methods import Method, is_base, lengths_of, methods_of
+from tape import origin
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
@@ -59,6 +60,7 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
     write_text(out / "table.md", text + "\n")
     write_text(out / "runs.csv", table(methods))
     write_figure(figure_of(methods), out / "extension")
+    origin.record(out)
     return text
 
 

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from retrieval.heatmap import end_of_training, figure_of
 from retrieval.results import Retrieval, read_results
+from tape import origin
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
 from tape.evaluation.figures import write_figure
@@ -126,6 +127,7 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
     write_text(out / "runs.csv", table(rows))
     write_figure(curves(rows), out / "lengths")
     write_figure(figure_of([(row.label, results_of(row)) for row in rows]), out / "heatmaps")
+    origin.record(out)
     return text
 
 

@@ -23,6 +23,7 @@ from scrolls.sources import HUB, Source, find, in_hub_cache
 from scrolls.submission import check_complete, submission_csv
 from scrolls.table import Row, markdown, paper_rows, table
 from scrolls.tasks import BENCHMARK, HARD, TASKS
+from tape import origin
 from tape.files import write_text
 from tape.names import look_up
 
@@ -163,6 +164,7 @@ def score_all(entries: list[Entry], kinds: list[str], out: Path, golds: Golds) -
     rows += paper_rows()
     write_text(out / "table.md", markdown(rows) + "\n")
     write_text(out / "table.csv", table(rows))
+    origin.record(out)
     print(f"{markdown(rows)}\n\nalso in {out}, with the metrics of each task")
     if any(
         scored.get(SUMMARY_LEVEL, 0) is None for of in metrics.values() for scored in of.values()

@@ -121,7 +121,11 @@ def test_the_tables_of_a_small_decoder(tmp_path, capsys):
     assert int(tape["macs"]) == sum(formulas.multiply_adds(config, 16).values())
     assert float(tape["cache"]) == 4 * 2 * 8 * (2 * 3 + 2)
     assert (tmp_path / "cost" / "cost.md").read_text() in capsys.readouterr().out
-    assert sorted(x.name for x in (tmp_path / "cost").iterdir()) == ["cost.csv", "cost.md"]
+    assert sorted(x.name for x in (tmp_path / "cost").iterdir()) == [
+        "cost.csv",
+        "cost.md",
+        "origin.json",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tape import TapeConfig
+from tape import TapeConfig, origin
 from tape.analysis import counting, formulas
 from tape.analysis.cost_table import Cost, markdown, table
 from tape.files import write_text
@@ -124,6 +124,7 @@ def run(shape: dict[str, int | None], out: Path) -> str:
     text = markdown(costs, tape, shape["length"], beside_paper=shape == SHAPE)
     write_text(out / "cost.csv", table(costs, shape["length"]))
     write_text(out / "cost.md", text)
+    origin.record(out)
     return text
 
 

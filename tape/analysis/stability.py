@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
+from tape import origin
 from tape.analysis.inside import Inside, look_inside
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.perplexity import DTYPES, whole
@@ -169,6 +170,7 @@ def run(arguments: argparse.Namespace) -> str:
     write_text(arguments.out / "stability.csv", table.getvalue())
     text = markdown(rows)
     write_text(arguments.out / "stability.md", text + "\n")
+    origin.record(arguments.out)
     return text
 
 

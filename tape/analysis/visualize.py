@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from safetensors import SafetensorError
 from torch import Tensor
 
+from tape import origin
 from tape.analysis.inside import Inside, look_inside
 from tape.analysis.stability import windows
 from tape.evaluation.checkpoint import check_length, load
@@ -264,6 +265,7 @@ def run(arguments: argparse.Namespace) -> str:
     writer.writerows(rows)
     drawn = draw(looked, arguments.heads, arguments.out)
     write_text(arguments.out / "attention.csv", table.getvalue())
+    origin.record(arguments.out)
     return f"{markdown(rows)}\n\nalso in {arguments.out}: attention.csv, {', '.join(drawn)}"
 
 

@@ -1,0 +1,98 @@
+"""Where results come from: the command, the commit and the machine, in origin.json beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tape.files import write_text
+
+FILE = "origin.json"
+PACKAGES = ("tape", "torch", "transformers")
+SOURCE = Path(__file__).resolve().parent.parent
+
+
+def record(folder: Path) -> None:
+    """Add this process to those that worked on the results in a folder."""
+    here = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **_process()}
+    before = read(folder)
+    write_text(folder / FILE, json.dumps([*before, here], indent=1) + "\n")
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The processes that worked on the results in a folder, in their order; none if that was not
+    recorded, or cannot be read: results do not depend on it."""
+    try:
+        found = json.loads((folder / FILE).read_text())
+    except (OSError, ValueError):
+        return []
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+@cache
+def _process() -> dict[str, Any]:
+    program, *arguments = sys.orig_argv
+    return {
+        "command": shlex.join([Path(program).name, *arguments]),
+        "commit": commit(),
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def commit() -> str | None:
+    """The commit of this source, marked if files of it were changed; None outside of its
+    repository."""
+    try:
+        if Path(_git("rev-parse", "--show-toplevel")).resolve() != SOURCE:
+            return None
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+        return _git("rev-parse", "HEAD") + (" with changes" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", SOURCE, *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()
+
+
+def machine() -> str:
+    """Processor and cores, and the devices that torch sees."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parts = [f"{_processor()}, {cores} cores"]
+    parts += [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    return "; ".join(parts)
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,43 @@
+"""Pre-training on text, and its ablations."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from tape.report.blocks import Details, Table, records
+from tape.report.experiment import Experiment
+from tape.report.training import TASK, runs
+from tape.report.written import comparisons
+
+TABLES = Path(__file__).parent
+
+
+def paper_table(path: Path, caption: str) -> Table:
+    """A table of the paper, from a csv file with its titles."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return records(csv.DictReader(file), caption)
+
+
+EXPERIMENT = Experiment(
+    name="pretraining",
+    title="Pre-training",
+    about="What encodings make of a text that they were trained on from scratch, at the trained "
+    "length and beyond it.",
+    kinds=[
+        comparisons({"encoding", "seed", "perplexity"}, "bash script/compare.sh"),
+        runs(
+            lambda run: run.get(TASK, "").endswith(".TextTask") and "peft.name" not in run,
+            "TYPE=adape bash script/train.sh",
+        ),
+    ],
+    paper=[
+        Details(
+            "The paper's ablations of TAPE: perplexity on code by length",
+            [
+                paper_table(TABLES / "table6.csv", "arXiv 2501.00712, Table 6"),
+                paper_table(TABLES / "table7.csv", "arXiv 2501.00712, Table 7"),
+            ],
+        )
+    ],
+)

@@ -1,0 +1,86 @@
+"""Results whose command wrote a text with tables, beside a csv file: comparisons and analyses."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+from tape.evaluation.tables import Row, read_table
+from tape.report.blocks import Block, Heading, Paragraph, Pictures, Table, from_markdown
+from tape.report.experiment import Kind, Read
+from tape.report.finding import Folder, natural
+from tape.report.training import origin
+
+TABLE, RUNS = "table.md", "runs.csv"
+
+
+def columns_of(path: Path) -> tuple[str, ...]:
+    """The first line of a csv file; empty if there is none."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return tuple(next(csv.reader(file), ()))
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of any csv file.
+
+    Raises:
+        OSError, ValueError: if there are none, or a row is not whole.
+    """
+    if not path.read_bytes().endswith(b"\n"):
+        raise ValueError(f"{path} ends within a line: make it again")
+    rows = read_table(path, columns_of(path))
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    return rows
+
+
+def has_columns(path: Path, columns: Iterable[str]) -> bool:
+    """Whether this is a csv file with these columns among others."""
+    try:
+        return path.is_file() and set(columns_of(path)).issuperset(columns)
+    except (OSError, ValueError, csv.Error):
+        return False
+
+
+def written(title: str, stem: str, command: str) -> Kind:
+    """Folders with stem.md and stem.csv."""
+
+    def read(folder: Folder) -> list[Block]:
+        rows_of(folder.path / f"{stem}.csv")
+        return blocks_of(folder.path / f"{stem}.md")
+
+    return Kind(title, command, lambda folder: folder.has(f"{stem}.csv"), read, show)
+
+
+def comparisons(columns: Iterable[str], command: str) -> Kind:
+    """Comparisons over seeds: table.md, and runs.csv with these columns among others."""
+    return Kind(
+        title="comparisons",
+        command=command,
+        holds=lambda folder: has_columns(folder.path / RUNS, columns),
+        read=read_comparison,
+        show=show,
+    )
+
+
+def read_comparison(folder: Folder) -> list[Block]:
+    rows, blocks = rows_of(folder.path / RUNS), blocks_of(folder.path / TABLE)
+    seeds = sorted({row["seed"] for row in rows if row.get("seed")}, key=natural)
+    return [*blocks, Paragraph(f"Seeds: {', '.join(seeds)}. By run: {folder.path / RUNS}")]
+
+
+def blocks_of(path: Path) -> list[Block]:
+    blocks = from_markdown(path.read_text(encoding="utf-8"))
+    if not any(isinstance(block, Table) for block in blocks):
+        raise ValueError(f"{path} holds no table: make it again")
+    return blocks
+
+
+def show(found: Read[list[Block]]) -> list[Block]:
+    """The texts as they were written, the pictures beside them, and where they come from."""
+    blocks: list[Block] = []
+    for folder, text in found:
+        blocks += [Heading(str(folder.path)), *text, Pictures(folder.pictures)]
+        blocks += origin(folder.path)
+    return blocks
