@@ -3,8 +3,10 @@
 import base64
 import json
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -207,7 +209,7 @@ def test_the_papers_numbers_are_beside(results, report):
 def test_a_run_says_where_it_comes_from(results, report):
     page = report(results)
     (mine,) = origin.read(results / "run_9")
-    assert "pytest" in mine["command"] and " cores" in mine["machine"]
+    assert shlex.split(mine["command"])[1:] == sys.orig_argv[1:] and " cores" in mine["machine"]
     inside = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     if inside.returncode == 0:
         assert mine["commit"].split()[0] == inside.stdout.strip()
