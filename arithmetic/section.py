@@ -8,9 +8,8 @@ from arithmetic.grid import Grid, read_grid
 from tape.report.blocks import Block, Details, Pictures, Table
 from tape.report.experiment import Experiment, Kind, Read
 from tape.report.finding import Folder
-from tape.report.pretraining import paper_table
 from tape.report.training import TASK, encoding_of, percent, runs
-from tape.report.written import comparisons
+from tape.report.written import comparisons, paper_table
 
 REGIONS = {"inside": "trained lengths, %", "outside": "beyond them, %", "all": "whole grid, %"}
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tape.report.experiment import Experiment
-from tape.report.pretraining import paper_table
 from tape.report.training import runs
-from tape.report.written import comparisons
+from tape.report.written import comparisons, paper_table
 
 EXPERIMENT = Experiment(
     name="extension",

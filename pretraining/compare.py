@@ -15,6 +15,7 @@ from pathlib import Path
 from pretraining.figures import figure_of
 from pretraining.rows import Compared, compared
 from pretraining.tables import latex, lines_of, markdown
+from tape import origin
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
 
@@ -27,6 +28,7 @@ def compare(folders: list[Path], name: str, baseline: str, out: Path) -> tuple[s
     write_text(out / "table.tex", latex(found, baseline) + "\n")
     write_text(out / "runs.csv", lines_of(found))
     write_figure(figure_of(found), out / "comparison")
+    origin.record(out)
     return text, found
 
 

@@ -294,11 +294,14 @@ def test_pictures_are_as_they_are_or_left_out(tmp_path):
 
 
 def test_tables_of_markdown():
-    text = "# Title\n\nsome\nwords\n\n| a | b\\|c |\n|---|:-:|\n| 1 |  |\n\n    x = 1\n\n      y\n"
+    table = "| a | b\\|c |\n|---|:-:|\n| 1 |  |"
+    text = f"# Title\n\nsome\nwords\n\n{table}\n\n* one\n* two\n\n    x = 1\n\n      y\n"
     assert from_markdown(text) == [
         Heading("Title"),
         Paragraph("some words"),
         Table(["a", "b|c"], [["1", ""]]),
+        Paragraph("* one"),
+        Paragraph("* two"),
         Code("x = 1\n\n  y"),
     ]
 

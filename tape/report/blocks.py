@@ -76,7 +76,7 @@ def records(rows: Iterable[dict[str, str]], caption: str = "") -> Table:
 
 
 def from_markdown(text: str) -> list[Block]:
-    """The tables, headings, paragraphs and indented lines of a text that the project wrote."""
+    """The tables, headings, paragraphs, lists and indented lines of a text of the project."""
     blocks: list[Block] = []
     for part in re.split(r"\n\s*\n", text.strip("\n")):
         lines = part.splitlines()
@@ -86,6 +86,8 @@ def from_markdown(text: str) -> list[Block]:
         elif len(lines) > 1 and part.startswith("|") and set(lines[1]) <= set("|-: "):
             head, _, *rows = (cells(line) for line in lines)
             blocks.append(Table(head, rows))
+        elif part.startswith("* "):
+            blocks += [Paragraph(line) for line in lines]
         elif part.startswith("#"):
             blocks.append(Heading(part.lstrip("# ")))
         elif part.strip():

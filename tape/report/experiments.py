@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from tape.report import analyses, perplexity, pretraining, zero_shot
+from tape.report import analyses, perplexity, zero_shot
 from tape.report.experiment import Experiment
 from tape.report.other import other
 
@@ -16,7 +16,7 @@ def of_package(name: str) -> Experiment:
 
 def experiments() -> list[Experiment]:
     found = [
-        pretraining.EXPERIMENT,
+        of_package("pretraining"),
         of_package("arithmetic"),
         of_package("scrolls"),
         of_package("extension"),

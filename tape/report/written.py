@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tape.evaluation.tables import Row, read_table
-from tape.report.blocks import Block, Heading, Paragraph, Pictures, Table, from_markdown
+from tape.report.blocks import Block, Heading, Paragraph, Pictures, Table, from_markdown, records
 from tape.report.experiment import Kind, Read
 from tape.report.finding import Folder, natural
 from tape.report.training import origin
@@ -33,6 +33,11 @@ def rows_of(path: Path) -> list[Row]:
     if not rows:
         raise ValueError(f"{path} has no rows")
     return rows
+
+
+def paper_table(path: Path, caption: str) -> Table:
+    """A table of the paper, from a csv file with its titles."""
+    return records(rows_of(path), caption)
 
 
 def has_columns(path: Path, columns: Iterable[str]) -> bool:

@@ -1,22 +1,15 @@
-"""Pre-training on text, and its ablations."""
+"""What this experiment leaves behind, on the page of all results."""
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
-from tape.report.blocks import Details, Table, records
+from tape.report.blocks import Details
 from tape.report.experiment import Experiment
 from tape.report.training import TASK, runs
-from tape.report.written import comparisons
+from tape.report.written import comparisons, paper_table
 
 TABLES = Path(__file__).parent
-
-
-def paper_table(path: Path, caption: str) -> Table:
-    """A table of the paper, from a csv file with its titles."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return records(csv.DictReader(file), caption)
 
 
 EXPERIMENT = Experiment(
