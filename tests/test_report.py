@@ -47,7 +47,8 @@ class Page(HTMLParser):
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attributes):
-        self.within.append(tag)
+        if tag not in ("img", "meta", "wbr"):  # nothing is within these
+            self.within.append(tag)
         assert not [name for name, _ in attributes if name.startswith("on")]
         if tag == "img":
             self.sources.append(dict(attributes)["src"])
@@ -99,6 +100,7 @@ def make_all(output):
     make_run(output / EVIL)
     make_run(output / "run_10", perplexity=10.0)
     make_run(output / "run_9", perplexity=9.0)
+    make_run(output / "llama_lora", SETTINGS | {"peft": {"name": "lora"}})
     for folder in COMMITTED.iterdir():
         shutil.copytree(folder, output / folder.name)
     runs = sorted(output.glob("abl_*"))
@@ -166,7 +168,7 @@ def test_everything_is_found(results, report):
         "Pre-training": ["runs: 3", "-", "-"],
         "Arithmetic": ["comparisons: 1, evaluations: 7, runs: 7", "-", "-"],
         "SCROLLS": ["tables: 1, folders of scores: 1, folders of answers: 1", "-", "-"],
-        "Context extension": ["nothing", "-", "-"],
+        "Context extension": ["runs: 1", "-", "-"],
         "Perplexity by length": ["tables: 1", "-", "-"],
         "Retrieval": ["evaluations: 1", "-", "-"],
         "Zero-shot tasks": ["tables: 1", "-", "-"],
@@ -177,6 +179,7 @@ def test_everything_is_found(results, report):
     runs = page.rows("run", "encoding", "seed", "state", "steps", "parameters", "perplexity 1x")
     nine = next(row for row in runs if row[0].endswith("run_9"))
     assert nine[1:9] == ["tape", "3", "finished", "20", "1,234,567", "10.00", "11.00", "2.000"]
+    assert page.rows("run", "encoding", "method")[0][1:4] == ["tape", "lora", "3"]
     grids = page.rows("evaluation", "encoding", "trained to digits")
     base = next(row for row in grids if "abl_base" in row[0])
     summary = json.loads((COMMITTED / "abl_base" / "grid" / "summary.json").read_text())
@@ -361,7 +364,7 @@ def test_in_a_browser(results, report, opened, tmp_path):
         opened.open(file, width, scheme=scheme)
         assert opened.said() == [] and opened.requested() == []
         opened.run("for (const each of document.querySelectorAll('details')) each.open = true")
-        assert opened.run("document.images.length") == 5
+        assert opened.run("document.images.length") == 6
         assert opened.run("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
         assert opened.run("document.documentElement.scrollWidth") <= width
         overflowing = (

@@ -84,9 +84,9 @@ def table(block: Table) -> str:
         for title in block.head
     )
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in block.rows)
-    caption = f"<caption>{text(block.caption)}</caption>" if block.caption else ""
+    caption = f'<p class="faint">{text(block.caption)}</p>\n' if block.caption else ""
     return (
-        f'<div class="wide" tabindex="0">\n<table>{caption}<thead><tr>{head}</tr></thead>\n'
+        f'{caption}<div class="wide" tabindex="0">\n<table><thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}</tbody></table>\n</div>\n"
     )
 
@@ -95,7 +95,7 @@ def _cell(value: str | Link) -> str:
     if isinstance(value, Link):
         return f'<td><a href="#{text(value.to)}">{text(value.text)}</a></td>'
     kind = ' class="number"' if NUMBER.fullmatch(value) and len(value) < 24 else ""
-    return f"<td{kind}>{text(value)}</td>"
+    return f"<td{kind}>{text(value).replace('/', '/<wbr>')}</td>"  # where a path may break
 
 
 def picture(path: Path, album: Album) -> str:

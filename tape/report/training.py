@@ -151,14 +151,17 @@ def show(found: Read[TrainingRun]) -> list[Block]:
     """A table with a row per run, and what there is of each."""
     achieved = [achieved_in(run.report) for _, run in found]
     columns = list(dict.fromkeys(name for each in achieved for name in each))
-    head = ["run", "encoding", "seed", "state", "steps", "parameters", *columns]
+    methods = [run.settings.get("peft.name") for _, run in found]
+    method = ["method"] if any(methods) else []
+    head = ["run", "encoding", *method, "seed", "state", "steps", "parameters", *columns]
     rows = []
-    for (folder, run), each in zip(found, achieved, strict=True):
+    for (folder, run), each, adapted in zip(found, achieved, methods, strict=True):
         facts = run.report or {}
         rows.append(
             [
                 str(folder.path),
                 str(run.settings.get("position.name", "")),
+                *(str(adapted) for _ in method),
                 number(run.settings.get("seed")),
                 "finished" if run.left is None else "unfinished",
                 number(run.planned if run.steps is None else run.steps),
