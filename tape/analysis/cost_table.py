@@ -63,7 +63,7 @@ def markdown(costs: list[Cost], tape: TapeConfig, length: int, beside_paper: boo
     return "\n\n".join(parts) + "\n"
 
 
-def _rows(lines: list[list[str]]) -> str:
+def rows_of(lines: list[list[str]]) -> str:
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -89,7 +89,7 @@ def arithmetic(costs: list[Cost], beside_paper: bool) -> str:
             if beside_paper:
                 cells.append(published.get(cost.encoding, {}).get(name, ""))
         lines.append([*cells, f"{cost.parameters:,}"])
-    return _rows(lines)
+    return rows_of(lines)
 
 
 def memory(costs: list[Cost], length: int) -> str:
@@ -103,7 +103,7 @@ def memory(costs: list[Cost], length: int) -> str:
     for cost in costs:
         cells = (f"{getattr(cost, kind) / length / 2**10:,.1f}" for kind in kinds)
         lines.append([cost.encoding, *cells])
-    return _rows(lines)
+    return rows_of(lines)
 
 
 def difference(tape: TapeConfig, length: int) -> str:
@@ -121,4 +121,4 @@ def difference(tape: TapeConfig, length: int) -> str:
         sum(ours.values()),
     ]
     lines.append(["all", *(_decimals(x / 1e9) for x in sums)])
-    return _rows(lines)
+    return rows_of(lines)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import LlamaConfig
 
+from tape.configuration import TapeConfig
 from tape.modeling import TapeForCausalLM
 from tape.positions import PositionEncoding
 from tape.positions.rotary import RoPE
@@ -42,10 +43,14 @@ def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> s
     return None
 
 
+def llama_config(config: TapeConfig) -> LlamaConfig:
+    """A Llama's configuration with the values of ours."""
+    return LlamaConfig(**{field.name: getattr(config, field.name) for field in fields(LlamaConfig)})
+
+
 def write_llama_config(model: TapeForCausalLM, folder: Path) -> None:
     """Overwrite config.json by a Llama's. The names of the tensors are a Llama's already."""
-    ours = model.config
-    config = LlamaConfig(**{field.name: getattr(ours, field.name) for field in fields(LlamaConfig)})
+    config = llama_config(model.config)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     # Programs from before `rope_parameters` look for these two, and would take defaults.

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# What encodings take on one GPU, in slices of time: bash script/gpu/efficiency.sh [folder]
+#
+#   folder     output/efficiency by default
+#   SLICE      seconds until this ends with status 75, if something is left; 480 by default
+#
+# One after the other, each into a folder of its own with tables and pictures:
+#   layer      the paper's attention layer at 1,024, 8,192 and 32,768 tokens, every encoding and kernel
+#   training   steps of the paper's model, compiled: rope, tape and the library's Llama
+#   biases     the same in flex_attention: rope, fire and t5
+#   decoding   tokens after 1,024, and such a prompt, with and without compilation
+# The same command continues. Without a GPU it is a rehearsal at small sizes.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+end=$((SECONDS + ${SLICE:-480}))
+source script/environment.sh
+export PYTHONPATH=$PWD
+out=${1:-output/efficiency}
+
+if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    lengths=(1024 8192 32768) length=1024 sequences=16 compiled=(yes) both=(no yes) sizes=()
+else
+    lengths=(32) length=32 sequences=2 compiled=(no) both=(no)
+    sizes=(--layers 2 --hidden 64 --heads 4 --mlp 128 --vocabulary 256 --new 4)
+fi
+
+status=0
+measure() { # name, arguments of tape.analysis.speed
+    local name=$1 left=$((end - SECONDS)) ended=0
+    shift
+    if ((left <= 0)); then
+        status=75
+        return
+    fi
+    "$python" -m tape.analysis.speed --out "$out/$name" --seconds "$left" "${sizes[@]}" "$@" || ended=$?
+    if ((ended != 0 && ended != 75)); then
+        exit "$ended"
+    fi
+    status=$((ended > status ? ended : status))
+}
+
+model=(--scopes model --lengths "$length")
+measure layer --scopes layer --work forward training --lengths "${lengths[@]}" --compiled no
+measure training "${model[@]}" --work training --batch "$sequences" --compiled "${compiled[@]}" \
+    --backends sdpa flex_attention --encodings rope tape --peers transformers
+measure biases "${model[@]}" --work training --batch "$sequences" --compiled "${compiled[@]}" \
+    --backends flex_attention --encodings rope fire t5 --peers
+measure decoding "${model[@]}" --work prefill decoding --compiled "${both[@]}" \
+    --backends sdpa --encodings rope tape fire t5 --peers transformers
+exit "$status"

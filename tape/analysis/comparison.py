@@ -1,0 +1,150 @@
+"""One piece of work by all methods in turn: who can do it, how long it takes them, and in what."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch._dynamo.exc import TorchDynamoException
+from torch._inductor.exc import InductorError
+
+from tape import TapeConfig
+from tape.analysis import peers, throughput, workloads
+from tape.analysis.cost import configuration
+from tape.analysis.decoders import decoder, library_llama
+from tape.analysis.measuring import DEVICE, in_turn, observed
+from tape.analysis.workloads import Load
+
+SCOPES = ("layer", "model")
+HERE = "here"  # this package
+LEAST = 0.02 if DEVICE.type == "cuda" else 0.002  # seconds of a measurement
+Work = Callable[[], None]
+Row = dict[str, Any]
+
+
+class Method(NamedTuple):
+    """Who implements which encoding; of TAPE's layer also without its update of the state."""
+
+    encoding: str
+    implementation: str = HERE
+    update: bool = True
+
+    @property
+    def about(self) -> str:
+        return self.encoding if self.update else f"{self.encoding} without its update"
+
+    def __str__(self) -> str:
+        return self.about if self.implementation == HERE else f"{self.about}, {self.implementation}"
+
+
+ROPE = Method("rope")
+
+
+def methods(scope: str, encodings: list[str], compared: list[str]) -> Iterator[Method]:
+    """Those that take part, this package's first."""
+    for name in encodings:
+        yield Method(name)
+        if scope == "layer" and name == "tape":
+            yield Method(name, update=False)
+    for peer in compared:
+        if scope == "layer" or peer == "transformers":
+            yield from (Method(name, peer) for name in peers.PEERS[peer] if name in encodings)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What all methods do."""
+
+    scope: str
+    backend: str
+    load: Load
+
+    def __str__(self) -> str:
+        compiled = ", compiled" if self.load.compiled else ""
+        return f"{self.scope}, {self.load.work}, {self.backend}{compiled}, {self.load.length:,}"
+
+    def config(self, shape: dict[str, int | None], encoding: str) -> TapeConfig:
+        """Of a decoder that is trained on sequences of as many tokens as there will be."""
+        tokens = {"length": self.load.length + self.load.new}
+        layers = {"layers": 3} if self.scope == "layer" else {}
+        return configuration(shape | tokens | layers, {"name": encoding})
+
+    def work(self, method: Method, shape: dict[str, int | None]) -> Work:
+        """What a method is to do.
+
+        Raises:
+            one of what `inability` explains, for what cannot be done here.
+        """
+        load = self.load
+        model = load.ready(decoder(self.config(shape, method.encoding), self.backend))
+        if method.implementation == "transformers":
+            model = load.ready(library_llama(model))
+        if self.scope == "model":
+            return workloads.of_model(model, load)
+        if method.implementation == HERE:
+            layer = workloads.attention_layer(model, load, method.update)
+        elif method.implementation == "transformers":
+            layer = peers.llama_layer(model, load)
+        else:
+            layer = peers.building_block(method.implementation, model, load)
+        return workloads.of_layer(layer, load, model.config)
+
+    def multiply_adds(self, method: Method, shape: dict[str, int | None], causal: bool) -> int:
+        config = self.config(shape, method.encoding)
+        if self.scope == "layer":
+            operations, logits = throughput.of_layer(config, method.update), 0
+        else:
+            operations, logits = throughput.of_model(config), config.hidden_size * config.vocab_size
+        return throughput.multiply_adds(operations, self.load, logits, causal)
+
+
+def inability(error: Exception) -> str | None:
+    """Why a method cannot do a piece of work here; None for what nobody expects."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
+        return "does not fit into memory"
+    if isinstance(error, TorchDynamoException | InductorError):
+        return f"does not compile: {text}"
+    if isinstance(error, ValueError | NotImplementedError | ImportError):
+        return text
+    return None
+
+
+def measure(
+    comparison: Comparison,
+    taking_part: list[Method],
+    shape: dict[str, int | None],
+    rounds: int,
+    say: Callable[[str], None],
+) -> list[Row]:
+    """A row per method: its seconds in each round, or why there are none.
+
+    Args:
+        say: is told what is going on.
+    """
+    rows: dict[Method, Row] = {}
+    able: dict[str, Work] = {}
+    for method in taking_part:
+        say(str(method))
+        row = rows[method] = {**method._asdict(), "seconds": [], "note": ""}
+        try:
+            work = comparison.work(method, shape)
+            row["memory"], row["kernels"] = observed(work)
+            able[str(method)] = work
+        except Exception as error:
+            if (reason := inability(error)) is None:
+                raise
+            row["note"] = reason
+        gc.collect()
+    say("in turn")
+    if able:
+        seconds = in_turn(able, rounds, warm_up=1, least=LEAST).rounds
+        for method, row in rows.items():
+            row["seconds"] = seconds.get(str(method), [])
+    able.clear()
+    gc.collect()
+    torch._dynamo.reset()  # graphs of another length are not kept
+    return list(rows.values())

@@ -1,0 +1,150 @@
+"""The same encodings by others: the library's Llama, torch's attention, x-transformers'.
+
+They get the weights of ours, and give the same outputs (tests/test_speed.py). The library's is a
+whole decoder; the others are attention layers, measured without a cache.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, LlamaForCausalLM
+
+from tape import TapeForCausalLM
+from tape.analysis.workloads import MIDDLE, AttentionLayer, Load, last_call
+
+# Which encodings each of them has.
+PEERS = {
+    "transformers": ("rope",),
+    "torch": ("nope",),
+    "x-transformers": ("nope", "rope", "alibi", "t5"),
+}
+
+
+def version(peer: str) -> str | None:
+    """None if the package is not there."""
+    try:
+        return importlib.metadata.version(peer)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+class LlamaLayer(nn.Module):
+    """The attention of the library's Llama, called as its decoder calls it."""
+
+    def __init__(self, model: LlamaForCausalLM, settings: dict[str, Any]):
+        super().__init__()
+        self.attention = model.model.layers[MIDDLE].self_attn
+        self.settings = settings
+
+    def forward(self, x_BTC: Tensor, cache: Cache | None) -> tuple[Tensor]:
+        attended, _ = self.attention(hidden_states=x_BTC, past_key_values=cache, **self.settings)
+        return (attended,)
+
+
+def llama_layer(model: LlamaForCausalLM, load: Load) -> AttentionLayer:
+    """That of the middle layer of a decoder of three."""
+    _, settings, cache = last_call(model, load)
+    x = settings.pop("hidden_states").requires_grad_()
+    settings.pop("past_key_values")
+    return AttentionLayer(LlamaLayer(model, settings), (x,), cache)
+
+
+class TorchLayer(nn.Module):
+    """`torch.nn.MultiheadAttention`, which has no positions."""
+
+    def __init__(self, attention: nn.Module, heads: int):
+        super().__init__()
+        hidden = attention.q_proj.in_features
+        self.attention = nn.MultiheadAttention(hidden, heads, bias=False, batch_first=True)
+        weights = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
+        self.attention.load_state_dict(
+            {"in_proj_weight": torch.cat(weights), "out_proj.weight": attention.o_proj.weight}
+        )
+        # None of them would be causal: it refuses is_causal without the mask that it stands for.
+        self.mask: Tensor | None = None
+
+    def forward(self, x_BTC: Tensor, cache: None) -> tuple[Tensor]:
+        T = x_BTC.shape[1]
+        if self.mask is None or self.mask.shape[0] != T:
+            self.mask = torch.ones(T, T, dtype=torch.bool, device=x_BTC.device).triu(1)
+        attended, _ = self.attention(
+            x_BTC, x_BTC, x_BTC, attn_mask=self.mask, need_weights=False, is_causal=True
+        )
+        return (attended,)
+
+
+class XTransformersLayer(nn.Module):
+    """`x_transformers.Attention` with what its decoder gives it for an encoding."""
+
+    def __init__(self, model: TapeForCausalLM, backend: str):
+        super().__init__()
+        from x_transformers import x_transformers as library
+
+        config, ours = model.config, model.model.layers[MIDDLE].self_attn
+        name, heads = config.position["name"], config.num_attention_heads
+        self.attention = library.Attention(
+            config.hidden_size,
+            dim_head=config.head_dim,
+            heads=heads,
+            causal=True,
+            flash=backend == "sdpa",
+        )
+        self.rotary = self.bias = None
+        if name == "rope":
+            self.rotary = library.RotaryEmbedding(config.head_dim)
+        elif name == "alibi":
+            self.bias = library.AlibiPositionalBias(heads)
+        elif name == "t5":
+            self.bias = library.RelativePositionBias(1.0, causal=True, heads=heads)
+            table = model.model.position.layers[MIDDLE].table.weight
+            self.bias.relative_attention_bias.load_state_dict({"weight": table})
+        turned = _in_pairs if name == "rope" else _as_is
+        weights = {
+            "to_q": turned(ours.q_proj.weight, heads),
+            "to_k": turned(ours.k_proj.weight, heads),
+            "to_v": ours.v_proj.weight,
+            "to_out": ours.o_proj.weight,
+        }
+        self.attention.load_state_dict({f"{key}.weight": w for key, w in weights.items()})
+
+    def forward(self, x_BTC: Tensor, cache: None) -> tuple[Tensor]:
+        turned = None if self.rotary is None else self.rotary.forward_from_seq_len(x_BTC.shape[1])
+        return (self.attention(x_BTC, rotary_pos_emb=turned, rel_pos=self.bias),)
+
+
+def _as_is(weight: Tensor, heads: int) -> Tensor:
+    return weight
+
+
+def _in_pairs(weight: Tensor, heads: int) -> Tensor:
+    """Rows of q or k for rotations of neighbouring channels, where ours turns f and f + F."""
+    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def building_block(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:
+    """The attention layer of torch or x-transformers with the weights of our middle layer.
+
+    Raises:
+        ValueError: for what it does not do.
+        ImportError: if the package is missing.
+    """
+    config, backend = model.config, model.config._attn_implementation
+    if load.work not in ("forward", "training"):
+        raise ValueError(f"{peer} is compared without a cache")
+    if config.num_key_value_heads != config.num_attention_heads:
+        raise ValueError(f"{peer} is compared with a key/value head per query head")
+    if backend not in (("sdpa",) if peer == "torch" else ("eager", "sdpa")):
+        raise ValueError(f"{peer} has no {backend} to choose")
+    if version(peer) is None:
+        raise ImportError(f"{peer} is not installed (EXTRAS=dev,peers bash script/setup.sh)")
+    (x, *_), _, _ = last_call(model, load)
+    if peer == "torch":
+        module = TorchLayer(model.model.layers[MIDDLE].self_attn, config.num_attention_heads)
+    else:
+        module = XTransformersLayer(model, backend)
+    module = module.to(x.device, model.dtype).train(model.training)
+    return AttentionLayer(module, (x.requires_grad_(),))

@@ -1,0 +1,220 @@
+"""What is timed: forward passes, training steps, prompts and decoded tokens, of a whole decoder or
+of one attention layer in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, StaticCache
+from transformers.cache_utils import CacheLayerMixin, StaticLayer
+
+from tape import TapeForCausalLM
+from tape.analysis.decoders import random_tokens
+from tape.analysis.measuring import DEVICE
+
+WORK = ("forward", "training", "prefill", "decoding")
+MIDDLE = 1  # the layer of a decoder of three whose attention is measured: TAPE's state was updated
+# before it, and is read after it
+
+
+@dataclass(frozen=True)
+class Load:
+    """One of WORK, on random tokens.
+
+    Attributes:
+        length: tokens of each sequence; in decoding, those that are in the cache before.
+        new: tokens that a whole decoder decodes.
+        dtype: of the weights; in training these are float32, and this is what autocast takes.
+    """
+
+    work: str
+    batch: int
+    length: int
+    new: int
+    dtype: torch.dtype
+    compiled: bool
+
+    def autocast(self) -> torch.autocast:
+        mixed = self.work == "training" and self.dtype != torch.float32
+        return torch.autocast(DEVICE.type, dtype=self.dtype, enabled=mixed)
+
+    def ready(self, model: nn.Module) -> nn.Module:
+        """A module in the mode and the numbers that this work takes."""
+        if self.work == "training":
+            return model.train()
+        return model.eval().to(self.dtype)
+
+    def compile(self, module: nn.Module) -> Callable[..., Any]:
+        """The module itself, or compiled for one shape and in one graph."""
+        if not self.compiled:
+            return module
+        # CUDA graphs, as the library takes them for decoding into a static cache.
+        graphs = DEVICE.type == "cuda" and self.work == "decoding"
+        mode = "reduce-overhead" if graphs else None
+        return torch.compile(module, fullgraph=True, dynamic=False, mode=mode)
+
+    def cache(self, config: Any) -> Cache | None:
+        """What the work begins with: nothing is in it yet. A static one for compiled decoding."""
+        if self.work in ("forward", "training"):
+            return None
+        if self.work == "decoding" and self.compiled:
+            return StaticCache(config=config, max_cache_len=self.length + self.new)
+        return DynamicCache(config=config)
+
+
+class AttentionLayer(NamedTuple):
+    """One that can be called by itself: module(*inputs, cache) gives a tuple of outputs. Inputs
+    that depend on weights require their gradient."""
+
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    cache: Cache | None = None
+
+
+class Replay(nn.Module):
+    """A layer's attention, called as its decoder calls it, and TAPE's update of the state.
+
+    What is made once for all layers is there: cosines and sines, ALiBi's matrix, masks.
+    """
+
+    def __init__(self, model: TapeForCausalLM, arguments: tuple[Any, ...], update: bool):
+        super().__init__()
+        _, _, self.rotate, self.context, self.bias, self.mask, self.kernel, _, self.slot = arguments
+        self.attention = model.model.layers[MIDDLE].self_attn
+        self.position = model.model.position  # its weights belong to the layer
+        self.update = update and self.context is not None
+
+    def forward(
+        self, x_BTC: Tensor, e: Tensor | None, mlp_out_BTC: Tensor, cache: Cache | None
+    ) -> tuple[Tensor, ...]:
+        attended, attended_e, _ = self.attention(
+            *(x_BTC, e, self.rotate, self.context, self.bias, self.mask, self.kernel),
+            *(cache, self.slot),
+        )
+        if self.update:
+            return attended, self.context(e, attended_e, mlp_out_BTC)
+        return attended, attended_e
+
+
+def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> AttentionLayer:
+    """The attention of the middle layer of a decoder of three.
+
+    Args:
+        update: whether the layer's update of TAPE's state belongs to it.
+    """
+    arguments, _, cache = last_call(model, load)
+    x, e, _, context, *_ = arguments
+    mlp_out = torch.randn_like(x)
+    for learned in (x, mlp_out) if context is None else (x, mlp_out, e):
+        learned.requires_grad_()
+    return AttentionLayer(Replay(model, arguments, update), (x, e, mlp_out), cache)
+
+
+@torch.no_grad()
+def last_call(model: nn.Module, load: Load) -> tuple[tuple[Any, ...], dict[str, Any], Cache | None]:
+    """What the attention of the middle layer is given in a forward pass; in decoding, with the
+    first token after the prompt."""
+    calls = []
+    attention = model.model.layers[MIDDLE].self_attn
+    hook = attention.register_forward_pre_hook(
+        lambda _, arguments, named: calls.append((arguments, named)), with_kwargs=True
+    )
+    tokens, cache = random_tokens(model, load.batch, load.length), load.cache(model.config)
+    with load.autocast():
+        model.model(tokens, past_key_values=cache, use_cache=cache is not None)
+        if load.work == "decoding":
+            model.model(tokens[:, :1], past_key_values=cache)
+            rewind(cache.layers, 1)
+    hook.remove()
+    return *calls[-1], cache
+
+
+def rewind(layers: list[CacheLayerMixin], tokens: int) -> None:
+    """Have layers of a cache forget their newest tokens."""
+    for layer in layers:
+        if isinstance(layer, StaticLayer):
+            layer.cumulative_length.sub_(tokens)
+        else:
+            layer.crop(-tokens)
+
+
+def of_layer(layer: AttentionLayer, load: Load, config: Any) -> Callable[[], None]:
+    """The work of an attention layer; decoding is that of one token."""
+    module, inputs, cache = layer
+    call = load.compile(module)
+    if load.work == "training":
+        return _training_of_layer(module, call, inputs, load)
+
+    @torch.no_grad()
+    def work() -> None:
+        if load.work == "decoding":
+            call(*inputs, cache)
+            rewind(cache.layers[MIDDLE : MIDDLE + 1], 1)
+        else:
+            call(*inputs, load.cache(config))
+
+    return work
+
+
+def _training_of_layer(
+    module: nn.Module, call: Callable[..., Any], inputs: tuple[Tensor, ...], load: Load
+) -> Callable[[], None]:
+    with load.autocast():
+        grads = [torch.randn_like(y) for y in call(*inputs, None) if y is not None]
+
+    def work() -> None:
+        with load.autocast():
+            outputs = [y for y in call(*inputs, None) if y is not None]
+        torch.autograd.backward(outputs, grads)
+        for x in (*inputs, *module.parameters()):
+            if x is not None:
+                x.grad = None
+
+    return work
+
+
+def of_model(model: nn.Module, load: Load) -> Callable[[], None]:
+    """The work of a whole decoder, of this package or of the library."""
+    call, tokens = load.compile(model), random_tokens(model, load.batch, load.length)
+    if load.work == "training":
+
+        def work() -> None:
+            with load.autocast():
+                loss = call(tokens, labels=tokens, use_cache=False).loss
+            loss.backward()
+            model.zero_grad(set_to_none=True)
+
+    elif load.work == "forward":
+
+        def work() -> None:
+            call(tokens, use_cache=False)
+
+    elif load.work == "prefill":
+
+        def work() -> None:
+            call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1)
+
+    else:
+        return _decoding(model, call, tokens, load)
+    return work if load.work == "training" else torch.no_grad()(work)
+
+
+@torch.no_grad()
+def _decoding(
+    model: nn.Module, call: Callable[..., Any], tokens: Tensor, load: Load
+) -> Callable[[], None]:
+    cache = load.cache(model.config)
+    model(tokens, past_key_values=cache, logits_to_keep=1)
+
+    @torch.no_grad()
+    def work() -> None:
+        newest = tokens[:, :1]
+        for _ in range(load.new):
+            newest = call(newest, past_key_values=cache).logits.argmax(-1)
+        rewind(cache.layers, load.new)
+
+    return work
