@@ -18,14 +18,14 @@ from measuring import (
     build,
     compare_steps,
     in_its_own_process,
-    in_turn,
     peak_memory,
     publish,
-    random_tokens,
 )
 from train_step import step
 
 from tape.adapters import Method, adapt
+from tape.analysis.decoders import random_tokens
+from tape.analysis.measuring import in_turn
 from tape.frozen import BFLOAT16, hold
 
 LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}

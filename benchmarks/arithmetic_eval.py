@@ -16,12 +16,13 @@ from tempfile import TemporaryDirectory
 
 import torch
 import transformers
-from measuring import DEVICE, in_turn, publish, synchronize, table
+from measuring import publish, table
 
 from arithmetic import Problems, character_tokenizer
 from arithmetic.decoding import answers
 from arithmetic.plan import Batch, plan
 from tape import TapeConfig, TapeForCausalLM
+from tape.analysis.measuring import DEVICE, in_turn, synchronize
 from tape.evaluation.workers import side_by_side
 from tape.positions import ENCODINGS
 

@@ -10,18 +10,11 @@ methods take turns in one process; the ratios of speeds are medians over the rou
 import argparse
 
 import torch
-from measuring import (
-    METHODS,
-    SHAPES,
-    build,
-    in_turn,
-    publish,
-    random_tokens,
-    rounds,
-    synchronize,
-    table,
-)
+from measuring import METHODS, SHAPES, build, publish, rounds, table
 from torch import nn
+
+from tape.analysis.decoders import random_tokens
+from tape.analysis.measuring import in_turn, synchronize
 
 
 @torch.no_grad()

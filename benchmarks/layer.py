@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from measuring import DEVICE, SHAPES, build, in_turn, publish, synchronize, table
+from measuring import SHAPES, build, publish, table
 from torch import Tensor
 
+from tape.analysis.measuring import DEVICE, in_turn, synchronize
 from tape.blockwise import causal_attention
 from tape.positions import Positions
 

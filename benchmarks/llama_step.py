@@ -18,20 +18,11 @@ from functools import partial
 import torch
 from adapters import step_of
 from decode import generate
-from measuring import (
-    DEVICE,
-    SHAPES,
-    Seconds,
-    build,
-    in_turn,
-    memory_in_use,
-    publish,
-    random_tokens,
-    reset_peak,
-    rounds,
-    table,
-)
+from measuring import SHAPES, build, publish, rounds, table
 from tqdm import tqdm
+
+from tape.analysis.decoders import random_tokens
+from tape.analysis.measuring import DEVICE, Seconds, in_turn, memory_in_use, reset_peak
 
 STEPS = ["lora", "longlora", "adape"]
 ENCODINGS = ["rope", "tape"]

@@ -1,31 +1,28 @@
-"""Shared by the benchmarks: the models, the clock, the memory and the table of the results."""
+"""Shared by the benchmarks: the models, and the tables of their results."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
 import json
-import platform
-import resource
 import shlex
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import transformers
-from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import nn
 
-from tape import TapeConfig, TapeForCausalLM
+from tape import TapeConfig
+from tape.analysis.cost_table import rows_of
+from tape.analysis.decoders import decoder, library_llama
+from tape.analysis.measuring import Seconds, machine, memory_in_use, reset_peak
 from tape.positions import ENCODINGS
 
 METHODS = [*ENCODINGS, "llama"]
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Shape(NamedTuple):
@@ -46,93 +43,21 @@ SHAPES = {
 
 
 def build(method: str, shape: str, attention: str = "sdpa", length: int | None = None) -> nn.Module:
-    """A seeded model on the device. TAPE's own weights are perturbed: at zero it would be RoPE."""
+    """A seeded model on the device; TAPE's own weights are perturbed."""
     sizes = SHAPES[shape]
-    settings = {
-        "vocab_size": sizes.vocabulary,
-        "hidden_size": sizes.hidden,
-        "intermediate_size": sizes.mlp or 4 * sizes.hidden,
-        "num_hidden_layers": sizes.layers,
-        "num_attention_heads": sizes.heads,
-        "max_position_embeddings": length or sizes.tokens[1],
-        "attn_implementation": attention,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    torch.manual_seed(0)
-    rope_or_other = "rope" if method == "llama" else method
-    with DEVICE:  # seven billion weights are drawn there in seconds
-        model = TapeForCausalLM(TapeConfig(**settings, position=rope_or_other))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".context." in name:
-                parameter.add_(0.02 * torch.randn_like(parameter))
-    if method == "llama":
-        library = LlamaForCausalLM(LlamaConfig(**settings))
-        library.load_state_dict(model.state_dict())
-        model = library
-    return model.to(DEVICE)
-
-
-def random_tokens(model: nn.Module, batch: int, length: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(model.config.vocab_size, (batch, length), generator=generator).to(DEVICE)
-
-
-def synchronize() -> None:
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-
-
-class Seconds:
-    """Times of several methods, round by round."""
-
-    def __init__(self, rounds: dict[str, list[float]]):
-        self.rounds = rounds
-
-    def median(self, method: str) -> float:
-        return statistics.median(self.rounds[method])
-
-    def _ratios(self, method: str, base: str) -> list[float]:
-        return [a / b for a, b in zip(self.rounds[method], self.rounds[base], strict=True)]
-
-    def ratio(self, method: str, base: str) -> float:
-        """Median over the rounds of the ratio within a round."""
-        return statistics.median(self._ratios(method, base))
-
-    def quartiles(self, method: str, base: str) -> tuple[float, float]:
-        low, _, high = statistics.quantiles(self._ratios(method, base), n=4)
-        return low, high
-
-
-def in_turn(work: dict[str, Callable[[], object]], repeats: int, warm_up: int = 2) -> Seconds:
-    """Time each piece of work `repeats` times, one after the other in alternating order."""
-    rounds: dict[str, list[float]] = {method: [] for method in work}
-    for number in range(-warm_up, repeats):
-        for method in list(work) if number % 2 else list(work)[::-1]:
-            start = time.perf_counter()
-            work[method]()
-            if number >= 0:
-                rounds[method].append(time.perf_counter() - start)
-    return Seconds(rounds)
-
-
-def reset_peak() -> None:
-    if DEVICE.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    elif sys.platform == "linux":
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is in use
-
-
-def memory_in_use(peak: bool) -> int:
-    """Bytes: on the device, or resident in this process; now, or at most so far."""
-    if DEVICE.type == "cuda":
-        return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
-    if sys.platform == "linux":
-        key = "VmHWM" if peak else "VmRSS"
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    config = TapeConfig(
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.mlp or 4 * sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        max_position_embeddings=length or sizes.tokens[1],
+        bos_token_id=None,
+        eos_token_id=None,
+        position="rope" if method == "llama" else method,
+    )
+    model = decoder(config, attention)
+    return library_llama(model) if method == "llama" else model
 
 
 def peak_memory(work: Callable[[], object]) -> float:
@@ -191,14 +116,7 @@ def arguments_of_steps(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def machine() -> str:
-    if DEVICE.type == "cuda":
-        return f"one {torch.cuda.get_device_name()}"
-    return f"{torch.get_num_threads()} threads on {platform.machine()}"
+    return rows_of([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
 def publish(name: str, text: str, folder: str | None) -> None:

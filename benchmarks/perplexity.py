@@ -21,19 +21,11 @@ import time
 
 import numpy as np
 import torch
-from measuring import (
-    SHAPES,
-    Seconds,
-    build,
-    memory_in_use,
-    publish,
-    random_tokens,
-    reset_peak,
-    synchronize,
-    table,
-)
+from measuring import SHAPES, build, publish, table
 from torch import nn
 
+from tape.analysis.decoders import random_tokens
+from tape.analysis.measuring import Seconds, memory_in_use, reset_peak, synchronize
 from tape.evaluation.scoring import perplexity
 from tape.evaluation.windows import windows_of
 from tape.positions import ENCODINGS

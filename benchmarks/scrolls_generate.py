@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from measuring import SHAPES, build, in_turn, publish, synchronize, table
+from measuring import SHAPES, build, publish, table
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from scrolls.generation import Batch, answers
 from scrolls.prompts import Budget
 from tape import TapeForCausalLM
+from tape.analysis.measuring import in_turn, synchronize
 from tape.positions import ENCODINGS
 
 

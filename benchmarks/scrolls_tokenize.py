@@ -14,11 +14,12 @@ from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from measuring import memory_in_use, publish, reset_peak, table
+from measuring import publish, table
 
 from scrolls.examples import tokenize_split
 from scrolls.prompts import Prompts, budget_of
 from scrolls.tasks import task_named
+from tape.analysis.measuring import memory_in_use, reset_peak
 from tape.data import LocalCorpus, train_tokenizer
 
 

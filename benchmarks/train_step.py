@@ -21,13 +21,13 @@ from measuring import (
     build,
     compare_steps,
     in_its_own_process,
-    in_turn,
     peak_memory,
     publish,
-    random_tokens,
-    synchronize,
 )
 from torch import nn
+
+from tape.analysis.decoders import random_tokens
+from tape.analysis.measuring import in_turn, synchronize
 
 
 def step(model: nn.Module, tokens: torch.Tensor, dtype: torch.dtype | None) -> None:

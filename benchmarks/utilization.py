@@ -9,16 +9,17 @@ the run's number format.
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from statistics import median
 
 import torch
-from measuring import DEVICE, publish, random_tokens, synchronize, table
+from measuring import publish, table
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
 from tape import TapeForCausalLM
+from tape.analysis.decoders import random_tokens
+from tape.analysis.measuring import DEVICE, peak_flops
 from tape.training.progress import read_metrics
 from tape.training.runs import last_complete, read_configuration, step_of
 
@@ -32,20 +33,6 @@ def flops_per_token(folder: Path, length: int) -> float:
     with FlopCounterMode(display=False) as counter:
         model(ids, labels=ids).loss.backward()
     return counter.get_total_flops() / length
-
-
-def peak_flops(dtype: torch.dtype) -> float:
-    """FLOP/s of the best of ten products of square matrices on the device."""
-    side = 8192 if DEVICE.type == "cuda" else 2048
-    a, b = (torch.randn(side, side, device=DEVICE, dtype=dtype) for _ in range(2))
-    seconds = []
-    for _ in range(10):
-        synchronize()
-        start = time.perf_counter()
-        a @ b
-        synchronize()
-        seconds.append(time.perf_counter() - start)
-    return 2 * side**3 / min(seconds)
 
 
 def row(folder: Path) -> dict[str, str]:

@@ -166,6 +166,22 @@ def test_the_shape_of_a_llama_is_measured(run_script, tmp_path):
         assert min(speeds) > 0 and speeds[-1] >= speeds[-2]
 
 
+def test_efficiency_is_measured_slice_by_slice(run_script, tmp_path):
+    parts = ("layer", "training", "biases", "decoding")
+    first = run_script("gpu/efficiency.sh", SLICE="1")
+    printed, _ = first.communicate()
+    assert first.returncode == 75, printed
+    layer = (tmp_path / "output/efficiency/layer/speed.csv").read_text().splitlines()
+    second = run_script("gpu/efficiency.sh")
+    printed, _ = second.communicate()
+    assert second.returncode == 0, printed
+    for part in parts:
+        folder = tmp_path / "output" / "efficiency" / part
+        rows = (folder / "speed.csv").read_text().splitlines()
+        assert len(rows) > 3 and (folder / "speed.md").read_text() in printed
+        assert part != "layer" or rows[: len(layer)] == layer
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_seven_billion_weights_want_a_gpu(run_script, tmp_path):
     refused = run_script("gpu/llama_step.sh", "here")

@@ -21,6 +21,7 @@ from tape.analysis.workloads import Load
 SCOPES = ("layer", "model")
 HERE = "here"  # this package
 LEAST = 0.02 if DEVICE.type == "cuda" else 0.002  # seconds of a measurement
+TOO_LARGE = "does not fit into memory"
 Work = Callable[[], None]
 Row = dict[str, Any]
 
@@ -105,7 +106,7 @@ def inability(error: Exception) -> str | None:
     """Why a method cannot do a piece of work here; None for what nobody expects."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
-        return "does not fit into memory"
+        return TOO_LARGE
     if isinstance(error, TorchDynamoException | InductorError):
         return f"does not compile: {text}"
     if isinstance(error, ValueError | NotImplementedError | ImportError):
@@ -138,7 +139,8 @@ def measure(
             if (reason := inability(error)) is None:
                 raise
             row["note"] = reason
-        gc.collect()
+            if reason == TOO_LARGE:
+                gc.collect()  # what it had begun with is in the way of the others
     say("in turn")
     if able:
         seconds = in_turn(able, rounds, warm_up=1, least=LEAST).rounds

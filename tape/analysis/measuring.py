@@ -83,7 +83,7 @@ def in_turn(
 
 def peak_flops(dtype: torch.dtype) -> float:
     """FLOP/s of the best of ten products of square matrices on the device."""
-    side = 8192 if DEVICE.type == "cuda" else 2048
+    side = 8192 if DEVICE.type == "cuda" else 1024
     a, b = (torch.randn(side, side, device=DEVICE, dtype=dtype) for _ in range(2))
     seconds = in_turn({"product": lambda: a @ b}, 10, warm_up=1)
     return 2 * side**3 / min(seconds.rounds["product"])

@@ -5,18 +5,23 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tape.analysis.comparison import HERE
 from tape.analysis.speed_table import Result
 from tape.evaluation.figures import write_figure
+from tape.positions import ENCODINGS
 
 QUANTITIES = {
     "milliseconds": "ms",
     "ratio": "time / rope",
     "memory_mib": "memory (MiB)",
 }
-STYLES = ("-", "--", ":")  # after ten colours
+COLOURS = dict(zip(ENCODINGS, matplotlib.colormaps["tab20"].colors, strict=False))
+# By who implements it; TAPE without its update, too.
+STYLES = {HERE: "o-", "transformers": "x--", "torch": "+--", "x-transformers": "1:"}
 
 
 def draw(found: list[Result], folder: Path) -> None:
@@ -55,23 +60,23 @@ def figure_of(group: list[Result], title: str) -> Figure:
 
 
 def panel(axes: Axes, shown: list[Result], names: list[str], quantity: str) -> None:
-    lengths = sorted({result.length for result in shown})
-    for number, name in enumerate(names):
-        points = [
-            (result.length, getattr(result, quantity))
-            for result in shown
-            if result.method == name and getattr(result, quantity) is not None
-        ]
+    """A line per method; the methods of an encoding have one colour."""
+    for name in names:
+        line = [result for result in shown if result.method == name]
+        points = [(result.length, getattr(result, quantity)) for result in line]
+        points = sorted((x, y) for x, y in points if y is not None)
         if points:
+            encoding, _, without = line[0].encoding.partition(" ")
+            style = "s:" if without else STYLES[line[0].implementation]
             axes.plot(
-                *zip(*sorted(points), strict=True),
-                marker="x" if ", " in name else "o",  # of others, of ours
-                linestyle=STYLES[number // 10 % len(STYLES)],
-                color=f"C{number % 10}",
+                *zip(*points, strict=True),
+                style,
+                color=COLOURS[encoding],
                 markersize=4,
                 label=name,
             )
     axes.set_xscale("log", base=2)
+    lengths = sorted({result.length for result in shown})
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     if quantity != "ratio":
         axes.set_yscale("log")

@@ -15,24 +15,27 @@ from tape.analysis import formulas
 from tape.analysis.workloads import Load
 
 AVERAGE = "average of E"  # what is left of TAPE without its update
+SHARED = "MLP of distances"  # FIRE's; all of it is of pairs
 
 
 class Operations(NamedTuple):
-    """Multiply-adds of one sequence."""
+    """Multiply-adds; those that are `shared` are made once for all sequences of a batch."""
 
     per_token: int
     per_pair: int
+    shared_per_pair: int
 
     @classmethod
-    def of(cls, total: Callable[[int], int]) -> Operations:
-        """From those of a sequence of any length."""
-        per_pair = (total(2) - 2 * total(1)) // 2
-        return cls(total(1) - per_pair, per_pair)
+    def of(cls, parts: Callable[[int], dict[str, int]]) -> Operations:
+        """From the parts of a sequence of any length."""
+        one, two = (sum(n for part, n in parts(N).items() if part != SHARED) for N in (1, 2))
+        per_pair = (two - 2 * one) // 2
+        return cls(one - per_pair, per_pair, parts(1).get(SHARED, 0))
 
 
 def of_model(config: TapeConfig) -> Operations:
     """Of a whole decoder, logits of every token included."""
-    return Operations.of(lambda length: sum(formulas.multiply_adds(config, length).values()))
+    return Operations.of(lambda length: formulas.multiply_adds(config, length))
 
 
 def of_layer(config: TapeConfig, update: bool = True) -> Operations:
@@ -44,13 +47,13 @@ def of_layer(config: TapeConfig, update: bool = True) -> Operations:
     one, two = copy.copy(config), copy.copy(config)
     one.num_hidden_layers, two.num_hidden_layers = 1, 2
 
-    def total(length: int) -> int:
+    def parts(length: int) -> dict[str, int]:
         first, both = (formulas.multiply_adds(c, length) for c in (one, two))
         updates = formulas.of_encoding(two, length).keys() - {AVERAGE}
         left_out = {"MLP"} | (set() if update else updates)
-        return sum(n - first.get(part, 0) for part, n in both.items() if part not in left_out)
+        return {part: n - first.get(part, 0) for part, n in both.items() if part not in left_out}
 
-    return Operations.of(total)
+    return Operations.of(parts)
 
 
 def multiply_adds(operations: Operations, load: Load, logits: int, causal: bool) -> int:
@@ -60,12 +63,13 @@ def multiply_adds(operations: Operations, load: Load, logits: int, causal: bool)
         logits: of those per token, what the logits take; a prompt has them of its last token only.
         causal: count the pairs of a token and those up to it alone.
     """
-    N = load.length
+    N, tokens = load.length, load.length
     if load.work == "decoding":
-        pairs = sum(range(N + 1, N + load.new + 1))
-        return load.batch * (load.new * operations.per_token + pairs * operations.per_pair)
-    pairs = N * (N + 1) // 2 if causal else N**2
-    once = N * operations.per_token + pairs * operations.per_pair
+        tokens, pairs = load.new, sum(range(N + 1, N + load.new + 1))
+    else:
+        pairs = N * (N + 1) // 2 if causal else N**2
+    each = tokens * operations.per_token + pairs * operations.per_pair
     if load.work == "prefill":
-        once -= (N - 1) * logits
-    return load.batch * once * (3 if load.work == "training" else 1)
+        each -= (N - 1) * logits
+    once = load.batch * each + pairs * operations.shared_per_pair
+    return once * (3 if load.work == "training" else 1)
