@@ -41,7 +41,9 @@ def main() -> None:
         "--name", default="compare", help="of the folder with perplexity.csv (default: compare)"
     )
     parser.add_argument(
-        "--baseline", default="rope", help="the row that others are compared with (default: rope)"
+        "--baseline",
+        default="rope",
+        help="the row that others are compared with, or one of its runs (default: rope)",
     )
     parser.add_argument(
         "--out",

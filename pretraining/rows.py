@@ -40,6 +40,13 @@ class Compared:
     rows: list[Row[Trained]]
     missing: dict[Path, str]
 
+    def row(self, name: str) -> Row[Trained] | None:
+        """By its label, or by the folder of one of its runs; None if there is none."""
+        for row in self.rows:
+            if name == row.label or Path(name) in [run.folder for run in row.runs]:
+                return row
+        return None
+
     @property
     def lengths(self) -> list[int]:
         return list(self.rows[0].runs[0].results.perplexities.at)

@@ -13,11 +13,11 @@ from tape.evaluation.compare import Row, over_seeds
 
 def cells(found: Compared, baseline: str) -> list[list[str]]:
     """The head, then a line per row."""
-    other = next((row for row in found.rows if row.label == baseline), None)
+    other = found.row(baseline)
     shortest, longest = found.lengths[0], found.lengths[-1]
     compared = dict.fromkeys((shortest, longest)) if other else {}
     head = ["encoding", "seeds", *(f"perplexity {length:,}" for length in found.lengths)]
-    head += [f"loss - {baseline}, {length:,}" for length in compared]
+    head += [f"loss - {other.label}, {length:,}" for length in compared]
     lines = [[*head, "tokens/s", "memory, GiB"]]
     for row in found.rows:
         line = [row.label, str(len(row.runs))]

@@ -22,15 +22,14 @@ out=output/compare_$NAME
 partial=yes
 evaluate() { # run
     local length
-    length=$("$python" -c 'import json, sys
-print(json.load(open(sys.argv[1]))["max_position_embeddings"])' "$1/config.json")
+    length=$(trained_length "$1")
     # Windows of each length that begin in the same places.
     "$python" -m tape.evaluation.perplexity --model "$1" --data local --convention paper \
         --lengths "$length" $((2 * length)) $((4 * length)) --stride $((8 * length)) \
         --out "$1/compare/perplexity.csv" "${evaluation[@]}"
 }
 found() { # log
-    sed -nE 's/^\| ([0-9,]+) \|.*\| ([0-9.]+) \|$/perplexity \2 at \1,/p' "$1" | tail -n 3 | paste -sd " "
+    perplexities "$1" 3
 }
 compare() { # runs
     "$python" -m pretraining.compare "$@" --baseline "${BASELINE:-rope}" --out "$out"

@@ -28,6 +28,15 @@ found() { # log: its last words, from the evaluation
     grep -aE "^(inside|outside):" "$1" | tail -n 2 | cut -d, -f1 | paste -sd " "
 }
 
+trained_length() { # run
+    "$python" -c 'import json, sys
+print(json.load(open(sys.argv[1]))["max_position_embeddings"])' "$1/config.json"
+}
+
+perplexities() { # log lengths: those of its last evaluation
+    sed -nE 's/^\| ([0-9,]+) \|.*\| ([0-9.]+) \|$/perplexity \2 at \1,/p' "$1" | tail -n "$2" | paste -sd " "
+}
+
 learn() { # name type seed settings
     local name=$1 log told=
     log=$(log_of "$name")

@@ -22,8 +22,7 @@ check_runs "$@"
 
 check_base() { # folder length
     local length
-    length=$("$python" -c 'import json, sys
-print(json.load(open(sys.argv[1]))["max_position_embeddings"])' "$1/config.json")
+    length=$(trained_length "$1")
     if ((length != $2)); then
         echo "error: $1 was trained on $length tokens, and what is extended here has $2: rename it," \
             "and one of $2 is made (for a base of your own: script/train_llama.sh)" >&2
@@ -47,7 +46,7 @@ evaluate() { # run
         --convention paper --stride 4096 --out "$1/extend/perplexity.csv"
 }
 found() { # log
-    sed -nE 's/^\| ([0-9,]+) \|.*\| ([0-9.]+) \|$/perplexity \2 at \1,/p' "$1" | tail -n 3 | paste -sd " "
+    perplexities "$1" 3
 }
 compare() { # runs
     text_runs=("$@")

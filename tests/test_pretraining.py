@@ -1,13 +1,18 @@
 """Encodings over seeds in one table: the numbers, the statistics, and refusals."""
 
 import csv
+import itertools
 import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import composed
+from omegaconf import OmegaConf
 from scipy.stats import ttest_rel
+from test_grid import ROOT
 
 from pretraining import compare as entry
 from pretraining.compare import compare
@@ -166,3 +171,24 @@ def test_ablations_are_rows_of_their_own(tmp_path):
 def test_nothing_to_compare_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="is not there: the run did not finish"):
         compare([tmp_path / "nothing"], "compare", "rope", tmp_path / "out")
+
+
+def test_every_row_of_the_papers_ablations_composes():
+    paper = Path(entry.__file__).parent
+    table6, table7 = (len((paper / f"table{n}.csv").read_text().splitlines()) - 1 for n in (6, 7))
+    rows = {}
+    for table in ("architecture", "equivariance", "width"):
+        experiment = ROOT / "config" / "experiment" / f"ablation_{table}.yaml"
+        swept = OmegaConf.load(experiment).hydra.sweeper.params.ablation.split(",")
+        chosen = [composed(f"experiment=ablation_{table}", f"ablation={row}") for row in swept]
+        rows[table] = {row: cfg.position for row, cfg in zip(swept, chosen, strict=True)}
+        assert all(each.name == "tape" for each in rows[table].values())
+        assert rows[table]["full"] == composed("experiment=ablation").position
+    both = [(each.attention, each.feed_forward) for each in rows["architecture"].values()]
+    assert set(both) == set(itertools.product([True, False], repeat=2))
+    both = [(each.equivariant, each.tensorial) for each in rows["equivariance"].values()]
+    assert set(both) == set(itertools.product([True, False], repeat=2))
+    widths = [each.width for each in rows["width"].values()]
+    assert widths == [4, 8, 16, 32, 64]
+    assert len(rows["architecture"]) + len(rows["equivariance"]) - 1 == table6
+    assert len(rows["width"]) == table7

@@ -1,5 +1,6 @@
 """Scripts that start many runs, with tiny ones, in a folder where they may write output/."""
 
+import itertools
 import json
 import os
 import re
@@ -336,3 +337,28 @@ def test_encodings_are_compared_and_a_run_that_fails_is_named(run_script, tmp_pa
     assert "* output/e_nope_0: output/e_nope_0/compare/perplexity.csv is not there" in printed
     assert "| nope | 1 | " in printed
     assert "\nstep " not in log.read_text()[before:]  # it had finished
+
+
+def test_ablations_have_a_table_each(run_script, tmp_path):
+    sizes = ["hidden_size=32", "intermediate_size=64", "num_hidden_layers=2"]
+    tiny = ["vocab_size=300", "length=32", "trainer.max_steps=2", "trainer.logging_steps=1"]
+    settings = of_a_script(
+        [*tiny, "eval_blocks=8", "report.tokens=512", *(f"model.{size}" for size in sizes)]
+    )
+    variables = {"TABLES": "equivariance", "SEEDS": "0", "EVALUATION": "--max_tokens 2000"}
+    started = run_script("ablations.sh", *settings, **variables)
+    printed, _ = started.communicate()
+    assert started.returncode == 0, printed
+    table = (tmp_path / "output/compare_ablation_equivariance/table.md").read_text()
+    assert table in printed
+    assert table.startswith(
+        "| encoding | seeds | perplexity 4 | perplexity 8 | perplexity 16 | perplexity 32 |"
+        " loss - tape position.equivariant=True position.tensorial=True, 4 |"
+    )
+    rows = re.findall(r"^\| (tape .*?) \|", table, re.MULTILINE)
+    assert {tuple(re.findall(r"=(\w+)", row)) for row in rows} == set(
+        itertools.product(["True", "False"], repeat=2)
+    )
+    unknown = run_script("ablations.sh", TABLES="depth")
+    printed, _ = unknown.communicate()
+    assert unknown.returncode == 1 and "error: TABLES: no 'depth'; known: archi" in printed

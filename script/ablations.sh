@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Trains ablations of TAPE x seeds on code and tabulates them as the paper's Tables 6 and 7, at 1/8,
+# 1/4, 1/2 and 1 of the trained length:
+#
+#   TABLES="width" SEEDS="0 1 2" bash script/ablations.sh [settings]
+#
+#   TABLES       architecture, equivariance and width (config/experiment/ablation_*); all by default
+#   SEEDS, JOBS, NAME (ablation by default): see script/comparison.sh
+#   EVALUATION   flags of python -m tape.evaluation.perplexity
+#   settings     of the training, e.g. data=text data.files=github/ model=base length=1024
+#
+# A row that is in several tables is trained once. A run that fails is named below its tables, and the
+# status is 1. The same command does what is missing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+read -rd '' -a tables <<<"${TABLES:-architecture equivariance width}" || true
+rows() { # table
+    local file=config/experiment/ablation_$1.yaml
+    if [[ ! -f $file ]]; then
+        echo "error: TABLES: no '$1'; known: architecture equivariance width" >&2
+        exit 1
+    fi
+    sed -nE "s/.*ablation: '?([a-z0-9_,]+)'?.*/\1/p" "$file" | tr , ' '
+}
+TYPES=
+for table in "${tables[@]}"; do
+    listed=$(rows "$table")
+    for row in $listed; do
+        [[ " $TYPES " == *" $row "* ]] || TYPES+=" $row"
+    done
+done
+source script/comparison.sh
+
+group=ablation
+experiment=ablation
+NAME=${NAME:-ablation}
+out=output/compare_$NAME
+partial=yes
+evaluate() { # run
+    local length
+    length=$(trained_length "$1")
+    # Windows of each length that begin in the same places.
+    "$python" -m tape.evaluation.perplexity --model "$1" --data local --convention paper \
+        --lengths $((length / 8)) $((length / 4)) $((length / 2)) "$length" --stride "$length" \
+        --out "$1/compare/perplexity.csv" "${evaluation[@]}"
+}
+found() { # log
+    perplexities "$1" 4
+}
+compare() { # runs
+    local table row seed runs failed=0
+    for table in "${tables[@]}"; do
+        runs=()
+        for row in $(rows "$table"); do
+            for seed in "${seeds[@]}"; do
+                runs+=("output/${NAME}_${row}_$seed")
+            done
+        done
+        echo
+        "$python" -m pretraining.compare "${runs[@]}" --baseline "output/${NAME}_full_${seeds[0]}" \
+            --out "${out}_$table" || failed=1
+    done
+    return "$failed"
+}
+comparison "$@"
