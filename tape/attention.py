@@ -126,12 +126,12 @@ def pays_unfused(q: Tensor, k: Tensor, payload: Payload) -> bool:
 
 def single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     """The average (B, H, 1, P) of values (B, K, S, P) for one query per head, step by step."""
-    B, H, _, D = q.shape
-    scores = (q * scaling).view(B, k.shape[1], -1, D) @ k.mT
+    (B, H, _, D), K = q.shape, k.shape[1]
+    scores = torch.bmm((q * scaling).reshape(B * K, -1, D), k.flatten(0, 1).mT)
     if mask is not None:
-        scores = masked(scores, mask if mask.shape[1] == 1 else mask.view_as(scores))
+        scores = masked(scores.view(B, H, 1, -1), mask).view_as(scores)
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
-    return (weights.to(q.dtype) @ v).view(B, H, 1, -1)
+    return torch.bmm(weights.to(q.dtype), v.flatten(0, 1)).view(B, H, 1, -1)
 
 
 @cache

@@ -55,16 +55,20 @@ class _CausalAttention(torch.autograd.Function):
         values, grad = (torch.cat(xs, dim=-1).flatten(0, 1) for xs in ((v, payload), grads))
         # The first layer's payload is a constant.
         wanted = grad if ctx.needs_input_grad[3] else grad[..., : widths[0]]
-        grad_q, grad_k = torch.empty_like(q), torch.zeros_like(k)
-        grad_values = wanted.new_zeros(wanted.shape)
-        for start in range(0, q.shape[1], BLOCK):
+        grad_q, grad_k, grad_values = torch.empty_like(q), None, None
+        for start in reversed(range(0, q.shape[1], BLOCK)):
             block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
             weights = _CausalAttention.weights(q[:, block], k[:, seen], start)
             grad_weights = grad[:, block] @ values[:, seen].mT
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             grad_q[:, block] = grad_scores @ k[:, seen]
-            grad_k[:, seen].baddbmm_(grad_scores.mT, q[:, block])
-            grad_values[:, seen].baddbmm_(weights.mT, wanted[:, block])
+            # Not added into the sum by baddbmm_: to a part of one it is a loop over the batch.
+            parts = grad_scores.mT @ q[:, block], weights.mT @ wanted[:, block]
+            if grad_k is None:  # the last block, which sees all keys
+                grad_k, grad_values = parts
+            else:
+                grad_k[:, seen] += parts[0]
+                grad_values[:, seen] += parts[1]
         grad_q = grad_q.mul_(ctx.scaling)
         grad_q, grad_k, grad_values = (x.unflatten(0, shape) for x in (grad_q, grad_k, grad_values))
         if not ctx.needs_input_grad[3]:

@@ -28,6 +28,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tape import attention, positions
+from tape.cache import GrowingCache
 from tape.configuration import TapeConfig
 from tape.indices import check_draw, check_gaps, check_mask, token_indices
 from tape.loss import Head
@@ -255,7 +256,7 @@ class TapeModel(TapePreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+            past_key_values = GrowingCache()
 
         check_mask(attention_mask, x_BTC.shape[1], past_key_values)
         kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)
@@ -409,6 +410,14 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
     def _get_static_cache_init_shape(self) -> None:
         """None: the cache takes its shape from what it is first given, values that may be wider
         than keys. The library would allocate both alike for `prefill_chunk_size`."""
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
+        """As in the library, but for the cache that nobody chose."""
+        given = model_kwargs.get("past_key_values")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        made = type(model_kwargs.get("past_key_values")) is DynamicCache and given is None
+        if made and generation_config.cache_implementation is None:
+            model_kwargs["past_key_values"] = GrowingCache()
 
     def _prepare_generated_length(self, *args, **kwargs):
         generation_config = super()._prepare_generated_length(*args, **kwargs)

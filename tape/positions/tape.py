@@ -12,7 +12,6 @@ with every rotation of the pairs, so that a shift of all positions changes nothi
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,30 +41,25 @@ class StateMap(PositionModule):
     def reset_parameters(self) -> None:
         init.normal_(self.weight, std=self.std)
 
-    def weights(self, dtype: torch.dtype) -> Tensor:
-        """(G, outputs, inputs)"""
-        weight = self.weight.to(dtype)
-        return weight if weight.ndim == 3 else weight[None]
 
-
-# (tensorial, equivariant): the order of the axes B, H, T, part, F, and how many of them M spans.
-ARRANGEMENTS = {
-    (True, True): ((0, 2, 1, 3, 4), 1),
-    (True, False): ((3, 0, 2, 1, 4), 1),
-    (False, True): ((0, 2, 4, 1, 3), 1),
-    (False, False): ((3, 0, 2, 1, 4), 2),
+# (tensorial, equivariant): the order of the axes B, H, T, part, F of the state.
+ORDERS = {
+    (True, True): (0, 2, 1, 3, 4),
+    (True, False): (3, 0, 2, 1, 4),
+    (False, True): (0, 2, 4, 1, 3),
+    (False, False): (3, 0, 2, 1, 4),
 }
 
 
 class TapeUpdate(ContextUpdate):
-    """g of one layer. The state is laid out as (G, B T, M, N): M is the axis that the maps mix, G
-    the number of their sets, and N what they leave alone:
+    """g of one layer. The state is laid out as (B T, M, N), or (2, B T, M, N) for two sets of maps:
+    M is the axis that they mix, N what they leave alone:
 
-        tensorial  equivariant      G    M          N
-        yes        yes              1    heads      2 F
-        yes        no               2    heads      F
-        no         yes              1    F          2 heads
-        no         no               2    heads F    1
+        tensorial  equivariant  sets  M          N
+        yes        yes          1     heads      2 F
+        yes        no           2     heads      F
+        no         yes          1     F          2 heads
+        no         no           2     heads F    1
     """
 
     def __init__(
@@ -84,66 +78,61 @@ class TapeUpdate(ContextUpdate):
         self.num_heads = K
         self.attends, self.feed_forward = attention, feed_forward
         self.tensorial = tensorial
-        self.order, self.mixed_axes = ARRANGEMENTS[tensorial, equivariant]
+        self.order = ORDERS[tensorial, equivariant]
+        self.restored = [self.order.index(axis) for axis in range(5)]
         parts = 1 if equivariant else 2
-        attended = H if tensorial else frequencies if equivariant else H * frequencies
-        mixed = K if tensorial else frequencies if equivariant else K * frequencies
+        self.sets = () if equivariant else (2,)
+        self.attended = H if tensorial else frequencies if equivariant else H * frequencies
+        self.mixed = K if tensorial else frequencies if equivariant else K * frequencies
         # P and W1 start at zero, so that TAPE starts as RoPE.
         if attention:
-            self.mix = StateMap(parts, attended, mixed)
+            self.mix = StateMap(parts, self.attended, self.mixed)
         if feed_forward:
             self.gate = nn.Linear(config.hidden_size, width, bias=False)
-            self.up = StateMap(parts, mixed, width)
-            self.down = StateMap(parts, width, mixed, std=0.02)
+            self.up = StateMap(parts, self.mixed, width)
+            self.down = StateMap(parts, width, self.mixed, std=0.02)
 
     def payload(self, e: Tensor, dtype: torch.dtype) -> Tensor:
         return e.flatten(-2).to(dtype)  # (B|1, K|1, T, 2 F)
 
     def forward(self, e: Tensor, attended: Tensor | None, mlp_out: Tensor) -> Tensor:
         with torch.autocast(mlp_out.device.type, enabled=False):
-            B, T, _ = mlp_out.shape
-            e = e.expand(B, self.num_heads, T, *e.shape[-2:])
-            state = self._arrange(e)
+            shape = (len(mlp_out), self.num_heads, *e.shape[2:])  # B, K, T, 2, F
+            state = self._arrange(e.expand(shape), self.mixed)
             if self.attends:
-                average = self._arrange(attended.to(e.dtype).unflatten(-1, e.shape[-2:]))
-                state = add_product(state, self.mix.weights(e.dtype)[:, None], average)
+                average = attended.to(e.dtype).view(*attended.shape[:-1], *shape[3:])
+                average = self._arrange(average, self.attended)
+                state = add_product(state, self.mix.weight.to(e.dtype), average)
             if self.feed_forward:
                 state = self._feed_forward(state, mlp_out)
-            return self._restore(state, e.shape)
+            return state.reshape([shape[axis] for axis in self.order]).permute(self.restored)
 
-    def _arrange(self, e_BHT2F: Tensor) -> Tensor:
-        axes = e_BHT2F.permute(self.order)
-        leading = self.order.index(2) + 1  # T is the last axis that is neither mixed nor kept
-        mixed = math.prod(axes.shape[leading : leading + self.mixed_axes])
+    def _arrange(self, e_BHT2F: Tensor, mixed: int) -> Tensor:
         tokens = e_BHT2F.shape[0] * e_BHT2F.shape[2]
-        return axes.reshape(math.prod(axes.shape[:leading]) // tokens, tokens, mixed, -1)
-
-    def _restore(self, state: Tensor, shape: torch.Size) -> Tensor:
-        axes = state.reshape([shape[axis] for axis in self.order])
-        return axes.permute([self.order.index(axis) for axis in range(len(shape))])
+        return e_BHT2F.permute(self.order).reshape(*self.sets, tokens, mixed, -1)
 
     def _feed_forward(self, state: Tensor, mlp_out: Tensor) -> Tensor:
-        """State + W2 diag(SiLU(W_x m)) W1 state, (G, B T, M, N)."""
-        W1, W2 = self.up.weights(state.dtype), self.down.weights(state.dtype)
+        """State + W2 diag(SiLU(W_x m)) W1 state."""
+        W1, W2 = self.up.weight.to(state.dtype), self.down.weight.to(state.dtype)
         gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).flatten(0, 1).to(state.dtype)
         if self.tensorial:
-            # One small matrix per token, linear in the gate: with M heads and I = width it costs
-            # I M^2 + M^2 N multiply-adds and keeps M^2 numbers for the backward pass, where W1 and
-            # W2 in turn cost 2 I M N and keep I N.
-            products = W2.mT[..., None] * W1[..., None, :]  # (G, I, M, M)
-            maps = gate @ products.flatten(2)  # (G, B T, M M)
-            return add_product(state, maps.unflatten(-1, products.shape[2:]), state)
-        up = torch.einsum("gim,gtmn->gtin", W1, state)
-        return add_product(state, W2[:, None], gate[..., None] * up)
+            # One small matrix per token, 1 + W2 diag(gate) W1, linear in the gate: with M heads and
+            # I = width it costs I M^2 + M^2 N multiply-adds and keeps M^2 numbers for the backward
+            # pass, where W1 and W2 in turn cost 2 I M N and keep I N.
+            products = W2.mT[..., None] * W1[..., None, :]  # (.., I, M, M)
+            identity = torch.eye(self.mixed, dtype=state.dtype, device=state.device)
+            maps = gate @ products.flatten(-2) + identity.flatten()  # (.., B T, M M)
+            return maps.view(*state.shape[:-1], -1) @ state
+        up = torch.einsum("...im,...tmn->...tin", W1, state)
+        return add_product(state, W2, gate[..., None] * up)
 
 
 def add_product(state: Tensor, maps: Tensor, x: Tensor) -> Tensor:
-    """state + maps @ x in one pass over memory; maps (G, 1|B T, M, L), x (G, B T, L, N)."""
-    if maps.shape[1] == 1 < maps.shape[0]:  # expanded, several sets would be copied for each token
-        return state + torch.einsum("gml,gtln->gtmn", maps[:, 0], x)
-    maps = maps.expand(*state.shape[:2], -1, -1)
-    batches = (tensor.flatten(0, 1) for tensor in (state, maps, x))
-    return torch.baddbmm(*batches).view_as(state)
+    """state + maps @ x in one pass over memory; maps (M, L) or (2, M, L), x (.., B T, L, N)."""
+    if maps.ndim == 2:
+        return torch.baddbmm(state, maps.expand(len(state), -1, -1), x)
+    # Expanded, two sets would be copied for each token.
+    return state + torch.einsum("gml,gtln->gtmn", maps, x)
 
 
 class Tape(RoPE):

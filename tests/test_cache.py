@@ -1,0 +1,136 @@
+"""The growing cache holds what the library's dynamic one holds, whatever is done to both."""
+
+import copy
+
+import pytest
+import torch
+from conftest import make_model, random_tokens
+from transformers import DynamicCache
+
+from tape.cache import GrowingCache
+
+
+def tokens(count, seed, batch=2):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, 3, count, width, generator=generator) for width in (4, 6)]
+
+
+def both():
+    return GrowingCache(), DynamicCache()
+
+
+def extend(caches, count, seed, **options):
+    """Append the same to two layers of each cache; what comes back is equal."""
+    for layer in range(2):
+        ours, theirs = (c.update(*tokens(count, seed + layer, **options), layer) for c in caches)
+        for x, y in zip(ours, theirs, strict=True):
+            assert torch.equal(x, y)
+    assert caches[0].get_seq_length() == caches[1].get_seq_length()
+    assert caches[0].get_mask_sizes(1, 0) == caches[1].get_mask_sizes(1, 0)
+
+
+@torch.no_grad()
+def test_a_token_is_written_behind_the_others():
+    caches = both()
+    extend(caches, 200, 0)
+    memory = caches[0].layers[0].values.data_ptr()
+    for seed in range(60):
+        extend(caches, 1, seed)
+        assert caches[0].layers[0].values.data_ptr() == memory
+    for seed in range(60):
+        extend(caches, 7, seed)
+    for layer in caches[0].layers:
+        for room, x in zip(layer.rooms, (layer.keys, layer.values), strict=True):
+            assert x.shape[-2] < room.memory.shape[-2] <= x.shape[-2] * 9 / 8 + 64
+
+
+CHANGES = {
+    "crop": lambda cache: cache.crop(-1),
+    "reorder": lambda cache: cache.reorder_cache(torch.tensor([1, 1])),
+    "select": lambda cache: cache.batch_select_indices(torch.tensor([1])),
+    "repeat": lambda cache: cache.batch_repeat_interleave(2),
+    "reset": lambda cache: cache.reset(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_a_changed_cache_goes_on_like_the_librarys(change):
+    caches = both()
+    extend(caches, 9, 0)
+    extend(caches, 1, 1)
+    batch = {"select": 1, "repeat": 4}.get(change, 2)
+    held = [(layer.keys, layer.values) for layer in caches[0].layers]
+    before = copy.deepcopy(held)
+    for cache in caches:
+        CHANGES[change](cache)
+    for seed in range(3):
+        extend(caches, 2, seed, batch=batch)
+    if change != "reset":  # it zeroes what is there, as in the library
+        for pair, kept in zip(held, before, strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(pair, kept, strict=True))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+@torch.no_grad()
+def test_copies_go_their_own_ways(copied):
+    caches = both()
+    extend(caches, 5, 0)
+    forks = both()
+    for fork, cache in zip(forks, caches, strict=True):
+        fork.layers = [copied(layer) for layer in cache.layers]
+    for seed in range(3):
+        extend(caches, 1, seed)
+        extend(forks, 1, seed + 10)
+    for ours, theirs in zip(
+        (*caches[0].layers, *forks[0].layers), (*caches[1].layers, *forks[1].layers), strict=True
+    ):
+        assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
+
+
+def test_modes_follow_each_other():
+    caches = both()
+    for seed, mode in enumerate(
+        (
+            torch.inference_mode,
+            torch.no_grad,
+            torch.enable_grad,
+            torch.no_grad,
+            torch.inference_mode,
+        )
+    ):
+        with mode():
+            extend(caches, 2, seed)
+            extend(caches, 1, seed + 20)
+
+
+@torch.no_grad()
+def test_what_does_not_fit_is_refused():
+    cache = GrowingCache()
+    cache.update(*tokens(3, 0), 0)
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        cache.update(*tokens(1, 1, batch=1), 0)
+    keys, values = (x.double() for x in tokens(1, 2))
+    assert cache.update(keys, values, 0)[0].dtype == torch.float64  # as in the library
+
+
+@pytest.mark.parametrize("name", ["rope", "tape"])
+def test_the_decoder_makes_one(name):
+    model = make_model(name).eval()
+    prompt = random_tokens(2, 6)
+    given = model(prompt, past_key_values=DynamicCache()).past_key_values
+    made = model(prompt, use_cache=True).past_key_values
+    assert type(made) is GrowingCache and type(given) is DynamicCache
+    settings = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
+    ours = model.generate(prompt, **settings)
+    assert type(ours.past_key_values) is GrowingCache
+    theirs = model.generate(prompt, **settings, past_key_values=DynamicCache())
+    assert type(theirs.past_key_values) is DynamicCache
+    assert torch.equal(ours.sequences, theirs.sequences)
+    static = model.generate(prompt, **settings, cache_implementation="static")
+    assert not isinstance(static.past_key_values, DynamicCache)
+    beams = {"num_beams": 3, "max_new_tokens": 5, "do_sample": False}
+    assert torch.equal(
+        model.generate(prompt, **beams),
+        model.generate(prompt, **beams, past_key_values=DynamicCache()),
+    )
