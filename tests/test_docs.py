@@ -8,7 +8,8 @@ import torch
 import yaml
 from conftest import make_model
 
-from arithmetic.compare import compare
+from arithmetic.compare import compare as grids
+from retrieval.compare import compare as passkeys
 from tape import TapeForCausalLM
 from tape.positions import ALIASES, ENCODINGS, Positions
 
@@ -80,7 +81,14 @@ def test_commands_in_documents_name_files_that_exist():
             assert (ROOT / command).exists(), (page, command)
 
 
-@pytest.mark.parametrize("results", ["addition", "addition_ablations"])
-def test_tables_are_those_of_the_results(results, tmp_path):
+@pytest.mark.parametrize(
+    ("results", "compare", "evaluation", "page"),
+    [
+        ("addition", grids, "grid", "arithmetic"),
+        ("addition_ablations", grids, "grid", "arithmetic"),
+        ("passkey", passkeys, "passkey", "retrieval"),
+    ],
+)
+def test_tables_are_those_of_the_results(results, compare, evaluation, page, tmp_path):
     runs = sorted((ROOT / "docs" / "results" / results).iterdir())
-    assert compare(runs, "grid", tmp_path) in (ROOT / "docs" / "arithmetic.md").read_text()
+    assert compare(runs, evaluation, tmp_path) in (ROOT / "docs" / f"{page}.md").read_text()

@@ -48,10 +48,10 @@ ON_GPU = {
 }
 ON_CPU = {
     "shape": PAPER | {"layers": 4, "hidden": 256, "heads": 4, "mlp": 1024, "vocabulary": 4096},
-    "lengths": [256, 512, 1024],
+    "lengths": [128, 512],
     "dtype": "float32",
     "compiled": ["no"],
-    "new": 16,
+    "new": 4,
     "rounds": LEAST_ROUNDS,
 }
 DEFAULT = ON_GPU if DEVICE.type == "cuda" else ON_CPU
