@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
-from tape import TapeForCausalLM
+from tape import TapeConfig, TapeForCausalLM
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import DEVICE
+from tape.cache import GrowingCache, GrowingLayer
 
 WORK = ("forward", "training", "prefill", "decoding")
 MIDDLE = 1  # the layer of a decoder of three whose attention is measured: TAPE's state was updated
@@ -58,12 +59,13 @@ class Load:
         return torch.compile(module, fullgraph=True, dynamic=False, mode=mode)
 
     def cache(self, config: Any) -> Cache | None:
-        """What the work begins with: nothing is in it yet. A static one for compiled decoding."""
+        """What the work begins with: nothing is in it yet. A static one for compiled decoding, else
+        what `generate` would make."""
         if self.work in ("forward", "training"):
             return None
         if self.work == "decoding" and self.compiled:
             return StaticCache(config=config, max_cache_len=self.length + self.new)
-        return DynamicCache(config=config)
+        return GrowingCache() if isinstance(config, TapeConfig) else DynamicCache(config=config)
 
 
 class AttentionLayer(NamedTuple):
@@ -140,6 +142,8 @@ def rewind(layers: list[CacheLayerMixin], tokens: int) -> None:
             layer.cumulative_length.sub_(tokens)
         else:
             layer.crop(-tokens)
+        if isinstance(layer, GrowingLayer):  # nobody looks at what is forgotten: write over it
+            layer.rooms[0].content, layer.rooms[1].content = layer.keys, layer.values
 
 
 def of_layer(layer: AttentionLayer, load: Load, config: Any) -> Callable[[], None]:
