@@ -9,6 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import sys
 
 import absl.logging
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -145,3 +146,11 @@ def start(text, cache, tmp_path):
         return folder
 
     return start
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    """400 token ids in uint16."""
+    path = tmp_path / "text.bin"
+    np.random.default_rng(0).integers(0, VOCABULARY, 400).astype("<u2").tofile(path)
+    return path

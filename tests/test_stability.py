@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 import torch
-from conftest import VOCABULARY, make_model, random_tokens
+from conftest import make_model, random_tokens
 from test_scrolls import byte_tokenizer
 
 from tape.analysis import stability, visualize
@@ -92,13 +92,6 @@ def make_folder(folder, position, **changes):
     make_model(position, vocab_size=len(tokenizer), **changes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def text_file(tmp_path):
-    path = tmp_path / "text.bin"
-    np.random.default_rng(0).integers(0, VOCABULARY, 400).astype("<u2").tofile(path)
-    return path
 
 
 def options(command, models, text_file, out, *given):

@@ -1,0 +1,224 @@
+"""What two faults of the original code make of a trained model, each by itself.
+
+python -m tape.analysis.faults --model output/rope_c4 output/adape_c4
+
+* Positions were made in the model's numbers: in bfloat16, 0 to 1,023 are 513 different positions,
+  and 1,024 that begin at 2,000 are 68.
+* The cache of RoPE's fused path kept keys before they were turned, and turned all of them by the
+  position of the newest token: its query saw no distances.
+
+They are made here, around a model; the package's own decoder has none of them. The score is that of
+the second half of windows: with the first half as context in one pass, or with the first half as a
+prompt and the second decoded token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors import SafetensorError
+from torch import Tensor
+from tqdm import tqdm
+
+from tape import origin
+from tape.analysis.cost_table import rows_of
+from tape.analysis.stability import windows
+from tape.cache import GrowingCache
+from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.perplexity import whole
+from tape.evaluation.texts import CORPORA, open_text
+from tape.files import write_text
+from tape.modeling import TapeForCausalLM
+from tape.positions import Positions
+from tape.positions.rotary import RoPE, turn
+
+ORIGIN = 2000  # of the original's random origins, the farthest
+BATCH = 8  # windows at once
+
+
+@contextmanager
+def positions_made(model: TapeForCausalLM, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Coordinates (B|1, T) changed, wherever an encoding makes something of them."""
+    position = model.model.position
+    own = {name: getattr(position, name) for name in ("state", "embed", "biases")}
+
+    def changed(where: Positions) -> Positions:
+        return Positions(change(where.query), change(where.key))
+
+    position.state = lambda where, dtype: own["state"](changed(where), dtype)
+    position.embed = lambda x, where: own["embed"](x, changed(where))
+    position.biases = lambda where, layers: own["biases"](changed(where), layers)
+    try:
+        yield
+    finally:
+        for name in own:
+            delattr(position, name)
+
+
+def in_bfloat16(coordinates: Tensor) -> Tensor:
+    return coordinates.to(torch.bfloat16).to(coordinates.dtype)
+
+
+def scored(logits: Tensor, targets: Tensor) -> Tensor:
+    """Negative log-likelihoods, (B, T)."""
+    return F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none")
+
+
+@torch.no_grad()
+def at_once(model: TapeForCausalLM, ids_BL: Tensor) -> Tensor:
+    """Losses of the second half of windows."""
+    half = ids_BL.shape[1] // 2
+    logits = model(ids_BL[:, :-1], use_cache=False).logits[:, half - 1 :]
+    return scored(logits, ids_BL[:, half:])
+
+
+@torch.no_grad()
+def decoded(model: TapeForCausalLM, ids_BL: Tensor, turned_anew: bool) -> Tensor:
+    """The same, token by token after a prompt.
+
+    Args:
+        turned_anew: cached keys have the newest token's position. Queries and keys turned by one
+            angle have the products of those that are not turned.
+    """
+    half, cache, position = ids_BL.shape[1] // 2, GrowingCache(), model.model.position
+    logits = [model(ids_BL[:, :half], past_key_values=cache, logits_to_keep=1).logits]
+    if turned_anew:
+        where = torch.arange(half, device=ids_BL.device)[None]
+        e = position.state(Positions(where, where), torch.float32)
+        back = torch.stack((e[..., 0, :], -e[..., 1, :]), dim=-2)
+        for layer in cache.layers:
+            layer.keys = turn(layer.keys.to(e.dtype), back).to(layer.keys.dtype)
+        position.rotate = lambda q, k, e: (q, k)
+    try:
+        for t in range(half, ids_BL.shape[1] - 1):
+            logits.append(model(ids_BL[:, t : t + 1], past_key_values=cache).logits)
+    finally:
+        if turned_anew:
+            del position.rotate
+    return scored(torch.cat(logits, dim=1), ids_BL[:, half:])
+
+
+Measured = Callable[[Tensor], Tensor]
+
+
+def faults_of(model: TapeForCausalLM) -> dict[str, Measured]:
+    """What is measured; the first is right, and what begins at the origin is to show what that
+    alone does."""
+
+    def moved(change: Callable[[Tensor], Tensor] | None) -> Measured:
+        def measure(ids: Tensor) -> Tensor:
+            with nullcontext() if change is None else positions_made(model, change):
+                return at_once(model, ids)
+
+        return measure
+
+    found = {
+        "none": moved(None),
+        "positions in bfloat16": moved(in_bfloat16),
+        f"none, positions from {ORIGIN:,}": moved(lambda p: p + ORIGIN),
+        f"positions in bfloat16 from {ORIGIN:,}": moved(lambda p: in_bfloat16(p + ORIGIN)),
+        "none, decoded": partial(decoded, model, turned_anew=False),
+    }
+    position = model.model.position
+    if type(position) is RoPE and position.magnitude == 1:
+        found["decoded, cached keys turned anew"] = partial(decoded, model, turned_anew=True)
+    return found
+
+
+def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """A row per fault and length, of one model."""
+    model, _ = load(folder, torch.float32)
+    trained = model.config.max_position_embeddings
+    lengths = arguments.lengths or [trained, 2 * trained, 4 * trained]
+    check_length(model, ORIGIN + max(lengths), f"--lengths {max(lengths)} from {ORIGIN}")
+    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
+    text = open_text(arguments.data, arguments.files, folder, cache)
+    text.check(model.config.vocab_size)
+    about = {"model": folder.resolve().name, "model_hash": fingerprint(folder)[:16]}
+    about |= {"position": model.config.position["name"], "data": text.name, "trained": trained}
+    measured = faults_of(model)
+    bar = tqdm(total=len(measured) * len(lengths), desc=str(folder), disable=None)
+    with bar, model.evaluation_length(ORIGIN + max(lengths)):
+        for length in lengths:
+            ids = torch.stack(windows(text.tokens, length, arguments.windows))
+            for fault, measure in measured.items():
+                losses = torch.cat([measure(part) for part in ids.split(BATCH)])
+                nll = losses.double().mean().item()
+                yield about | {
+                    **{"fault": fault, "length": length, "tokens": losses.numel()},
+                    **{"nll": nll, "perplexity": math.exp(nll)},
+                }
+                bar.update()
+
+
+def markdown(found: list[dict[str, Any]]) -> str:
+    """Perplexities by length."""
+    cells: dict[tuple[str, str], dict[int, float]] = {}
+    for row in found:
+        cells.setdefault((row["model"], row["fault"]), {})[row["length"]] = row["perplexity"]
+    lengths = sorted({row["length"] for row in found})
+    lines = [["model", "fault", *(f"perplexity {length:,}" for length in lengths)]]
+    for (model, fault), by_length in cells.items():
+        values = [f"{by_length[n]:.2f}" if n in by_length else "-" for n in lengths]
+        lines.append([model, fault, *values])
+    return rows_of(lines)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    found = [row for folder in arguments.model for row in rows(arguments, folder)]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, found[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    text = markdown(found)
+    write_text(arguments.out / "faults.csv", table.getvalue())
+    write_text(arguments.out / "faults.md", text + "\n")
+    origin.record(arguments.out)
+    return text
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tape.analysis.faults",
+        description="What faults of the original code make of a trained model.",
+    )
+    parser.add_argument("--model", type=Path, nargs="+", required=True, help="folders of models")
+    parser.add_argument(
+        "--data",
+        default="local",
+        help=f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}",
+    )
+    parser.add_argument("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    parser.add_argument(
+        "--lengths", type=whole(4), nargs="+", help="of windows; 1, 2 and 4 times the trained"
+    )
+    parser.add_argument("--windows", type=whole(1), default=64, help="of the text, each length")
+    parser.add_argument("--out", type=Path, default=Path("output/faults"), help="a folder")
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    arguments = parse()
+    transformers.logging.disable_progress_bar()
+    try:
+        print(run(arguments))
+        print(f"\nalso in {arguments.out}")
+    except (ValueError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Faults of the original code: each is what it is said to be, and nothing is left of it."""
+
+import csv
+
+import pytest
+import torch
+from conftest import make_model, random_tokens
+from test_stability import make_folder, options
+
+from tape.analysis import faults
+from tape.analysis.faults import at_once, decoded, faults_of, in_bfloat16, positions_made
+
+ENCODINGS = ("rope", "tape", "alibi", "fire", "xpos", "sincos", "nope")
+
+
+def test_how_many_positions_are_left_in_bfloat16():
+    """The numbers of the module's docstring."""
+    assert len(in_bfloat16(torch.arange(1024.0)).unique()) == 513
+    assert len(in_bfloat16(torch.arange(1024.0) + 2000).unique()) == 68
+    assert torch.equal(in_bfloat16(torch.arange(257)), torch.arange(257))
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_without_a_fault_all_ways_give_the_models_loss(name):
+    model, ids = make_model(name), random_tokens(2, 20)
+    logits = model(ids).logits[:, 9:-1].log_softmax(-1)
+    expected = -logits.gather(-1, ids[:, 10:, None])[..., 0]
+    for found in (at_once(model, ids), decoded(model, ids, turned_anew=False)):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_changed_positions_reach_the_encoding_and_nothing_is_left_of_them(name):
+    model, ids = make_model(name), random_tokens(2, 20)
+    before = at_once(model, ids)
+    with positions_made(model, lambda p: p.flip(-1) * 7):
+        changed = at_once(model, ids)
+    assert torch.equal(changed, before) == (name == "nope")
+    assert torch.equal(at_once(model, ids), before)
+    with positions_made(model, lambda p: p + 50):
+        moved = at_once(model, ids)
+    assert torch.allclose(moved, before, atol=1e-4) == (name not in ("fire", "sincos"))
+
+
+def test_keys_that_are_turned_anew_have_no_distances():
+    """In one layer, keys and values come from the tokens alone: it is NoPE from the first decoded
+    token on. The prompt's own loss is right."""
+    rope, nope = (make_model(name, num_hidden_layers=1) for name in ("rope", "nope"))
+    nope.load_state_dict(rope.state_dict())
+    ids = random_tokens(2, 16)
+    found = decoded(rope, ids, turned_anew=True)
+    torch.testing.assert_close(found[:, 1:], at_once(nope, ids)[:, 1:])
+    right = decoded(rope, ids, turned_anew=False)
+    torch.testing.assert_close(found[:, 0], right[:, 0])
+    assert (found[:, 1:] - right[:, 1:]).abs().max() > 1e-3
+    torch.testing.assert_close(decoded(rope, ids, turned_anew=False), right)
+
+
+def test_only_plain_rope_is_given_the_faulty_cache():
+    for name in ENCODINGS:
+        found = faults_of(make_model(name))
+        assert ("decoded, cached keys turned anew" in found) == (name == "rope")
+    assert "decoded, cached keys turned anew" not in faults_of(make_model("yarn"))
+
+
+def test_the_table_of_two_models(tmp_path, text_file):
+    models = [make_folder(tmp_path / name, name) for name in ("rope", "alibi")]
+    out = tmp_path / "out"
+    given = ("--lengths", "8", "300", "--windows", "2")
+    printed = options(faults, models, text_file, out, *given)
+    assert (out / "faults.md").read_text() == printed + "\n"
+    rows = list(csv.DictReader((out / "faults.csv").open(newline="")))
+    assert len(rows) == (6 + 5) * 2
+    nll = {(r["model"], r["fault"], int(r["length"])): float(r["nll"]) for r in rows}
+    for name in ("rope", "alibi"):
+        right = nll[name, "none", 300]
+        for same in ("none, positions from 2,000", "none, decoded"):
+            assert nll[name, same, 300] == pytest.approx(right, abs=1e-4)
+        assert nll[name, "positions in bfloat16", 8] == nll[name, "none", 8]
+        assert nll[name, "positions in bfloat16 from 2,000", 300] != pytest.approx(right, abs=1e-4)
+    assert {int(row["tokens"]) for row in rows} == {2 * 4, 2 * 150}
+    with pytest.raises(ValueError, match="--length 500 is more than the 400 tokens"):
+        options(faults, models[:1], text_file, out, "--lengths", "500")
