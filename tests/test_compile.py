@@ -72,10 +72,10 @@ def decoded(call, model, tokens, count):
 @every_position("rope", "randpe", "alibi", "fire", "tape")
 def test_decoding_compiles_two_graphs(position):
     """One for the prompt, one for every token after it."""
-    model = make_model(position, num_hidden_layers=2, max_position_embeddings=80)
+    model = make_model(position, num_hidden_layers=2, max_position_embeddings=280)
     tokens, backend = random_tokens(2, 9), CompileCounterWithBackend("aot_eager")
-    expected = decoded(model, model, tokens, 64)
-    logits = decoded(torch.compile(model, backend=backend, fullgraph=True), model, tokens, 64)
+    expected = decoded(model, model, tokens, 256)
+    logits = decoded(torch.compile(model, backend=backend, fullgraph=True), model, tokens, 256)
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
     assert backend.frame_count == 2
 
