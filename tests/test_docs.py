@@ -9,6 +9,7 @@ import yaml
 from conftest import make_model
 
 from arithmetic.compare import compare as grids
+from extension.compare import compare as methods
 from retrieval.compare import compare as passkeys
 from tape import TapeForCausalLM
 from tape.positions import ALIASES, ENCODINGS, Positions
@@ -87,6 +88,7 @@ def test_commands_in_documents_name_files_that_exist():
         ("addition", grids, "grid", "arithmetic"),
         ("addition_ablations", grids, "grid", "arithmetic"),
         ("passkey", passkeys, "passkey", "retrieval"),
+        ("extension", methods, "extend", "context_extension"),
     ],
 )
 def test_tables_are_those_of_the_results(results, compare, evaluation, page, tmp_path):
