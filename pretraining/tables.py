@@ -47,6 +47,8 @@ def markdown(found: Compared, baseline: str) -> str:
     rule = "|" + "---|" * len(head)
     table = "\n".join([_line(head), rule, *map(_line, lines)])
     parts = [table, NOTE]
+    if found.row(baseline) is None:
+        parts.append(f"Without differences: none of the rows is {baseline}.")
     if found.missing:
         parts.append("Not in the table:")
         parts.append("\n".join(f"* {folder}: {why}" for folder, why in found.missing.items()))

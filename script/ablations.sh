@@ -6,8 +6,9 @@
 #
 #   TABLES       architecture, equivariance and width (config/experiment/ablation_*); all by default
 #   SEEDS, JOBS, NAME (ablation by default): see script/comparison.sh
-#   EVALUATION   flags of python -m tape.evaluation.perplexity
-#   settings     of the training, e.g. data=text data.files=github/ model=base length=1024
+#   EVALUATION   flags of python -m tape.evaluation.perplexity, e.g. --data text --files github/
+#   settings     of the training, e.g. data=text data.files=code/ model=base length=1024; the text
+#                that is measured is that of EVALUATION, local by default
 #
 # A row that is in several tables is trained once. A run that fails is named below its tables, and the
 # status is 1. The same command does what is missing.
@@ -49,7 +50,13 @@ found() { # log
     perplexities "$1" 4
 }
 compare() { # runs
-    local table row seed runs failed=0
+    local table row seed runs baseline=full failed=0
+    for seed in "${seeds[@]}"; do
+        if [[ -f output/${NAME}_full_$seed/compare/perplexity.csv ]]; then
+            baseline=output/${NAME}_full_$seed
+            break
+        fi
+    done
     for table in "${tables[@]}"; do
         runs=()
         for row in $(rows "$table"); do
@@ -58,8 +65,7 @@ compare() { # runs
             done
         done
         echo
-        "$python" -m pretraining.compare "${runs[@]}" --baseline "output/${NAME}_full_${seeds[0]}" \
-            --out "${out}_$table" || failed=1
+        "$python" -m pretraining.compare "${runs[@]}" --baseline "$baseline" --out "${out}_$table" || failed=1
     done
     return "$failed"
 }

@@ -23,7 +23,8 @@ class Room:
         """`content` with the new tokens behind it; it is copied unless it is the newest `content`.
 
         What was cropped, reordered or put in its place, or has grown in a copy of the cache, is
-        another tensor: nothing that somebody may still look at is written over.
+        another tensor: no token that somebody may still look at is written over. (Autograd counts
+        what is written behind them, too: a graph through cached tensors is to be used before.)
         """
         start = content.shape[-2] if content.ndim > 1 else 0  # the library's empty one has one axis
         stop = start + new.shape[-2]
@@ -56,6 +57,7 @@ class GrowingLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
         if is_compiling() or torch.is_grad_enabled():
+            self.rooms = Room(), Room()
             return super().update(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -63,6 +65,20 @@ class GrowingLayer(DynamicLayer):
         self.keys = keys.append(self.keys, key_states)
         self.values = values.append(self.values, value_states)
         return self.keys, self.values
+
+    # What follows leaves other tensors: the room is of no use to them.
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.rooms = Room(), Room()
+        super().reorder_cache(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.rooms = Room(), Room()
+        super().batch_select_indices(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.rooms = Room(), Room()
+        super().batch_repeat_interleave(repeats)
 
 
 class GrowingCache(DynamicCache):

@@ -18,6 +18,7 @@ from functools import reduce
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.generation import MaxLengthCriteria
 from transformers.masking_utils import create_causal_mask, create_masks_for_generate
@@ -256,7 +257,8 @@ class TapeModel(TapePreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
-            past_key_values = GrowingCache()
+            # In a graph, and for an exported one, the library's.
+            past_key_values = DynamicCache() if is_compiling() else GrowingCache()
 
         check_mask(attention_mask, x_BTC.shape[1], past_key_values)
         kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)

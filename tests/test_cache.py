@@ -1,6 +1,8 @@
 """The growing cache holds what the library's dynamic one holds, whatever is done to both."""
 
 import copy
+import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -102,6 +104,32 @@ def test_modes_follow_each_other():
         with mode():
             extend(caches, 2, seed)
             extend(caches, 1, seed + 20)
+
+
+@pytest.mark.parametrize("change", ["reorder", "select", "repeat"])
+@torch.no_grad()
+def test_memory_is_given_back_with_its_tokens(change):
+    cache, memory = GrowingCache(), []
+    cache.update(*tokens(50, 0), 0)
+    memory = [weakref.ref(room.memory) for room in cache.layers[0].rooms]
+    CHANGES[change](cache)
+    assert all(each() is None for each in memory)
+    cache.update(*tokens(1, 1, batch={"select": 1, "repeat": 4}.get(change, 2)), 0)
+    memory = [weakref.ref(room.memory) for room in cache.layers[0].rooms]
+    with torch.enable_grad():
+        cache.update(*tokens(1, 1, batch={"select": 1, "repeat": 4}.get(change, 2)), 0)
+    assert all(each() is None for each in memory)
+
+
+def test_a_graph_makes_the_librarys():
+    """One that is exported could not give ours back."""
+    seen = []
+    model = make_model("tape").eval()
+    hook = model.register_forward_hook(lambda _, __, out: seen.append(type(out.past_key_values)))
+    with torch.no_grad(), mock.patch("tape.modeling.is_compiling", lambda: True):
+        model(random_tokens(1, 4), use_cache=True)
+    hook.remove()
+    assert seen == [DynamicCache]
 
 
 @torch.no_grad()

@@ -26,6 +26,8 @@ from tape.positions import ALIASES, ENCODINGS
         ({"name": "rope", "scaling": {"rope_type": "dynamic"}}, r"rope_type='dynamic'.*Known: def"),
         ({"name": "yarn", "scaling": {"rope_type": "linear"}}, r"yarn sets the scaling itself"),
         ({"name": "tape", "width": 0}, r"width=0"),
+        ({"name": "tape", "width": "0H"}, r"width='0H' must be a whole number > 0, or a multiple"),
+        ({"name": "tape", "width": "4h"}, r"width='4h' must be a whole number > 0, or a multiple"),
         ({"name": "t5", "num_buckets": 7}, r"num_buckets=7 must be even"),
         ({"name": "rope", "sampler": {"name": "shift", "maximum": -1}}, r"maximum=-1"),
         ({"name": "rope", "sampler": {"name": "shift", "maximum": 3.7}}, r"maximum=3\.7"),
@@ -154,6 +156,7 @@ def test_a_saved_configuration_says_every_argument(tmp_path, name):
     [
         ({"name": "fire", "threshold": 6.0}, "fire", {"threshold": 6.0, "hidden": 32}),
         ({"name": "tape", "width": 12}, {"name": "adape", "sampler": "shift"}, {"width": 12}),
+        ({"name": "tape", "width": "3H"}, {"name": "tape"}, {"width": 12}),
         ({"name": "t5", "num_buckets": 8}, {"name": "t5", "max_distance": 9}, {"num_buckets": 8}),
         ({"name": "t5", "num_buckets": 8}, "alibi", {"name": "alibi"}),
     ],

@@ -18,6 +18,7 @@ from pretraining import compare as entry
 from pretraining.compare import compare
 from pretraining.figures import figure_of
 from pretraining.rows import compared, difference
+from tape import TapeConfig
 from tape.evaluation.curves import binned, write
 from tape.files import write_text
 from tape.training.runs import TRAINED, claim
@@ -168,6 +169,15 @@ def test_ablations_are_rows_of_their_own(tmp_path):
     ]
 
 
+def test_a_baseline_is_a_row_or_one_of_its_runs_and_is_missed(runs, tmp_path):
+    by_label, _ = compare(runs, "compare", "rope", tmp_path / "out")
+    by_run, _ = compare(runs, "compare", str(runs[1]), tmp_path / "out")
+    assert by_label == by_run and "| loss - rope, 8 |" in by_label
+    without, _ = compare(runs, "compare", "tpae", tmp_path / "out")
+    assert "loss - " not in without
+    assert "Without differences: none of the rows is tpae." in without
+
+
 def test_nothing_to_compare_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="is not there: the run did not finish"):
         compare([tmp_path / "nothing"], "compare", "rope", tmp_path / "out")
@@ -188,7 +198,14 @@ def test_every_row_of_the_papers_ablations_composes():
     assert set(both) == set(itertools.product([True, False], repeat=2))
     both = [(each.equivariant, each.tensorial) for each in rows["equivariance"].values()]
     assert set(both) == set(itertools.product([True, False], repeat=2))
+    wide = composed("experiment=ablation_width", "ablation=width_8h", "model=base")
+    assert (
+        TapeConfig(hidden_size=96, num_attention_heads=12, position=dict(wide.position)).position[
+            "width"
+        ]
+        == 96
+    )
     widths = [each.width for each in rows["width"].values()]
-    assert widths == [4, 8, 16, 32, 64]
+    assert widths == ["1H", "2H", "4H", "8H", "16H"]
     assert len(rows["architecture"]) + len(rows["equivariance"]) - 1 == table6
     assert len(rows["width"]) == table7

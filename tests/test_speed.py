@@ -12,7 +12,14 @@ from conftest import make_config
 from torch.utils.flop_counter import FlopCounterMode
 
 from tape.analysis import formulas, measuring, peers, throughput
-from tape.analysis.comparison import Comparison, Method, inability, methods
+from tape.analysis.comparison import (
+    RAN_OUT,
+    Comparison,
+    Method,
+    inability,
+    measure,
+    methods,
+)
 from tape.analysis.decoders import decoder, library_llama, random_tokens
 from tape.analysis.measuring import in_turn, observed
 from tape.analysis.speed import main, parse, plan
@@ -269,6 +276,49 @@ def test_what_does_not_fit_is_left_out():
     assert inability(failed.value) == "does not fit into memory"
     assert inability(RuntimeError("shapes differ")) is None
     assert inability(ValueError("takes float16\nand bfloat16")) == "takes float16"
+
+
+def test_memory_that_runs_out_later_is_a_row_too(monkeypatch):
+    """Beside others, or in the rounds: nothing is measured, and what happened is said."""
+    work, done = Comparison.work, []
+
+    def starved(self, method, shape):
+        if method.encoding == "tape":
+            raise torch.OutOfMemoryError
+        ready = work(self, method, shape)
+
+        def once():
+            done.append(method)
+            if len(done) == 20:
+                raise torch.OutOfMemoryError
+            ready()
+
+        return once
+
+    monkeypatch.setattr(Comparison, "work", starved)
+    taking_part = [Method(name) for name in ("tape", "rope", "nope")]
+    comparison = Comparison("layer", "sdpa", load_of("forward"))
+    rows = measure(comparison, taking_part, SHAPE, 7, lambda _: None)
+    assert [row["seconds"] for row in rows] == [[], [], []]
+    assert [row["note"] for row in rows] == ["does not fit into memory", RAN_OUT, RAN_OUT]
+    done.clear()
+    rows = measure(comparison, taking_part[::-1], SHAPE, 7, lambda _: None)
+    assert rows[-1]["note"].startswith("does not fit into memory beside the methods before it")
+
+
+def test_unlike_kernels_are_not_compared():
+    comparison = Comparison("layer", "flex_attention", load_of("forward"))
+    with pytest.raises(ValueError, match="transformers compiles flex_attention itself"):
+        comparison.work(Method("rope", "transformers"), SHAPE)
+
+
+def test_unfused_attention_is_no_fused_kernel():
+    """torch's name for it is like the others'."""
+    q = torch.randn(1, 1, 4, 8, requires_grad=True)
+    mask = torch.zeros(1, 1, 4, 4, requires_grad=True)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert observed(lambda: attend(q, q, q, attn_mask=mask))[1] == []
+    assert observed(lambda: attend(q, q, q, is_causal=True))[1] != []
 
 
 def test_short_work_is_done_several_times():

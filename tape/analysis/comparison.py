@@ -22,6 +22,8 @@ SCOPES = ("layer", "model")
 HERE = "here"  # this package
 LEAST = 0.02 if DEVICE.type == "cuda" else 0.002  # seconds of a measurement
 TOO_LARGE = "does not fit into memory"
+BESIDE = " beside the methods before it: try it with rope alone"
+RAN_OUT = "memory ran out while all took turns: try fewer of them"
 Work = Callable[[], None]
 Row = dict[str, Any]
 
@@ -80,6 +82,7 @@ class Comparison:
             one of what `inability` explains, for what cannot be done here.
         """
         load = self.load
+        peers.check(method.implementation, self.backend)
         model = load.ready(decoder(self.config(shape, method.encoding), self.backend))
         if method.implementation == "transformers":
             model = load.ready(library_llama(model))
@@ -138,14 +141,20 @@ def measure(
         except Exception as error:
             if (reason := inability(error)) is None:
                 raise
-            row["note"] = reason
+            row["note"] = reason + BESIDE if reason == TOO_LARGE and able else reason
             if reason == TOO_LARGE:
                 gc.collect()  # what it had begun with is in the way of the others
     say("in turn")
     if able:
-        seconds = in_turn(able, rounds, warm_up=1, least=LEAST).rounds
+        try:
+            seconds, note = in_turn(able, rounds, warm_up=1, least=LEAST).rounds, ""
+        except Exception as error:
+            if inability(error) != TOO_LARGE:
+                raise
+            seconds, note = {}, RAN_OUT
         for method, row in rows.items():
             row["seconds"] = seconds.get(str(method), [])
+            row["note"] = row["note"] or note
     able.clear()
     gc.collect()
     torch._dynamo.reset()  # graphs of another length are not kept

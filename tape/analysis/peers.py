@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaForCausalLM
 
 from tape import TapeForCausalLM
+from tape.analysis.measuring import DEVICE
 from tape.analysis.workloads import MIDDLE, AttentionLayer, Load, last_call
 
 # Which encodings each of them has.
@@ -22,6 +23,12 @@ PEERS = {
     "torch": ("nope",),
     "x-transformers": ("nope", "rope", "alibi", "t5"),
 }
+
+
+def check(peer: str, backend: str) -> None:
+    """Raise a ValueError where a comparison would be of unlike things."""
+    if peer == "transformers" and backend == "flex_attention" and DEVICE.type == "cpu":
+        raise ValueError("transformers compiles flex_attention itself, which is not done here")
 
 
 def version(peer: str) -> str | None:

@@ -40,6 +40,7 @@ CONTINUES = 75  # the status of what the same command continues
 PAPER = {name: value for name, value in SHAPE.items() if name != "length"}
 ON_GPU = {
     "shape": PAPER,
+    "backends": list(KERNELS),
     "lengths": [512, 1024, 2048, 4096, 8192, 16384, 32768],
     "dtype": "bfloat16",
     "compiled": ["no", "yes"],
@@ -48,7 +49,8 @@ ON_GPU = {
 }
 ON_CPU = {
     "shape": PAPER | {"layers": 4, "hidden": 256, "heads": 4, "mlp": 1024, "vocabulary": 4096},
-    "lengths": [128, 512],
+    "backends": [name for name in KERNELS if name != "flash_attention_2"],
+    "lengths": [64, 256],
     "dtype": "float32",
     "compiled": ["no"],
     "new": 4,
@@ -180,7 +182,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     several("scopes", list(SCOPES), list(SCOPES), "an attention layer, a whole decoder")
     several("work", list(WORK), list(WORK), "what is timed")
     several("encodings", list(ENCODINGS), list(ENCODINGS), "rope among them")
-    several("backends", list(KERNELS), list(KERNELS), "attention kernels")
+    several("backends", list(KERNELS), DEFAULT["backends"], "attention kernels")
     several("compiled", ["no", "yes"], DEFAULT["compiled"], "without and with torch.compile")
     parser.add_argument(
         "--peers", nargs="*", choices=list(peers.PEERS), default=list(peers.PEERS), help="others"

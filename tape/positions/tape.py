@@ -12,6 +12,7 @@ with every rotation of the pairs, so that a shift of all positions changes nothi
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -140,7 +141,8 @@ class Tape(RoPE):
     2025, arXiv 2501.00712).
 
     Arguments of the configuration:
-        width: I, the width of the update after the MLP; 4 x heads by default.
+        width: I, the width of the update after the MLP; or as a multiple of the heads, "4H", which
+            is the default.
         attention, feed_forward: update the state after attention, after the MLP (Table 6).
         equivariant: the same maps for cosine and sine (Table 6).
         tensorial: the maps mix heads; otherwise the entries of one vector (Table 6).
@@ -150,7 +152,7 @@ class Tape(RoPE):
         self,
         config: PretrainedConfig,
         *,
-        width: int | None = None,
+        width: int | str | None = None,
         attention: bool = True,
         feed_forward: bool = True,
         equivariant: bool = True,
@@ -174,13 +176,15 @@ class Tape(RoPE):
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        if arguments["width"] is None:
-            arguments["width"] = 4 * config.num_attention_heads
-        if not isinstance(arguments["width"], int) or arguments["width"] < 1:
+        width = "4H" if arguments["width"] is None else arguments["width"]
+        if isinstance(width, str) and re.fullmatch(r"\d+H", width):
+            width = int(width[:-1]) * config.num_attention_heads
+        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
             raise ValueError(
-                f"position tape: width={arguments['width']!r} must be a whole number > 0"
+                f"position tape: width={arguments['width']!r} must be a whole number > 0, or a "
+                f"multiple of the heads such as '4H'"
             )
-        return super().configure(config, arguments)
+        return super().configure(config, arguments | {"width": width})
 
     def layer(self, layer_idx: int) -> ContextUpdate | None:
         """None in the last layer: nobody reads its result, its parameters would get no gradient.
