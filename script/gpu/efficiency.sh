@@ -28,10 +28,12 @@ status=0
 measure() { # name, arguments of tape.analysis.speed
     local name=$1 left=$((end - SECONDS)) ended=0
     shift
-    if ((left <= 0)); then
+    if ((left <= 0)) && [[ -n ${begun:-} ]]; then
         status=75
         return
     fi
+    begun=yes # a slice measures something, however slowly it starts
+    left=$((left > 0 ? left : 1))
     "$python" -m tape.analysis.speed --out "$out/$name" --seconds "$left" "${sizes[@]}" "$@" || ended=$?
     if ((ended != 0 && ended != 75)); then
         exit "$ended"
