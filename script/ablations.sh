@@ -41,10 +41,7 @@ partial=yes
 evaluate() { # run
     local length
     length=$(trained_length "$1")
-    # Windows of each length that begin in the same places.
-    "$python" -m tape.evaluation.perplexity --model "$1" --data local --convention paper \
-        --lengths $((length / 8)) $((length / 4)) $((length / 2)) "$length" --stride "$length" \
-        --out "$1/compare/perplexity.csv" "${evaluation[@]}"
+    measure_perplexity "$1" "$length" $((length / 8)) $((length / 4)) $((length / 2)) "$length"
 }
 found() { # log
     perplexities "$1" 4
@@ -65,7 +62,8 @@ compare() { # runs
             done
         done
         echo
-        "$python" -m pretraining.compare "${runs[@]}" --baseline "$baseline" --out "${out}_$table" || failed=1
+        "$python" -m pretraining.compare "${runs[@]}" --baseline "$baseline" \
+            --out "${out}_$table" || failed=1
     done
     return "$failed"
 }

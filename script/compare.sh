@@ -23,10 +23,7 @@ partial=yes
 evaluate() { # run
     local length
     length=$(trained_length "$1")
-    # Windows of each length that begin in the same places.
-    "$python" -m tape.evaluation.perplexity --model "$1" --data local --convention paper \
-        --lengths "$length" $((2 * length)) $((4 * length)) --stride $((8 * length)) \
-        --out "$1/compare/perplexity.csv" "${evaluation[@]}"
+    measure_perplexity "$1" $((8 * length)) "$length" $((2 * length)) $((4 * length))
 }
 found() { # log
     perplexities "$1" 3

@@ -33,6 +33,11 @@ trained_length() { # run
 print(json.load(open(sys.argv[1]))["max_position_embeddings"])' "$1/config.json"
 }
 
+measure_perplexity() { # run stride lengths; windows of each length that begin in the same places
+    "$python" -m tape.evaluation.perplexity --model "$1" --data local --convention paper \
+        --lengths "${@:3}" --stride "$2" --out "$1/compare/perplexity.csv" "${evaluation[@]}"
+}
+
 perplexities() { # log lengths: those of its last evaluation
     sed -nE 's/^\| ([0-9,]+) \|.*\| ([0-9.]+) \|$/perplexity \2 at \1,/p' "$1" | tail -n "$2" | paste -sd " "
 }

@@ -2,8 +2,9 @@
 
 torch's fused CPU kernel wants values of the queries' width: values and payload take two calls of
 it, two softmaxes, and ten matrix products in the backward pass. Here they share one softmax, and
-take seven. Like the fused kernel this keeps no weights: a block's are computed again for its
-gradients, so that memory grows with the length and not with its square.
+take seven, or six where the text is short enough to keep the weights for the backward pass. Those
+of longer ones are computed again, as the fused kernel does: memory grows with the length and not
+with its square.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
 BLOCK = 64  # queries whose weights are in memory at once
-LATER = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device="cpu").triu(1)  # keys after a query
+KEPT = 4  # weights are kept for texts of at most so many tokens per channel of a query
+LATER = torch.full((BLOCK, BLOCK), -torch.inf, device="cpu").triu(1)  # keys after a query
 
 
 class _CausalAttention(torch.autograd.Function):
@@ -25,7 +27,7 @@ class _CausalAttention(torch.autograd.Function):
         """Softmax over keys 0..S-1 for the queries of a block, which begins at key `start`."""
         scores = q @ k.mT
         T = q.shape[1]
-        scores[..., start:].masked_fill_(LATER[:T, :T], -torch.inf)
+        scores[..., start:] += LATER[:T, :T]
         return scores.softmax(dim=-1)
 
     @staticmethod
@@ -35,21 +37,25 @@ class _CausalAttention(torch.autograd.Function):
         B, H, T, _ = q.shape
         attended = [x.new_empty(B, T, H, x.shape[-1]).transpose(1, 2) for x in (v, payload)]
         q, k = (q * scaling).flatten(0, 1), k.flatten(0, 1)
-        ctx.save_for_backward(q, k, v, payload)
         ctx.scaling = scaling
+        kept = [] if KEPT * q.shape[-1] >= T else None
         values = torch.cat((v, payload), dim=-1).flatten(0, 1)
         for start in range(0, T, BLOCK):
             block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
-            averages = _CausalAttention.weights(q[:, block], k[:, seen], start) @ values[:, seen]
+            weights = _CausalAttention.weights(q[:, block], k[:, seen], start)
+            if kept is not None:
+                kept.append(weights)
+            averages = weights @ values[:, seen]
             parts = averages.unflatten(0, (B, H)).split([x.shape[-1] for x in attended], dim=-1)
             for whole, part in zip(attended, parts, strict=True):
                 whole[:, :, block] = part
+        ctx.save_for_backward(q, k, v, payload, *(kept or ()))
         return tuple(attended)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, payload = ctx.saved_tensors
+        q, k, v, payload, *kept = ctx.saved_tensors
         shape, widths = v.shape[:2], (v.shape[-1], payload.shape[-1])
         # Side by side, as in the forward pass: one wide product reads the weights once.
         values, grad = (torch.cat(xs, dim=-1).flatten(0, 1) for xs in ((v, payload), grads))
@@ -58,7 +64,9 @@ class _CausalAttention(torch.autograd.Function):
         grad_q, grad_k, grad_values = torch.empty_like(q), None, None
         for start in reversed(range(0, q.shape[1], BLOCK)):
             block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
-            weights = _CausalAttention.weights(q[:, block], k[:, seen], start)
+            weights = (
+                kept.pop() if kept else _CausalAttention.weights(q[:, block], k[:, seen], start)
+            )
             grad_weights = grad[:, block] @ values[:, seen].mT
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             grad_q[:, block] = grad_scores @ k[:, seen]

@@ -51,13 +51,17 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.leave_rooms()
+
+    def leave_rooms(self) -> None:
+        """For what is another tensor now: it has no room behind it."""
         self.rooms = Room(), Room()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
         if is_compiling() or torch.is_grad_enabled():
-            self.rooms = Room(), Room()
+            self.leave_rooms()
             return super().update(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -66,18 +70,16 @@ class GrowingLayer(DynamicLayer):
         self.values = values.append(self.values, value_states)
         return self.keys, self.values
 
-    # What follows leaves other tensors: the room is of no use to them.
-
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.rooms = Room(), Room()
+        self.leave_rooms()
         super().reorder_cache(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self.rooms = Room(), Room()
+        self.leave_rooms()
         super().batch_select_indices(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self.rooms = Room(), Room()
+        self.leave_rooms()
         super().batch_repeat_interleave(repeats)
 
 

@@ -109,7 +109,7 @@ def test_modes_follow_each_other():
 @pytest.mark.parametrize("change", ["reorder", "select", "repeat"])
 @torch.no_grad()
 def test_memory_is_given_back_with_its_tokens(change):
-    cache, memory = GrowingCache(), []
+    cache = GrowingCache()
     cache.update(*tokens(50, 0), 0)
     memory = [weakref.ref(room.memory) for room in cache.layers[0].rooms]
     CHANGES[change](cache)

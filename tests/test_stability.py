@@ -1,6 +1,7 @@
 """What is inside a model, and how it changes when a text is moved."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from conftest import make_model, random_tokens
 from test_scrolls import byte_tokenizer
 
-from tape.analysis import stability, visualize
+from tape.analysis import faults, stability, visualize
 from tape.analysis.inside import look_inside
 from tape.analysis.stability import attention_change, changes, dot_change, moved
 from tape.positions import Positions
@@ -120,6 +121,19 @@ def test_the_table_of_two_models(tmp_path, text_file):
     assert any(line.startswith("| rope | float32 | BOS tokens in front | 3 |") for line in lines)
     assert "| TAPE (paper) | | BOS tokens in front | 3 | 9.08 | 11.24 | - |" in lines
     assert stability.DEFINITIONS in text
+
+
+@pytest.mark.parametrize("command", [stability, faults, visualize])
+def test_models_of_one_name_stay_apart(command, tmp_path, text_file, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    models = [
+        make_folder(Path(run, "final"), name)
+        for run, name in zip("ab", ("rope", "tape"), strict=True)
+    ]
+    own = {stability: ["--length", "16", "--shifts", "3"], faults: ["--lengths", "8"]}
+    given = own.get(command, ["--length", "16"])
+    text = options(command, models, text_file, tmp_path / "out", *given, "--windows", "1")
+    assert "| a_final |" in text and "| b_final |" in text and "| final |" not in text
 
 
 def test_what_cannot_be_moved_is_refused(tmp_path, text_file):

@@ -15,11 +15,7 @@ prompt and the second decoded token by token.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -28,18 +24,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import transformers
-from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
 from tape import origin
 from tape.analysis.cost_table import rows_of
-from tape.analysis.stability import windows
+from tape.analysis.texts import add_arguments, carry_out, names, table, windows
 from tape.cache import GrowingCache
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.perplexity import whole
-from tape.evaluation.texts import CORPORA, open_text
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.positions import Positions
@@ -138,27 +131,25 @@ def faults_of(model: TapeForCausalLM) -> dict[str, Measured]:
     return found
 
 
-def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+def rows(arguments: argparse.Namespace, name: str, folder: Path) -> Iterator[dict[str, Any]]:
     """A row per fault and length, of one model."""
     model, _ = load(folder, torch.float32)
     trained = model.config.max_position_embeddings
     lengths = arguments.lengths or [trained, 2 * trained, 4 * trained]
     check_length(model, ORIGIN + max(lengths), f"--lengths {max(lengths)} from {ORIGIN}")
-    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    text = open_text(arguments.data, arguments.files, folder, cache)
-    text.check(model.config.vocab_size)
-    about = {"model": folder.resolve().name, "model_hash": fingerprint(folder)[:16]}
-    about |= {"position": model.config.position["name"], "data": text.name, "trained": trained}
+    about = {"model": name, "model_hash": fingerprint(folder)[:16]}
+    about |= {"position": model.config.position["name"], "trained": trained}
     measured = faults_of(model)
     bar = tqdm(total=len(measured) * len(lengths), desc=str(folder), disable=None)
     with bar, model.evaluation_length(ORIGIN + max(lengths)):
         for length in lengths:
-            ids = torch.stack(windows(text.tokens, length, arguments.windows))
+            text, texts = windows(arguments, folder, model, length)
+            ids = torch.stack(texts)
             for fault, measure in measured.items():
                 losses = torch.cat([measure(part) for part in ids.split(BATCH)])
                 nll = losses.double().mean().item()
                 yield about | {
-                    **{"fault": fault, "length": length, "tokens": losses.numel()},
+                    **{"data": text, "fault": fault, "length": length, "tokens": losses.numel()},
                     **{"nll": nll, "perplexity": math.exp(nll)},
                 }
                 bar.update()
@@ -178,13 +169,10 @@ def markdown(found: list[dict[str, Any]]) -> str:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    found = [row for folder in arguments.model for row in rows(arguments, folder)]
-    table = io.StringIO()
-    writer = csv.DictWriter(table, found[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
+    models = zip(names(arguments.model), arguments.model, strict=True)
+    found = [row for name, folder in models for row in rows(arguments, name, folder)]
     text = markdown(found)
-    write_text(arguments.out / "faults.csv", table.getvalue())
+    write_text(arguments.out / "faults.csv", table(found))
     write_text(arguments.out / "faults.md", text + "\n")
     origin.record(arguments.out)
     return text
@@ -195,13 +183,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         prog="python -m tape.analysis.faults",
         description="What faults of the original code make of a trained model.",
     )
-    parser.add_argument("--model", type=Path, nargs="+", required=True, help="folders of models")
-    parser.add_argument(
-        "--data",
-        default="local",
-        help=f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}",
-    )
-    parser.add_argument("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add_arguments(parser)
     parser.add_argument(
         "--lengths", type=whole(4), nargs="+", help="of windows; 1, 2 and 4 times the trained"
     )
@@ -211,13 +193,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    arguments = parse()
-    transformers.logging.disable_progress_bar()
-    try:
-        print(run(arguments))
-        print(f"\nalso in {arguments.out}")
-    except (ValueError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
-        sys.exit(f"error: {error}")
+    carry_out(run, parse())
 
 
 if __name__ == "__main__":

@@ -11,26 +11,20 @@ from __future__ import annotations
 
 import argparse
 import csv
-import io
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-import transformers
-from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
 from tape import origin
 from tape.analysis.inside import Inside, look_inside
+from tape.analysis.texts import add_arguments, carry_out, names, table, windows
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.perplexity import DTYPES, whole
-from tape.evaluation.texts import CORPORA, open_text
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 
@@ -90,15 +84,9 @@ def moved(
     return changes(before, look_inside(model, torch.cat((front, ids))))
 
 
-def windows(tokens: np.ndarray, length: int, count: int) -> list[Tensor]:
-    """Spread evenly over a text."""
-    if len(tokens) < length:
-        raise ValueError(f"--length {length} is more than the {len(tokens):,} tokens of the text")
-    starts = np.linspace(0, len(tokens) - length, count).astype(int)
-    return [torch.from_numpy(tokens[start : start + length].astype(np.int64)) for start in starts]
-
-
-def rows_of(arguments: argparse.Namespace, folder: Path, dtype: str) -> Iterator[dict[str, Any]]:
+def rows_of(
+    arguments: argparse.Namespace, name: str, folder: Path, dtype: str
+) -> Iterator[dict[str, Any]]:
     """A row per move and layer, of one model."""
     model, tokenizer = load(folder, DTYPES[dtype])
     length, farthest = arguments.length, max(arguments.shifts)
@@ -106,12 +94,9 @@ def rows_of(arguments: argparse.Namespace, folder: Path, dtype: str) -> Iterator
     bos = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if bos is None:
         raise ValueError(f"the tokenizer of {folder} has neither BOS nor EOS to put in front")
-    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    text = open_text(arguments.data, arguments.files, folder, cache)
-    text.check(model.config.vocab_size)
-    texts = windows(text.tokens, length, arguments.windows)
-    about = {"model": folder.resolve().name, "model_hash": fingerprint(folder)[:16]}
-    about |= {"position": model.config.position["name"], "dtype": dtype, "data": text.name}
+    text, texts = windows(arguments, folder, model, length)
+    about = {"model": name, "model_hash": fingerprint(folder)[:16]}
+    about |= {"position": model.config.position["name"], "dtype": dtype, "data": text}
     about |= {"length": length, "windows": len(texts)}
     moves = [(kind, by) for kind in KINDS for by in arguments.shifts]
     for kind, by in tqdm(moves, desc=f"{folder}, {dtype}", disable=None):
@@ -159,15 +144,11 @@ def _number(value: float | str) -> str:
 def run(arguments: argparse.Namespace) -> str:
     rows = [
         row
-        for folder in arguments.model
+        for name, folder in zip(names(arguments.model), arguments.model, strict=True)
         for dtype in arguments.dtypes
-        for row in rows_of(arguments, folder, dtype)
+        for row in rows_of(arguments, name, folder, dtype)
     ]
-    table = io.StringIO()
-    writer = csv.DictWriter(table, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(arguments.out / "stability.csv", table.getvalue())
+    write_text(arguments.out / "stability.csv", table(rows))
     text = markdown(rows)
     write_text(arguments.out / "stability.md", text + "\n")
     origin.record(arguments.out)
@@ -179,13 +160,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         prog="python -m tape.analysis.stability",
         description="How attention and positions change when a text is moved (Table 8).",
     )
-    parser.add_argument("--model", type=Path, nargs="+", required=True, help="folders of models")
-    parser.add_argument(
-        "--data",
-        default="local",
-        help=f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}",
-    )
-    parser.add_argument("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add_arguments(parser)
     parser.add_argument("--length", type=whole(2), default=128, help="tokens of a window")
     parser.add_argument("--windows", type=whole(1), default=16, help="of the text")
     parser.add_argument("--shifts", type=whole(1), nargs="+", default=[3, 10, 100, 1000])
@@ -195,13 +170,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    arguments = parse()
-    transformers.logging.disable_progress_bar()
-    try:
-        print(run(arguments))
-        print(f"\nalso in {arguments.out}")
-    except (ValueError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
-        sys.exit(f"error: {error}")
+    carry_out(run, parse())
 
 
 if __name__ == "__main__":

@@ -10,30 +10,23 @@ are means; maps are of the first.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 from matplotlib import colormaps
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
-from safetensors import SafetensorError
 from torch import Tensor
 
 from tape import origin
 from tape.analysis.inside import Inside, look_inside
-from tape.analysis.stability import windows
+from tape.analysis.texts import add_arguments, carry_out, names, table, windows
 from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.figures import write_figure
 from tape.evaluation.perplexity import whole
-from tape.evaluation.texts import CORPORA, open_text
 from tape.files import write_text
 
 PANEL = 1.9  # inches
@@ -226,21 +219,12 @@ def look(arguments: argparse.Namespace, name: str, folder: Path) -> Looked:
     if arguments.text is not None:
         texts = [torch.tensor(tokenizer(arguments.text)["input_ids"])]
     else:
-        cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-        text = open_text(arguments.data, arguments.files, folder, cache)
-        text.check(model.config.vocab_size)
-        texts = windows(text.tokens, arguments.length, arguments.windows)
+        _, texts = windows(arguments, folder, model, arguments.length)
     if len(texts[0]) < 8:
         raise ValueError(f"the text has {len(texts[0])} tokens; give 8 or more")
     check_length(model, len(texts[0]), f"a text of {len(texts[0])} tokens")
     torch.manual_seed(0)  # positions that are drawn
     return Looked(name, [look_inside(model, ids) for ids in texts])
-
-
-def names(folders: list[Path]) -> list[str]:
-    """Of models, each another one."""
-    found = [folder.resolve().name for folder in folders]
-    return found if len(set(found)) == len(found) else [str(f).replace("/", "_") for f in folders]
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -259,14 +243,10 @@ def run(arguments: argparse.Namespace) -> str:
     folders = arguments.model
     looked = [look(arguments, *each) for each in zip(names(folders), folders, strict=True)]
     rows = numbers(looked)
-    table = io.StringIO()
-    writer = csv.DictWriter(table, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
     drawn = draw(looked, arguments.heads, arguments.out)
-    write_text(arguments.out / "attention.csv", table.getvalue())
+    write_text(arguments.out / "attention.csv", table(rows))
     origin.record(arguments.out)
-    return f"{markdown(rows)}\n\nalso in {arguments.out}: attention.csv, {', '.join(drawn)}"
+    return f"{markdown(rows)}\n\nattention.csv, {', '.join(drawn)}"
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
@@ -274,14 +254,8 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         prog="python -m tape.analysis.visualize",
         description="Pictures of what a model attends to, and of its positions (Fig. 7).",
     )
-    parser.add_argument("--model", type=Path, nargs="+", required=True, help="folders of models")
+    add_arguments(parser)
     parser.add_argument("--text", help="to show, in place of --data")
-    parser.add_argument(
-        "--data",
-        default="local",
-        help=f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}",
-    )
-    parser.add_argument("--files", nargs="+", help="of --data text, or the folder of --data c4")
     parser.add_argument("--length", type=whole(8), default=256, help="tokens of a window")
     parser.add_argument("--windows", type=whole(1), default=8, help="of the text")
     parser.add_argument("--heads", type=whole(1), default=4, help="to show of each layer")
@@ -290,12 +264,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    arguments = parse()
-    transformers.logging.disable_progress_bar()
-    try:
-        print(run(arguments))
-    except (ValueError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
-        sys.exit(f"error: {error}")
+    carry_out(run, parse())
 
 
 if __name__ == "__main__":

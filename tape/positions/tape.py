@@ -83,11 +83,11 @@ class TapeUpdate(ContextUpdate):
         self.restored = [self.order.index(axis) for axis in range(5)]
         parts = 1 if equivariant else 2
         self.sets = () if equivariant else (2,)
-        self.attended = H if tensorial else frequencies if equivariant else H * frequencies
+        attended = H if tensorial else frequencies if equivariant else H * frequencies
         self.mixed = K if tensorial else frequencies if equivariant else K * frequencies
         # P and W1 start at zero, so that TAPE starts as RoPE.
         if attention:
-            self.mix = StateMap(parts, self.attended, self.mixed)
+            self.mix = StateMap(parts, attended, self.mixed)
         if feed_forward:
             self.gate = nn.Linear(config.hidden_size, width, bias=False)
             self.up = StateMap(parts, self.mixed, width)
@@ -102,8 +102,8 @@ class TapeUpdate(ContextUpdate):
             state = self._arrange(e.expand(shape), self.mixed)
             if self.attends:
                 average = attended.to(e.dtype).view(*attended.shape[:-1], *shape[3:])
-                average = self._arrange(average, self.attended)
-                state = add_product(state, self.mix.weight.to(e.dtype), average)
+                P = self.mix.weight.to(e.dtype)
+                state = add_product(state, P, self._arrange(average, P.shape[-1]))
             if self.feed_forward:
                 state = self._feed_forward(state, mlp_out)
             return state.reshape([shape[axis] for axis in self.order]).permute(self.restored)

@@ -55,6 +55,18 @@ PICTURES = Experiment(
         )
     ],
 )
+FAULTS = Experiment(
+    name="faults",
+    title="Faults of the original code",
+    about="What they make of trained models, each by itself.",
+    kinds=[
+        written(
+            "tables",
+            "faults",
+            "python -m tape.analysis.faults --model output/rope_c4 output/adape_c4",
+        )
+    ],
+)
 EFFICIENCY = Experiment(
     name="efficiency",
     title="Efficiency",

@@ -25,6 +25,7 @@ def experiments() -> list[Experiment]:
         zero_shot.EXPERIMENT,
         analyses.STABILITY,
         analyses.PICTURES,
+        analyses.FAULTS,
         analyses.EFFICIENCY,
     ]
     return [*found, other(found)]
