@@ -118,7 +118,7 @@ def make_all(output):
     row = dict.fromkeys(zero_shot.COLUMNS, "0") | {"task": "arc_easy", "metric": "acc"}
     row |= {"model": "m", "value": 0.5, "stderr": ""}
     zero_shot.add(output / "run_9" / "zero_shot.csv", [row])
-    row = {"model": "m", "dtype": "float32", "move": "ids", "by": 3, "layer": 1}
+    row = {"model": "m", "row": "m", "dtype": "float32", "move": "ids", "by": 3, "layer": 1}
     row |= {"attention": 0.25, "dot": ""}
     write(
         output / "stability" / "stability.csv",

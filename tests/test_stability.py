@@ -1,6 +1,7 @@
 """What is inside a model, and how it changes when a text is moved."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from test_scrolls import byte_tokenizer
 from tape.analysis import faults, stability, visualize
 from tape.analysis.inside import look_inside
 from tape.analysis.stability import attention_change, changes, dot_change, moved
+from tape.evaluation.intervals import student
 from tape.positions import Positions
+from tape.training.runs import TRAINED
 
 EQUIVARIANT = ("rope", "xpos", "yarn", "tape", "tape_yarn")
 RELATIVE = ("nope", "alibi", "t5")
@@ -116,10 +119,12 @@ def test_the_table_of_two_models(tmp_path, text_file):
     assert max(float(row["attention"]) for row in rounded) > 0.01
     lines = text.splitlines()
     assert lines[0] == (
-        "| Attention weights, x 1e-2 | dtype | move | by | layer 1 | layer 2 | layer 3 |"
+        "| Attention weights, x 1e-2 | dtype | move | by | seeds | layer 1 | layer 2 | layer 3 |"
     )
-    assert any(line.startswith("| rope | float32 | BOS tokens in front | 3 |") for line in lines)
-    assert "| TAPE (paper) | | BOS tokens in front | 3 | 9.08 | 11.24 | - |" in lines
+    assert any(
+        line.startswith("| rope | float32 | BOS tokens in front | 3 | 1 |") for line in lines
+    )
+    assert "| TAPE (paper) | | BOS tokens in front | 3 | | 9.08 | 11.24 | - |" in lines
     assert stability.DEFINITIONS in text
 
 
@@ -134,6 +139,65 @@ def test_models_of_one_name_stay_apart(command, tmp_path, text_file, monkeypatch
     given = own.get(command, ["--length", "16"])
     text = options(command, models, text_file, tmp_path / "out", *given, "--windows", "1")
     assert "| a_final |" in text and "| b_final |" in text and "| final |" not in text
+
+
+def make_run(folder, position, seed):
+    """As train.py leaves it; what the encoding is of is in the settings."""
+    make_folder(folder, position, seed=seed)
+    settings = {"seed": seed, "trainer": {"seed": seed}, "position": {"name": position}}
+    (folder / TRAINED).write_text(json.dumps(settings))
+    return folder
+
+
+def cell(values, digits):
+    return f"{np.mean(values):.{digits}f} ± {student(values):.{digits}f}"
+
+
+def test_seeds_of_one_run_are_one_row(tmp_path, text_file):
+    models = [make_run(tmp_path / f"{n}_{s}", n, s) for n in ("tape", "rope") for s in (0, 1, 2)]
+    models.append(make_run(tmp_path / "alone", "alibi", 0))
+    out = tmp_path / "out"
+    window = ["--windows", "1"]
+
+    text = options(stability, models, text_file, out, "--length", "16", "--shifts", "3", *window)
+    rows = list(csv.DictReader((out / "stability.csv").open(newline="")))
+    assert {(row["row"], row["model"]) for row in rows} == {
+        *((name, f"{name}_{seed}") for name in ("tape", "rope") for seed in range(3)),
+        ("alone", "alone"),
+    }
+    kept = [r for r in rows if (r["row"], r["dtype"], r["move"]) == ("tape", "float32", "bos")]
+    cells = [
+        cell([float(row["attention"]) for row in kept if row["layer"] == str(layer)], 2)
+        for layer in (2, 3)
+    ]
+    line = "| tape | float32 | BOS tokens in front | 3 | 3 |"
+    line = next(found for found in text.splitlines() if found.startswith(line))
+    assert line.endswith(f" | {' | '.join(cells)} |")
+    assert any(
+        line.startswith("| alone | float32 | position ids from | 3 | 1 |")
+        for line in text.splitlines()
+    )
+
+    text = options(faults, models, text_file, out, "--lengths", "8", *window)
+    rows = list(csv.DictReader((out / "faults.csv").open(newline="")))
+    nll = {(row["model"], row["fault"]): float(row["nll"]) for row in rows}
+    fault = "positions in bfloat16 from 2,000"
+    perplexities = cell(np.exp([nll[f"tape_{n}", fault] for n in range(3)]), 2)
+    more = cell([nll[f"tape_{n}", fault] - nll[f"tape_{n}", "none"] for n in range(3)], 4)
+    assert f"| tape | {fault} | 3 | {perplexities} | {more} |" in text.splitlines()
+
+    text = options(visualize, models, text_file, out, "--length", "16", *window)
+    rows = list(csv.DictReader((out / "attention.csv").open(newline="")))
+    found = [float(row["entropy"]) for row in rows if (row["row"], row["layer"]) == ("rope", "2")]
+    assert any(
+        line.startswith("| rope | 2 | 3 |") and f" {cell(found, 3)} | 1.000 ± 0.000 |" in line
+        for line in text.splitlines()
+    )
+    names = {path.stem for path in out.glob("attention_*.png")}
+    assert names == {f"attention_{row}" for row in ("tape", "rope", "alone")}
+
+    with pytest.raises(ValueError, match=r"tape_0 and .*tape_0 are the same run, seed 0: take one"):
+        options(visualize, [models[0], models[0]], text_file, out, "--length", "16", *window)
 
 
 def test_what_cannot_be_moved_is_refused(tmp_path, text_file):
@@ -191,7 +255,7 @@ def test_pictures_of_two_models(second, tmp_path, text_file):
     assert 0 < float(rows[0]["beyond_a_quarter"]) < 1 and float(rows[0]["entropy"]) > 0
     assert float(rows[0]["magnitude"]) == pytest.approx(1.0)
     assert (rows[-1]["magnitude"] == "") == (second == "alibi")
-    assert text.count("\n| ") == 6
+    assert text.count("\n| ") == 1 + 6  # the rule
 
 
 def test_a_text_of_ones_own(tmp_path):

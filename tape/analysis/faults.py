@@ -29,9 +29,10 @@ from tqdm import tqdm
 
 from tape import origin
 from tape.analysis.cost_table import rows_of
-from tape.analysis.texts import add_arguments, carry_out, names, table, windows
+from tape.analysis.texts import Model, add_arguments, carry_out, models, table, windows
 from tape.cache import GrowingCache
 from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.compare import over_seeds
 from tape.evaluation.perplexity import whole
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
@@ -40,6 +41,10 @@ from tape.positions.rotary import RoPE, turn
 
 ORIGIN = 2000  # of the original's random origins, the farthest
 BATCH = 8  # windows at once
+RIGHT = "none"  # of the faults
+NOTE = """\
+Of the second half of each window. Means over seeds, with 95 % intervals (Student); the loss is in
+nats per token, its difference of the same model on the same tokens."""
 
 
 @contextmanager
@@ -119,7 +124,7 @@ def faults_of(model: TapeForCausalLM) -> dict[str, Measured]:
         return measure
 
     found = {
-        "none": moved(None),
+        RIGHT: moved(None),
         "positions in bfloat16": moved(in_bfloat16),
         f"none, positions from {ORIGIN:,}": moved(lambda p: p + ORIGIN),
         f"positions in bfloat16 from {ORIGIN:,}": moved(lambda p: in_bfloat16(p + ORIGIN)),
@@ -131,13 +136,14 @@ def faults_of(model: TapeForCausalLM) -> dict[str, Measured]:
     return found
 
 
-def rows(arguments: argparse.Namespace, name: str, folder: Path) -> Iterator[dict[str, Any]]:
+def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
     """A row per fault and length, of one model."""
+    folder = of.folder
     model, _ = load(folder, torch.float32)
     trained = model.config.max_position_embeddings
     lengths = arguments.lengths or [trained, 2 * trained, 4 * trained]
     check_length(model, ORIGIN + max(lengths), f"--lengths {max(lengths)} from {ORIGIN}")
-    about = {"model": name, "model_hash": fingerprint(folder)[:16]}
+    about = {"model": of.name, "row": of.row, "model_hash": fingerprint(folder)[:16]}
     about |= {"position": model.config.position["name"], "trained": trained}
     measured = faults_of(model)
     bar = tqdm(total=len(measured) * len(lengths), desc=str(folder), disable=None)
@@ -156,21 +162,28 @@ def rows(arguments: argparse.Namespace, name: str, folder: Path) -> Iterator[dic
 
 
 def markdown(found: list[dict[str, Any]]) -> str:
-    """Perplexities by length."""
-    cells: dict[tuple[str, str], dict[int, float]] = {}
+    """By length: perplexities, and how far the loss is from that without a fault, of the same model
+    on the same tokens; over the models of a row."""
+    right = {(row["model"], row["length"]): row["nll"] for row in found if row["fault"] == RIGHT}
+    cells: dict[tuple[str, str], dict[int, list[dict[str, Any]]]] = {}
     for row in found:
-        cells.setdefault((row["model"], row["fault"]), {})[row["length"]] = row["perplexity"]
+        by_length = cells.setdefault((row["row"], row["fault"]), {})
+        by_length.setdefault(row["length"], []).append(row)
     lengths = sorted({row["length"] for row in found})
-    lines = [["model", "fault", *(f"perplexity {length:,}" for length in lengths)]]
-    for (model, fault), by_length in cells.items():
-        values = [f"{by_length[n]:.2f}" if n in by_length else "-" for n in lengths]
-        lines.append([model, fault, *values])
-    return rows_of(lines)
+    head = [f"perplexity {length:,}" for length in lengths]
+    head += [f"loss - {RIGHT}, {length:,}" for length in lengths]
+    lines = [["model", "fault", "seeds", *head]]
+    for (name, fault), by_length in cells.items():
+        of = [by_length.get(length, []) for length in lengths]
+        line = [name, fault, str(max(map(len, of)))]
+        line += [over_seeds([row["perplexity"] for row in each], 2) for each in of]
+        more = [[row["nll"] - right[row["model"], row["length"]] for row in each] for each in of]
+        lines.append([*line, *("-" if fault == RIGHT else over_seeds(each, 4) for each in more)])
+    return f"{rows_of(lines)}\n\n{NOTE}"
 
 
 def run(arguments: argparse.Namespace) -> str:
-    models = zip(names(arguments.model), arguments.model, strict=True)
-    found = [row for name, folder in models for row in rows(arguments, name, folder)]
+    found = [row for model in models(arguments.model) for row in rows(arguments, model)]
     text = markdown(found)
     write_text(arguments.out / "faults.csv", table(found))
     write_text(arguments.out / "faults.md", text + "\n")

@@ -22,8 +22,10 @@ from tqdm import tqdm
 
 from tape import origin
 from tape.analysis.inside import Inside, look_inside
-from tape.analysis.texts import add_arguments, carry_out, names, table, windows
+from tape.analysis.texts import Model, add_arguments, carry_out, models, table, windows
 from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.compare import over_seeds
+from tape.evaluation.intervals import student
 from tape.evaluation.perplexity import DTYPES, whole
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
@@ -37,7 +39,8 @@ divided by their sum over these tokens, the mean over heads and queries of sum_j
 times 100; 0 is the same, 200 no token in common.
 Dot products: with D_ij = Re(e_i conj(e_j)), summed over frequencies, of the state e that the layer
 reads, ||D' - D|| / ||D|| in percent, norms over heads and pairs of tokens; "-" without a state.
-Means over windows of the text, as many as the csv file says."""
+Means over windows of the text, as many as the csv file says, and over seeds, with 95 % intervals
+(Student)."""
 
 
 class Change(NamedTuple):
@@ -84,10 +87,9 @@ def moved(
     return changes(before, look_inside(model, torch.cat((front, ids))))
 
 
-def rows_of(
-    arguments: argparse.Namespace, name: str, folder: Path, dtype: str
-) -> Iterator[dict[str, Any]]:
+def rows_of(arguments: argparse.Namespace, of: Model, dtype: str) -> Iterator[dict[str, Any]]:
     """A row per move and layer, of one model."""
+    folder = of.folder
     model, tokenizer = load(folder, DTYPES[dtype])
     length, farthest = arguments.length, max(arguments.shifts)
     check_length(model, length + farthest, f"--length {length} moved by {farthest}")
@@ -95,7 +97,7 @@ def rows_of(
     if bos is None:
         raise ValueError(f"the tokenizer of {folder} has neither BOS nor EOS to put in front")
     text, texts = windows(arguments, folder, model, length)
-    about = {"model": name, "model_hash": fingerprint(folder)[:16]}
+    about = {"model": of.name, "row": of.row, "model_hash": fingerprint(folder)[:16]}
     about |= {"position": model.config.position["name"], "dtype": dtype, "data": text}
     about |= {"length": length, "windows": len(texts)}
     moves = [(kind, by) for kind in KINDS for by in arguments.shifts]
@@ -113,40 +115,48 @@ def rows_of(
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The paper's layers of every model and move, the paper's rows below."""
+    """The paper's layers, models and moves: means over the models of a row, with 95 % intervals.
+    The paper's rows are below."""
     last = max(row["layer"] for row in rows)
     layers = [layer for layer in SHOWN if layer <= last] + ([last] if last not in SHOWN else [])
     parts = []
     for measure, title in (("attention", "Attention weights, x 1e-2"), ("dot", "Dot products, %")):
-        head = [f"| {title} | dtype | move | by |", *(f" layer {layer} |" for layer in layers)]
-        lines = ["".join(head), "|" + "---|" * (4 + len(layers))]
-        cells: dict[tuple, dict[int, Any]] = {}
+        head = [f"| {title} | dtype | move | by | seeds |", *(f" layer {n} |" for n in layers)]
+        lines = ["".join(head), "|" + "---|" * (5 + len(layers))]
+        cells: dict[tuple, dict[int, list[Any]]] = {}
         for row in rows:
-            key = row["model"], row["dtype"], KINDS[row["move"]], row["by"]
-            cells.setdefault(key, {})[row["layer"]] = row[measure]
+            key = row["row"], row["dtype"], KINDS[row["move"]], row["by"]
+            cells.setdefault(key, {}).setdefault(row["layer"], []).append(row[measure])
         for key, found in cells.items():
-            values = (_number(found.get(layer, "")) for layer in layers)
-            lines.append(f"| {' | '.join(map(str, key))} | {' | '.join(values)} |")
+            values = (_over_seeds(found.get(layer, [""])) for layer in layers)
+            lines.append(
+                f"| {' | '.join(map(str, key))} | {len(found[1])} | {' | '.join(values)} |"
+            )
         with PAPER.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 if row["measure"] == measure:
                     values = (row.get(str(layer)) or "-" for layer in layers)
-                    key = f"{row['method']} (paper) | | {KINDS[row['move']]} | {row['by']}"
+                    key = f"{row['method']} (paper) | | {KINDS[row['move']]} | {row['by']} |"
                     lines.append(f"| {key} | {' | '.join(values)} |")
         parts.append("\n".join(lines))
     return "\n\n".join([*parts, DEFINITIONS])
 
 
-def _number(value: float | str) -> str:
-    return "-" if value == "" else f"{value:.2g}" if value < 0.01 else f"{value:.2f}"
+def _over_seeds(values: list[Any]) -> str:
+    if "" in values:
+        return "-"
+    if fmean(values) >= 0.01:
+        return over_seeds(values, 2)
+    spread = f" ± {student(values):.1g}" if len(values) > 1 else ""
+    return f"{fmean(values):.2g}{spread}"
 
 
 def run(arguments: argparse.Namespace) -> str:
     rows = [
         row
-        for name, folder in zip(names(arguments.model), arguments.model, strict=True)
+        for model in models(arguments.model)
         for dtype in arguments.dtypes
-        for row in rows_of(arguments, name, folder, dtype)
+        for row in rows_of(arguments, model, dtype)
     ]
     write_text(arguments.out / "stability.csv", table(rows))
     text = markdown(rows)

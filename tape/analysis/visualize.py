@@ -3,13 +3,15 @@
 python -m tape.analysis.visualize --model output/rope_c4 output/adape_c4 --data local
 python -m tape.analysis.visualize --model output/adape_c4 --text "def f(x):" --out pictures
 
-Of two models also their difference, map by map. What a picture shows of several windows of a text
-are means; maps are of the first.
+Of two models also their difference, map by map. Runs that differ in their seed alone are taken
+together. What a picture shows of several windows of a text, or of several seeds, are means; maps
+are of the first.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +24,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tape import origin
+from tape.analysis.cost_table import rows_of
 from tape.analysis.inside import Inside, look_inside
-from tape.analysis.texts import add_arguments, carry_out, names, table, windows
+from tape.analysis.texts import add_arguments, carry_out, models, table, windows
 from tape.evaluation.checkpoint import check_length, load
+from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
 from tape.evaluation.perplexity import whole
 from tape.files import write_text
@@ -35,14 +39,19 @@ DOTS = "positional dot product / frequencies"
 
 
 class Looked(NamedTuple):
-    """A model's name, and what is inside for each text."""
+    """What is inside the models of a row, by their names, for each text."""
 
-    name: str
-    inside: list[Inside]
+    row: str
+    models: dict[str, list[Inside]]
+
+    @property
+    def inside(self) -> list[Inside]:
+        """Of all models and texts."""
+        return [each for texts in self.models.values() for each in texts]
 
     @property
     def maps(self) -> dict[str, list[np.ndarray]]:
-        """Of the first text, by label: (heads, T, T) of every layer."""
+        """Of the first model and text, by label: (heads, T, T) of every layer."""
         first = self.inside[0]
         found = {ATTENTION: [layer.numpy(force=True) for layer in first.attention]}
         if first.states is not None:
@@ -81,16 +90,16 @@ def magnitudes(e_KTF: Tensor) -> Tensor:
 def numbers(looked: list[Looked]) -> list[dict[str, Any]]:
     """A row per model and layer: means over texts."""
     rows = []
-    for name, inside in looked:
-        for layer in range(len(inside[0].attention)):
-            weights = [each.attention[layer] for each in inside]
-            states = [] if inside[0].states is None else [each.states[layer] for each in inside]
-            row = {"model": name, "layer": layer + 1, "texts": len(inside)}
-            row["tokens"] = weights[0].shape[-1]
-            row["beyond_a_quarter"] = np.mean([beyond_a_quarter(A) for A in weights])
-            row["entropy"] = np.mean([entropy(A) for A in weights])
-            size = np.mean([magnitudes(e).mean().item() for e in states]) if states else ""
-            rows.append(row | {"magnitude": size})
+    for each in looked:
+        for name, texts in each.models.items():
+            for layer in range(len(texts[0].attention)):
+                weights = [inside.attention[layer] for inside in texts]
+                row = {"model": name, "row": each.row, "layer": layer + 1, "texts": len(texts)}
+                row["tokens"] = weights[0].shape[-1]
+                row["beyond_a_quarter"] = np.mean([beyond_a_quarter(A) for A in weights])
+                row["entropy"] = np.mean([entropy(A) for A in weights])
+                sizes = [magnitudes(x.states[layer]).mean().item() for x in texts if x.states]
+                rows.append(row | {"magnitude": np.mean(sizes) if sizes else ""})
     return rows
 
 
@@ -136,17 +145,18 @@ def differences(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarr
 def curves(
     looked: list[Looked], of: Callable[[Inside, int], np.ndarray], title: str, **axes_settings: Any
 ) -> Figure:
-    """A panel per model and a line per layer: the mean over texts of what `of` makes of a layer,
-    against 1, 2, 3 ... tokens."""
+    """A panel per row and a line per layer: the mean over models and texts of what `of` makes of a
+    layer, against 1, 2, 3 ... tokens."""
     figure = Figure(figsize=(4.6 * len(looked) + 0.6, 3.8), layout="constrained")
     panels = figure.subplots(1, len(looked), squeeze=False, sharey=True, sharex=True)[0]
-    for axes, (name, inside) in zip(panels, looked, strict=True):
+    for axes, each in zip(panels, looked, strict=True):
+        inside = each.inside
         layers = len(inside[0].attention)
         for layer in range(layers):
-            y = np.mean([of(each, layer) for each in inside], axis=0)
+            y = np.mean([of(one, layer) for one in inside], axis=0)
             colour = colormaps["viridis"](0.9 * layer / max(1, layers - 1))
             axes.plot(np.arange(1, len(y) + 1), y, color=colour, label=f"layer {layer + 1}")
-        axes.set(title=name, xscale="log", **axes_settings)
+        axes.set(title=each.row, xscale="log", **axes_settings)
         axes.grid(alpha=0.3)
     panels[-1].legend(fontsize=7)
     figure.suptitle(title)
@@ -154,8 +164,8 @@ def curves(
 
 
 def sizes(looked: list[Looked]) -> Figure | None:
-    """|e| over layers, a line per model; None if no model has a state."""
-    stateful = [(name, inside) for name, inside in looked if inside[0].states is not None]
+    """|e| over layers, a line per row; None if no model has a state."""
+    stateful = [(row.row, row.inside) for row in looked if row.inside[0].states is not None]
     if not stateful:
         return None
     figure = Figure(figsize=(5, 3.6), layout="constrained")
@@ -181,10 +191,14 @@ def _some(values: Tensor) -> Tensor:
     return values[:: max(1, len(values) // 10**6)]
 
 
+def as_file(row: str) -> str:
+    return re.sub(r"[^\w.=,-]+", "_", row)
+
+
 def draw(looked: list[Looked], heads: int, out: Path) -> list[str]:
     """Write all pictures into a folder; their names."""
     figures: dict[str, Figure] = {}
-    all_maps = {each.name: each.maps for each in looked}
+    all_maps = {each.row: each.maps for each in looked}
     for label, stem in ((ATTENTION, "attention"), (DOTS, "dot_products")):
         maps = {name: found[label] for name, found in all_maps.items() if label in found}
         if not maps:
@@ -192,7 +206,7 @@ def draw(looked: list[Looked], heads: int, out: Path) -> list[str]:
         norm = norms(label, list(maps.values()))
         for name, layers in maps.items():
             colours = "viridis" if label == ATTENTION else "RdBu_r"
-            figures[f"{stem}_{name}"] = grid(name, layers, heads, label, norm, colours)
+            figures[f"{stem}_{as_file(name)}"] = grid(name, layers, heads, label, norm, colours)
         if len(maps) == 2 and len({len(layers) for layers in maps.values()}) == 1:
             (one, first), (other, second) = maps.items()
             between = differences(first, second)
@@ -214,7 +228,8 @@ def draw(looked: list[Looked], heads: int, out: Path) -> list[str]:
     return list(figures)
 
 
-def look(arguments: argparse.Namespace, name: str, folder: Path) -> Looked:
+def look(arguments: argparse.Namespace, folder: Path) -> list[Inside]:
+    """Inside a model, for each text."""
     model, tokenizer = load(folder)
     if arguments.text is not None:
         texts = [torch.tensor(tokenizer(arguments.text)["input_ids"])]
@@ -224,24 +239,29 @@ def look(arguments: argparse.Namespace, name: str, folder: Path) -> Looked:
         raise ValueError(f"the text has {len(texts[0])} tokens; give 8 or more")
     check_length(model, len(texts[0]), f"a text of {len(texts[0])} tokens")
     torch.manual_seed(0)  # positions that are drawn
-    return Looked(name, [look_inside(model, ids) for ids in texts])
+    return [look_inside(model, ids) for ids in texts]
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| model | layer | attention beyond a quarter of the text, % | entropy, nats | |e| |",
-        "|---|---|---|---|---|",
-    ]
+    """By row and layer: means over models, with 95 % intervals."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows:
-        size = "-" if row["magnitude"] == "" else f"{row['magnitude']:.3f}"
-        values = f"{100 * row['beyond_a_quarter']:.2f} | {row['entropy']:.3f} | {size}"
-        lines.append(f"| {row['model']} | {row['layer']} | {values} |")
-    return "\n".join(lines).replace("| |e| |", "| \\|e\\| |", 1)
+        groups.setdefault((row["row"], row["layer"]), []).append(row)
+    head = ["attention beyond a quarter of the text, %", "entropy, nats", r"\|e\|"]
+    lines = [["model", "layer", "seeds", *head]]
+    for (name, layer), group in groups.items():
+        far = over_seeds([100 * row["beyond_a_quarter"] for row in group], 2)
+        spread = over_seeds([row["entropy"] for row in group], 3)
+        size = over_seeds([row["magnitude"] for row in group if row["magnitude"] != ""], 3)
+        lines.append([name, str(layer), str(len(group)), far, spread, size])
+    return rows_of(lines)
 
 
 def run(arguments: argparse.Namespace) -> str:
-    folders = arguments.model
-    looked = [look(arguments, *each) for each in zip(names(folders), folders, strict=True)]
+    by_row: dict[str, dict[str, list[Inside]]] = {}
+    for model in models(arguments.model):
+        by_row.setdefault(model.row, {})[model.name] = look(arguments, model.folder)
+    looked = [Looked(*each) for each in by_row.items()]
     rows = numbers(looked)
     drawn = draw(looked, arguments.heads, arguments.out)
     write_text(arguments.out / "attention.csv", table(rows))

@@ -23,13 +23,27 @@ Results = TypeVar("Results")
 Measure = Callable[[Results], float | None]  # a share; None where nothing was asked
 
 
+def settings_of(folder: Path) -> tuple[int, dict[str, Any]]:
+    """The seed of a run that was trained to its end, and what else it was trained with: flat,
+    without what is null and what has no influence.
+
+    Raises:
+        ValueError: if it was not.
+    """
+    settings = influential(read_configuration(folder, TRAINED))
+    seed = settings.pop("seed")
+    if settings["trainer.seed"] == seed:
+        del settings["trainer.seed"]
+    return seed, settings
+
+
 @dataclass(frozen=True)
 class Run(Generic[Results]):
     """A run that was evaluated: what it was trained with, what it was asked, what came out."""
 
     folder: Path
     seed: int
-    settings: dict[str, Any]  # flat, without the seed, what is null and what has no influence
+    settings: dict[str, Any]  # see settings_of
     evaluated: dict[str, Any]
     results: Results
 
@@ -47,11 +61,7 @@ class Run(Generic[Results]):
                 f"{folder / name} was evaluated with other weights than those in {folder}: remove "
                 f"it and evaluate again"
             )
-        settings = influential(read_configuration(folder, TRAINED))
-        seed = settings.pop("seed")
-        if settings["trainer.seed"] == seed:
-            del settings["trainer.seed"]
-        return cls(folder, seed, settings, evaluated, results)
+        return cls(folder, *settings_of(folder), evaluated, results)
 
 
 @dataclass(frozen=True)
