@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from pretraining.rows import Compared
 from pretraining.trained import Trained
@@ -48,6 +49,8 @@ def figure_of(found: Compared) -> Figure:
         if curve is by_length:
             axes.set_xticks(found.lengths)
             axes.set_yscale("log")
+            for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                which(LogFormatter(minor_thresholds=(2, 0.5)))
         axes.set(xlabel=below, ylabel=beside)
         axes.grid(alpha=0.3)
     handles, labels = figure.axes[-1].get_legend_handles_labels()
