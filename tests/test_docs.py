@@ -1,5 +1,6 @@
 """What the documents show is true: code runs, files exist, names are known."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -10,11 +11,15 @@ from conftest import make_model
 
 from arithmetic.compare import compare as grids
 from extension.compare import compare as methods
+from pretraining.compare import compare as encodings
 from retrieval.compare import compare as passkeys
 from tape import TapeForCausalLM
+from tape.analysis import faults, stability, visualize
 from tape.positions import ALIASES, ENCODINGS, Positions
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+FINDINGS = ROOT / "docs" / "findings.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 
 
@@ -92,5 +97,48 @@ def test_commands_in_documents_name_files_that_exist():
     ],
 )
 def test_tables_are_those_of_the_results(results, compare, evaluation, page, tmp_path):
-    runs = sorted((ROOT / "docs" / "results" / results).iterdir())
+    runs = sorted((RESULTS / results).iterdir())
     assert compare(runs, evaluation, tmp_path) in (ROOT / "docs" / f"{page}.md").read_text()
+
+
+def ablations():
+    """The rows of each table, from its experiment."""
+    for table in ("architecture", "equivariance", "width"):
+        file = ROOT / "config" / "experiment" / f"ablation_{table}.yaml"
+        yield table, yaml.safe_load(file.read_text())["hydra"]["sweeper"]["params"]["ablation"]
+
+
+def test_the_comparison_in_the_findings_is_that_of_the_results(tmp_path):
+    runs = sorted((RESULTS / "encodings").iterdir())
+    text, found = encodings(runs, "compare", "rope", tmp_path)
+    assert text in FINDINGS.read_text() and not found.missing
+
+
+@pytest.mark.parametrize(("table", "rows"), ablations())
+def test_ablations_in_the_findings_are_those_of_the_results(table, rows, tmp_path):
+    folder = RESULTS / "ablations"
+    runs = [folder / f"ablation_{row}_{seed}" for row in rows.split(",") for seed in range(3)]
+    text, found = encodings(runs, "compare", str(folder / "ablation_full_0"), tmp_path)
+    assert text in FINDINGS.read_text() and not found.missing
+
+
+def number(cell):
+    try:
+        return float(cell) if "." in cell or "e" in cell else int(cell)
+    except ValueError:
+        return cell
+
+
+@pytest.mark.parametrize(
+    ("results", "analysis"),
+    [
+        ("stability/stability", stability),
+        ("stability_far/stability", stability),
+        ("visualize/attention", visualize),
+        ("faults/faults", faults),
+    ],
+)
+def test_analyses_in_the_findings_are_those_of_the_results(results, analysis):
+    with (RESULTS / f"{results}.csv").open(newline="") as file:
+        rows = [{key: number(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
+    assert analysis.markdown(rows) in FINDINGS.read_text()
