@@ -58,9 +58,15 @@ def test_keys_that_are_turned_anew_have_no_distances():
 
 def test_only_plain_rope_is_given_the_faulty_cache():
     for name in ENCODINGS:
-        found = faults_of(make_model(name))
+        found = faults_of(make_model(name), 20)
         assert ("decoded, cached keys turned anew" in found) == (name == "rope")
-    assert "decoded, cached keys turned anew" not in faults_of(make_model("yarn"))
+    for other in ("yarn", {"name": "rope", "sampler": "subset"}):
+        assert "decoded, cached keys turned anew" not in faults_of(make_model(other), 20)
+
+
+def test_no_positions_are_asked_for_that_a_model_does_not_have():
+    found = faults_of(make_model({"name": "learned", "length": 64}), 20)
+    assert list(found) == ["none", "positions in bfloat16", "none, decoded"]
 
 
 def test_the_table_of_two_models(tmp_path, text_file):
@@ -79,5 +85,5 @@ def test_the_table_of_two_models(tmp_path, text_file):
         assert nll[name, "positions in bfloat16", 8] == nll[name, "none", 8]
         assert nll[name, "positions in bfloat16 from 2,000", 300] != pytest.approx(right, abs=1e-4)
     assert {int(row["tokens"]) for row in rows} == {2 * 4, 2 * 150}
-    with pytest.raises(ValueError, match="--length 500 is more than the 400 tokens"):
+    with pytest.raises(ValueError, match="windows of 500 tokens: the text has 400"):
         options(faults, models[:1], text_file, out, "--lengths", "500")

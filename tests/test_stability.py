@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from test_scrolls import byte_tokenizer
 from tape.analysis import faults, stability, visualize
 from tape.analysis.inside import look_inside
 from tape.analysis.stability import attention_change, changes, dot_change, moved
+from tape.analysis.texts import models
 from tape.evaluation.intervals import student
 from tape.positions import Positions
 from tape.training.runs import TRAINED
@@ -59,7 +62,7 @@ def test_changes_by_hand():
 def test_positions_that_begin_later_change_nothing_but_rounding(position):
     model = make_model(position, dtype=torch.float64)
     for by in (3, 40):
-        found = moved(model, ids(), 0, "ids", by, seed=0)
+        found = moved(model, ids(), 0, "ids", by)
         assert max(change.attention for change in found) < 1e-3
         assert (found[0].dot is None) == (position in RELATIVE)
         if found[0].dot is not None:
@@ -73,16 +76,31 @@ def test_positions_that_begin_later_change_nothing_but_rounding(position):
     ["tape_not_equivariant", "tape_not_tensorial", "tape_neither_form", "sincos", "fire"],
 )
 def test_without_equivariance_they_do(position):
-    found = moved(make_model(position, dtype=torch.float64), ids(), 0, "ids", 3, seed=0)
+    found = moved(make_model(position, dtype=torch.float64), ids(), 0, "ids", 3)
     assert found[-1].attention > 0.1
     assert found[-1].dot is None or found[-1].dot > 0.1
 
 
 def test_bos_in_front_changes_attention_and_the_state_of_later_layers():
     model = make_model("tape", dtype=torch.float64)
-    found = moved(model, ids(), 5, "bos", 3, seed=0)
+    found = moved(model, ids(), 5, "bos", 3)
     assert found[0].dot < 1e-3 < found[1].dot  # the first state is the rotation
     assert found[0].attention < 1e-3 < found[1].attention  # the rest of a softmax is as before
+
+
+def test_rounded_weights_that_do_not_change_have_not_changed():
+    """They do not add up to 1 in bfloat16, before as after."""
+    model = make_model("nope", dtype=torch.bfloat16)
+    assert look_inside(model, ids()).attention[0].sum(-1).sub(1).abs().max() > 1e-4
+    assert [change.attention for change in moved(model, ids(), 0, "ids", 3)] == [0, 0, 0]
+
+
+def test_drawn_positions_are_drawn_once():
+    """For RandPE as long as the longer text: of 40 coordinates all are drawn, none is left out."""
+    model = make_model({"name": "randpe", "length": 40}, dtype=torch.float64)
+    found = moved(model, ids(), 0, "ids", 40 - LENGTH)
+    assert max(change.dot for change in found) < 1e-3
+    assert moved(model, ids(), 0, "ids", 9)[0].dot > 1
 
 
 def test_a_model_without_change_has_none():
@@ -101,7 +119,9 @@ def make_folder(folder, position, **changes):
 def options(command, models, text_file, out, *given):
     folders = [str(model) for model in models]
     where = ["--model", *folders, "--data", str(text_file), "--out", str(out)]
-    return command.run(command.parse([*where, *given]))
+    text, whole = command.run(command.parse([*where, *given]))
+    assert whole == ("Not in the tables:" not in text)
+    return text
 
 
 def test_the_table_of_two_models(tmp_path, text_file):
@@ -138,13 +158,14 @@ def test_models_of_one_name_stay_apart(command, tmp_path, text_file, monkeypatch
     own = {stability: ["--length", "16", "--shifts", "3"], faults: ["--lengths", "8"]}
     given = own.get(command, ["--length", "16"])
     text = options(command, models, text_file, tmp_path / "out", *given, "--windows", "1")
-    assert "| a_final |" in text and "| b_final |" in text and "| final |" not in text
+    assert "| a/final |" in text and "| b/final |" in text and "| final |" not in text
 
 
-def make_run(folder, position, seed):
+def make_run(folder, position, seed, length=8):
     """As train.py leaves it; what the encoding is of is in the settings."""
     make_folder(folder, position, seed=seed)
-    settings = {"seed": seed, "trainer": {"seed": seed}, "position": {"name": position}}
+    settings = {"seed": seed, "length": length, "trainer": {"seed": seed}}
+    settings["position"] = {"name": position}
     (folder / TRAINED).write_text(json.dumps(settings))
     return folder
 
@@ -196,8 +217,56 @@ def test_seeds_of_one_run_are_one_row(tmp_path, text_file):
     names = {path.stem for path in out.glob("attention_*.png")}
     assert names == {f"attention_{row}" for row in ("tape", "rope", "alone")}
 
-    with pytest.raises(ValueError, match=r"tape_0 and .*tape_0 are the same run, seed 0: take one"):
-        options(visualize, [models[0], models[0]], text_file, out, "--length", "16", *window)
+    copy = shutil.copytree(models[0], tmp_path / "copy")
+    with pytest.raises(ValueError, match=r"tape_0 and .*copy are the same run, seed 0: take one"):
+        options(visualize, [models[0], copy], text_file, out, "--length", "16", *window)
+
+
+def names_and_rows(*folders):
+    return [(model.name, model.row) for model in models(list(folders))]
+
+
+def test_no_two_rows_have_one_name(tmp_path):
+    seeds = [make_run(tmp_path / f"run_{seed}", "rope", seed) for seed in (0, 1)]
+    alone = make_folder(tmp_path / "rope", "alibi")
+    assert names_and_rows(*seeds) == [("run_0", "rope"), ("run_1", "rope")]
+    assert names_and_rows(*seeds, alone)[::2] == [("run_0", "rope, seeds"), ("rope", "rope")]
+    longer = [make_run(tmp_path / f"longer_{seed}", "rope", seed, length=9) for seed in (0, 1)]
+    rows = dict(names_and_rows(*seeds, *longer))
+    assert rows["run_0"] == "rope length=8" and rows["longer_1"] == "rope length=9"
+    other = make_folder(tmp_path / "other" / "rope", "alibi")
+    assert {name for name, _ in names_and_rows(alone, other)} == {"rope", "other/rope"}
+    with pytest.raises(ValueError, match="one folder, given twice"):
+        models([alone, tmp_path / "other" / ".." / "rope"])
+    (seeds[0] / TRAINED).write_text("{}")
+    with pytest.raises(ValueError, match=r"trained.json has no position.name, seed, trainer.seed"):
+        models(seeds)
+
+
+@pytest.mark.parametrize("command", [stability, faults, visualize])
+def test_what_one_model_refuses_does_not_stop_the_others(
+    command, tmp_path, text_file, monkeypatch, capsys
+):
+    short = make_folder(tmp_path / "short", {"name": "learned", "length": 20})
+    rope = make_folder(tmp_path / "rope", "rope")
+    own = {stability: ["--length", "16", "--shifts", "9"], faults: ["--lengths", "30"]}
+    given = ["--model", str(short), str(rope), "--data", str(text_file), "--windows", "1"]
+    given += [*own.get(command, ["--length", "30"]), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["analysis", *given])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    text = capsys.readouterr().out
+    assert ended.value.code == 1 and "| rope |" in text and "| short |" not in text
+    assert f"Not in the tables:\n\n* {short}: " in text
+    assert "positions, but the model's 'learned' has 20" in text
+
+
+def test_a_short_text_has_fewer_windows(tmp_path, text_file):
+    model = make_folder(tmp_path / "rope", "rope")
+    given = ("--length", "399", "--windows", "8")  # of 400 tokens
+    options(visualize, [model], text_file, tmp_path / "out", *given)
+    rows = list(csv.DictReader((tmp_path / "out" / "attention.csv").open(newline="")))
+    assert {row["texts"] for row in rows} == {"2"}
 
 
 def test_what_cannot_be_moved_is_refused(tmp_path, text_file):
@@ -205,7 +274,7 @@ def test_what_cannot_be_moved_is_refused(tmp_path, text_file):
     with pytest.raises(ValueError, match="--length 16 moved by 9 needs 25 positions"):
         options(stability, [learned], text_file, tmp_path / "o", "--length", "16", "--shifts", "9")
     rope = make_folder(tmp_path / "r", "rope")
-    with pytest.raises(ValueError, match="--length 500 is more than the 400 tokens"):
+    with pytest.raises(ValueError, match="windows of 500 tokens: the text has 400"):
         options(stability, [rope], text_file, tmp_path / "o", "--length", "500")
     assert not (tmp_path / "o").exists()
 
@@ -258,9 +327,25 @@ def test_pictures_of_two_models(second, tmp_path, text_file):
     assert text.count("\n| ") == 1 + 6  # the rule
 
 
+def test_models_of_other_shapes_have_no_difference(tmp_path, text_file):
+    out = tmp_path / "out"
+    rope = make_folder(tmp_path / "rope", "rope")
+    wide = make_folder(tmp_path / "wide", "rope", num_attention_heads=8, num_key_value_heads=8)
+    folder = tmp_path / "difference"
+    shutil.copytree(rope, folder)
+    for second, drawn in (
+        (folder, {"rope", "difference", "difference_2"}),
+        (wide, {"rope", "wide"}),
+    ):
+        options(visualize, [rope, second], text_file, out, "--length", "16", "--windows", "1")
+        assert {path.stem for path in out.glob("attention_*.png")} == {
+            f"attention_{n}" for n in drawn
+        }
+
+
 def test_a_text_of_ones_own(tmp_path):
     model = make_folder(tmp_path / "m", "tape")
     given = ["--model", str(model), "--out", str(tmp_path / "o"), "--text"]
-    assert "| m | 1 |" in visualize.run(visualize.parse([*given, "def f(x): return x"]))
+    assert "| m | 1 |" in visualize.run(visualize.parse([*given, "def f(x): return x"]))[0]
     with pytest.raises(ValueError, match="the text has 2 tokens; give 8 or more"):
         visualize.run(visualize.parse([*given, "zz"]))

@@ -29,7 +29,15 @@ from tqdm import tqdm
 
 from tape import origin
 from tape.analysis.cost_table import rows_of
-from tape.analysis.texts import Model, add_arguments, carry_out, models, table, windows
+from tape.analysis.texts import (
+    Model,
+    add_arguments,
+    carry_out,
+    measured,
+    table,
+    windows,
+    with_refused,
+)
 from tape.cache import GrowingCache
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
@@ -112,9 +120,9 @@ def decoded(model: TapeForCausalLM, ids_BL: Tensor, turned_anew: bool) -> Tensor
 Measured = Callable[[Tensor], Tensor]
 
 
-def faults_of(model: TapeForCausalLM) -> dict[str, Measured]:
-    """What is measured; the first is right, and what begins at the origin is to show what that
-    alone does."""
+def faults_of(model: TapeForCausalLM, length: int) -> dict[str, Measured]:
+    """What is measured of windows of so many tokens; the first is right, and what begins at the
+    origin is to show what that alone does."""
 
     def moved(change: Callable[[Tensor], Tensor] | None) -> Measured:
         def measure(ids: Tensor) -> Tensor:
@@ -126,12 +134,15 @@ def faults_of(model: TapeForCausalLM) -> dict[str, Measured]:
     found = {
         RIGHT: moved(None),
         "positions in bfloat16": moved(in_bfloat16),
-        f"none, positions from {ORIGIN:,}": moved(lambda p: p + ORIGIN),
-        f"positions in bfloat16 from {ORIGIN:,}": moved(lambda p: in_bfloat16(p + ORIGIN)),
-        "none, decoded": partial(decoded, model, turned_anew=False),
     }
     position = model.model.position
-    if type(position) is RoPE and position.magnitude == 1:
+    if position.longest is None or position.longest >= ORIGIN + length:
+        found |= {
+            f"none, positions from {ORIGIN:,}": moved(lambda p: p + ORIGIN),
+            f"positions in bfloat16 from {ORIGIN:,}": moved(lambda p: in_bfloat16(p + ORIGIN)),
+        }
+    found["none, decoded"] = partial(decoded, model, turned_anew=False)
+    if type(position) is RoPE and position.magnitude == 1 and position.sampler.consecutive:
         found["decoded, cached keys turned anew"] = partial(decoded, model, turned_anew=True)
     return found
 
@@ -142,23 +153,21 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
     model, _ = load(folder, torch.float32)
     trained = model.config.max_position_embeddings
     lengths = arguments.lengths or [trained, 2 * trained, 4 * trained]
-    check_length(model, ORIGIN + max(lengths), f"--lengths {max(lengths)} from {ORIGIN}")
+    check_length(model, max(lengths), f"--lengths {max(lengths)}")
     about = {"model": of.name, "row": of.row, "model_hash": fingerprint(folder)[:16]}
     about |= {"position": model.config.position["name"], "trained": trained}
-    measured = faults_of(model)
-    bar = tqdm(total=len(measured) * len(lengths), desc=str(folder), disable=None)
-    with bar, model.evaluation_length(ORIGIN + max(lengths)):
-        for length in lengths:
-            text, texts = windows(arguments, folder, model, length)
-            ids = torch.stack(texts)
-            for fault, measure in measured.items():
+    for length in lengths:
+        text, texts = windows(arguments, folder, model, length)
+        ids = torch.stack(texts).to(model.device)
+        faults = faults_of(model, length)
+        for fault, measure in tqdm(faults.items(), desc=f"{folder}, {length:,}", disable=None):
+            with model.evaluation_length(length):
                 losses = torch.cat([measure(part) for part in ids.split(BATCH)])
-                nll = losses.double().mean().item()
-                yield about | {
-                    **{"data": text, "fault": fault, "length": length, "tokens": losses.numel()},
-                    **{"nll": nll, "perplexity": math.exp(nll)},
-                }
-                bar.update()
+            nll = losses.double().mean().item()
+            yield about | {
+                **{"data": text, "fault": fault, "length": length, "tokens": losses.numel()},
+                **{"nll": nll, "perplexity": math.exp(nll)},
+            }
 
 
 def markdown(found: list[dict[str, Any]]) -> str:
@@ -182,13 +191,13 @@ def markdown(found: list[dict[str, Any]]) -> str:
     return f"{rows_of(lines)}\n\n{NOTE}"
 
 
-def run(arguments: argparse.Namespace) -> str:
-    found = [row for model in models(arguments.model) for row in rows(arguments, model)]
-    text = markdown(found)
+def run(arguments: argparse.Namespace) -> tuple[str, bool]:
+    found, refused = measured(arguments.model, partial(rows, arguments))
+    text = with_refused(markdown(found), refused)
     write_text(arguments.out / "faults.csv", table(found))
     write_text(arguments.out / "faults.md", text + "\n")
     origin.record(arguments.out)
-    return text
+    return text, not refused
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:

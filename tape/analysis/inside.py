@@ -14,7 +14,7 @@ from tape.modeling import TapeForCausalLM
 
 @dataclass(frozen=True)
 class Inside:
-    """Of one sequence, layer by layer (in every recurrence), in float32.
+    """Of one sequence, layer by layer (in every recurrence), in float32 and in main memory.
 
     Attributes:
         attention: (H, T, T) weights of every layer; rows are queries.
@@ -32,7 +32,8 @@ class Inside:
 
 @torch.no_grad()
 def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
-    """Run a model on tokens (T,) whose positions count from `first`."""
+    """Run a model on tokens (T,) whose positions count from `first`. An encoding that draws them
+    has to know of that length (`model.evaluation_length`)."""
     states: list[Tensor | None] = []
 
     def record(module: torch.nn.Module, arguments: tuple) -> None:
@@ -42,7 +43,7 @@ def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
     ids = ids.to(model.device)[None]
     positions = torch.arange(first, first + ids.shape[1], device=ids.device)[None]
     try:
-        with _eager(model), model.evaluation_length(first + ids.shape[1]):
+        with _eager(model):
             weights = model.model(
                 ids, position_ids=positions, use_cache=False, output_attentions=True
             ).attentions
@@ -50,8 +51,8 @@ def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
         for hook in hooks:
             hook.remove()
     return Inside(
-        [layer[0].float() for layer in weights],
-        None if states[0] is None else [e[0, ..., :2, :].flatten(-2).float() for e in states],
+        [layer[0].float().cpu() for layer in weights],
+        None if states[0] is None else [e[0, ..., :2, :].flatten(-2).float().cpu() for e in states],
     )
 
 

@@ -22,7 +22,15 @@ from tqdm import tqdm
 
 from tape import origin
 from tape.analysis.inside import Inside, look_inside
-from tape.analysis.texts import Model, add_arguments, carry_out, models, table, windows
+from tape.analysis.texts import (
+    Model,
+    add_arguments,
+    carry_out,
+    measured,
+    table,
+    windows,
+    with_refused,
+)
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.intervals import student
@@ -34,7 +42,7 @@ SHOWN = (1, 2, 4, 8)  # layers in the paper's table
 PAPER = Path(__file__).with_name("table8.csv")
 KINDS = {"bos": "BOS tokens in front", "ids": "position ids from"}
 DEFINITIONS = """\
-Attention: with A the weights on a text and A' those of the same tokens after the move, rows of A'
+Attention: with A the weights on a text and A' those of the same tokens after the move, rows of both
 divided by their sum over these tokens, the mean over heads and queries of sum_j |A'_ij - A_ij|,
 times 100; 0 is the same, 200 no token in common.
 Dot products: with D_ij = Re(e_i conj(e_j)), summed over frequencies, of the state e that the layer
@@ -53,9 +61,12 @@ class Change(NamedTuple):
 def attention_change(before: Tensor, after: Tensor) -> float:
     """From weights (H, T, T) to those on T tokens and others before them, (H, n + T, n + T)."""
     n = after.shape[-1] - before.shape[-1]
-    kept = after[:, n:, n:]
-    kept = kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
-    return 100 * (kept - before).abs().sum(-1).mean().item()
+    # Those of bfloat16 have another sum than 1 before, too.
+    one, other = (
+        A / A.sum(-1, keepdim=True).clamp(min=torch.finfo(A.dtype).tiny)
+        for A in (before, after[:, n:, n:])
+    )
+    return 100 * (other - one).abs().sum(-1).mean().item()
 
 
 def dot_change(before: Tensor, after: Tensor) -> float:
@@ -74,17 +85,14 @@ def changes(before: Inside, after: Inside) -> list[Change]:
     ]
 
 
-def moved(
-    model: TapeForCausalLM, ids: Tensor, bos: int, kind: str, by: int, seed: int
-) -> list[Change]:
-    """The changes when tokens (T,) are moved. Positions that are drawn are drawn from one seed."""
-    torch.manual_seed(seed)
-    before = look_inside(model, ids)
-    torch.manual_seed(seed)
-    if kind == "ids":
-        return changes(before, look_inside(model, ids, first=by))
-    front = torch.full((by,), bos, dtype=ids.dtype)
-    return changes(before, look_inside(model, torch.cat((front, ids))))
+def moved(model: TapeForCausalLM, ids: Tensor, bos: int, kind: str, by: int) -> list[Change]:
+    """The changes when tokens (T,) are moved."""
+    with model.evaluation_length(by + len(ids)):  # RandPE draws once for both
+        before = look_inside(model, ids)
+        if kind == "ids":
+            return changes(before, look_inside(model, ids, first=by))
+        front = torch.full((by,), bos, dtype=ids.dtype)
+        return changes(before, look_inside(model, torch.cat((front, ids))))
 
 
 def rows_of(arguments: argparse.Namespace, of: Model, dtype: str) -> Iterator[dict[str, Any]]:
@@ -102,7 +110,7 @@ def rows_of(arguments: argparse.Namespace, of: Model, dtype: str) -> Iterator[di
     about |= {"length": length, "windows": len(texts)}
     moves = [(kind, by) for kind in KINDS for by in arguments.shifts]
     for kind, by in tqdm(moves, desc=f"{folder}, {dtype}", disable=None):
-        found = [moved(model, ids, bos, kind, by, seed) for seed, ids in enumerate(texts)]
+        found = [moved(model, ids, bos, kind, by) for ids in texts]
         for layer, each in enumerate(zip(*found, strict=True), start=1):
             dots = [change.dot for change in each]
             yield about | {
@@ -151,18 +159,17 @@ def _over_seeds(values: list[Any]) -> str:
     return f"{fmean(values):.2g}{spread}"
 
 
-def run(arguments: argparse.Namespace) -> str:
-    rows = [
-        row
-        for model in models(arguments.model)
-        for dtype in arguments.dtypes
-        for row in rows_of(arguments, model, dtype)
-    ]
+def run(arguments: argparse.Namespace) -> tuple[str, bool]:
+    def of(model: Model) -> Iterator[dict[str, Any]]:
+        for dtype in arguments.dtypes:
+            yield from rows_of(arguments, model, dtype)
+
+    rows, refused = measured(arguments.model, of)
     write_text(arguments.out / "stability.csv", table(rows))
-    text = markdown(rows)
+    text = with_refused(markdown(rows), refused)
     write_text(arguments.out / "stability.md", text + "\n")
     origin.record(arguments.out)
-    return text
+    return text, not refused
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:

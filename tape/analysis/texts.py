@@ -7,8 +7,7 @@ import csv
 import io
 import os
 import sys
-from collections.abc import Callable
-from itertools import combinations
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +17,12 @@ import transformers
 from safetensors import SafetensorError
 from torch import Tensor
 
-from tape.evaluation.compare import labels_of, settings_of
+from tape.evaluation.compare import Run, rows_of, settings_of
 from tape.evaluation.texts import CORPORA, open_text
 from tape.modeling import TapeForCausalLM
 from tape.training.runs import TRAINED
+
+ERRORS = (ValueError, OSError, SafetensorError, torch.OutOfMemoryError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,23 +55,48 @@ def models(folders: list[Path]) -> list[Model]:
     Raises:
         ValueError: if a run is there twice.
     """
-    names = [folder.resolve().name for folder in folders]
+    resolved = [folder.resolve() for folder in folders]
+    if twice := {
+        str(f) for f, own in zip(folders, resolved, strict=True) if resolved.count(own) > 1
+    }:
+        raise ValueError(f"--model {' '.join(sorted(twice))}: one folder, given twice")
+    names = [folder.name for folder in resolved]
     if len(set(names)) < len(names):
-        names = [str(folder).replace("/", "_") for folder in folders]
-    runs = {n: settings_of(f) for n, f in enumerate(folders) if (f / TRAINED).is_file()}
-    for (n, one), (m, other) in combinations(runs.items(), 2):
-        if one == other:
-            raise ValueError(
-                f"{folders[n]} and {folders[m]} are the same run, seed {one[0]}: take one"
-            )
-    rows = names.copy()
-    settings = [without_seed for _, without_seed in runs.values()]
-    distinct = [each for n, each in enumerate(settings) if each not in settings[:n]]
-    labels = labels_of(distinct)
-    for n, (_, own) in runs.items():
-        if settings.count(own) > 1:
-            rows[n] = labels[distinct.index(own)]
-    return [Model(*each) for each in zip(folders, names, rows, strict=True)]
+        shared = os.path.commonpath(resolved)
+        names = [str(folder.relative_to(shared)) for folder in resolved]
+    runs = [Run(f, *settings_of(f), {}, None) for f in folders if (f / TRAINED).is_file()]
+    rows: dict[Path, str] = {}
+    for row in rows_of(runs, asked=()):
+        if len(row.runs) > 1:
+            label = f"{row.label}, seeds" if row.label in names else row.label
+            rows |= {run.folder: label for run in row.runs}
+    return [Model(f, name, rows.get(f, name)) for f, name in zip(folders, names, strict=True)]
+
+
+def measured(
+    given: list[Path], measure: Callable[[Model], Iterable[dict[str, Any]]]
+) -> tuple[list[dict[str, Any]], dict[Path, str]]:
+    """The rows of all models, and why some have none.
+
+    Raises:
+        ValueError: if no model has any.
+    """
+    rows: list[dict[str, Any]] = []
+    refused: dict[Path, str] = {}
+    for model in models(given):
+        try:
+            rows += list(measure(model))
+        except ERRORS as error:
+            refused[model.folder] = str(error)
+    if not rows:
+        raise ValueError("; ".join(refused.values()))
+    return rows, refused
+
+
+def with_refused(text: str, refused: dict[Path, str]) -> str:
+    """Tables, and below them what is not in them."""
+    lines = [f"* {folder}: {why}" for folder, why in refused.items()]
+    return "\n\n".join([text, "Not in the tables:", "\n".join(lines)]) if lines else text
 
 
 def windows(
@@ -86,8 +112,9 @@ def windows(
     text.check(decoder.config.vocab_size)
     tokens = text.tokens
     if len(tokens) < length:
-        raise ValueError(f"--length {length} is more than the {len(tokens):,} tokens of the text")
-    starts = np.linspace(0, len(tokens) - length, arguments.windows).astype(int)
+        raise ValueError(f"windows of {length} tokens: the text has {len(tokens):,}")
+    last = len(tokens) - length
+    starts = np.unique(np.linspace(0, last, arguments.windows).astype(int))
     found = [torch.from_numpy(tokens[start : start + length].astype(np.int64)) for start in starts]
     return text.name, found
 
@@ -101,11 +128,16 @@ def table(rows: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def carry_out(run: Callable[[argparse.Namespace], str], arguments: argparse.Namespace) -> None:
-    """Print what comes out, or the error that ends it."""
+def carry_out(
+    run: Callable[[argparse.Namespace], tuple[str, bool]], arguments: argparse.Namespace
+) -> None:
+    """Print the tables of `run`, which also says whether all models are in them: the status is 1
+    otherwise. An error ends it with a line."""
     transformers.logging.disable_progress_bar()
     try:
-        print(run(arguments))
-        print(f"\nalso in {arguments.out}")
-    except (ValueError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
+        text, whole = run(arguments)
+    except ERRORS as error:
         sys.exit(f"error: {error}")
+    print(text)
+    print(f"\nalso in {arguments.out}")
+    sys.exit(not whole)

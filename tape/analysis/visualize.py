@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +21,21 @@ import torch
 from matplotlib import colormaps
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from tape import origin
 from tape.analysis.cost_table import rows_of
 from tape.analysis.inside import Inside, look_inside
-from tape.analysis.texts import add_arguments, carry_out, models, table, windows
+from tape.analysis.texts import (
+    Model,
+    add_arguments,
+    carry_out,
+    measured,
+    table,
+    windows,
+    with_refused,
+)
 from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
@@ -39,15 +48,10 @@ DOTS = "positional dot product / frequencies"
 
 
 class Looked(NamedTuple):
-    """What is inside the models of a row, by their names, for each text."""
+    """A row of models, and what is inside them: of all texts for the first, then for the next."""
 
     row: str
-    models: dict[str, list[Inside]]
-
-    @property
-    def inside(self) -> list[Inside]:
-        """Of all models and texts."""
-        return [each for texts in self.models.values() for each in texts]
+    inside: list[Inside]
 
     @property
     def maps(self) -> dict[str, list[np.ndarray]]:
@@ -87,20 +91,18 @@ def magnitudes(e_KTF: Tensor) -> Tensor:
     return e_KTF.unflatten(-1, (2, -1)).norm(dim=-2)
 
 
-def numbers(looked: list[Looked]) -> list[dict[str, Any]]:
-    """A row per model and layer: means over texts."""
-    rows = []
-    for each in looked:
-        for name, texts in each.models.items():
-            for layer in range(len(texts[0].attention)):
-                weights = [inside.attention[layer] for inside in texts]
-                row = {"model": name, "row": each.row, "layer": layer + 1, "texts": len(texts)}
-                row["tokens"] = weights[0].shape[-1]
-                row["beyond_a_quarter"] = np.mean([beyond_a_quarter(A) for A in weights])
-                row["entropy"] = np.mean([entropy(A) for A in weights])
-                sizes = [magnitudes(x.states[layer]).mean().item() for x in texts if x.states]
-                rows.append(row | {"magnitude": np.mean(sizes) if sizes else ""})
-    return rows
+def numbers(model: Model, texts: list[Inside]) -> Iterator[dict[str, Any]]:
+    """A row per layer: means over texts."""
+    for layer in range(len(texts[0].attention)):
+        weights = [inside.attention[layer] for inside in texts]
+        sizes = [magnitudes(x.states[layer]).mean().item() for x in texts if x.states]
+        yield {
+            **{"model": model.name, "row": model.row, "layer": layer + 1, "texts": len(texts)},
+            "tokens": weights[0].shape[-1],
+            "beyond_a_quarter": np.mean([beyond_a_quarter(A) for A in weights]),
+            "entropy": np.mean([entropy(A) for A in weights]),
+            "magnitude": np.mean(sizes) if sizes else "",
+        }
 
 
 def grid(
@@ -137,6 +139,13 @@ def norms(label: str, maps: list[list[np.ndarray]]) -> Normalize:
     return Normalize(-size, size)
 
 
+def comparable(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    """Layers, heads and tokens alike; a single map is for all heads."""
+    heads = {len(layer) for layers in (one, other) for layer in layers} - {1}
+    tokens = {layer.shape[-1] for layers in (one, other) for layer in layers}
+    return len(one) == len(other) and len(heads) <= 1 and len(tokens) == 1
+
+
 def differences(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarray]:
     """Map by map; a single map of one model is for all heads of the other."""
     return [np.subtract(*np.broadcast_arrays(b, a)) for a, b in zip(one, other, strict=True)]
@@ -158,7 +167,7 @@ def curves(
             axes.plot(np.arange(1, len(y) + 1), y, color=colour, label=f"layer {layer + 1}")
         axes.set(title=each.row, xscale="log", **axes_settings)
         axes.grid(alpha=0.3)
-    panels[-1].legend(fontsize=7)
+        axes.legend(fontsize=7)
     figure.suptitle(title)
     return figure
 
@@ -180,7 +189,8 @@ def sizes(looked: list[Looked]) -> Figure | None:
         places = np.arange(1, len(found) + 1)
         (line,) = axes.plot(places, middle, "o-", label=name)
         axes.fill_between(places, low, high, alpha=0.2, color=line.get_color())
-    axes.set(xlabel="layer that reads it", ylabel="|e|, median and 5 to 95 %", xticks=places)
+    axes.set(xlabel="layer that reads it", ylabel="|e|, median and 5 to 95 %")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
@@ -191,14 +201,21 @@ def _some(values: Tensor) -> Tensor:
     return values[:: max(1, len(values) // 10**6)]
 
 
-def as_file(row: str) -> str:
-    return re.sub(r"[^\w.=,-]+", "_", row)
+def as_files(rows: list[str]) -> dict[str, str]:
+    """What rows are called in the names of pictures, each otherwise."""
+    found: dict[str, str] = {}
+    for row in rows:
+        name = re.sub(r"[^\w.=,-]+", "_", row).strip("_")[:80]
+        taken = {"difference", *found.values()}
+        found[row] = f"{name}_{len(found) + 1}" if name in taken else name
+    return found
 
 
 def draw(looked: list[Looked], heads: int, out: Path) -> list[str]:
     """Write all pictures into a folder; their names."""
     figures: dict[str, Figure] = {}
     all_maps = {each.row: each.maps for each in looked}
+    files = as_files(list(all_maps))
     for label, stem in ((ATTENTION, "attention"), (DOTS, "dot_products")):
         maps = {name: found[label] for name, found in all_maps.items() if label in found}
         if not maps:
@@ -206,8 +223,8 @@ def draw(looked: list[Looked], heads: int, out: Path) -> list[str]:
         norm = norms(label, list(maps.values()))
         for name, layers in maps.items():
             colours = "viridis" if label == ATTENTION else "RdBu_r"
-            figures[f"{stem}_{as_file(name)}"] = grid(name, layers, heads, label, norm, colours)
-        if len(maps) == 2 and len({len(layers) for layers in maps.values()}) == 1:
+            figures[f"{stem}_{files[name]}"] = grid(name, layers, heads, label, norm, colours)
+        if len(maps) == 2 and comparable(*maps.values()):
             (one, first), (other, second) = maps.items()
             between = differences(first, second)
             size = max(abs(layer).max() for layer in between) or 1.0
@@ -223,6 +240,9 @@ def draw(looked: list[Looked], heads: int, out: Path) -> list[str]:
     )
     if (figure := sizes(looked)) is not None:
         figures["magnitude"] = figure
+    for kind in ("attention", "dot_products"):  # of what was drawn there before
+        for old in [*out.glob(f"{kind}_*.png"), *out.glob(f"{kind}_*.svg")]:
+            old.unlink()
     for name, figure in figures.items():
         write_figure(figure, out / name)
     return list(figures)
@@ -238,8 +258,8 @@ def look(arguments: argparse.Namespace, folder: Path) -> list[Inside]:
     if len(texts[0]) < 8:
         raise ValueError(f"the text has {len(texts[0])} tokens; give 8 or more")
     check_length(model, len(texts[0]), f"a text of {len(texts[0])} tokens")
-    torch.manual_seed(0)  # positions that are drawn
-    return [look_inside(model, ids) for ids in texts]
+    with model.evaluation_length(len(texts[0])):
+        return [look_inside(model, ids) for ids in texts]
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -257,16 +277,21 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return rows_of(lines)
 
 
-def run(arguments: argparse.Namespace) -> str:
-    by_row: dict[str, dict[str, list[Inside]]] = {}
-    for model in models(arguments.model):
-        by_row.setdefault(model.row, {})[model.name] = look(arguments, model.folder)
-    looked = [Looked(*each) for each in by_row.items()]
-    rows = numbers(looked)
-    drawn = draw(looked, arguments.heads, arguments.out)
+def run(arguments: argparse.Namespace) -> tuple[str, bool]:
+    looked: dict[str, Looked] = {}
+
+    def of(model: Model) -> Iterator[dict[str, Any]]:
+        inside = look(arguments, model.folder)
+        looked.setdefault(model.row, Looked(model.row, [])).inside.extend(inside)
+        return numbers(model, inside)
+
+    rows, refused = measured(arguments.model, of)
+    text = with_refused(markdown(rows), refused)
     write_text(arguments.out / "attention.csv", table(rows))
+    write_text(arguments.out / "attention.md", text + "\n")
+    drawn = draw(list(looked.values()), arguments.heads, arguments.out)
     origin.record(arguments.out)
-    return f"{markdown(rows)}\n\nattention.csv, {', '.join(drawn)}"
+    return f"{text}\n\nPictures: {', '.join(drawn)}", not refused
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:

@@ -31,6 +31,8 @@ def settings_of(folder: Path) -> tuple[int, dict[str, Any]]:
         ValueError: if it was not.
     """
     settings = influential(read_configuration(folder, TRAINED))
+    if missing := {"seed", "trainer.seed", "position.name"} - settings.keys():
+        raise ValueError(f"{folder / TRAINED} has no {', '.join(sorted(missing))}: train again")
     seed = settings.pop("seed")
     if settings["trainer.seed"] == seed:
         del settings["trainer.seed"]
@@ -113,7 +115,8 @@ def rows_of(runs: list[Run[Results]], asked: Iterable[str]) -> list[Row[Results]
 
 def labels_of(groups: list[dict[str, Any]]) -> list[str]:
     """The encoding, and those settings of each group that not more than half of the groups share,
-    but for what follows from others, and for arguments of other encodings."""
+    but for arguments of other encodings, and for what follows from other settings unless nothing
+    else tells two groups apart."""
     keys = sorted(set().union(*groups))
     keys = [key for key in keys if key != "position.name" and not re.fullmatch(FOLLOWS, key)]
     labels = []
@@ -130,7 +133,19 @@ def labels_of(groups: list[dict[str, Any]]) -> list[str]:
             if 2 * peers.count(settings.get(key)) <= len(peers):
                 label += f" {key}={settings.get(key)}"
         labels.append(label)
-    return labels
+    return [
+        label + _rest(settings, [groups[n] for n, same in enumerate(labels) if same == label])
+        for label, settings in zip(labels, groups, strict=True)
+    ]
+
+
+def _rest(settings: dict[str, Any], alike: list[dict[str, Any]]) -> str:
+    """What groups with the same label differ in."""
+    keys = sorted(set().union(*alike))
+    differing = [
+        key for key in keys if any(key_of.get(key) != settings.get(key) for key_of in alike)
+    ]
+    return "".join(f" {key}={settings.get(key)}" for key in differing)
 
 
 def markdown(rows: list[Row[Results]], columns: dict[str, Measure[Results]]) -> str:
