@@ -33,12 +33,15 @@ compare() { # runs
 }
 if [[ -n ${LAUNCHER:-} ]]; then
     check_runs "$@"
+    add_data "$@"
     both() { # comma-separated
         local IFS=,
         echo "$*"
     }
-    "$python" train.py -m hydra/launcher="$LAUNCHER" experiment="$experiment" \
-        name="${NAME}_\${hydra:runtime.choices.$group}_\${seed}" \
-        "$group=$(both "${types[@]}")" seed="$(both "${seeds[@]}")" "$@" || true
+    if unfinished "$@"; then
+        "$python" train.py -m hydra/launcher="$LAUNCHER" experiment="$experiment" \
+            name="${NAME}_\${hydra:runtime.choices.$group}_\${seed}" \
+            "$group=$(both "${types[@]}")" seed="$(both "${seeds[@]}")" "$@" || true
+    fi
 fi
 comparison "$@"

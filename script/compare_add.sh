@@ -15,8 +15,9 @@ experiment=addition
 NAME=${NAME:-add}
 out=output/compare_$NAME
 GRID=${GRID:-grid}
+evaluation+=("name=$GRID")
 evaluate() { # run
-    "$python" -m arithmetic.evaluate model="$1" name="$GRID" "${evaluation[@]}"
+    "$python" -m arithmetic.evaluate model="$1" "${evaluation[@]}"
 }
 compare() { # runs
     "$python" -m arithmetic.compare "$@" --name "$GRID" --out "$out"

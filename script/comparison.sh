@@ -10,8 +10,10 @@
 #               ${NAME}_${TYPE}_${SEED}.log beside the table, in output/compare_${NAME}
 #   EVALUATION  settings of the evaluation
 #
-# Runs that have finished are taken as they are. Told to stop (SIGTERM, a hang-up), all runs save and
-# the script ends with status 75: the same command continues.
+# Runs that have finished are taken as they are: at once where the same was asked and nothing in config/,
+# in the run or in its data was written since, as the .finished file beside the log tells; else
+# train.py and the evaluation find out. Told to stop (SIGTERM, a hang-up), all runs save and the script
+# ends with status 75: the same command continues.
 source script/environment.sh
 source script/jobs.sh
 
@@ -42,12 +44,43 @@ perplexities() { # log lengths: those of its last evaluation
     sed -nE 's/^\| ([0-9,]+) \|.*\| ([0-9.]+) \|$/perplexity \2 at \1,/p' "$1" | tail -n "$2" | paste -sd " "
 }
 
+commands() { # type seed settings: what is asked of a run
+    printf '%s\n' "experiment=$experiment" "$group=$1" "seed=$2" "${@:3}" "${evaluation[@]}"
+    declare -f evaluate measure_perplexity
+    "$python" -V # whose library is the text of data=local
+}
+
+inputs=(config) # what all runs come from; a script may add to it
+add_data() { # settings: files that they name
+    local word
+    while read -r word; do
+        [[ -z $word ]] || mapfile -tO "${#inputs[@]}" inputs < <(compgen -G "$word")
+    done < <(printf '%s\n' "${@#*=}" "${evaluation[@]#*=}" | tr '[],' '\n')
+}
+
+finished() { # name type seed settings
+    local receipt=$out/${1##*/}.finished newer
+    [[ -f $receipt && -f $(log_of "$1") && $(<"$receipt") == "$(commands "${@:2}")" ]] &&
+        newer=$(find -L "output/$1" "${inputs[@]}" -newer "$receipt" -print -quit) && [[ -z $newer ]]
+}
+
+unfinished() { # settings: is anything left to do?
+    local seed type
+    for seed in "${seeds[@]}"; do
+        for type in "${types[@]}"; do
+            finished "${NAME}_${type}_$seed" "$type" "$seed" "$@" || return 0
+        done
+    done
+    return 1
+}
+
 learn() { # name type seed settings
     local name=$1 log told=
     log=$(log_of "$name")
     trap 'told=yes' TERM INT HUP # the run saves, and nothing follows it
     if "$python" train.py experiment="$experiment" name="$name" "$group=$2" seed="$3" "${@:4}" \
         >>"$log" 2>&1 && [[ -z $told ]] && evaluate "output/$name" >>"$log" 2>&1; then
+        commands "${@:2}" >"${log%.log}.finished"
         echo "$name: $(found "$log")"
     elif [[ -z $told ]]; then
         echo "error: $name did not finish, see $log" >&2
@@ -62,19 +95,25 @@ comparison() { # settings of the training
         exit 1
     fi
     check_runs "$@"
+    add_data "$@"
     mkdir -p "$out"
     cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > JOBS ? cores / JOBS : 1))}
     for seed in "${seeds[@]}"; do
         for type in "${types[@]}"; do
+            name=${NAME}_${type}_$seed
+            names+=("$name")
+            if finished "$name" "$type" "$seed" "$@"; then
+                echo "$name: $(found "$(log_of "$name")")"
+                continue
+            fi
             while (($(jobs -pr | wc -l) >= JOBS)); do
                 wait -n || true # its status is asked for below
                 end_if_told
             done
-            name=${NAME}_${type}_$seed
-            echo "$name: run $((${#names[@]} + 1)) of $((${#types[@]} * ${#seeds[@]})) begins, see $(log_of "$name")"
+            echo "$name: run ${#names[@]} of $((${#types[@]} * ${#seeds[@]})) begins, see $(log_of "$name")"
             learn "$name" "$type" "$seed" "$@" &
-            names+=("$name") pids+=($!)
+            pids+=($!)
         done
     done
     for pid in "${pids[@]}"; do

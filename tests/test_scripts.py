@@ -328,6 +328,15 @@ def test_encodings_are_compared_and_a_run_that_fails_is_named(run_script, tmp_pa
     assert "| rope | 2 | " in table and "| alibi | 2 | " in table and table in printed
     log = tmp_path / "output/compare_e/e_rope_0.log"
     before = len(log.read_text())
+    found = re.findall(r"^e_rope_0: p.*|^\| rope .*", printed, re.MULTILINE)
+
+    shutil.rmtree(tmp_path / "output/e_rope_1/compare")
+    measured = run_script("compare.sh", *of_a_script(tiny), **variables)
+    printed, _ = measured.communicate()
+    assert measured.returncode == 0, printed
+    assert re.findall(r"^e_rope_0: p.*|^\| rope .*", printed, re.MULTILINE) == found
+    assert re.findall(r"^(\w+): run . of 4 begins", printed, re.MULTILINE) == ["e_rope_1"]
+    assert len(log.read_text()) == before
 
     write_text(tmp_path / "output/e_nope_0/notes.txt", "of somebody else")
     again = run_script("compare.sh", *of_a_script(tiny), **variables | {"TYPES": "rope nope"})
@@ -335,8 +344,13 @@ def test_encodings_are_compared_and_a_run_that_fails_is_named(run_script, tmp_pa
     assert again.returncode == 1
     assert "error: e_nope_0 did not finish" in printed and "| rope | 2 | " in printed
     assert "* output/e_nope_0: output/e_nope_0/compare/perplexity.csv is not there" in printed
-    assert "| nope | 1 | " in printed
-    assert "\nstep " not in log.read_text()[before:]  # it had finished
+    assert "| nope | 1 | " in printed and len(log.read_text()) == before  # it had finished
+
+    other = {"TYPES": "rope", "SEEDS": "0", "EVALUATION": "--max_tokens 3000 --dtype float32"}
+    asked = run_script("compare.sh", *of_a_script(tiny), **variables | other)
+    printed, _ = asked.communicate()
+    assert asked.returncode == 0 and "e_rope_0: run 1 of 1 begins" in printed
+    assert "\nstep " not in log.read_text()[before:]
 
 
 def test_ablations_have_a_table_each(run_script, tmp_path):
