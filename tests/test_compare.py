@@ -69,15 +69,19 @@ def test_one_seed_has_no_interval(runs, tmp_path):
 
 
 def test_rows_are_named_by_all_that_differs(runs, tmp_path):
-    """And not by what has no influence, such as eval_steps, or only another encoding has."""
+    """And not by what has no influence, such as eval_steps, or only another encoding has; by the
+    whole name of a setting where another, here `length`, ends alike."""
     runs.append(make_run(tmp_path / "wide", "tape", 0, 1, hidden=16))
     runs.append(make_run(tmp_path / "theta", "rope", 0, 1, theta=5))
+    runs += [make_run(tmp_path / f"{n}", "learned", 0, 1, length=n) for n in (9, 16)]
     rows = rows_of([read_run(run, "grid") for run in runs])
     assert {row.label: len(row.runs) for row in rows} == {
-        "rope position.theta=None": 2,
-        "rope position.theta=5": 1,
+        "rope theta=None": 2,
+        "rope theta=5": 1,
         "tape model.hidden_size=16": 1,
         "tape": 3,
+        "learned position.length=9": 1,
+        "learned position.length=16": 1,
     }
 
 
@@ -100,13 +104,13 @@ def test_rows_of_different_encodings_say_where_what_they_share_differs(tmp_path)
         ),
     ]
     assert {row.label for row in rows_of([read_run(run, "grid") for run in runs])} == {
-        "rope position.theta=500",
+        "rope theta=500",
         "tape",
         "tape trainer.seed=0",
     }
     assert {row.label for row in rows_of([read_run(run, "grid") for run in runs[:2]])} == {
-        "rope position.theta=500",
-        "tape position.theta=10000",
+        "rope theta=500",
+        "tape theta=10000",
     }
 
 

@@ -164,8 +164,8 @@ def test_ablations_are_rows_of_their_own(tmp_path):
     found = compared(runs, "compare")
     assert [row.label for row in found.rows] == [
         "tape",
-        "tape position.feed_forward=False",
-        "tape position.attention=False",
+        "tape feed_forward=False",
+        "tape attention=False",
     ]
 
 

@@ -367,7 +367,7 @@ def test_ablations_have_a_table_each(run_script, tmp_path):
     assert table in printed
     assert table.startswith(
         "| encoding | seeds | perplexity 4 | perplexity 8 | perplexity 16 | perplexity 32 |"
-        " loss - tape position.equivariant=True position.tensorial=True, 4 |"
+        " loss - tape equivariant=True tensorial=True, 4 |"
     )
     rows = re.findall(r"^\| (tape .*?) \|", table, re.MULTILINE)
     assert {tuple(re.findall(r"=(\w+)", row)) for row in rows} == set(

@@ -116,9 +116,11 @@ def rows_of(runs: list[Run[Results]], asked: Iterable[str]) -> list[Row[Results]
 def labels_of(groups: list[dict[str, Any]]) -> list[str]:
     """The encoding, and those settings of each group that not more than half of the groups share,
     but for arguments of other encodings, and for what follows from other settings unless nothing
-    else tells two groups apart."""
-    keys = sorted(set().union(*groups))
-    keys = [key for key in keys if key != "position.name" and not re.fullmatch(FOLLOWS, key)]
+    else tells two groups apart. `position.width` is `width`, if nothing else is."""
+    known = set().union(*groups)
+    short = {key: key.removeprefix("position.") for key in sorted(known)}
+    short = {key: key if name in known else name for key, name in short.items()}
+    keys = [key for key in short if key != "position.name" and not re.fullmatch(FOLLOWS, key)]
     labels = []
     for settings in groups:
         label = settings["position.name"]
@@ -131,21 +133,16 @@ def labels_of(groups: list[dict[str, Any]]) -> list[str]:
                 or (key in other and key in settings)
             ]
             if 2 * peers.count(settings.get(key)) <= len(peers):
-                label += f" {key}={settings.get(key)}"
+                label += f" {short[key]}={settings.get(key)}"
         labels.append(label)
-    return [
-        label + _rest(settings, [groups[n] for n, same in enumerate(labels) if same == label])
-        for label, settings in zip(labels, groups, strict=True)
-    ]
-
-
-def _rest(settings: dict[str, Any], alike: list[dict[str, Any]]) -> str:
-    """What groups with the same label differ in."""
-    keys = sorted(set().union(*alike))
-    differing = [
-        key for key in keys if any(key_of.get(key) != settings.get(key) for key_of in alike)
-    ]
-    return "".join(f" {key}={settings.get(key)}" for key in differing)
+    apart = []
+    for label, settings in zip(labels, groups, strict=True):
+        alike = [groups[n] for n, same in enumerate(labels) if same == label]
+        for key, name in short.items():
+            if any(other.get(key) != settings.get(key) for other in alike):
+                label += f" {name}={settings.get(key)}"
+        apart.append(label)
+    return apart
 
 
 def markdown(rows: list[Row[Results]], columns: dict[str, Measure[Results]]) -> str:
@@ -167,4 +164,4 @@ def over_seeds(values: list[float], digits: int) -> str:
     if not values:
         return "-"
     spread = f" ± {student(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{digits}f}{spread}"
+    return f"{mean(values):z.{digits}f}{spread}"
