@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from arithmetic.grid import Grid, read_grid
+from arithmetic.grid import Grid, read_evaluated, read_grid
+from tape.evaluation.compare import check_weights
 from tape.report.blocks import Block, Details, Pictures, Table
 from tape.report.experiment import Experiment, Kind, Read
 from tape.report.finding import Folder
-from tape.report.training import TASK, encoding_of, percent, runs
+from tape.report.training import encoding_of, percent, runs, task_of
 from tape.report.written import comparisons, paper_table
 
 REGIONS = {"inside": "trained lengths, %", "outside": "beyond them, %", "all": "whole grid, %"}
@@ -32,6 +33,8 @@ def show(found: Read[Grid]) -> list[Block]:
 
 
 def read(folder: Folder) -> Grid:
+    """Raises a ValueError if it is not of the weights beside it."""
+    check_weights(folder.path.parent, folder.path.name, read_evaluated(folder.path))
     return read_grid(folder.path)
 
 
@@ -49,7 +52,7 @@ EXPERIMENT = Experiment(
             show=show,
         ),
         runs(
-            lambda run: run.get(TASK, "").startswith("arithmetic."),
+            lambda run: task_of(run).startswith("arithmetic."),
             "TYPE=adape bash script/train_add.sh",
         ),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tape.report.blocks import Details
 from tape.report.experiment import Experiment
-from tape.report.training import TASK, runs
+from tape.report.training import runs, task_of
 from tape.report.written import comparisons, paper_table
 
 TABLES = Path(__file__).parent
@@ -20,7 +20,7 @@ EXPERIMENT = Experiment(
     kinds=[
         comparisons({"encoding", "seed", "perplexity"}, "bash script/compare.sh"),
         runs(
-            lambda run: run.get(TASK, "").endswith(".TextTask") and "peft.name" not in run,
+            lambda run: task_of(run).endswith(".TextTask") and "peft.name" not in run,
             "TYPE=adape bash script/train.sh",
         ),
     ],

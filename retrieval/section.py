@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from retrieval.results import Retrieval, read_results
+from tape.evaluation.compare import check_weights
 from tape.report.blocks import Block, Details, Pictures, Table
 from tape.report.experiment import Experiment, Kind, Read
 from tape.report.finding import Folder
-from tape.report.training import TASK, encoding_of, percent, runs
+from tape.report.training import encoding_of, percent, runs, task_of
 from tape.report.written import comparisons
 
 
@@ -29,7 +30,10 @@ def show(found: Read[Retrieval]) -> list[Block]:
 
 
 def read(folder: Folder) -> Retrieval:
-    return read_results(folder.path)
+    """Raises a ValueError if they are not of the weights beside them."""
+    results = read_results(folder.path)
+    check_weights(folder.path.parent, folder.path.name, results.evaluated)
+    return results
 
 
 EXPERIMENT = Experiment(
@@ -47,7 +51,7 @@ EXPERIMENT = Experiment(
             show=show,
         ),
         runs(
-            lambda run: run.get(TASK, "").startswith("retrieval.") and "peft.name" not in run,
+            lambda run: task_of(run).startswith("retrieval.") and "peft.name" not in run,
             "python train.py experiment=passkey position=tape name=passkey_adape",
         ),
     ],

@@ -33,7 +33,6 @@ compare() { # runs
 }
 if [[ -n ${LAUNCHER:-} ]]; then
     check_runs "$@"
-    add_data "$@"
     both() { # comma-separated
         local IFS=,
         echo "$*"

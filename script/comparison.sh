@@ -10,10 +10,10 @@
 #               ${NAME}_${TYPE}_${SEED}.log beside the table, in output/compare_${NAME}
 #   EVALUATION  settings of the evaluation
 #
-# Runs that have finished are taken as they are: at once where the same was asked and nothing in config/,
-# in the run or in its data was written since, as the .finished file beside the log tells; else
-# train.py and the evaluation find out. Told to stop (SIGTERM, a hang-up), all runs save and the script
-# ends with status 75: the same command continues.
+# Runs that have finished are taken as they are: at once where the same was asked, and config/ and the
+# run are what they were, as the .finished file beside the log tells; else, and always where text or
+# weights come from files, train.py and the evaluation find out. Told to stop (SIGTERM, a hang-up), all
+# runs save and the script ends with status 75: the same command continues.
 source script/environment.sh
 source script/jobs.sh
 
@@ -44,24 +44,29 @@ perplexities() { # log lengths: those of its last evaluation
     sed -nE 's/^\| ([0-9,]+) \|.*\| ([0-9.]+) \|$/perplexity \2 at \1,/p' "$1" | tail -n "$2" | paste -sd " "
 }
 
-commands() { # type seed settings: what is asked of a run
-    printf '%s\n' "experiment=$experiment" "$group=$1" "seed=$2" "${@:3}" "${evaluation[@]}"
+asked() { # type seed settings: all that decides what a run gives, but for files of text or weights
+    printf '%s\n' "experiment=$experiment" "$group=$1" "seed=$2" "${@:3}" -- "${evaluation[@]}"
     declare -f evaluate measure_perplexity
     "$python" -V # whose library is the text of data=local
+    find -L config -type f -exec cksum {} + | LC_ALL=C sort
 }
 
-inputs=(config) # what all runs come from; a script may add to it
-add_data() { # settings: files that they name
-    local word
-    while read -r word; do
-        [[ -z $word ]] || mapfile -tO "${#inputs[@]}" inputs < <(compgen -G "$word")
-    done < <(printf '%s\n' "${@#*=}" "${evaluation[@]#*=}" | tr '[],' '\n')
+holds() { # run
+    find -L "$1" -name 'checkpoint-*' -prune -o -type f -exec cksum {} + | LC_ALL=C sort
+}
+
+from_files() { # run: does it, or its evaluation, come from files that may change?
+    local target='tape\.data\.LocalCorpus|arithmetic\.problems\.Problems|retrieval\.sequences\.Passkeys'
+    [[ ${evaluation[*]} == */* || ${evaluation[*]} == *--data* || ${evaluation[*]} == *--files* ]] ||
+        ! grep -qE "^  \"_target_\": \"($target)\",?$" "$1/trained.json" ||
+        ! grep -q '^ "base_model": null,' "$1/trained.json" ||
+        ! grep -q '^ "tokenizer": null,' "$1/trained.json"
 }
 
 finished() { # name type seed settings
-    local receipt=$out/${1##*/}.finished newer
-    [[ -f $receipt && -f $(log_of "$1") && $(<"$receipt") == "$(commands "${@:2}")" ]] &&
-        newer=$(find -L "output/$1" "${inputs[@]}" -newer "$receipt" -print -quit) && [[ -z $newer ]]
+    local receipt=$out/${1##*/}.finished
+    [[ -f $receipt && -f $(log_of "$1") && -d output/$1 ]] &&
+        [[ $(<"$receipt") == "$(asked "${@:2}"; holds "output/$1")" ]]
 }
 
 unfinished() { # settings: is anything left to do?
@@ -75,12 +80,15 @@ unfinished() { # settings: is anything left to do?
 }
 
 learn() { # name type seed settings
-    local name=$1 log told=
+    local name=$1 log told= before
     log=$(log_of "$name")
+    before=$(asked "${@:2}")
     trap 'told=yes' TERM INT HUP # the run saves, and nothing follows it
     if "$python" train.py experiment="$experiment" name="$name" "$group=$2" seed="$3" "${@:4}" \
         >>"$log" 2>&1 && [[ -z $told ]] && evaluate "output/$name" >>"$log" 2>&1; then
-        commands "${@:2}" >"${log%.log}.finished"
+        if [[ $before == "$(asked "${@:2}")" ]] && ! from_files "output/$name"; then
+            { echo "$before"; holds "output/$name"; } >"${log%.log}.finished"
+        fi
         echo "$name: $(found "$log")"
     elif [[ -z $told ]]; then
         echo "error: $name did not finish, see $log" >&2
@@ -95,7 +103,6 @@ comparison() { # settings of the training
         exit 1
     fi
     check_runs "$@"
-    add_data "$@"
     mkdir -p "$out"
     cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > JOBS ? cores / JOBS : 1))}
@@ -105,8 +112,10 @@ comparison() { # settings of the training
             names+=("$name")
             if finished "$name" "$type" "$seed" "$@"; then
                 echo "$name: $(found "$(log_of "$name")")"
+                end_if_told
                 continue
             fi
+            end_if_told
             while (($(jobs -pr | wc -l) >= JOBS)); do
                 wait -n || true # its status is asked for below
                 end_if_told

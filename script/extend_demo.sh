@@ -37,7 +37,6 @@ if [[ ! -f output/passkey_rope_0/model.safetensors ]]; then
 fi
 check_base output/rope_c4 256
 check_base output/passkey_rope_0 134
-inputs+=(output/rope_c4/model.safetensors output/passkey_rope_0/model.safetensors)
 
 # Windows that begin every 4,096 tokens of the validation text, at each length in the same places.
 NAME=extend/text

@@ -12,7 +12,7 @@ from scrolls.tasks import TASKS
 from tape.report.blocks import Block, Details, Paragraph, Table, number
 from tape.report.experiment import Experiment, Kind, Read
 from tape.report.finding import Folder
-from tape.report.training import TASK, runs
+from tape.report.training import runs, task_of
 from tape.report.written import blocks_of, has_columns, rows_of, show
 
 METRICS = "_metrics.json"
@@ -129,7 +129,7 @@ EXPERIMENT = Experiment(
             show=show_answers,
         ),
         runs(
-            lambda run: run.get(TASK, "").startswith("scrolls."),
+            lambda run: task_of(run).startswith("scrolls."),
             "TYPE=adape DATASET_NAME=quality bash script/ft_scrolls.sh",
         ),
     ],

@@ -89,7 +89,8 @@ def make_run(folder, settings=SETTINGS, steps=20, trained=True, perplexity=164.8
             {"length": 16 * n, "times": n, "perplexity": perplexity + n, "bits_per_byte": 2.0}
             for n in (1, 2)
         ]
-        summary = {"position": {"name": "tape"}, "parameters": 1234567, "perplexity": scores}
+        summary = {"position": {"name": "tape"}, "parameters": 1234567, "steps": steps}
+        summary |= {"perplexity": scores}
         text = f"# {folder.name}\n\nhere\n\n    said: <b>&amp; more</b>\n"
         publish(folder, metrics, summary, text)
         origin.record(folder)
@@ -247,7 +248,9 @@ def test_what_is_broken_or_unfinished_is_listed(results, report, tmp_path):
     make_run(output / "no_config")
     (output / "no_config" / "run.json").write_text('{"seed": 3, "tra')
     make_run(output / "odd_report")
-    (output / "odd_report" / "report" / "report.json").write_text('{"perplexity": [3]}')
+    (output / "odd_report" / "report" / "report.json").write_text(
+        '{"steps": 20, "perplexity": [3]}'
+    )
     make_run(output / "odd_metrics")
     (output / "odd_metrics" / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     (output / "abl_base" / "grid" / "summary.json").unlink()
@@ -259,6 +262,8 @@ def test_what_is_broken_or_unfinished_is_listed(results, report, tmp_path):
     rows = [json.dumps(row) + "\n" for row in (journal, {"batch": 1})]
     write(output / "run_9" / "grid" / "shard-1-of-1" / "parts.jsonl", "".join(rows))
     write(output / "compare_add" / "add_adape_0.log", "step 1")
+    write(output / "compare_add" / "add_adape_0.finished", "experiment=addition")
+    (output / "abl_shift" / "model.safetensors").write_bytes(b"other weights")
 
     page = report(output)
     found = {row[0]: row[1:] for row in page.rows("place", "state", "why")}
@@ -273,6 +278,8 @@ def test_what_is_broken_or_unfinished_is_listed(results, report, tmp_path):
         "comparison": ("broken", "runs.csv ends within a line"),
         "metrics/adape": ("broken", "quality_metrics.json is damaged"),
         "run_9/grid": ("unfinished", "2 of 3 batches are missing"),
+        "abl_shift/grid": ("broken", "was evaluated with other weights"),
+        "abl_shift": ("unfinished", "no report written"),
         "compare_add": ("unfinished", "only what runs printed"),
     }
     assert faults.keys() == expected.keys()
@@ -283,6 +290,57 @@ def test_what_is_broken_or_unfinished_is_listed(results, report, tmp_path):
     assert overview["Stability"] == ["tables: 1", "-", "-"]
     states = {Path(row[0]).name: row[3] for row in page.rows("run", "encoding", "seed", "state")}
     assert states["half"] == "unfinished" and states["run_10"] == "finished"
+
+
+def test_a_run_that_goes_on_has_no_old_report(tmp_path, report):
+    """Continued to 40 steps, stopped at 30, or at 40 before its new report; then the numbers that
+    are there are of 20 steps."""
+    for steps, name in ((30, "going"), (40, "there")):
+        make_run(tmp_path / "output" / name)
+        longer = SETTINGS | {"trainer": {"max_steps": 40}}
+        (tmp_path / "output" / name / "run.json").write_text(json.dumps(longer))
+        with (tmp_path / "output" / name / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": steps, "loss": 1.0}) + "\n")
+    page = report(tmp_path / "output")
+    rows = page.rows("run", "encoding", "seed", "state", "steps", "parameters")
+    assert [row[3:] for row in rows] == [
+        ["unfinished", steps, "", "", ""] for steps in ("30", "40")
+    ]
+    why = [row[2] for row in page.rows("place", "state", "why")]
+    assert why == [
+        "30 of 40 steps are done: the same command continues",
+        "40 of 40 steps are done, and trained.json is missing or of others",
+    ]
+
+
+def test_rows_of_other_weights_in_one_table_say_so(tmp_path, report):
+    for weights, nll in (("aaa", 2.0), ("bbb", 3.0)):
+        about = dict.fromkeys(curves.ABOUT, "x") | {"model_hash": weights, "convention": "sliding"}
+        bins = curves.binned(np.array([1, 2]), np.array([nll, nll]))
+        curves.write(tmp_path / "output" / "perplexity.csv", about, {256: [bins]})
+    page = report(tmp_path / "output")
+    assert [row[2] for row in page.rows("table", "model", "model_hash")] == ["aaa", "bbb"]
+
+
+def test_links_are_followed_once(tmp_path, report):
+    make_run(tmp_path / "disk" / "run")
+    (tmp_path / "disk" / "run" / "back").symlink_to(tmp_path / "output")
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "run").symlink_to(tmp_path / "disk" / "run")
+    odd = SETTINGS | {"task": {"_target_": None}}
+    make_run(tmp_path / "output" / "odd", odd)
+    page = report(tmp_path / "output")
+    rows = page.rows("run", "encoding", "seed")
+    assert sorted(Path(row[0]).name for row in rows) == ["odd", "run"]
+
+
+def test_results_that_were_put_aside_are_shown(report):
+    page = report(ROOT / "docs" / "results")
+    assert page.rows(
+        "model", "row", "model_hash", "position", "dtype"
+    )  # a csv without the text that was with it
+    assert {row[3] for row in page.rows("run", "encoding", "seed", "state")} == {"finished"}
+    assert {row[2] for row in page.rows("experiment", "found")} == {"-"}  # nothing is broken
 
 
 def test_pictures_are_as_they_are_or_left_out(tmp_path):

@@ -56,14 +56,19 @@ class Run(Generic[Results]):
         Raises:
             ValueError: if it was not trained to its end, or not evaluated since.
         """
-        # Results that were put aside have no weights with them. Tables have the hash cut short.
-        here = any((folder / weights).is_file() for weights in (WEIGHTS, ADAPTER))
-        if here and not fingerprint(folder).startswith(evaluated["model"]):
-            raise ValueError(
-                f"{folder / name} was evaluated with other weights than those in {folder}: remove "
-                f"it and evaluate again"
-            )
+        check_weights(folder, name, evaluated)
         return cls(folder, *settings_of(folder), evaluated, results)
+
+
+def check_weights(folder: Path, name: str, evaluated: dict[str, Any]) -> None:
+    """Raise a ValueError if what is in the folder `name` of a run was evaluated with other weights
+    than those of the run. Results that were put aside have no weights with them."""
+    here = any((folder / weights).is_file() for weights in (WEIGHTS, ADAPTER))
+    if here and not fingerprint(folder).startswith(evaluated["model"]):  # tables have it cut short
+        raise ValueError(
+            f"{folder / name} was evaluated with other weights than those in {folder}: remove it "
+            f"and evaluate again"
+        )
 
 
 @dataclass(frozen=True)
@@ -117,8 +122,8 @@ def labels_of(groups: list[dict[str, Any]]) -> list[str]:
     """The encoding, and those settings of each group that not more than half of the groups share,
     but for arguments of other encodings, and for what follows from other settings unless nothing
     else tells two groups apart. `position.width` is `width`, if nothing else is."""
-    known = set().union(*groups)
-    short = {key: key.removeprefix("position.") for key in sorted(known)}
+    known = {"seed", "name"}.union(*groups)
+    short = {key: key.removeprefix("position.") for key in sorted(set().union(*groups))}
     short = {key: key if name in known else name for key, name in short.items()}
     keys = [key for key in short if key != "position.name" and not re.fullmatch(FOLLOWS, key)]
     labels = []

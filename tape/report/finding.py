@@ -59,15 +59,17 @@ def walk(root: Path, leave_out: Path, faults: list[Fault]) -> Iterator[Folder]:
     def refused(error: OSError) -> None:
         faults.append(Fault(Path(error.filename), "broken", error.strerror or str(error)))
 
-    for name, folders, files in os.walk(root, onerror=refused):
+    left_out = {leave_out.resolve(), root.resolve()}  # and what was seen: links may lead in circles
+    for name, folders, files in os.walk(root, onerror=refused, followlinks=True):
         path = Path(name)
         yield Folder(
             path,
             frozenset(file for file in files if not file.startswith(".")),
             frozenset(folders),
         )
-        inside = (folder for folder in folders if not WITHIN.fullmatch(folder))
-        folders[:] = sorted(
-            (folder for folder in inside if (path / folder).resolve() != leave_out.resolve()),
-            key=natural,
-        )
+        inside = sorted((each for each in folders if not WITHIN.fullmatch(each)), key=natural)
+        folders.clear()
+        for folder in inside:
+            if (target := (path / folder).resolve()) not in left_out:
+                left_out.add(target)
+                folders.append(folder)

@@ -52,7 +52,7 @@ def other(experiments: Sequence[Experiment]) -> Experiment:
 
 def is_comparison(folder: Folder) -> bool:
     """Whether there is one, or part of one: until all runs are evaluated, what they print."""
-    logs = folder.files and all(name.endswith(".log") for name in folder.files)
+    logs = folder.files and all(name.endswith((".log", ".finished")) for name in folder.files)
     return bool(logs) or not folder.files.isdisjoint((TABLE, RUNS))
 
 

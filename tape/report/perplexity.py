@@ -39,7 +39,13 @@ def show(found: Read[list[Row]]) -> list[Block]:
     """A row for each model, text and convention, and a column for each length."""
     rows = [row for _, each in found for row in each]
     lengths = sorted({int(row["length"]) for row in rows})
-    shown = [name for name in SERIES if name not in HASHES and any(row[name] for row in rows)]
+    of_table: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        for name in HASHES:
+            of_table.setdefault((row["table"], name), set()).add(row[name])
+    several = {name for (_, name), found in of_table.items() if len(found) > 1}
+    hidden = set(HASHES) - several  # a row of other weights or another text says so
+    shown = [name for name in SERIES if name not in hidden and any(row[name] for row in rows)]
     series: dict[tuple[str, ...], dict[int, Row]] = {}
     for row in rows:
         key = tuple(row[name] for name in ("table", *SERIES))

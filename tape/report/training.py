@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tape.adapters import ADAPTER
+from tape.evaluation.checkpoint import WEIGHTS
 from tape.origin import read as read_origin
 from tape.report.blocks import (
     Block,
@@ -25,7 +27,6 @@ from tape.report.finding import Folder, is_png
 from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import CONFIGURATION, TRAINED, read_configuration
 
-TASK = "task._target_"
 Settings = dict[str, Any]  # flat
 # In a report.json, what is not what was achieved, or has a column of its own.
 FACTS = ("position", "attention", "parameters", "steps", "tokens_per_second", "peak_memory_gib")
@@ -37,8 +38,10 @@ class TrainingRun:
     settings: the configuration, flat.
     steps: how many are done; None where no metrics are left.
     last: the last losses in the metrics.
-    report: report.json; None where there is none.
-    trained: whether the weights of the end were saved.
+    report: report.json; None where there is none of that many steps as are planned.
+    trained: whether the weights of the end were saved. A run that goes on has those of the end that
+        it had before.
+    weights: whether they are still there.
     """
 
     settings: Settings
@@ -46,6 +49,7 @@ class TrainingRun:
     last: dict[str, float]
     report: dict[str, Any] | None
     trained: bool
+    weights: bool
 
     @property
     def planned(self) -> int:
@@ -54,12 +58,12 @@ class TrainingRun:
     @property
     def left(self) -> str | None:
         """What is still to be done, or None."""
-        done = self.steps or 0
-        if self.steps is not None and done < self.planned:
-            return f"{done:,} of {self.planned:,} steps are done: the same command continues"
+        done = f"{self.steps or 0:,} of {self.planned:,} steps are done"
+        if self.steps is not None and self.steps < self.planned:
+            return f"{done}: the same command continues"
         if not self.trained:
-            return f"{done:,} of {self.planned:,} steps are done, and {TRAINED} is missing"
-        if self.report is None and self.steps is not None:
+            return f"{done}, and {TRAINED} is missing or of others"
+        if self.report is None and self.weights:
             return "trained, and no report written: the same command writes it"
         return None
 
@@ -71,6 +75,11 @@ def settings_of(folder: Folder) -> Settings:
         ValueError: if neither can be read.
     """
     return read_configuration(folder.path, CONFIGURATION if folder.has(CONFIGURATION) else TRAINED)
+
+
+def task_of(settings: Settings) -> str:
+    """The class of what a run is about; empty if that was not recorded."""
+    return str(settings.get("task._target_") or "")
 
 
 def encoding_of(folder: Path) -> str:
@@ -102,13 +111,17 @@ def read_run(folder: Folder) -> TrainingRun:
         metrics = read_metrics(path)
         if len(metrics) + 1 < len(path.read_text().splitlines()):  # the last may be half-written
             raise ValueError(f"{path}, line {len(metrics) + 1}, is damaged")
-    report = folder.path / "report" / "report.json"
+    planned = settings["trainer.max_steps"]
+    path = folder.path / "report" / "report.json"
+    report = json.loads(path.read_text()) if path.is_file() else None
+    trained = folder.has(TRAINED) and read_configuration(folder.path, TRAINED)
     return TrainingRun(
         settings,
         steps=max((row["step"] for row in metrics), default=0) if metrics else None,
         last={key: row[key] for row in metrics for key in ("loss", "eval_loss") if key in row},
-        report=json.loads(report.read_text()) if report.is_file() else None,
-        trained=folder.has(TRAINED),
+        report=report if report and report["steps"] == planned else None,
+        trained=bool(trained) and trained["trainer.max_steps"] == planned,
+        weights=folder.has(WEIGHTS) or folder.has(ADAPTER),
     )
 
 

@@ -52,7 +52,9 @@ def written(title: str, stem: str, command: str) -> Kind:
     """Folders with stem.md and stem.csv."""
 
     def read(folder: Folder) -> list[Block]:
-        rows_of(folder.path / f"{stem}.csv")
+        rows = rows_of(folder.path / f"{stem}.csv")
+        if not folder.has(f"{stem}.md"):  # results that were put aside
+            return [records(rows)]
         return blocks_of(folder.path / f"{stem}.md")
 
     return Kind(title, command, lambda folder: folder.has(f"{stem}.csv"), read, show)
