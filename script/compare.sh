@@ -20,6 +20,9 @@ experiment=${EXPERIMENT:-compare}
 NAME=${NAME:-encodings}
 out=output/compare_$NAME
 partial=yes
+if [[ $experiment == compare_quick ]]; then
+    evaluation=(--stride 4096 "${evaluation[@]}") # a quarter of the windows
+fi
 evaluate() { # run
     local length
     length=$(trained_length "$1")
