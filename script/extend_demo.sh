@@ -5,11 +5,12 @@
 #   TYPES      the methods, files of config/peft; all seven by default
 #   SEEDS      of the new weights and the order of the text; 0 by default
 #   JOBS       see script/comparison.sh
+#   NAME       the folder in output/ of the runs, their logs, the table and the picture; extend by default
 #   settings   of the extensions, e.g. trainer.max_steps=100
 #
 # The bases are output/rope_c4 (script/train.sh), whose perplexity is measured up to 1,024 tokens, and
-# output/passkey_rope_0 (experiment=passkey), which is asked for pass keys up to 512. The runs, their
-# logs, the table and the picture are in output/extend. The same command continues what was stopped.
+# output/passkey_rope_0 (experiment=passkey), which is asked for pass keys up to 512. The same command
+# continues what was stopped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TYPES=${TYPES:-lora longlora thetalora yarn adape adape_lora ft}
@@ -17,7 +18,8 @@ SEEDS=${SEEDS:-0}
 source script/comparison.sh
 
 group=peft
-out=output/extend
+folder=${NAME:-extend}
+out=output/$folder
 check_runs "$@"
 
 check_base() { # folder length
@@ -39,7 +41,7 @@ check_base output/rope_c4 256
 check_base output/passkey_rope_0 134
 
 # Windows that begin every 4,096 tokens of the validation text, at each length in the same places.
-NAME=extend/text
+NAME=$folder/text
 experiment=extend
 evaluate() { # run
     "$python" -m tape.evaluation.perplexity --model "$1" --data local --lengths 256 512 1024 \
@@ -54,7 +56,7 @@ compare() { # runs
 evaluate output/rope_c4
 comparison "$@"
 
-NAME=extend/passkey
+NAME=$folder/passkey
 experiment=extend_passkey
 evaluate() { # run
     "$python" eval_retrieval.py --base_model "$1" --max_tokens 512 --interval 128 --name extend
