@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from pretraining.rows import Compared
 from pretraining.trained import Trained
@@ -49,8 +49,11 @@ def figure_of(found: Compared) -> Figure:
         if curve is by_length:
             axes.set_xticks(found.lengths)
             axes.set_yscale("log")
-            for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                which(LogFormatter(minor_thresholds=(2, 0.5)))
+            low, high = axes.get_ylim()
+            if high < 10 * low:  # the ticks of a log axis are too far apart
+                axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+                axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter("{x:,g}")
         axes.set(xlabel=below, ylabel=beside)
         axes.grid(alpha=0.3)
     handles, labels = figure.axes[-1].get_legend_handles_labels()

@@ -103,7 +103,7 @@ def test_tables_are_those_of_the_results(results, compare, evaluation, page, tmp
 
 def ablations():
     """The rows of each table, from its experiment."""
-    for table in ("architecture", "equivariance"):
+    for table in ("architecture", "equivariance", "width"):
         file = ROOT / "config" / "experiment" / f"ablation_{table}.yaml"
         yield table, yaml.safe_load(file.read_text())["hydra"]["sweeper"]["params"]["ablation"]
 
