@@ -100,11 +100,15 @@ def _label(row: Row[Measured], rows: list[Row[Measured]]) -> str:
     if is_base(row.runs[0]):
         return BASE
     settings = row.runs[0].settings
+    method, position = settings["peft.name"], settings["position.name"]
     peers = [other.runs[0].settings for other in rows]
-    peers = [other for other in peers if other.get("peft.name") == settings["peft.name"]]
-    keys = sorted(set().union(*peers))
-    differing = [key for key in keys if any(other.get(key) != settings.get(key) for other in peers)]
-    return " ".join([settings["peft.name"], *(f"{k}={settings.get(k)}" for k in differing)])
+    peers = [other for other in peers if other.get("peft.name") == method]
+    alike = [other for other in peers if other["position.name"] == position]
+    label = method if len(alike) == len(peers) else f"{method} position={position}"
+    for key in sorted(set().union(*alike)):
+        if any(other.get(key) != settings.get(key) for other in alike):
+            label += f" {key}={settings.get(key)}"
+    return label
 
 
 def lengths_of(methods: list[Method], measure: Measure) -> list[int]:

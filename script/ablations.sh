@@ -63,7 +63,7 @@ compare() { # runs
         done
         echo
         "$python" -m pretraining.compare "${runs[@]}" --baseline "$baseline" \
-            --out "${out}_$table" || failed=1
+            --out "$out/$table" || failed=1
     done
     return "$failed"
 }

@@ -94,6 +94,7 @@ def test_commands_in_documents_name_files_that_exist():
         ("addition_ablations", grids, "grid", "arithmetic"),
         ("passkey", passkeys, "passkey", "retrieval"),
         ("extension", methods, "extend", "context_extension"),
+        ("checkpoints", methods, "extend", "findings"),
     ],
 )
 def test_tables_are_those_of_the_results(results, compare, evaluation, page, tmp_path):

@@ -161,6 +161,15 @@ def test_a_method_with_other_settings_is_another_row(runs, tmp_path):
     runs.append(make_run(tmp_path / "wide", "lora", 0, at, peft__lora={"rank": 16}))
     labels = [method.label for method in methods_of(runs, "extend")]
     assert "lora peft.lora.rank=8" in labels and "lora peft.lora.rank=16" in labels
+    runs.append(make_run(tmp_path / "xpos", "lora", 0, at, position={"name": "xpos", "centre": 4}))
+    labels = [method.label for method in methods_of(runs, "extend")]
+    assert {label for label in labels if label.startswith("lora")} == {
+        "lora",  # that has pass keys, and no other
+        "lora position=rope peft.lora.rank=8",
+        "lora position=rope peft.lora.rank=16",
+        "lora position=xpos",
+    }
+    runs.pop()
     shutil.copytree(tmp_path / "wide", tmp_path / "again")
     with pytest.raises(ValueError, match=r"wide and .*again are the same run, seed 0: take one"):
         methods_of([*runs, tmp_path / "again"], "extend")

@@ -263,6 +263,8 @@ def test_what_is_broken_or_unfinished_is_listed(results, report, tmp_path):
     write(output / "run_9" / "grid" / "shard-1-of-1" / "parts.jsonl", "".join(rows))
     write(output / "compare_add" / "add_adape_0.log", "step 1")
     write(output / "compare_add" / "add_adape_0.finished", "experiment=addition")
+    write(output / "compare_ablation" / "ablation_full_0.log", "step 1")
+    (output / "compare_ablation" / "width").mkdir()
     (output / "abl_shift" / "model.safetensors").write_bytes(b"other weights")
 
     page = report(output)

@@ -363,7 +363,7 @@ def test_ablations_have_a_table_each(run_script, tmp_path):
     started = run_script("ablations.sh", *settings, **variables)
     printed, _ = started.communicate()
     assert started.returncode == 0, printed
-    table = (tmp_path / "output/compare_ablation_equivariance/table.md").read_text()
+    table = (tmp_path / "output/compare_ablation/equivariance/table.md").read_text()
     assert table in printed
     assert table.startswith(
         "| encoding | seeds | perplexity 4 | perplexity 8 | perplexity 16 | perplexity 32 |"

@@ -51,9 +51,11 @@ def other(experiments: Sequence[Experiment]) -> Experiment:
 
 
 def is_comparison(folder: Folder) -> bool:
-    """Whether there is one, or part of one: until all runs are evaluated, what they print."""
-    logs = folder.files and all(name.endswith((".log", ".finished")) for name in folder.files)
-    return bool(logs) or not folder.files.isdisjoint((TABLE, RUNS))
+    """Whether there is one, or part of one: until all runs are evaluated, what they print. (Where
+    there are several of the same runs, each has a folder in that.)"""
+    logs = all(name.endswith((".log", ".finished")) for name in folder.files)
+    under_way = bool(folder.files) and logs and not folder.folders
+    return under_way or not folder.files.isdisjoint((TABLE, RUNS))
 
 
 def read_any_comparison(folder: Folder) -> list[Block]:
