@@ -1,0 +1,91 @@
+"""Commands of this project, run in this process as a shell would run them."""
+
+import contextlib
+import io
+import logging
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a shell would see of a command."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines on stderr."""
+        return self.err.strip().splitlines()
+
+
+def run_command(
+    *words: str, folder: Path, environment: Mapping[str, str | None] | None = None
+) -> Outcome:
+    """Runs `python words...` with `folder` as the current one.
+
+    Args:
+        words: a file of this project and its arguments, or `-m`, a module and its arguments.
+        environment: variables to set for the command; None removes one.
+
+    Returns:
+        The exit status, stdout and stderr. A traceback is on stderr, with status 1.
+    """
+    words = [str(word) for word in words]
+    module, arguments = (words[1], words[2:]) if words[0] == "-m" else (None, words[1:])
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        _process_state(folder, environment or {}),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        sys.argv = [module or str(ROOT / words[0]), *arguments]
+        status = 0
+        try:
+            if module:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+        except BaseException:
+            status = 1
+            traceback.print_exc()
+    return Outcome(status, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _process_state(folder: Path, environment: Mapping[str, str | None]) -> Iterator[None]:
+    """Restores what a command may change in its process."""
+    arguments, variables, here = sys.argv, dict(os.environ), os.getcwd()
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    random = torch.get_rng_state()
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(here)
+        sys.argv = arguments
+        os.environ.clear()
+        os.environ.update(variables)
+        root.handlers[:], root.level = handlers, level
+        torch.set_rng_state(random)
