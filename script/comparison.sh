@@ -84,7 +84,8 @@ learn() { # name type seed settings
     log=$(log_of "$name")
     before=$(asked "${@:2}")
     trap 'told=yes' TERM INT HUP # the run saves, and nothing follows it
-    if "$python" train.py experiment="$experiment" name="$name" "$group=$2" seed="$3" "${@:4}" \
+    if "$python" train.py experiment="$experiment" name="${name##*/}" output_dir="output/$name" \
+        "$group=$2" seed="$3" "${@:4}" \
         >>"$log" 2>&1 && [[ -z $told ]] && evaluate "output/$name" >>"$log" 2>&1; then
         if [[ $before == "$(asked "${@:2}")" ]] && ! from_files "output/$name"; then
             { echo "$before"; holds "output/$name"; } >"${log%.log}.finished"
@@ -98,10 +99,7 @@ learn() { # name type seed settings
 
 comparison() { # settings of the training
     local names=() pids=() failed=0 name seed type pid cores
-    if [[ ! $JOBS =~ ^[1-9][0-9]*$ ]]; then
-        echo "error: JOBS=$JOBS must be a whole number, 1 or more" >&2
-        exit 1
-    fi
+    check_integer JOBS 1
     check_runs "$@"
     mkdir -p "$out"
     cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)

@@ -23,4 +23,4 @@ if [[ $DATASET_NAME == sample ]]; then
 fi
 exec bash script/train.sh experiment="$experiment" position=keep \
     base_model="output/${output_name:-$TYPE}_c4" data.task="$DATASET_NAME" \
-    name="scrolls/$DATASET_NAME/$TYPE" "$@"
+    name="$TYPE" "$@"

@@ -5,14 +5,26 @@ if ((BASH_VERSINFO[0] < 5)); then
     exit 1
 fi
 
+if [[ ! ${NAME:-runs} =~ ^[A-Za-z0-9_][A-Za-z0-9._=+-]*$ ]]; then
+    echo "error: NAME=$NAME must be one folder of letters, digits and ._-+=" >&2
+    exit 1
+fi
+
 group=position
 check_runs() { # settings
-    local type setting
+    local type seed setting
     for type in "${types[@]}"; do
-        if [[ ! -f config/$group/$type.yaml ]]; then
+        if [[ $group/$type == position/keep ]]; then
+            echo "error: TYPES: 'keep' is the encoding of a base_model; name an encoding" >&2
+            exit 1
+        fi
+        if [[ ! $type =~ ^[A-Za-z0-9_]+$ || ! -f config/$group/$type.yaml ]]; then
             echo "error: TYPES: no '$type' in config/$group" >&2
             exit 1
         fi
+    done
+    for seed in "${seeds[@]}"; do
+        check_integer seed 0
     done
     if (($(printf '%s\n' "${types[@]}" | sort -u | wc -l) < ${#types[@]})) ||
         (($(printf '%s\n' "${seeds[@]}" | sort -u | wc -l) < ${#seeds[@]})); then

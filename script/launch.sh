@@ -13,11 +13,14 @@ source script/environment.sh
 
 NGPUS=${NGPUS:-${SLURM_GPUS_ON_NODE:-1}}
 NNODES=${NNODES:-${SLURM_NNODES:-1}}
+NODE_RANK=${NODE_RANK:-${SLURM_NODEID:-0}}
+check_integer NGPUS 1
+check_integer NNODES 1
+check_integer NODE_RANK 0
 if ((NGPUS * NNODES == 1)); then
     exec "$python" train.py "$@"
 fi
 
-NODE_RANK=${NODE_RANK:-${SLURM_NODEID:-0}}
 if ((NNODES == 1)); then # a port of its own, so that two runs fit on one machine
     MASTER_PORT=${MASTER_PORT:-$((20000 + $$ % 20000))}
 else

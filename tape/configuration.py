@@ -9,8 +9,16 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
+from transformers.activations import ACT2FN
 
 from tape import positions
+from tape.names import check_whole, suggestion
+
+OPTIONAL = ("num_key_value_heads", "head_dim")
+COUNTS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences"),
+    *("num_attention_heads", *OPTIONAL, "max_position_embeddings"),
+)
 
 
 @strict
@@ -38,15 +46,31 @@ class TapeConfig(LlamaConfig):
         for name in kwargs:
             if get_close_matches(name, ["position"], cutoff=0.8):
                 raise ValueError(f"TapeConfig has no field {name!r}; did you mean 'position'?")
+        self._check_bounds()
         super().__post_init__(**kwargs)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
-        if self.num_recurrences < 1:
-            raise ValueError(f"num_recurrences={self.num_recurrences} must be 1 or more")
         self.position = positions.configure(self, self.position)
+
+    def _check_bounds(self) -> None:
+        """What the library leaves to whatever fails first."""
+        for name in COUNTS:
+            if name not in OPTIONAL or getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(
+                f"unknown hidden_act {self.hidden_act!r}{suggestion(self.hidden_act, ACT2FN)}"
+            )
+        dropout, pad = self.attention_dropout, self.pad_token_id
+        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+            raise ValueError(f"attention_dropout={dropout!r} must be a number in [0, 1)")
+        if not self.rms_norm_eps > 0:
+            raise ValueError(f"rms_norm_eps={self.rms_norm_eps!r} must be a number > 0")
+        if isinstance(pad, int) and pad >= self.vocab_size:
+            raise ValueError(f"pad_token_id={pad} must be below vocab_size={self.vocab_size}")
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None):
         """As in the library, which asks for the decoder when it makes a cache: a cache has a slot
@@ -66,6 +90,8 @@ class TapeConfig(LlamaConfig):
             ValueError: if the checkpoint belongs to another family.
         """
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if not config_dict:
+            raise OSError(f"{pretrained_model_name_or_path} has no config.json")
         family = config_dict.get("model_type", cls.model_type)
         if family == "llama":
             config_dict = config_dict | {"model_type": cls.model_type, "position": "rope"}

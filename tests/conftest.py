@@ -15,6 +15,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 import train
+from config.command import CONFIG
 from tape import TapeConfig, TapeForCausalLM
 
 # rouge_score has absl log to the stderr of the moment, here pytest's; Hydra's set-up of logging has
@@ -106,7 +107,7 @@ def random_tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
 
 
 def composed(*overrides):
-    with initialize_config_dir(version_base=None, config_dir=str(train.CONFIG)):
+    with initialize_config_dir(version_base=None, config_dir=str(CONFIG)):
         return compose("train", overrides=list(overrides))
 
 

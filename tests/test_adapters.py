@@ -20,7 +20,7 @@ from tape.evaluation.checkpoint import fingerprint, load, load_model
 from tape.export.llama import require_llama, write_llama_config
 from tape.export.source import Source
 from tape.frozen import hold
-from tape.training.build import adapt_model, identity
+from tape.training.build import adapt_model, adapted_config, identity
 from tape.training.progress import read_metrics
 
 METHODS = ["lora", "longlora", "thetalora", "yarn", "adape", "adape_lora", "ft"]
@@ -109,7 +109,8 @@ def adapted(base, method, *overrides):
     settings = OmegaConf.to_container(cfg, resolve=True)
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    model = adapt_model(str(base), settings["model"], settings["position"], tokenizer)
+    before, config = adapted_config(str(base), settings["model"], settings["position"])
+    model = adapt_model(str(base), before, config, tokenizer)
     return adapt(model, Method.of(settings["peft"]), str(base), identity(str(base)))
 
 

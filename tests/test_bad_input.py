@@ -15,8 +15,6 @@ from commands import ROOT, run_command
 
 from tape.training.runs import HASHES, seal
 
-pytestmark = pytest.mark.xfail(reason="tracebacks, several lines, or taken without a word")
-
 # --- settings of a run
 
 # Settings of train.py, and what its one line says.

@@ -235,11 +235,12 @@ def test_the_demos_recipes_take_every_method(method):
     base, text = composed("position=rope"), composed("experiment=extend", f"peft={method}")
     assert text.length == text.model.max_position_embeddings == 4 * base.length
     assert text.base_model == text.tokenizer == "output/rope_c4"
-    assert text.name == f"extend/text_{method}_0" and text.data.name == base.data.name
+    assert text.output_dir == f"output/extend/text_{method}_0" and text.data.name == base.data.name
     base = composed("experiment=passkey")
     keys = composed("experiment=extend_passkey", f"peft={method}", "seed=1")
     assert keys.data.max_length == 4 * base.data.max_length
     assert keys.length == Passkeys(max_length=keys.data.max_length).length
     positions = keys.model.max_position_embeddings
     assert positions >= keys.length and positions % 8 == 0
-    assert keys.base_model == "output/passkey_rope_0" and keys.name == f"extend/passkey_{method}_1"
+    assert keys.base_model == "output/passkey_rope_0"
+    assert keys.output_dir == f"output/extend/passkey_{method}_1"

@@ -23,6 +23,7 @@ from tape.positions import ALIASES, ENCODINGS
 from tape.training.guard import NonFiniteLoss, Stopped
 from tape.training.progress import read_metrics
 from tape.training.runs import claim, damage, last_complete, remove_old, unfinished
+from tape.training.trainer import LanguageModelTrainer
 
 ROOT = Path(train.__file__).parent
 CONFIG = ROOT / "config"
@@ -317,9 +318,9 @@ def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path, position, step):
         self.add_callback(Terminate())
         return original(self, *args, **kwargs)
 
-    folder, original = tmp_path / "run", train.LanguageModelTrainer.train
+    folder, original = tmp_path / "run", LanguageModelTrainer.train
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.LanguageModelTrainer, "train", interrupted)
+        patch.setattr(LanguageModelTrainer, "train", interrupted)
         if step < 8:
             with pytest.raises(Stopped, match=f"stopped after step {step}, which is saved"):
                 start(*settings)
@@ -409,16 +410,13 @@ def test_a_loss_that_is_not_finite_ends_the_run(start):
 
 def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
     with pytest.raises(NonFiniteLoss, match=r"not finite after step 1: not saved"):
-        start("trainer.learning_rate=inf", "trainer.warmup_steps=0", "trainer.save_steps=1")
+        start("trainer.learning_rate=1e38", "trainer.warmup_steps=0", "trainer.save_steps=1")
     assert checkpoint_names(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["trainer.max_steps=-1"], r"max_steps=-1: runs are counted in steps"),
-        (["trainer.max_steps=many"], r"trainer\.max_steps='many' must be a number"),
-        (["seed=x"], r"^seed='x' must be a number"),
         (["+trainer.load_best_model_at_end=true"], r"at_end=True: a run ends with its last"),
         (["+trainer.num_train_epochs=7"], r"num_train_epochs=7: give trainer\.max_steps"),
         (["+trainer.save_only_model=true"], r"save_only_model=True: .* without its optimizer"),
@@ -428,9 +426,7 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
         (["+trainer.auto_find_batch_size=true"], r"auto_find_batch_size=True: .* steps of one"),
         (["+trainer.push_to_hub=true"], r"push_to_hub=True: upload an export"),
         (["trainer.output_dir=elsewhere"], r"output_dir=elsewhere and output_dir="),
-        (["model.vocab_size=50"], r"tokenizer has 300 tokens but model\.vocab_size=50"),
-        (["vocab_size=100"], r"vocab_size=100 is below 258"),
-        (["length=1"], r"length=1: a block of less than 2"),
+        (["model.vocab_size=50"], r"tokenizer has 300 tokens, more than model\.vocab_size=50"),
         (["data.files=null"], r"data=text needs data\.files"),
         (["length=100000"], r"less than one block of length=100000"),
         (["tokenizer=no/such"], r"tokenizer='no/such' is neither"),

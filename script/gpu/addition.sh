@@ -12,8 +12,10 @@
 # and drawn side by side. Each slice ends with the steps, the speed and the utilization so far.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-end=$((SECONDS + ${SLICE:-540}))
 source script/environment.sh
+SLICE=${SLICE:-540}
+check_integer SLICE 1
+end=$SLICE # bash counts SECONDS from the start of the script
 source script/jobs.sh
 
 read -rd '' -a types <<<"${TYPES:-adape rope fire}" || true

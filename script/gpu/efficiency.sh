@@ -12,8 +12,10 @@
 # The same command continues. Without a GPU it is a rehearsal at small sizes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-end=$((SECONDS + ${SLICE:-480}))
 source script/environment.sh
+SLICE=${SLICE:-480}
+check_integer SLICE 1
+end=$SLICE # bash counts SECONDS from the start of the script
 export PYTHONPATH=$PWD
 out=${1:-output/efficiency}
 

@@ -29,6 +29,8 @@ class SinCos(PositionEncoding):
             raise ValueError(
                 f"sincos needs pairs of channels: hidden_size={config.hidden_size} must be even"
             )
+        if not base > 0:
+            raise ValueError(f"position sincos: base={base} must be a number > 0")
         self.base = base
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:

@@ -232,6 +232,8 @@ class FIRE(LearnedBiasEncoding):
         super().__init__(config, **arguments)
         if hidden < 1:
             raise ValueError(f"position fire: hidden={hidden} must be at least 1")
+        if not 0 < threshold < math.inf:
+            raise ValueError(f"position fire: threshold={threshold} must be a number > 0")
         self.layers = nn.ModuleList(
             FIRELayer(config.num_attention_heads, hidden, threshold)
             for _ in range(config.num_hidden_layers)

@@ -7,6 +7,8 @@ of the Hugging Face family looks for them; `theta` and `scaling` are moved there
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 # Schedules that are fixed when the model is built. The others ("dynamic", "longrope") change with
 # the input's length and would turn keys that are already cached.
 FIXED_SCHEDULES = ("default", "linear", "llama3", "yarn")
+# Numbers of the schedules, which the library takes as they are.
+POSITIVE = {
+    *("rope_theta", "factor", "attention_factor", "original_max_position_embeddings"),
+    *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"),
+}
+ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
 
 
 def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
@@ -103,15 +111,20 @@ class RoPE(PositionEncoding):
                 f"rotary positions turn pairs of channels: head_dim={config.head_dim} must be even"
             )
         theta, scaling = arguments.pop("theta"), arguments.pop("scaling")
+        if not isinstance(scaling, Mapping | None):
+            raise ValueError(
+                f"rotary positions: scaling={scaling!r} must be a mapping with a rope_type, or null"
+            )
         current = {"rope_theta": 10_000.0, **(config.rope_parameters or {})}
         scaling = dict(current if scaling is None else scaling)
         scaling.setdefault("rope_theta", current["rope_theta"])
         if theta is not None:
             scaling["rope_theta"] = theta
-        theta = scaling["rope_theta"]
-        if not isinstance(theta, int | float) or isinstance(theta, bool) or not theta > 0:
-            raise ValueError(f"rotary positions: theta={theta!r} must be a number > 0")
-        scaling["rope_theta"] = float(theta)
+        for name in POSITIVE & scaling.keys():
+            value = scaling[name]
+            if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
+                raise ValueError(f"rotary positions: {name}={value!r} must be a number > 0")
+        scaling["rope_theta"] = float(scaling["rope_theta"])
         rope_type = scaling.setdefault("rope_type", scaling.pop("type", "default"))
         if rope_type not in FIXED_SCHEDULES:
             raise ValueError(
@@ -124,7 +137,17 @@ class RoPE(PositionEncoding):
             scaling.setdefault("original_max_position_embeddings", config.max_position_embeddings)
         arguments = super().configure(config, arguments)
         config.rope_parameters = scaling
-        config.validate_rope()
+        try:
+            config.validate_rope()
+        except KeyError as error:
+            raise ValueError(f"rotary positions: {error.args[0]}") from error
+        for less, more in ORDERED:
+            if (scaling.get(less) or 0) >= (scaling.get(more) or math.inf):
+                raise ValueError(
+                    f"rotary positions: {less}={scaling[less]} must be below {more}={scaling[more]}"
+                )
+        if scaling.get("factor", 1) < 1:
+            raise ValueError(f"rotary positions: factor={scaling['factor']} must be a number >= 1")
         return arguments
 
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
@@ -200,8 +223,12 @@ class XPos(RoPE):
         centre = arguments["centre"]
         if centre is None:
             arguments["centre"] = config.max_position_embeddings / 2
-        elif type(centre) not in (int, float):
+        elif type(centre) not in (int, float) or not abs(centre) < 2.0**31:
             raise ValueError(f"position xpos: centre={centre!r} must be a number")
+        if not arguments["scale_base"] > 0:
+            raise ValueError(
+                f"position xpos: scale_base={arguments['scale_base']} must be a number > 0"
+            )
         return super().configure(config, arguments)
 
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ is shared by all layers and all sequences of the batch, so that relative distanc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -57,7 +57,7 @@ class ShiftSampler(IndexSampler):
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         maximum = arguments.get("maximum")
         maximum = 2 * config.max_position_embeddings if maximum is None else maximum
-        if type(maximum) is not int or maximum < 0:
+        if type(maximum) is not int or not 0 <= maximum < 2**31:
             raise ValueError(f"sampler shift: maximum={maximum!r} must be a whole number >= 0")
         return {"maximum": maximum}
 
@@ -170,7 +170,7 @@ SAMPLERS: dict[str, type[IndexSampler]] = {
 
 def configure(config: PretrainedConfig, sampler: str | dict[str, Any]) -> dict[str, Any]:
     """Settle a sampler, given by name or as {"name": ..., arguments}, for a configuration."""
-    arguments = {"name": sampler} if isinstance(sampler, str) else dict(sampler)
+    arguments = dict(sampler) if isinstance(sampler, Mapping) else {"name": sampler}
     name = arguments.pop("name", None)
     cls = look_up("sampler", name, SAMPLERS)
     check_arguments(f"sampler '{name}'", arguments, cls.arguments)

@@ -179,7 +179,7 @@ class Tape(RoPE):
         width = "4H" if arguments["width"] is None else arguments["width"]
         if isinstance(width, str) and re.fullmatch(r"\d+H", width):
             width = int(width[:-1]) * config.num_attention_heads
-        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+        if type(width) is not int or not 1 <= width < 2**31:
             raise ValueError(
                 f"position tape: width={arguments['width']!r} must be a whole number > 0, or a "
                 f"multiple of the heads such as '4H'"

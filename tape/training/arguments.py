@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import operator
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from transformers import TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
 
 
-def check_numbers(settings: dict[str, Any]) -> None:
-    """Raise a ValueError for the first setting of a run that is text in place of a number."""
-    kinds = {field.name: {field.type, *get_args(field.type)} for field in fields(TrainingArguments)}
-    numbers = [name for name, types in kinds.items() if types & {int, float}]
-    given = {name: settings[name] for name in ("seed", "length", "vocab_size", "eval_blocks")}
-    given["report.tokens"] = settings["report"]["tokens"]
-    given |= {f"trainer.{name}": settings["trainer"].get(name) for name in numbers}
-    for name, value in given.items():
-        if isinstance(value, str):
-            raise ValueError(f"{name}={value!r} must be a number")
+def check_fields(settings: dict[str, Any]) -> None:
+    """Raises a ValueError for the first of the trainer's settings that is no field of
+    TrainingArguments, or text in place of a number or a truth value."""
+    types = {field.name: {field.type, *get_args(field.type)} for field in fields(TrainingArguments)}
+    for name, value in settings.items():
+        if name not in {*types, "_target_"}:
+            close = get_close_matches(name, types, n=1)
+            hint = f"; did you mean trainer.{close[0]}?" if close else ""
+            raise ValueError(f"trainer.{name}: TrainingArguments has no such field{hint}")
+        kinds = types.get(name, {str})
+        if isinstance(value, str) and kinds & {int, float} and str not in kinds:
+            raise ValueError(f"trainer.{name}={value!r} must be a number")
+        if bool in kinds and not kinds & {str, dict} and not isinstance(value, bool | None):
+            raise ValueError(f"trainer.{name}={value!r} must be true or false")
+        if type(value) in (int, float) and not kinds & {int, float, bool}:
+            raise ValueError(f"trainer.{name}={value!r} must be text, a list or a mapping")
 
 
 def check_training(arguments: TrainingArguments) -> None:
@@ -26,9 +34,9 @@ def check_training(arguments: TrainingArguments) -> None:
     gpus = arguments.n_gpu
     own_order = "the sequences come in an order of their own, counted in steps"
     wrong = {
-        "max_steps": (arguments.max_steps < 1, "runs are counted in steps; give a number > 0"),
         "num_train_epochs": (arguments.num_train_epochs != 3, "give trainer.max_steps"),
         "ignore_data_skip": (arguments.ignore_data_skip, own_order),
+        "train_sampling_strategy": (arguments.train_sampling_strategy != "sequential", own_order),
         "dataloader_drop_last": (arguments.dataloader_drop_last, own_order),
         "auto_find_batch_size": (
             arguments.auto_find_batch_size,
@@ -61,6 +69,10 @@ def check_training(arguments: TrainingArguments) -> None:
         if is_wrong:
             value = operator.attrgetter(field)(arguments)
             raise ValueError(f"trainer.{field}={getattr(value, 'value', value)}: {reason}")
+    try:
+        get_reporting_integration_callbacks(arguments.report_to)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"trainer.report_to={','.join(arguments.report_to)}: {error}") from error
     if gpus > 1:
         raise ValueError(
             f"one process with {gpus} GPUs: start one per GPU with NGPUS={gpus} bash "

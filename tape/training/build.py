@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file, extract_commit_hash
 
@@ -25,63 +29,72 @@ SIZES = {
     *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act"),
 }
+OF_TOKENIZER = {"bos_token_id", "eos_token_id", "pad_token_id"}
 log = logging.getLogger(__name__)
 
 
-def build_model(
-    shape: dict[str, Any], position: dict[str, Any], tokenizer: PreTrainedTokenizerBase
-) -> TapeForCausalLM:
-    """A freshly initialised decoder whose vocabulary and special tokens are the tokenizer's.
+def new_config(shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
+    """The configuration of a new decoder, of which only the tokenizer's part is left open.
 
     Args:
         shape: fields of `TapeConfig`; a `vocab_size` of None is the tokenizer's.
 
     Raises:
-        ValueError: for a vocabulary smaller than the tokenizer's, or fields that do not exist.
+        ValueError: for fields that do not exist, are out of bounds or are in conflict, and for a
+            decoder that is larger than the memory of this machine.
     """
     if position.get("name") == KEEP or "hidden_size" not in shape:
         raise ValueError("position=keep and model=keep keep those of a base_model=...: give one")
     _check_fields(shape)
-    vocab_size = shape.get("vocab_size") or len(tokenizer)
-    if len(tokenizer) > vocab_size:
+    for name in OF_TOKENIZER & shape.keys():
+        raise ValueError(f"model.{name}={shape[name]}: it is the tokenizer's; leave it out")
+    known = {name: value for name, value in shape.items() if name != "vocab_size"}
+    config = _settled("model", lambda: TapeConfig(**known, position=position))
+    with torch.device("meta"):  # raises what a constructor raises, and takes no memory
+        parameters = TapeForCausalLM(config).num_parameters()
+    check_memory(4 * parameters, "model", "of weights in float32", "take a smaller model")
+    return config
+
+
+def check_memory(needed: int, owner: str, what: str, remedy: str) -> None:
+    """Raises a ValueError for more bytes than this machine has memory, which would end it."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
         raise ValueError(
-            f"the tokenizer has {len(tokenizer):,} tokens but model.vocab_size={vocab_size:,}; "
-            f"raise it, set it to null to follow the tokenizer, or choose another tokenizer"
+            f"{owner}: {needed / 2**30:,.0f} GiB {what} are more than the {memory / 2**30:,.0f} "
+            f"GiB of memory here; {remedy}"
         )
-    chosen = {
-        "vocab_size": vocab_size,
-        "position": position,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    try:
-        config = TapeConfig(**shape | chosen)
-    except StrictDataclassError as error:
-        raise ValueError(f"model: {error.__cause__ or error}") from error
+
+
+def build_model(
+    config: TapeConfig, shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> TapeForCausalLM:
+    """A freshly initialised decoder whose vocabulary and special tokens are the tokenizer's.
+
+    Raises:
+        ValueError: for a vocabulary smaller than the tokenizer's.
+    """
+    config.vocab_size = shape.get("vocab_size") or len(tokenizer)
+    _check_vocabulary(tokenizer, config.vocab_size, "model.vocab_size=")
+    for name in OF_TOKENIZER:
+        setattr(config, name, getattr(tokenizer, name))
     return TapeForCausalLM(config)
 
 
-def adapt_model(
-    base: str,
-    shape: dict[str, Any],
-    position: dict[str, Any],
-    tokenizer: PreTrainedTokenizerBase,
-    frozen: str | None = None,
-) -> TapeForCausalLM:
-    """The decoder of a checkpoint, ours or a Llama's, with another training length and perhaps
-    another encoding. Weights that an encoding adds are new; all others are the checkpoint's.
+def adapted_config(
+    base: str, shape: dict[str, Any], position: dict[str, Any]
+) -> tuple[TapeConfig, TapeConfig]:
+    """The configuration of a checkpoint, and the same with another training length and perhaps
+    another encoding.
 
     Args:
         base: a folder, or a name on the hub.
         shape: fields of `TapeConfig`; none of them may change the shape of a weight.
         position: {"name": "keep"} is the checkpoint's own; arguments beside it replace those. Null
             arguments of YaRN extend the checkpoint's length to the new one.
-        frozen: how weights that do not train are going to be held (`tape.frozen`).
 
     Raises:
-        ValueError: if there is no such checkpoint, if it lacks weights, or for settings that do
-            not fit it.
+        ValueError: if there is no such checkpoint, or for settings that do not fit it.
     """
     _check_fields(shape)
     if (Path(base) / ADAPTER).is_file():
@@ -89,37 +102,78 @@ def adapt_model(
             f"base_model={base} is an adapter; merge it into its base first: "
             f"python -m tape.export {base} --out FOLDER"
         )
+    before = _settled(f"base_model={base}", lambda: TapeConfig.from_pretrained(base))
+    if getattr(before, "quantization_config", None) is not None:
+        raise ValueError(
+            f"base_model={base} holds quantized weights; take the model that they were made of, "
+            f"with frozen=int8 or nf4"
+        )
+    if position["name"] == KEEP:
+        position = position | {"name": before.position["name"]}
+    changes = {name: value for name, value in shape.items() if value is not None}
+    position = _extended(position, before, changes.get("max_position_embeddings"))
+    changes["adaptation"] = None  # that of the checkpoint has come to its end
+    config = _settled(
+        f"base_model={base}",
+        lambda: TapeConfig.from_pretrained(base, position=position, **changes),
+    )
+    for name in changes.keys() & SIZES:
+        if changes[name] != getattr(before, name):
+            raise ValueError(
+                f"model.{name}={changes[name]}, but {base} has {getattr(before, name)}; "
+                f"take model=keep"
+            )
+    return before, config
+
+
+def adapt_model(
+    base: str,
+    before: TapeConfig,
+    config: TapeConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    frozen: str | None = None,
+) -> TapeForCausalLM:
+    """The decoder of a checkpoint with another configuration, `adapted_config`. Weights that an
+    encoding adds are new; all others are the checkpoint's.
+
+    Args:
+        frozen: how weights that do not train are going to be held (`tape.frozen`).
+
+    Raises:
+        ValueError: if weights are missing, or for a tokenizer that does not fit.
+    """
+    _check_vocabulary(tokenizer, config.vocab_size, f"base_model={base} ")
+    changed = config.position != before.position
     try:
-        before = TapeConfig.from_pretrained(base)
-        if position["name"] == KEEP:
-            position = position | {"name": before.position["name"]}
-        changes = {name: value for name, value in shape.items() if value is not None}
-        position = _extended(position, before, changes.get("max_position_embeddings"))
-        changes["adaptation"] = None  # that of the checkpoint has come to its end
-        config = TapeConfig.from_pretrained(base, position=position, **changes)
-        for name in changes.keys() & SIZES:
-            if changes[name] != getattr(before, name):
-                raise ValueError(
-                    f"model.{name}={changes[name]}, but {base} has {getattr(before, name)}; "
-                    f"take model=keep"
-                )
-        changed = config.position != before.position
         model, left = with_weights(base, config, new_encoding=changed, **loading(frozen))
-    except (OSError, RuntimeError, StrictDataclassError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"base_model={base} cannot be taken: {error}") from error
     if left := [key for key in left if "inv_freq" not in key]:
         log.info("weights of %s that are not taken: %s", base, ", ".join(left))
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {len(tokenizer):,} tokens, base_model={base} "
-            f"{config.vocab_size:,}; take its own tokenizer"
-        )
     log.info(
         "base %s (%s), trained on %s tokens; now %s with %s",
         *(base, before.position["name"], f"{before.max_position_embeddings:,}"),
         *(config.position["name"], f"{config.max_position_embeddings:,}"),
     )
     return model
+
+
+def _settled(owner: str, make: Callable[[], TapeConfig]) -> TapeConfig:
+    """A configuration, or a ValueError with the reason of the library's own errors."""
+    try:
+        return make()
+    except (ValueError, OSError, StrictDataclassError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        is_field = owner == "model" and hasattr(TapeConfig, reason.partition("=")[0])
+        raise ValueError(f"{owner}{'.' if is_field else ': '}{reason}") from error
+
+
+def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, owner: str) -> None:
+    if len(tokenizer) > size:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer):,} tokens, more than {owner}{size:,}; take the "
+            f"tokenizer of the model, or for a new model model.vocab_size=null, which follows it"
+        )
 
 
 def identity(base: str) -> str:

@@ -179,7 +179,8 @@ def plot_loss(metrics: list[dict[str, Any]], name: str, path: Path) -> None:
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=name)
     axes.grid(alpha=0.3)
-    axes.legend()
+    if axes.lines:  # a short run may log nothing
+        axes.legend()
     _save(figure, path)
 
 

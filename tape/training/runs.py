@@ -14,10 +14,11 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tape import origin
 from tape.files import write_text
 
 CONFIGURATION = "run.json"
@@ -91,7 +92,7 @@ def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any
         raise ValueError(f"{folder} has no {name}: give the folder of a run that has finished")
     try:
         return dict(_flat(json.loads(recorded.read_text())))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{recorded} is damaged ({error}): it cannot be told which run began there"
         ) from error
@@ -131,16 +132,32 @@ def locked(folder: Path) -> Iterator[None]:
     if os.environ.get("RANK", "0") != "0":
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ValueError(
+            f"{folder} cannot be a run's folder ({error.strerror}); choose another name=... or "
+            f"output_dir=..."
+        ) from error
+    with lock:
         try:
             # Of this process alone: a data-loader worker that outlives it for a moment has no part.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ValueError(
                 f"another process is working in {folder}; wait for it, or choose another name=..."
             ) from error
-        yield
+        try:
+            yield
+        except BaseException:
+            left = [*folder.iterdir()]
+            if {path.name for path in left} <= {".lock", CONFIGURATION, origin.FILE}:
+                for path in left:  # refused before it began
+                    path.unlink()
+                with suppress(OSError):
+                    folder.rmdir()
+            raise
 
 
 def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -180,7 +197,10 @@ def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint; None if every file is as it was written."""
     try:
         hashes = json.loads((checkpoint / HASHES).read_text())
-    except (OSError, ValueError):
+        named = isinstance(hashes, dict) and hashes
+    except (OSError, ValueError, RecursionError):
+        named = False
+    if not named:
         return f"its list of files, {HASHES}, is missing or damaged"
     for name, expected in hashes.items():
         path = checkpoint / name

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -150,6 +151,14 @@ class LanguageModelTrainer(Trainer):
         if isinstance(self.model, PeftModel) and self.args.should_save:
             complete(self.model, Path(output_dir or self.args.output_dir))
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with reading(checkpoint, "optimizer.pt or scheduler.pt"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with reading(checkpoint, "rng_state*.pth"):
+            super()._load_rng_state(checkpoint)
+
     def _weights_are_finite(self, model: torch.nn.Module) -> bool:
         shards = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
         finite = all(bool(torch.isfinite(shard).all()) for shard in shards)
@@ -172,15 +181,29 @@ class LanguageModelTrainer(Trainer):
 
 
 @contextmanager
+def reading(checkpoint: str | None, names: str) -> Iterator[None]:
+    """Turns what torch says of a pickle that it does not load into one line."""
+    try:
+        yield
+    except UnpicklingError as error:
+        raise ValueError(
+            f"{checkpoint}: {names} holds other objects than tensors and numbers, which are not "
+            f"loaded; remove that checkpoint, and the run continues from the one before"
+        ) from error
+
+
+@contextmanager
 def writing(target: Path, work: Path) -> Iterator[None]:
     """Turn what goes wrong while a model is written into an error that says where, and remove the
     `work` that is half done."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
+        full = shutil.disk_usage(target.parent).free < 2**20  # torch has other words for it
         shutil.rmtree(work, ignore_errors=True)
         raise OSError(
-            f"{target} could not be written ({error}); earlier checkpoints are as they were"
+            f"{target} could not be written ({'the disk is full' if full else error}); earlier "
+            f"checkpoints are as they were"
         ) from error
 
 

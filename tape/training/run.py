@@ -1,0 +1,167 @@
+"""A run: from its settings to its report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import transformers
+from accelerate.utils import broadcast_object_list
+from transformers import TrainingArguments, set_seed
+
+from tape import origin
+from tape.adapters import Method, adapt, describe
+from tape.data import StreamedBlocks
+from tape.evaluation.checkpoint import check_length, load_model, restore
+from tape.frozen import check_frozen, hold
+from tape.training.arguments import (
+    check_fields,
+    check_training,
+    even_evaluation,
+    sequences_per_step,
+)
+from tape.training.build import (
+    adapt_model,
+    adapted_config,
+    build_model,
+    check_memory,
+    identity,
+    new_config,
+)
+from tape.training.guard import Stopped
+from tape.training.runs import claim, last_complete, locked, step_of
+from tape.training.streaming import ContinuedStream, follow_stream
+from tape.training.trainer import LanguageModelTrainer
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) -> str:
+    """Trains a model, or continues to, and returns the text of its report.
+
+    Args:
+        settings: those of `config/train.yaml`, composed and checked.
+        instantiate: makes the object that a dictionary's `_target_` names.
+
+    Raises:
+        ValueError, TypeError: for settings that are wrong or in conflict.
+        OSError: for files that cannot be read or written.
+        NonFiniteLoss: if the loss is not finite.
+        Stopped: if the run was told to stop, and has saved.
+    """
+    check_fields(settings["trainer"])
+    try:
+        arguments = instantiate(settings["trainer"])
+    except (ValueError, TypeError, OSError) as error:
+        raise ValueError(f"trainer: {error}") from error
+    check_training(arguments)
+    method = Method.of(settings["peft"]) if settings["peft"] else None
+    check_frozen(settings["frozen"], method, arguments.bf16)
+    folder, base = Path(settings["output_dir"]), settings["base_model"]
+    if Path(arguments.output_dir) != folder:
+        raise ValueError(
+            f"trainer.output_dir={arguments.output_dir} and output_dir={folder}: set the latter"
+        )
+    if method and not base:
+        raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
+    # Before any text is read: that may take hours.
+    shape, position = settings["model"], settings["position"]
+    if base:
+        before, config = adapted_config(base, shape, position)
+    else:
+        config = new_config(shape, position)
+    batch, length = arguments.per_device_train_batch_size, settings["length"]
+    check_memory(
+        *(16 * batch * length, f"trainer.per_device_train_batch_size={batch} with length={length}"),
+        *("of token ids and labels", "take fewer, with trainer.gradient_accumulation_steps"),
+    )
+    main = arguments.process_index == 0
+    if not main:
+        logging.getLogger().setLevel(logging.WARNING)
+    transformers.logging.disable_progress_bar()
+    set_seed(settings["seed"])
+
+    with locked(folder):
+        with arguments.main_process_first():  # the other processes find its work in the cache
+            task = instantiate(settings["task"])(instantiate(settings["data"]), settings, arguments)
+        even_evaluation(arguments, len(task.evaluation))
+        recorded = settings | {
+            "tokens": task.fingerprints,
+            "sequences_per_step": sequences_per_step(arguments),
+        }
+        if base:
+            model = adapt_model(base, before, config, task.tokenizer, settings["frozen"])
+            recorded |= {"position": model.config.position, "base_weights": identity(base)}
+        else:
+            model = build_model(config, shape, task.tokenizer)
+        check_length(model, settings["length"], f"length={settings['length']}")
+        task.check(model)
+        recorded, checkpoint, finished = begin(folder, recorded, arguments)
+        log.info(
+            "position %s, attention %s, %s parameters, %s",
+            model.config.position["name"],
+            model.config._attn_implementation,
+            f"{model.num_parameters():,}",
+            task.describe(),
+        )
+        if method:
+            model = adapt(model, method, base, recorded["base_weights"])
+            hold(model, settings["frozen"])
+            log.info(describe(model))
+        if finished:
+            restore(model, checkpoint)
+        streamed = isinstance(task.train, StreamedBlocks)
+        if streamed:
+            follow_stream(task.train, arguments, checkpoint)
+        trainer = LanguageModelTrainer(
+            model=model,
+            args=arguments,
+            length=settings["length"],
+            measure=task.measure,
+            train_dataset=task.train,
+            eval_dataset=task.evaluation,
+            data_collator=task.collate,
+            processing_class=task.tokenizer,
+        )
+        if finished:
+            log.info("finished at step %s: nothing to train", step_of(checkpoint))
+        else:
+            if checkpoint is not None:
+                log.info("continuing from %s", checkpoint)
+                if streamed:
+                    trainer.add_callback(ContinuedStream(trainer, checkpoint))
+            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            if trainer.guard.stopped:
+                raise Stopped(f"stopped after step {trainer.state.global_step}, which is saved")
+        trainer.save_final(recorded)
+        if not main:
+            return ""
+        kernel = model.config._attn_implementation
+        del trainer, model  # the report is on what was saved
+        saved = load_model(folder, attn_implementation=kernel)
+        report = task.report(folder, saved.to(arguments.device))
+    print(report)
+    log.info("model, tokenizer and report are in %s", folder)
+    return report
+
+
+def begin(
+    folder: Path, settings: dict[str, Any], arguments: TrainingArguments
+) -> tuple[dict[str, Any], Path | None, bool]:
+    """Makes the folder that of this run. Returns what is recorded of it, the checkpoint that all
+    processes continue from, or None, and whether the run ends with it."""
+    checkpoint = None
+    if arguments.process_index == 0:
+        checkpoint = last_complete(folder)
+        if checkpoint is not None and step_of(checkpoint) > arguments.max_steps:
+            raise ValueError(
+                f"{checkpoint} is beyond trainer.max_steps={arguments.max_steps}; raise it, or "
+                f"give the shorter run another name=..."
+            )
+        settings = claim(folder, settings)
+        origin.record(folder)
+    checkpoint = broadcast_object_list([checkpoint])[0]
+    finished = checkpoint is not None and step_of(checkpoint) == arguments.max_steps
+    return settings, checkpoint, finished
