@@ -28,12 +28,7 @@ from tape.files import write_text
 from tape.frozen import check_frozen, hold
 from tape.modeling import TapeForCausalLM
 from tape.names import suggestion
-from tape.training.arguments import (
-    check_numbers,
-    check_training,
-    even_evaluation,
-    sequences_per_step,
-)
+from tape.training.arguments import check_numbers, check_training, sequences_per_step
 from tape.training.build import adapt_model, build_model, identity
 from tape.training.guard import STOPPED, NonFiniteLoss, Stopped
 from tape.training.runs import claim, last_complete, locked, step_of
@@ -114,7 +109,6 @@ def _run(cfg: DictConfig) -> str:
 
     with arguments.main_process_first():  # the other processes find its work in the cache
         task = instantiate(cfg.task)(instantiate(cfg.data), settings, arguments)
-    even_evaluation(arguments, len(task.evaluation))
     counted = {"tokens": task.fingerprints, "sequences_per_step": sequences_per_step(arguments)}
     model, found = make_model(settings, method, task)
     task.check(model)

@@ -86,7 +86,6 @@ def loss_of_each_label(model, sequences):
     return sum(losses) / len(losses)
 
 
-@pytest.mark.xfail(strict=True, reason="a mean over labels is weighed by a process's labels again")
 @pytest.mark.parametrize("launcher", ["ddp", "fsdp2"])
 def test_every_label_counts_alike_in_two_processes(start, start_two, tmp_path, launcher):
     unequal = ["task._target_=tests.unequal_labels.UnequalLabels", "length=32"]

@@ -68,16 +68,6 @@ def check_training(arguments: TrainingArguments) -> None:
         )
 
 
-def even_evaluation(arguments: TrainingArguments, blocks: int) -> None:
-    """Lower the batch of the evaluation until no process gets a batch that is filled up with
-    repeated sequences, whose mean would be gathered as it is."""
-    if arguments.world_size > 1:
-        sizes = range(arguments.per_device_eval_batch_size, 0, -1)
-        arguments.per_device_eval_batch_size = next(
-            (size for size in sizes if blocks % (size * arguments.world_size) == 0), 1
-        )
-
-
 def sequences_per_step(arguments: TrainingArguments) -> int:
     return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
 

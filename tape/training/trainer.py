@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from peft import PeftModel
@@ -23,11 +24,10 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from tape.adapters import complete
 from tape.files import write_text
+from tape.loss import IGNORED
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
 from tape.training.progress import Console, MetricsFile, read_metrics
 from tape.training.runs import TRAINED, clear_unfinished, remove_old, seal, unfinished
-
-IGNORED = -100  # what the library calls a token that is not predicted
 
 
 class LanguageModelTrainer(Trainer):
@@ -108,22 +108,26 @@ class LanguageModelTrainer(Trainer):
             return metrics | measured
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs) -> EvalLoopOutput:
-        # The library's loss is the mean of the means of batches, whatever they hold.
-        # The sum of the losses and the number of tokens.
+        # The sum of the losses and the number of labels: the library's loss is a mean of means of
+        # batches, whatever they hold.
         self.summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        loss, tokens = self.summed.tolist()
-        output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
+        loss, count = self.summed.tolist()
+        output.metrics[f"{metric_key_prefix}_loss"] = loss / count
         return output
 
     def prediction_step(self, model, inputs, *args, **kwargs) -> tuple:
-        loss, *others = super().prediction_step(model, inputs, *args, **kwargs)
-        sequences = len(inputs["labels"])
-        tokens = (inputs["labels"][:, 1:] != IGNORED).sum().double() / sequences
-        each = torch.stack((loss.double() * tokens, tokens)).expand(sequences, 2)
+        inputs = self._prepare_inputs(inputs)
+        labels = F.pad(inputs.pop("labels")[:, 1:], (0, 1), value=IGNORED)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = model(**inputs).logits
+        losses = F.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
+        )
+        each = torch.stack((losses.view_as(labels).double().sum(1), (labels != IGNORED).sum(1)), 1)
         # Gathered by sequence: what fills up the last batches of the processes is left out.
-        self.summed += self.accelerator.gather_for_metrics(each.contiguous()).sum(0)
-        return loss, *others
+        self.summed += self.accelerator.gather_for_metrics(each).sum(0)
+        return None, None, None
 
     def _get_output_dir(self, trial: Any) -> str:
         # Where the library writes checkpoints; they get their place when they are whole.
