@@ -55,6 +55,10 @@ def check_training(arguments: TrainingArguments) -> None:
             "a run ends with its last weights; trainer.save_total_limit=null keeps every "
             "checkpoint to choose from",
         ),
+        "label_smoothing_factor": (
+            arguments.label_smoothing_factor != 0,
+            "the library's smoothed loss does not shift the labels of this model; give 0",
+        ),
         "push_to_hub": (arguments.push_to_hub, "upload an export instead, see docs/export.md"),
     }
     for field, (is_wrong, reason) in wrong.items():
