@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from conftest import composed, make_model
+from conftest import all_positions, composed, make_model
 from omegaconf import OmegaConf
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -429,8 +429,7 @@ def test_the_papers_recipe_takes_every_method(method):
     assert cfg.tokenizer == cfg.base_model == "meta-llama/Llama-2-7b-hf"
 
 
-@pytest.mark.xfail(strict=True, reason="the library matches the start or the end of a name")
-@pytest.mark.parametrize("position", ["fire", "tape"])
+@all_positions
 def test_only_linear_maps_that_are_frozen_are_quantized(position, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     skipped = loading("int8")["quantization_config"].llm_int8_skip_modules
