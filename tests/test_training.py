@@ -12,9 +12,15 @@ from pathlib import Path
 import hydra
 import pytest
 import torch
-from conftest import composed
+from conftest import POSITIONS, composed, make_model
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import train
 from tape import TapeConfig
@@ -23,6 +29,7 @@ from tape.positions import ALIASES, ENCODINGS
 from tape.training.guard import NonFiniteLoss, Stopped
 from tape.training.progress import read_metrics
 from tape.training.runs import claim, damage, last_complete, remove_old, unfinished
+from tape.training.trainer import LanguageModelTrainer
 
 ROOT = Path(train.__file__).parent
 CONFIG = ROOT / "config"
@@ -114,6 +121,29 @@ def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
     assert len(losses) == 4 and losses[-1] < losses[0]
     assert [row["step"] for row in rows if "eval_loss" in row] == [4, 8]
     assert all(row["tokens_per_second"] > 0 for row in rows if "loss" in row)
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="its scalars decay to zero"))
+        if name == "fire"
+        else name
+        for name in POSITIONS
+    ],
+)
+def test_weight_decay_is_the_librarys_but_for_fires_scalars(position, tmp_path):
+    model = make_model(position, attention_bias=True)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
+    trainer = LanguageModelTrainer(model=model, args=arguments, length=16, measure=lambda _: {})
+    decayed, rest = trainer.create_optimizer().param_groups
+    assert (decayed["weight_decay"], rest["weight_decay"]) == (0.1, 0)
+    assert [names[parameter] for parameter in decayed["params"]] == [
+        name
+        for name in Trainer.get_decay_parameter_names(trainer, model)
+        if not name.endswith((".scale", ".multiplier"))
+    ]
 
 
 def weights(folder):
