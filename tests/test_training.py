@@ -12,7 +12,7 @@ from pathlib import Path
 import hydra
 import pytest
 import torch
-from conftest import POSITIONS, composed, make_model
+from conftest import all_positions, composed, make_model
 from omegaconf import OmegaConf
 from transformers import (
     AutoModelForCausalLM,
@@ -123,15 +123,7 @@ def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
     assert all(row["tokens_per_second"] > 0 for row in rows if "loss" in row)
 
 
-@pytest.mark.parametrize(
-    "position",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="its scalars decay to zero"))
-        if name == "fire"
-        else name
-        for name in POSITIONS
-    ],
-)
+@all_positions
 def test_weight_decay_is_the_librarys_but_for_fires_scalars(position, tmp_path):
     model = make_model(position, attention_bias=True)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -144,6 +136,16 @@ def test_weight_decay_is_the_librarys_but_for_fires_scalars(position, tmp_path):
         for name in Trainer.get_decay_parameter_names(trainer, model)
         if not name.endswith((".scale", ".multiplier"))
     ]
+
+
+def test_a_run_whose_scalars_decayed_does_not_go_on(start, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.delattr(LanguageModelTrainer, "get_decay_parameter_names")
+        folder = start("position=fire")
+    start("position=fire")  # has finished: it reports
+    with pytest.raises(ValueError, match=r"8/optimizer\.pt has other groups .* \[24, 9\], now"):
+        start("position=fire", "trainer.max_steps=12")
+    assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
 
 
 def weights(folder):

@@ -80,6 +80,22 @@ class LanguageModelTrainer(Trainer):
         with self.guard.listening():
             return super().train(*args, **kwargs)
 
+    def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
+        # Matrices and tables; not biases, norms and other vectors, such as FIRE's scalars.
+        return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        for path in Path(checkpoint).glob("optimizer.*") if checkpoint else ():
+            saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            groups = saved["param_groups"], self.optimizer.param_groups
+            before, now = ([len(group["params"]) for group in each] for each in groups)
+            if before != now:
+                raise ValueError(
+                    f"{path} has other groups of parameters: {before}, now {now} (FIRE's scale and "
+                    f"multiplier no longer decay); begin anew with another name=..."
+                )
+        super()._load_optimizer_and_scheduler(checkpoint)
+
     def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.guard.losses.append(loss.detach())
