@@ -37,8 +37,8 @@ def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     lowest = torch.finfo(scores.dtype).min
     if mask.dtype == torch.bool:
         return scores.masked_fill(~mask, lowest)
-    # Two minima would add up to -inf, and a row of them to NaN.
-    return (scores + mask).clamp(min=lowest)
+    # A sum would be -inf for two minima, a row of which is NaN, and inf for an infinite score.
+    return torch.where(mask > lowest / 2, scores + mask, lowest)
 
 
 def lookup(x: Tensor) -> Callable[..., Tensor]:
