@@ -162,3 +162,16 @@ def test_the_decoder_makes_one(name):
         model.generate(prompt, **beams),
         model.generate(prompt, **beams, past_key_values=DynamicCache()),
     )
+
+
+@pytest.mark.xfail(strict=True, reason="a thread fails after seconds, and the result is empty")
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda model: model.generate_batch([[1, 2, 3]], max_new_tokens=2),
+        lambda model: model.init_continuous_batching(),
+    ],
+)
+def test_continuous_batching_is_refused(start):
+    with pytest.raises(ValueError, match=r"continuous batching .* generate\(\) with"):
+        start(make_model("tape"))
