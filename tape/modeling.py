@@ -393,6 +393,13 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         with ExitStack() as self._while_generating:
             return super().generate(*args, **kwargs)
 
+    def init_continuous_batching(self, *args, **kwargs):
+        """Refused, and with it `generate_batch`, its context manager and a "paged" cache."""
+        raise ValueError(
+            "continuous batching packs sequences and pages their keys, for which this decoder has "
+            "no masks and positions: use generate() with a padded batch"
+        )
+
     def _get_stopping_criteria(self, *args, **kwargs):
         """As in the library, without its warning at the training length: nothing ends there."""
         criteria = super()._get_stopping_criteria(*args, **kwargs)

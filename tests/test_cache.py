@@ -164,12 +164,18 @@ def test_the_decoder_makes_one(name):
     )
 
 
-@pytest.mark.xfail(strict=True, reason="a thread fails after seconds, and the result is empty")
+def enter_continuous_batching(model):
+    with model.continuous_batching_context_manager():
+        pass
+
+
 @pytest.mark.parametrize(
     "start",
     [
         lambda model: model.generate_batch([[1, 2, 3]], max_new_tokens=2),
         lambda model: model.init_continuous_batching(),
+        enter_continuous_batching,
+        lambda model: model.generate(torch.tensor([[1, 2, 3]]), cache_implementation="paged"),
     ],
 )
 def test_continuous_batching_is_refused(start):
