@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import composed
+from conftest import composed, make_model
 from shards import write_shards
 from test_training import assert_same_weights, checkpoint_names, losses, weights
 from transformers import AutoModelForCausalLM
@@ -136,6 +136,23 @@ def test_two_processes_share_a_stream(start_two, cache, tmp_path):
     steps = ["trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4"]
     train.run(composed(*settings, "vocab_size=300", *steps, *SETTINGS))
     assert_same_losses(tmp_path / "one", start_two(data=data))
+
+
+@pytest.mark.xfail(strict=True, reason="no plan for the tied head, and no refusal for TAPE")
+def test_tensor_parallelism_equals_one_process_or_is_refused(tmp_path):
+    folders = [str(tmp_path / name) for name in ("untied", "tied", "tape")]
+    models = [make_model("rope"), make_model("rope", tie_word_embeddings=True), make_model("tape")]
+    for model, folder in zip(models, folders, strict=True):
+        model.save_pretrained(folder)
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    outcome = subprocess.run(
+        [sys.executable, *start, str(ROOT / "tests" / "tensor_parallel.py"), *folders],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert outcome.stdout.split() == ["equal:", folders[0]] * 2 + ["equal:", folders[1]] * 2
+    assert "ValueError: tp_size=2 with position 'tape': " in outcome.stderr
 
 
 def test_sharding_over_one_process_is_refused(start):
