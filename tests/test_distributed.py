@@ -138,7 +138,6 @@ def test_two_processes_share_a_stream(start_two, cache, tmp_path):
     assert_same_losses(tmp_path / "one", start_two(data=data))
 
 
-@pytest.mark.xfail(strict=True, reason="no plan for the tied head, and no refusal for TAPE")
 def test_tensor_parallelism_equals_one_process_or_is_refused(tmp_path):
     folders = [str(tmp_path / name) for name in ("untied", "tied", "tape")]
     models = [make_model("rope"), make_model("rope", tie_word_embeddings=True), make_model("tape")]
