@@ -58,7 +58,8 @@ def check_frozen(frozen: str | None, method: Method | None, bf16: bool) -> None:
 def loading(frozen: str | None) -> dict[str, Any]:
     """Arguments of `from_pretrained`: weights that train are not to be rounded on the way."""
     if frozen in QUANTIZED:
-        skipped = ["lm_head", "context"]  # an encoding's weights train
+        # An encoding's weights train. Patterns match from the start of a module's name.
+        skipped = ["lm_head", r".*\.position", r".*\.context"]
         config = BitsAndBytesConfig(llm_int8_skip_modules=skipped, **QUANTIZED[frozen])
         return {
             "dtype": torch.float32,

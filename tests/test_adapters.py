@@ -7,11 +7,12 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from conftest import composed
+from conftest import all_positions, composed, make_model
 from omegaconf import OmegaConf
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 from tape import TapeForCausalLM
 from tape.adapters import Method, adapt, trainable
@@ -19,7 +20,7 @@ from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
 from tape.evaluation.checkpoint import fingerprint, load, load_model
 from tape.export.llama import require_llama, write_llama_config
 from tape.export.source import Source
-from tape.frozen import hold
+from tape.frozen import hold, loading
 from tape.training.build import adapt_model, adapted_config, identity
 from tape.training.progress import read_metrics
 
@@ -427,6 +428,18 @@ def test_the_papers_recipe_takes_every_method(method):
     assert trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps == 64
     assert (cfg.length, trainer.max_steps, trainer.learning_rate) == (8192, 1000, 2e-5)
     assert cfg.tokenizer == cfg.base_model == "meta-llama/Llama-2-7b-hf"
+
+
+@all_positions
+def test_only_linear_maps_that_are_frozen_are_quantized(position, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    skipped = loading("int8")["quantization_config"].llm_int8_skip_modules
+    modules = make_model(position).named_modules()
+    linears = [name for name, module in modules if isinstance(module, torch.nn.Linear)]
+    quantized = {name for name in linears if should_convert_module(name, skipped)}
+    parts = [f"self_attn.{name}_proj" for name in "qkvo"]
+    parts += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    assert quantized == {f"model.layers.{layer}.{part}" for layer in range(3) for part in parts}
 
 
 @pytest.mark.gpu

@@ -162,3 +162,22 @@ def test_the_decoder_makes_one(name):
         model.generate(prompt, **beams),
         model.generate(prompt, **beams, past_key_values=DynamicCache()),
     )
+
+
+def enter_continuous_batching(model):
+    with model.continuous_batching_context_manager():
+        pass
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda model: model.generate_batch([[1, 2, 3]], max_new_tokens=2),
+        lambda model: model.init_continuous_batching(),
+        enter_continuous_batching,
+        lambda model: model.generate(torch.tensor([[1, 2, 3]]), cache_implementation="paged"),
+    ],
+)
+def test_continuous_batching_is_refused(start):
+    with pytest.raises(ValueError, match=r"continuous batching .* generate\(\) with"):
+        start(make_model("tape"))

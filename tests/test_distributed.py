@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import composed
+from conftest import composed, make_model
 from shards import write_shards
 from test_training import assert_same_weights, checkpoint_names, losses, weights
 from transformers import AutoModelForCausalLM
+from unequal_labels import sequence
 
 import train
 from tape.evaluation.checkpoint import fingerprint, load_model
@@ -65,11 +66,37 @@ def test_two_processes_equal_one(start, start_two, tmp_path, launcher):
     models = [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (one, two)]
     logits = [model(tokens).logits for model in models]
     torch.testing.assert_close(logits[0], logits[1], atol=2e-4, rtol=0)
-    evaluations = [
-        [row["eval_loss"] for row in read_metrics(folder / "metrics.jsonl") if "eval_loss" in row]
-        for folder in (one, two)
-    ]
-    assert evaluations[0] == pytest.approx(evaluations[1], abs=1e-5)
+    assert evaluations(one) == pytest.approx(evaluations(two), abs=1e-5)
+
+
+def evaluations(folder):
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [row["eval_loss"] for row in rows if "eval_loss" in row]
+
+
+@torch.no_grad()
+def loss_of_each_label(model, sequences):
+    """The mean over all labels, one after the other."""
+    losses = []
+    for example in sequences:
+        logits = model(example["input_ids"][None]).logits[0].double()
+        for place, label in enumerate(example["labels"].tolist()):
+            if place and label != -100:
+                losses.append(-logits[place - 1].log_softmax(-1)[label].item())
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("launcher", ["ddp", "fsdp2"])
+def test_every_label_counts_alike_in_two_processes(start, start_two, tmp_path, launcher):
+    unequal = ["task._target_=tests.unequal_labels.UnequalLabels", "length=32"]
+    unequal += ["trainer.gradient_accumulation_steps=2"]
+    one = start(*SETTINGS, *unequal, folder=tmp_path / "one")
+    two = start_two(f"launcher={launcher}", "trainer.per_device_eval_batch_size=2", *unequal)
+    assert_same_losses(one, two)
+    for folder in (one, two):
+        expected = loss_of_each_label(load_model(folder), map(sequence, range(5)))
+        assert len(evaluations(folder)) == 2
+        assert evaluations(folder)[-1] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(("launcher", "method"), [("ddp", "adape_lora"), ("fsdp2", "lora")])
@@ -109,6 +136,22 @@ def test_two_processes_share_a_stream(start_two, cache, tmp_path):
     steps = ["trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4"]
     train.run(composed(*settings, "vocab_size=300", *steps, *SETTINGS))
     assert_same_losses(tmp_path / "one", start_two(data=data))
+
+
+def test_tensor_parallelism_equals_one_process_or_is_refused(tmp_path):
+    folders = [str(tmp_path / name) for name in ("untied", "tied", "tape")]
+    models = [make_model("rope"), make_model("rope", tie_word_embeddings=True), make_model("tape")]
+    for model, folder in zip(models, folders, strict=True):
+        model.save_pretrained(folder)
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    outcome = subprocess.run(
+        [sys.executable, *start, str(ROOT / "tests" / "tensor_parallel.py"), *folders],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert outcome.stdout.split() == ["equal:", folders[0]] * 2 + ["equal:", folders[1]] * 2
+    assert "ValueError: tp_size=2 with position 'tape': " in outcome.stderr
 
 
 def test_sharding_over_one_process_is_refused(start):

@@ -15,7 +15,8 @@ from conftest import (
     make_model,
     random_tokens,
 )
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch._subclasses import FakeTensorMode
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -181,6 +182,76 @@ def test_theta_reaches_the_frequencies_and_survives_a_reload(tmp_path, source):
     expected /= 2 if source == "scaling" else 1
     torch.testing.assert_close(model.model.position.inv_freq, expected)
     assert model.config.rope_parameters["rope_theta"] == 1e6
+
+
+def relative_error(found, exact):
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+@torch.no_grad()
+@both_kernels
+@pytest.mark.parametrize(
+    ("dtype", "far", "eps"), [(torch.float16, 12_000, 1e-3), (torch.bfloat16, 139_000, 8e-3)]
+)
+def test_xpos_is_as_precise_far_away_as_at_its_centre(kernel, dtype, far, eps):
+    tokens = random_tokens(2, 12)
+    model, exact = (make_model("xpos", kernel=kernel, dtype=each) for each in (dtype, torch.double))
+    for first in (0, far):
+        position_ids = torch.arange(first, first + 12)[None]
+        expected = exact(tokens, position_ids=position_ids).logits
+        cache = DynamicCache()
+        pieces = [slice(0, 9), *(slice(t, t + 1) for t in range(9, 12))]
+        logits = [
+            model(tokens[:, part], position_ids=position_ids[:, part], past_key_values=cache).logits
+            for part in pieces
+        ]
+        assert relative_error(torch.cat(logits, 1), expected) < 2 * eps
+
+
+@torch.no_grad()
+@both_kernels
+def test_xpos_in_float16_over_its_whole_range(kernel):
+    position = {"name": "xpos", "centre": 12_000.0}
+    tokens, position_ids = random_tokens(2, 12), torch.arange(0, 24_000, 2_000)[None]
+    model = make_model(position, kernel=kernel, dtype=torch.float16)
+    exact = make_model(position, kernel=kernel, dtype=torch.double)
+    expected = exact(tokens, position_ids=position_ids).logits
+    assert relative_error(model(tokens, position_ids=position_ids).logits, expected) < 2e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("dtype", "centre", "first", "allowed"),
+    [
+        (torch.float16, None, 20_000, "12,472"),
+        (torch.float16, 15_000.0, 0, "27,464"),
+        (torch.bfloat16, None, 150_000, "139,"),
+        (torch.float32, None, 150_000, "139,"),
+    ],
+)
+def test_xpos_refuses_positions_that_its_scale_cannot_be_held_at(dtype, centre, first, allowed):
+    model = make_model({"name": "xpos", "centre": centre}, dtype=dtype)
+    centre = TRAIN_LENGTH / 2 if centre is None else centre
+    message = rf"centre={centre} in {dtype} at positions 0 to {first + 4}: .* to {allowed}"
+    inputs = {
+        "input_ids": random_tokens(1, 5),
+        "position_ids": torch.arange(first, first + 5)[None],
+    }
+    with pytest.raises(ValueError, match=message):
+        model(**inputs)
+    autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
+    with pytest.raises(ValueError, match=message), autocast:
+        model.float()(**inputs)
+
+
+def test_xpos_counts_slots_where_a_look_at_positions_would_wait():
+    embed = make_model("xpos").model.position.embed
+    with FakeTensorMode():  # a GPU's tensors, without values
+        x, query = torch.empty(1, 4, 32, device="cuda"), torch.empty(1, 4, device="cuda")
+        slots = Positions(query, torch.empty(1, 20_000, device="cuda"))
+        embed(x, slots)
+        with pytest.raises(ValueError, match=r"torch\.float16 at positions 0 to 19999"):
+            embed(x.half(), slots)
 
 
 def test_yarn_defaults():

@@ -12,9 +12,15 @@ from pathlib import Path
 import hydra
 import pytest
 import torch
-from conftest import composed
+from conftest import all_positions, composed, make_model
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import train
 from tape import TapeConfig
@@ -115,6 +121,31 @@ def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
     assert len(losses) == 4 and losses[-1] < losses[0]
     assert [row["step"] for row in rows if "eval_loss" in row] == [4, 8]
     assert all(row["tokens_per_second"] > 0 for row in rows if "loss" in row)
+
+
+@all_positions
+def test_weight_decay_is_the_librarys_but_for_fires_scalars(position, tmp_path):
+    model = make_model(position, attention_bias=True)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
+    trainer = LanguageModelTrainer(model=model, args=arguments, length=16, measure=lambda _: {})
+    decayed, rest = trainer.create_optimizer().param_groups
+    assert (decayed["weight_decay"], rest["weight_decay"]) == (0.1, 0)
+    assert [names[parameter] for parameter in decayed["params"]] == [
+        name
+        for name in Trainer.get_decay_parameter_names(trainer, model)
+        if not name.endswith((".scale", ".multiplier"))
+    ]
+
+
+def test_a_run_whose_scalars_decayed_does_not_go_on(start, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.delattr(LanguageModelTrainer, "get_decay_parameter_names")
+        folder = start("position=fire")
+    start("position=fire")  # has finished: it reports
+    with pytest.raises(ValueError, match=r"8/optimizer\.pt has other groups .* \[24, 9\], now"):
+        start("position=fire", "trainer.max_steps=12")
+    assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
 
 
 def weights(folder):
@@ -425,6 +456,7 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
         (["+trainer.resume_from_checkpoint=x"], r"resume_from_checkpoint=x: .* its own folder"),
         (["+trainer.auto_find_batch_size=true"], r"auto_find_batch_size=True: .* steps of one"),
         (["+trainer.push_to_hub=true"], r"push_to_hub=True: upload an export"),
+        (["+trainer.label_smoothing_factor=0.1"], r"factor=0\.1: .* does not shift the labels"),
         (["trainer.output_dir=elsewhere"], r"output_dir=elsewhere and output_dir="),
         (["model.vocab_size=50"], r"tokenizer has 300 tokens, more than model\.vocab_size=50"),
         (["data.files=null"], r"data=text needs data\.files"),

@@ -37,8 +37,8 @@ def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     lowest = torch.finfo(scores.dtype).min
     if mask.dtype == torch.bool:
         return scores.masked_fill(~mask, lowest)
-    # Two minima would add up to -inf, and a row of them to NaN.
-    return (scores + mask).clamp(min=lowest)
+    # A sum would be -inf for two minima, a row of which is NaN, and inf for an infinite score.
+    return torch.where(mask > lowest / 2, scores + mask, lowest)
 
 
 def lookup(x: Tensor) -> Callable[..., Tensor]:
@@ -124,9 +124,12 @@ class PositionEncoding(PositionModule):
     Attributes:
         backends: attention implementations that can carry out this encoding.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
+        per_head: whether it has or mixes numbers of single heads, which tensor parallelism would
+            have to split.
     """
 
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
+    per_head: ClassVar[bool] = False
     config_arguments: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: PretrainedConfig, *, sampler: str | dict[str, Any] = "index"):

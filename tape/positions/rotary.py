@@ -199,8 +199,12 @@ class XPos(RoPE):
     zeta_f^((p - centre) / scale_base), keys divided by it, zeta_f = (2f + 0.4 D) / (1.4 D).
 
     `centre` (half the training length by default) cancels in exact arithmetic; it is a constant of
-    the configuration, because keys are cached with their scale.
+    the configuration, because keys are cached with their scale. Positions so far from it that a
+    scaled key could overflow are refused: with the default `scale_base`, more than 12,463 in
+    float16 and 139,370 in bfloat16 and float32.
     """
+
+    HEADROOM = 32.0  # of a key's entries before scaling
 
     def __init__(
         self,
@@ -230,6 +234,27 @@ class XPos(RoPE):
                 f"position xpos: scale_base={arguments['scale_base']} must be a number > 0"
             )
         return super().configure(config, arguments)
+
+    def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
+        if is_compiling():
+            return x_BTC
+        device = x_BTC.device.type
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else x_BTC.dtype
+        # Reading positions would wait for a GPU: there they lie below the number of slots, or in
+        # the range that they are drawn from.
+        last = (self.sampler.longest or positions.key.shape[-1]) - 1
+        if device == "cpu":
+            last = int(positions.query.max())
+        nats = math.log(torch.finfo(dtype).max / self.HEADROOM)
+        reach = nats * self.scale_base / math.log(1.4 / 0.4)  # zeta is smallest for f = 0
+        if max(self.centre, last - self.centre) > reach:
+            raise ValueError(
+                f"position xpos with position.centre={self.centre} in {dtype} at positions 0 to "
+                f"{last}: allowed are {self.centre - reach:,.0f} to {self.centre + reach:,.0f}, "
+                f"where its scale can be held; take a wider dtype, or move the centre"
+            )
+        return x_BTC
 
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         """(B|1, 1, T, 3, F): cosine, sine and the scale of the queries."""

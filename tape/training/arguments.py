@@ -63,6 +63,10 @@ def check_training(arguments: TrainingArguments) -> None:
             "a run ends with its last weights; trainer.save_total_limit=null keeps every "
             "checkpoint to choose from",
         ),
+        "label_smoothing_factor": (
+            arguments.label_smoothing_factor != 0,
+            "the library's smoothed loss does not shift the labels of this model; give 0",
+        ),
         "push_to_hub": (arguments.push_to_hub, "upload an export instead, see docs/export.md"),
     }
     for field, (is_wrong, reason) in wrong.items():
@@ -77,16 +81,6 @@ def check_training(arguments: TrainingArguments) -> None:
         raise ValueError(
             f"one process with {gpus} GPUs: start one per GPU with NGPUS={gpus} bash "
             f"script/train.sh, or show it one with CUDA_VISIBLE_DEVICES=0"
-        )
-
-
-def even_evaluation(arguments: TrainingArguments, blocks: int) -> None:
-    """Lower the batch of the evaluation until no process gets a batch that is filled up with
-    repeated sequences, whose mean would be gathered as it is."""
-    if arguments.world_size > 1:
-        sizes = range(arguments.per_device_eval_batch_size, 0, -1)
-        arguments.per_device_eval_batch_size = next(
-            (size for size in sizes if blocks % (size * arguments.world_size) == 0), 1
         )
 
 

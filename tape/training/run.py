@@ -16,12 +16,7 @@ from tape.adapters import Method, adapt, describe
 from tape.data import StreamedBlocks
 from tape.evaluation.checkpoint import check_length, load_model, restore
 from tape.frozen import check_frozen, hold
-from tape.training.arguments import (
-    check_fields,
-    check_training,
-    even_evaluation,
-    sequences_per_step,
-)
+from tape.training.arguments import check_fields, check_training, sequences_per_step
 from tape.training.build import (
     adapt_model,
     adapted_config,
@@ -86,7 +81,6 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     with locked(folder):
         with arguments.main_process_first():  # the other processes find its work in the cache
             task = instantiate(settings["task"])(instantiate(settings["data"]), settings, arguments)
-        even_evaluation(arguments, len(task.evaluation))
         recorded = settings | {
             "tokens": task.fingerprints,
             "sequences_per_step": sequences_per_step(arguments),

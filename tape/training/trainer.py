@@ -12,6 +12,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from peft import PeftModel
@@ -24,11 +25,10 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from tape.adapters import complete
 from tape.files import write_text
+from tape.loss import IGNORED
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
 from tape.training.progress import Console, MetricsFile, read_metrics
 from tape.training.runs import TRAINED, clear_unfinished, remove_old, seal, unfinished
-
-IGNORED = -100  # what the library calls a token that is not predicted
 
 
 class LanguageModelTrainer(Trainer):
@@ -81,6 +81,23 @@ class LanguageModelTrainer(Trainer):
         with self.guard.listening():
             return super().train(*args, **kwargs)
 
+    def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
+        # Matrices and tables; not biases, norms and other vectors, such as FIRE's scalars.
+        return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with reading(checkpoint, "optimizer.pt or scheduler.pt"):
+            for path in Path(checkpoint).glob("optimizer.*") if checkpoint else ():
+                saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+                groups = saved["param_groups"], self.optimizer.param_groups
+                before, now = ([len(group["params"]) for group in each] for each in groups)
+                if before != now:
+                    raise ValueError(
+                        f"{path} has other groups of parameters: {before}, now {now} (FIRE's scale "
+                        f"and multiplier no longer decay); begin anew with another name=..."
+                    )
+            super()._load_optimizer_and_scheduler(checkpoint)
+
     def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.guard.losses.append(loss.detach())
@@ -109,22 +126,26 @@ class LanguageModelTrainer(Trainer):
             return metrics | measured
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs) -> EvalLoopOutput:
-        # The library's loss is the mean of the means of batches, whatever they hold.
-        # The sum of the losses and the number of tokens.
+        # The sum of the losses and the number of labels: the library's loss is a mean of means of
+        # batches, whatever they hold.
         self.summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        loss, tokens = self.summed.tolist()
-        output.metrics[f"{metric_key_prefix}_loss"] = loss / tokens
+        loss, count = self.summed.tolist()
+        output.metrics[f"{metric_key_prefix}_loss"] = loss / count
         return output
 
     def prediction_step(self, model, inputs, *args, **kwargs) -> tuple:
-        loss, *others = super().prediction_step(model, inputs, *args, **kwargs)
-        sequences = len(inputs["labels"])
-        tokens = (inputs["labels"][:, 1:] != IGNORED).sum().double() / sequences
-        each = torch.stack((loss.double() * tokens, tokens)).expand(sequences, 2)
+        inputs = self._prepare_inputs(inputs)
+        labels = F.pad(inputs.pop("labels")[:, 1:], (0, 1), value=IGNORED)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = model(**inputs).logits
+        losses = F.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
+        )
+        each = torch.stack((losses.view_as(labels).double().sum(1), (labels != IGNORED).sum(1)), 1)
         # Gathered by sequence: what fills up the last batches of the processes is left out.
-        self.summed += self.accelerator.gather_for_metrics(each.contiguous()).sum(0)
-        return loss, *others
+        self.summed += self.accelerator.gather_for_metrics(each).sum(0)
+        return None, None, None
 
     def _get_output_dir(self, trial: Any) -> str:
         # Where the library writes checkpoints; they get their place when they are whole.
@@ -150,10 +171,6 @@ class LanguageModelTrainer(Trainer):
         super()._save(output_dir, state_dict)
         if isinstance(self.model, PeftModel) and self.args.should_save:
             complete(self.model, Path(output_dir or self.args.output_dir))
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with reading(checkpoint, "optimizer.pt or scheduler.pt"):
-            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with reading(checkpoint, "rng_state*.pth"):
