@@ -44,19 +44,44 @@ def token_indices(
     return query, key
 
 
-def check_mask(mask: Tensor | None, T: int, cache: Cache | None) -> None:
+def refuse_unless(holds: Tensor, message: str, now: bool) -> None:
+    """Raise a ValueError unless all of `holds`, which a graph does not look at. On a GPU reading
+    them waits for the device: not `now`, the device asserts them when it comes to them."""
+    if torch.compiler.is_compiling():
+        return
+    if holds.is_cuda and not now:
+        torch._assert_async(holds.all(), message)
+    elif not holds.all():
+        raise ValueError(message)
+
+
+def check_mask(mask: Tensor | None, T: int, cache: Cache | None, training: bool = False) -> None:
     """Refuse masks that kernels would read as something else, or that do not cover all tokens."""
     if mask is None:
         return
-    if mask.ndim == 4 and not (mask.dtype == torch.bool or mask.is_floating_point()):
+    if mask.ndim not in (2, 4):
         raise ValueError(
-            f"a 4-D attention_mask must be boolean (True attends) or additive, not {mask.dtype}"
+            f"attention_mask of shape {tuple(mask.shape)}: allowed are (B, S), 0 at padding, and "
+            f"(B, 1, T, S)"
         )
+    if mask.ndim == 4:
+        if not (mask.dtype == torch.bool or mask.is_floating_point()):
+            raise ValueError(
+                f"a 4-D attention_mask must be boolean (True attends) or additive, not {mask.dtype}"
+            )
+        return
     past = 0 if cache is None else cache.get_seq_length()
-    if mask.ndim == 2 and isinstance(past, int) and mask.shape[1] < past + T:
+    if isinstance(past, int) and mask.shape[1] < past + T:
         raise ValueError(
             f"attention_mask covers {mask.shape[1]} tokens, but there are {past} in the cache "
             f"and {T} new ones; give it for all {past + T}"
+        )
+    if mask.dtype != torch.bool:
+        refuse_unless(
+            mask == mask.bool(),
+            "attention_mask of (B, S) with other values: it is 0 at padding and 1 at tokens; for "
+            "anything else, such as documents in a row, give one of (B, 1, T, S)",
+            now=T > 1 and not training,
         )
 
 

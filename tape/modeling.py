@@ -233,7 +233,8 @@ class TapeModel(TapePreTrainedModel):
         """
         Args:
             input_ids: (B, T) the new tokens; or `inputs_embeds`, (B, T, C).
-            attention_mask: (B, S) with zeros at padding on either side, or (B, 1, T, S) as is.
+            attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S) as
+                is.
             position_ids: (B|1, T) indices of the new tokens, if they do not count the real ones.
             past_key_values: any of the library's caches.
             use_cache: make a cache if there is none; the configuration's choice by default, never
@@ -260,7 +261,9 @@ class TapeModel(TapePreTrainedModel):
             # In a graph, and for an exported one, the library's.
             past_key_values = DynamicCache() if is_compiling() else GrowingCache()
 
-        check_mask(attention_mask, x_BTC.shape[1], past_key_values)
+        check_mask(attention_mask, x_BTC.shape[1], past_key_values, self.training)
+        if attention_mask is not None and attention_mask.ndim == 2:
+            attention_mask = attention_mask.bool()
         kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)
         query, key = token_indices(x_BTC, attention_mask, position_ids, past_key_values)
         sampler = self.position.sampler
@@ -407,6 +410,8 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         decoder makes it from the padding."""
         if config._attn_implementation == "flex_attention":
             return attention_mask
+        cache, T = arguments["past_key_values"], arguments["inputs_embeds"].shape[1]
+        check_mask(attention_mask, T, cache)  # what it makes of one shows no values
         return create_masks_for_generate(attention_mask=attention_mask, config=config, **arguments)
 
     def _get_static_cache_init_shape(self) -> None:
