@@ -1,10 +1,14 @@
 """Token indices from masks, position_ids and caches: what is right, and what is refused."""
 
+import copy
+
 import pytest
 import torch
 from conftest import make_model, random_tokens
+from transformers import DynamicCache, StaticCache
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
+BIASED = ["alibi", "fire", "t5", "alibi_subset"]  # these need the indices of cached keys
 
 
 def left_padded_mask():
@@ -62,3 +66,102 @@ def test_a_mask_has_two_dimensions_or_four():
     for shape in ((9,), (2, 9, 9)):
         with pytest.raises(ValueError, match="attention_mask of shape"):
             model(tokens, attention_mask=torch.ones(shape, dtype=torch.long))
+
+
+CACHES = {
+    "growing": lambda model: None,
+    "dynamic": lambda model: DynamicCache(),
+    "of_layers": lambda model: DynamicCache(config=model.config),
+    "static": lambda model: StaticCache(config=model.config, max_cache_len=12),
+}
+# Gaps that differ from row to row: before the first token, then between the calls below.
+GAPS = torch.tensor([[0, 1, 2, 3, 4, 8, 9, 12, 15], [3, 4, 5, 6, 7, 8, 9, 11, 14]])
+
+
+def in_parts(model, tokens, position_ids, parts, cache=None, **inputs):
+    """Logits of tokens given part after part."""
+    pieces = []
+    for part, where in zip(tokens.split(parts, 1), position_ids.split(parts, 1), strict=True):
+        output = model(part, position_ids=where, past_key_values=cache, use_cache=True, **inputs)
+        cache = output.past_key_values
+        pieces.append(output.logits)
+    return torch.cat(pieces, dim=1)
+
+
+@torch.no_grad()
+@pytest.mark.xfail(strict=True, reason="indices of cached keys are guessed from the newest one's")
+@pytest.mark.parametrize("position", BIASED)
+@pytest.mark.parametrize("kind", CACHES)
+def test_gaps_in_position_ids_are_kept_by_a_cache(position, kind):
+    model, tokens = make_model(position), random_tokens(2, 9)
+    full = model(tokens, position_ids=GAPS, use_cache=False).logits
+    for parts in ([5, 1, 1, 1, 1], [1, 4, 3, 1]):
+        cache = CACHES[kind](model)
+        pieces = in_parts(model, tokens, GAPS, parts, cache)
+        torch.testing.assert_close(pieces, full, **EXACT)
+
+
+def given_away(cache):
+    copied = copy.deepcopy(cache)
+    cache.reset()
+    return copied
+
+
+CHANGES = {
+    "crop": (lambda cache: cache.crop(-2), slice(None)),
+    "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 0])), [1, 0]),
+    "select": (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
+    "repeat": (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
+    "copy": (given_away, slice(None)),
+}
+
+
+@torch.no_grad()
+@pytest.mark.xfail(strict=True, reason="indices of cached keys are guessed from the newest one's")
+@pytest.mark.parametrize("position", BIASED)
+@pytest.mark.parametrize("kind", ["growing", "dynamic", "of_layers"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_indices_follow_what_is_done_to_a_cache(position, kind, change):
+    model, tokens = make_model(position), random_tokens(2, 9)
+    cache = model(
+        tokens[:, :6], position_ids=GAPS[:, :6], past_key_values=CACHES[kind](model), use_cache=True
+    ).past_key_values
+    make, rows = CHANGES[change]
+    cache = make(cache) or cache
+    start = cache.get_seq_length()
+    tokens, where = tokens[rows], GAPS[rows]
+    full = model(tokens, position_ids=where, use_cache=False).logits
+    pieces = in_parts(model, tokens[:, start:], where[:, start:], 1, cache)
+    torch.testing.assert_close(pieces, full[:, start:], **EXACT)
+
+
+@torch.no_grad()
+@pytest.mark.xfail(strict=True, reason="indices of cached keys are guessed from the newest one's")
+@pytest.mark.parametrize("position", ["rope", "fire"])
+@pytest.mark.parametrize("kind", CACHES)
+def test_tokens_without_position_ids_count_on_and_the_other_way_round(position, kind):
+    """Behind padding too, on either side of what is cached."""
+    model, tokens = make_model(position), random_tokens(2, 9)
+    mask = left_padded_mask()
+    mask[0, 4] = 0
+    counted = (mask.cumsum(-1) - 1).clamp(min=0)
+    for ahead in (torch.tensor([[4], [7]]), torch.tensor([[0], [0]])):
+        where = counted + ahead
+        full = model(tokens, attention_mask=mask, position_ids=where, use_cache=False).logits
+        for given in (slice(0, 1), slice(1, None), slice(1, 2)):
+            if given.start and ahead.any():
+                continue  # what is given goes on from what was counted
+            cache, pieces, start = CACHES[kind](model), [], 0
+            for call, stop in enumerate((5, 6, 8, 9)):
+                known = {"position_ids": where[:, start:stop]} if call in range(4)[given] else {}
+                output = model(
+                    tokens[:, start:stop],
+                    attention_mask=mask[:, :stop],
+                    past_key_values=cache,
+                    use_cache=True,
+                    **known,
+                )
+                cache, start = output.past_key_values, stop
+                pieces.append(output.logits)
+            real = mask.bool()
+            torch.testing.assert_close(torch.cat(pieces, dim=1)[real], full[real], **EXACT)
