@@ -31,7 +31,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from tape import attention, positions
 from tape.cache import GrowingCache
 from tape.configuration import TapeConfig
-from tape.indices import check_draw, check_gaps, check_mask, token_indices
+from tape.indices import check_draw, check_mask, token_indices
 from tape.loss import Head
 from tape.payload import together, width
 from tape.positions import ContextUpdate, PositionModule, Positions, ScoreBias
@@ -265,17 +265,16 @@ class TapeModel(TapePreTrainedModel):
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = attention_mask.bool()
         kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)
-        query, key = token_indices(x_BTC, attention_mask, position_ids, past_key_values)
+        slots = len(self.layers) * self.config.num_recurrences
+        query, key = token_indices(x_BTC, attention_mask, position_ids, past_key_values, slots)
         sampler = self.position.sampler
         check_draw(sampler.draw, past_key_values)
         where = Positions(*sampler(query, key, self.training))  # one draw for all layers
         x_BTC = self.position.embed(x_BTC, where)
         e = self.position.state(where, torch.promote_types(x_BTC.dtype, torch.float32))
         biases = self.position.biases(where, len(self.layers))
-        if biases[0] is not None:
-            check_gaps(position_ids, past_key_values)
         if self.config._attn_implementation == "flash_attention_2":
-            attention.check_flash(attention_mask, position_ids, past_key_values, biases[0])
+            attention.check_flash(attention_mask, position_ids, key, past_key_values, biases[0])
         layers = [*zip(self.layers, biases, strict=True)] * self.config.num_recurrences
         embedding = x_BTC
         for slot, (layer, bias) in enumerate(layers):
