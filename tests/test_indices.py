@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import POSITIONS, make_model, random_tokens
 from transformers import DynamicCache, StaticCache
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
@@ -172,3 +172,90 @@ def test_guessed_tokens_are_taken_back(position):
     settings = {"max_new_tokens": 6, "pad_token_id": 0, "attention_mask": torch.ones_like(tokens)}
     guessed = model.generate(tokens, prompt_lookup_num_tokens=2, **settings)
     assert torch.equal(guessed, model.generate(tokens, use_cache=False, **settings))
+
+
+RESTART = r"position_ids that do not increase .* one document a row"
+COUNTED = torch.arange(9)[None]
+
+
+def with_rows(*rows):
+    return torch.tensor(rows)
+
+
+@torch.no_grad()
+@pytest.mark.xfail(strict=True, reason="documents see each other across a restart")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("position", [name for name in POSITIONS if name != "learned"])
+def test_a_restart_of_position_ids_is_refused(position, training):
+    model, tokens = make_model(position).train(training), random_tokens(2, 6)
+    for row in ([0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4], [4, 5, 6, 7, 8, 8], [-1, 0, 1, 2, 3, 4]):
+        for where in (with_rows(row), with_rows([0, 1, 2, 3, 4, 5], row)):
+            with pytest.raises(ValueError, match=RESTART):
+                model(tokens, position_ids=where, use_cache=False)
+
+
+@torch.no_grad()
+@pytest.mark.xfail(strict=True, reason="documents see each other across a restart")
+@pytest.mark.parametrize("position", ["rope", "tape", "alibi", "nope"])
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("given", [False, True])
+def test_a_step_back_behind_a_cache_is_refused(position, kind, given):
+    model, tokens = make_model(position), random_tokens(2, 9)
+    known = {"position_ids": COUNTED[:, :5]} if given else {}
+    cache = model(
+        tokens[:, :5], past_key_values=CACHES[kind](model), use_cache=True, **known
+    ).past_key_values
+    for where in ([[0]], [[4]], [[5], [2]], [[0, 1, 2]], [[5, 6, 6]]):
+        where = torch.tensor(where)
+        with pytest.raises(ValueError, match=RESTART):
+            model(
+                tokens[:, 5 : 5 + where.shape[1]],
+                position_ids=where,
+                past_key_values=copy.deepcopy(cache),
+            )
+    if kind != "static":
+        cache.crop(-2)
+        model(tokens[:, 3:5], position_ids=COUNTED[:, 3:5], past_key_values=cache)
+
+
+@torch.no_grad()
+@pytest.mark.xfail(strict=True, reason="documents see each other across a restart")
+@pytest.mark.parametrize("kind", CACHES)
+def test_only_real_tokens_are_judged(kind):
+    """What stands at padding, on either side, in a call or between two, is nobody's index."""
+    model, tokens = make_model("alibi"), random_tokens(2, 9)
+    mask = with_rows([0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 1, 0])
+    where = with_rows([1, 1, 1, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 9, 0, 4, 5, 0])
+    full = model(tokens, attention_mask=mask, use_cache=False).logits
+    real = mask.bool()
+    for parts in ([9], [2, 2, 1, 1, 3], [5, 1, 1, 1, 1]):
+        cache, pieces, start = CACHES[kind](model), [], 0
+        for part in parts:
+            stop = start + part
+            new = slice(start, stop)
+            output = model(
+                tokens[:, new],
+                attention_mask=mask[:, :stop],
+                position_ids=where[:, new],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache, start = output.past_key_values, stop
+            pieces.append(output.logits)
+        torch.testing.assert_close(torch.cat(pieces, dim=1)[real], full[real], **EXACT)
+    restarts = where.clone()
+    restarts[1, 6] = 3
+    with pytest.raises(ValueError, match=RESTART):
+        model(tokens, attention_mask=mask, position_ids=restarts)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "tape", "alibi", "fire", "t5"])
+def test_documents_apart_by_a_mask_may_restart(position):
+    model, tokens = make_model(position), random_tokens(2, 9)
+    documents = with_rows([0, 0, 0, 0, 1, 1, 1, 1, 1])
+    mask = (documents[:, :, None] == documents[:, None]).tril()[None]
+    where = with_rows([0, 1, 2, 3, 0, 1, 2, 3, 4])
+    logits = model(tokens, attention_mask=mask, position_ids=where).logits
+    alone = torch.cat([model(tokens[:, :4]).logits, model(tokens[:, 4:]).logits], dim=1)
+    torch.testing.assert_close(logits, alone, **EXACT)
