@@ -20,6 +20,8 @@ def token_indices(
     position_ids: Tensor | None,
     cache: Cache | None,
     slot: int,
+    ordered: bool = True,
+    training: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Indices of the new tokens, (B|1, T), and of the keys in all slots, (B|1, S).
 
@@ -27,6 +29,10 @@ def token_indices(
     says nothing about indices: without `position_ids` they are slots then. `slot` is the place of
     the layer in which a cache keeps counts: of a token its index and one, of padding that of the
     token before it.
+
+    Raises:
+        ValueError: for `ordered` position_ids that do not increase from one real token to the next,
+            unless a mask of four dimensions says which tokens see each other.
     """
     (B, T), device = x_BTC.shape[:2], x_BTC.device
     past, kept, S = 0, 0, T
@@ -56,6 +62,15 @@ def token_indices(
         query, found = position_ids, position_ids.long() + 1
         if real is not None:
             found = torch.maximum(found.where(real, 0), last).cummax(-1).values
+        if ordered and (attention_mask is None or attention_mask.ndim == 2):
+            steps = found.expand(B, T).diff(dim=-1, prepend=last.expand(B, 1))
+            refuse_unless(
+                steps > 0 if real is None else (steps > 0) | ~real,
+                "position_ids that do not increase from 0 on, from token to token and behind a "
+                "cache: tokens would see another document; give one document a row, or an "
+                "attention_mask of (B, 1, T, S) that keeps documents apart",
+                now=T > 1 and not training,
+            )
     if cache is None:
         return query, (found - 1).clamp(min=0)
     found = found.expand(B, T)

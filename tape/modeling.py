@@ -235,7 +235,8 @@ class TapeModel(TapePreTrainedModel):
             input_ids: (B, T) the new tokens; or `inputs_embeds`, (B, T, C).
             attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S) as
                 is.
-            position_ids: (B|1, T) indices of the new tokens, if they do not count the real ones.
+            position_ids: (B|1, T) indices of the new tokens, if they do not count the real ones:
+                they increase (`tape.indices`), but for encodings that are not `ordered`.
             past_key_values: any of the library's caches.
             use_cache: make a cache if there is none; the configuration's choice by default, never
                 in training.
@@ -265,8 +266,12 @@ class TapeModel(TapePreTrainedModel):
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = attention_mask.bool()
         kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)
-        slots = len(self.layers) * self.config.num_recurrences
-        query, key = token_indices(x_BTC, attention_mask, position_ids, past_key_values, slots)
+        query, key = token_indices(
+            *(x_BTC, attention_mask, position_ids, past_key_values),
+            slot=len(self.layers) * self.config.num_recurrences,
+            ordered=self.position.ordered,
+            training=self.training,
+        )
         sampler = self.position.sampler
         check_draw(sampler.draw, past_key_values)
         where = Positions(*sampler(query, key, self.training))  # one draw for all layers

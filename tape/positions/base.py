@@ -123,10 +123,12 @@ class PositionEncoding(PositionModule):
 
     Attributes:
         backends: attention implementations that can carry out this encoding.
+        ordered: whether position_ids increase from token to token; else they may say anything.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
     """
 
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
+    ordered: ClassVar[bool] = True
     config_arguments: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: PretrainedConfig, *, sampler: str | dict[str, Any] = "index"):
