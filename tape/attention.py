@@ -26,6 +26,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from tape.blockwise import causal_attention, pays
 from tape.flash import flash
+from tape.indices import refuse_unless
 from tape.names import suggestion
 from tape.payload import Payload, apart, split, together
 from tape.positions import ENCODINGS, ScoreBias
@@ -267,11 +268,12 @@ def cache_sizes(cache: Cache | None) -> CacheSizes | None:
 def check_flash(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
+    key: Tensor,
     cache: Cache | None,
     bias: ScoreBias | None,
 ) -> None:
     """Refuse inputs that flash_attention_2 would take for others: it sees neither which slots of a
-    static cache are free, nor indices.
+    static cache are free, nor indices, of which `key` (B|1, S) are those of all tokens.
 
     Raises:
         ValueError: for a static cache; for ALiBi with indices that do not count the real tokens.
@@ -282,15 +284,15 @@ def check_flash(
             f"{conflict} a static cache: it would attend to the free slots; use a dynamic cache, "
             f"or sdpa, flex_attention or eager"
         )
-    if bias is None or position_ids is None or position_ids.shape[-1] == 1:
+    if bias is None or position_ids is None:
         return
-    T = position_ids.shape[-1]
-    real = torch.ones_like(position_ids) if attention_mask is None else attention_mask
-    offset = position_ids - real.cumsum(-1)[:, -T:].to(position_ids)
-    real = real[:, -T:].bool().expand_as(offset)
+    real = torch.ones_like(key) if attention_mask is None else attention_mask[:, : key.shape[-1]]
+    real = real.bool()
+    offset = key - real.cumsum(-1)
     lowest, highest = offset.amin(-1, keepdim=True), offset.amax(-1, keepdim=True)
-    if (offset.where(real, lowest).amax(-1) > offset.where(real, highest).amin(-1)).any():
-        raise ValueError(
-            f"{conflict} position_ids that do not count the real tokens one by one: it takes "
-            f"ALiBi's distances from their order; use sdpa, flex_attention or eager"
-        )
+    refuse_unless(
+        offset.where(real, lowest).amax(-1) <= offset.where(real, highest).amin(-1),
+        f"{conflict} position_ids that do not count the real tokens one by one: it takes ALiBi's "
+        f"distances from their order; use sdpa, flex_attention or eager",
+        now=position_ids.shape[-1] > 1,
+    )

@@ -1,8 +1,9 @@
-"""Which token is the how-manieth: indices from masks, caches and position_ids.
+"""Token indices from attention masks, position_ids and caches.
 
-An index counts the real tokens before a token, so that padding on either side changes nothing.
-Caches keep keys, not their indices: those are told from the distance in slots to the newest token,
-and what cannot be told that way is refused here.
+An index counts the real tokens before a token, so that padding on either side changes nothing, or
+is what position_ids say, which may leave numbers out. A cache keeps the indices of its tokens from
+the first call with position_ids on, in a layer of its own behind those of the decoder: so they
+follow whatever is done to a cache.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from transformers import Cache
+from transformers.cache_utils import DynamicLayer, StaticLayer
 
 
 def token_indices(
@@ -17,46 +19,116 @@ def token_indices(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cache: Cache | None,
+    slot: int,
+    ordered: bool = True,
+    training: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Indices of the new tokens, (B|1, T), and of the keys in all slots, (B|1, S).
 
     `position_ids` are indices of the new tokens, and override the count. A mask of four dimensions
-    says nothing about indices: without `position_ids` they are slots then.
+    says nothing about indices: without `position_ids` they are slots then. `slot` is the place of
+    the layer in which a cache keeps counts: of a token its index and one, of padding that of the
+    token before it.
+
+    Raises:
+        ValueError: for `ordered` position_ids that do not increase from one real token to the next,
+            unless a mask of four dimensions says which tokens see each other.
     """
-    T, device = x_BTC.shape[1], x_BTC.device
-    past, S = 0, T
+    (B, T), device = x_BTC.shape[:2], x_BTC.device
+    past, kept, S = 0, 0, T
     if cache is not None:
-        past = cache.get_seq_length()
+        past, kept = cache.get_seq_length(), cache.get_seq_length(slot)
         S, _ = cache.get_mask_sizes(T, 0)
     new = torch.arange(T, device=device) + past  # slots of the new tokens
+    real = None
     if attention_mask is not None and attention_mask.ndim == 2:
-        real = torch.zeros(x_BTC.shape[0], S, dtype=torch.long, device=device)
+        real = torch.zeros(B, S, dtype=torch.bool, device=device)
         width = min(S, attention_mask.shape[1])
         real[:, :width] = attention_mask[:, :width].to(device)
-        key = (real.cumsum(-1) - 1).clamp(min=0)
+    unkept = isinstance(kept, int) and kept == 0
+    if unkept:
+        counts = torch.arange(1, S + 1, device=device)[None] if real is None else real.cumsum(-1)
+        if position_ids is None:
+            key = (counts - 1).clamp(min=0)
+            return key[:, new], key
     else:
-        key = torch.arange(S, device=device)[None]
-    query = key[:, new]
-    if position_ids is not None:
-        key = (key + position_ids[:, -1:] - query[:, -1:]).clamp(min=0)
-        key = key.index_copy(1, new, position_ids.to(key).expand(key.shape[0], T))
-        query = position_ids
-    return query, key
+        counts = cache.layers[slot].keys[:, 0, :, 0].to(device)
+    last = counts[:, new[:1] - 1] * (past > 0)
+    real = None if real is None else real[:, new]
+    if position_ids is None:
+        found = last + (new - past + 1 if real is None else real.cumsum(-1))
+        query = (found - 1).clamp(min=0)
+    else:
+        query, found = position_ids, position_ids.long() + 1
+        if real is not None:
+            found = torch.maximum(found.where(real, 0), last).cummax(-1).values
+        if ordered and (attention_mask is None or attention_mask.ndim == 2):
+            steps = found.expand(B, T).diff(dim=-1, prepend=last.expand(B, 1))
+            refuse_unless(
+                steps > 0 if real is None else (steps > 0) | ~real,
+                "position_ids that do not increase from 0 on, from token to token and behind a "
+                "cache: tokens would see another document; give one document a row, or an "
+                "attention_mask of (B, 1, T, S) that keeps documents apart",
+                now=T > 1 and not training,
+            )
+    if cache is None:
+        return query, (found - 1).clamp(min=0)
+    found = found.expand(B, T)
+    if unkept:
+        found = counts.expand(B, S).index_copy(1, new, found)
+    counts = _keep(cache, slot, found)
+    if unkept and cache.is_compileable:
+        cache.layers[slot].cumulative_length.copy_(new[-1] + 1)
+    return query, (counts - 1).clamp(min=0)
 
 
-def check_mask(mask: Tensor | None, T: int, cache: Cache | None) -> None:
+def _keep(cache: Cache, slot: int, counts: Tensor) -> Tensor:
+    """Write counts behind those that the cache has; all of them, (B, S)."""
+    if cache.layer_class_to_replicate is None and slot == len(cache.layers):
+        size = cache.get_max_length()
+        cache.layers.append(StaticLayer(size) if cache.is_compileable else DynamicLayer())
+    states = counts[:, None, :, None]
+    return cache.update(states, states[..., :0], slot)[0][:, 0, :, 0]
+
+
+def refuse_unless(holds: Tensor, message: str, now: bool) -> None:
+    """Raise a ValueError unless all of `holds`, which a graph does not look at. On a GPU reading
+    them waits for the device: not `now`, the device asserts them when it comes to them."""
+    if torch.compiler.is_compiling():
+        return
+    if holds.is_cuda and not now:
+        torch._assert_async(holds.all(), message)
+    elif not holds.all():
+        raise ValueError(message)
+
+
+def check_mask(mask: Tensor | None, T: int, cache: Cache | None, training: bool = False) -> None:
     """Refuse masks that kernels would read as something else, or that do not cover all tokens."""
     if mask is None:
         return
-    if mask.ndim == 4 and not (mask.dtype == torch.bool or mask.is_floating_point()):
+    if mask.ndim not in (2, 4):
         raise ValueError(
-            f"a 4-D attention_mask must be boolean (True attends) or additive, not {mask.dtype}"
+            f"attention_mask of shape {tuple(mask.shape)}: allowed are (B, S), 0 at padding, and "
+            f"(B, 1, T, S)"
         )
+    if mask.ndim == 4:
+        if not (mask.dtype == torch.bool or mask.is_floating_point()):
+            raise ValueError(
+                f"a 4-D attention_mask must be boolean (True attends) or additive, not {mask.dtype}"
+            )
+        return
     past = 0 if cache is None else cache.get_seq_length()
-    if mask.ndim == 2 and isinstance(past, int) and mask.shape[1] < past + T:
+    if isinstance(past, int) and mask.shape[1] < past + T:
         raise ValueError(
             f"attention_mask covers {mask.shape[1]} tokens, but there are {past} in the cache "
             f"and {T} new ones; give it for all {past + T}"
+        )
+    if mask.dtype != torch.bool:
+        refuse_unless(
+            mask == mask.bool(),
+            "attention_mask of (B, S) with other values: it is 0 at padding and 1 at tokens; for "
+            "anything else, such as documents in a row, give one of (B, 1, T, S)",
+            now=T > 1 and not training,
         )
 
 
@@ -72,25 +144,3 @@ def check_draw(draw: tuple[int, ...] | None, cache: Cache | None) -> None:
             f"ones for {draw[1]}; wrap all calls that share a cache in one "
             f"`with model.evaluation_length(n):`"
         )
-
-
-def check_gaps(position_ids: Tensor | None, cache: Cache | None) -> None:
-    """Refuse to continue a cache behind a gap in the indices or a step back, for encodings that ask
-    for those of its keys: distances in slots would be taken for them."""
-    if cache is None:
-        return
-    compiling = torch.compiler.is_compiling()  # a graph knows what earlier calls found, no values
-    several = not compiling and position_ids is not None and position_ids.shape[1] > 1
-    gaps = False
-    if several:
-        steps = position_ids.diff(dim=-1)
-        gaps = bool(((steps > 1) | (steps < 0)).any())
-    found = gaps or getattr(cache, "tape_gaps", False)
-    if found and (compiling or int(cache.get_seq_length())):
-        raise ValueError(
-            "position_ids with gaps or steps back, and a cache: this encoding needs the indices of "
-            "cached keys, which no cache keeps; give all tokens at once, or indices that count up "
-            "by one"
-        )
-    if not compiling:
-        cache.tape_gaps = gaps

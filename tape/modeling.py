@@ -32,7 +32,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from tape import attention, positions
 from tape.cache import GrowingCache
 from tape.configuration import TapeConfig
-from tape.indices import check_draw, check_gaps, check_mask, token_indices
+from tape.indices import check_draw, check_mask, token_indices
 from tape.loss import Head
 from tape.payload import together, width
 from tape.positions import ContextUpdate, PositionModule, Positions, ScoreBias
@@ -247,8 +247,10 @@ class TapeModel(TapePreTrainedModel):
         """
         Args:
             input_ids: (B, T) the new tokens; or `inputs_embeds`, (B, T, C).
-            attention_mask: (B, S) with zeros at padding on either side, or (B, 1, T, S) as is.
-            position_ids: (B|1, T) indices of the new tokens, if they do not count the real ones.
+            attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S) as
+                is.
+            position_ids: (B|1, T) indices of the new tokens, if they do not count the real ones:
+                they increase (`tape.indices`), but for encodings that are not `ordered`.
             past_key_values: any of the library's caches.
             use_cache: make a cache if there is none; the configuration's choice by default, never
                 in training.
@@ -274,19 +276,24 @@ class TapeModel(TapePreTrainedModel):
             # In a graph, and for an exported one, the library's.
             past_key_values = DynamicCache() if is_compiling() else GrowingCache()
 
-        check_mask(attention_mask, x_BTC.shape[1], past_key_values)
+        check_mask(attention_mask, x_BTC.shape[1], past_key_values, self.training)
+        if attention_mask is not None and attention_mask.ndim == 2:
+            attention_mask = attention_mask.bool()
         kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)
-        query, key = token_indices(x_BTC, attention_mask, position_ids, past_key_values)
+        query, key = token_indices(
+            *(x_BTC, attention_mask, position_ids, past_key_values),
+            slot=len(self.layers) * self.config.num_recurrences,
+            ordered=self.position.ordered,
+            training=self.training,
+        )
         sampler = self.position.sampler
         check_draw(sampler.draw, past_key_values)
         where = Positions(*sampler(query, key, self.training))  # one draw for all layers
         x_BTC = self.position.embed(x_BTC, where)
         e = self.position.state(where, torch.promote_types(x_BTC.dtype, torch.float32))
         biases = self.position.biases(where, len(self.layers))
-        if biases[0] is not None:
-            check_gaps(position_ids, past_key_values)
         if self.config._attn_implementation == "flash_attention_2":
-            attention.check_flash(attention_mask, position_ids, past_key_values, biases[0])
+            attention.check_flash(attention_mask, position_ids, key, past_key_values, biases[0])
         layers = [*zip(self.layers, biases, strict=True)] * self.config.num_recurrences
         embedding = x_BTC
         for slot, (layer, bias) in enumerate(layers):
@@ -431,6 +438,8 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         decoder makes it from the padding."""
         if config._attn_implementation == "flex_attention":
             return attention_mask
+        cache, T = arguments["past_key_values"], arguments["inputs_embeds"].shape[1]
+        check_mask(attention_mask, T, cache)  # what it makes of one shows no values
         return create_masks_for_generate(attention_mask=attention_mask, config=config, **arguments)
 
     def _get_static_cache_init_shape(self) -> None:

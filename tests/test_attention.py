@@ -197,6 +197,11 @@ def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
     alibi(tokens, attention_mask=mask, position_ids=counts + 7)
     with pytest.raises(ValueError, match="position_ids that do not count the real tokens"):
         alibi(tokens, attention_mask=mask, position_ids=torch.arange(LENGTH)[None] * (1 + mask))
+    where = torch.arange(LENGTH)[None]
+    cache = alibi(tokens[:, :5], position_ids=where[:, :5], use_cache=True).past_key_values
+    alibi(tokens[:, 5:6], position_ids=where[:, 5:6], past_key_values=cache)
+    with pytest.raises(ValueError, match="position_ids that do not count the real tokens"):
+        alibi(tokens[:, 6:7], position_ids=where[:, 7:8], past_key_values=cache)
     for position in ("t5", "fire", "alibi_subset"):
         model = make_model(position)
         flash_attn(model)

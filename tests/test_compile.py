@@ -123,13 +123,24 @@ def test_random_positions_are_refused_in_a_graph_too():
 
 
 @torch.no_grad()
-def test_gaps_in_a_cache_are_refused_in_a_graph_too():
-    model, tokens = make_model("alibi"), random_tokens(1, 4)
-    cache = StaticCache(config=model.config, max_cache_len=20)
-    model(tokens, position_ids=torch.tensor([[0, 1, 5, 6]]), past_key_values=cache)
-    compiled = torch.compile(model, backend="aot_eager")
-    with pytest.raises(ValueError, match="position_ids with gaps or steps back"):
-        compiled(tokens[:, :1], position_ids=torch.tensor([[7]]), past_key_values=cache)
+@every_position("alibi")
+@pytest.mark.parametrize("first", [0, 4])
+def test_gaps_in_a_cache_in_a_graph(position, first):
+    """Whether position_ids come with the prompt or only later."""
+    model, tokens = make_model(position, num_hidden_layers=2), random_tokens(1, 7)
+    indices = torch.tensor([[0, 1, 2, 3, 8, 9, 14]])
+    full = model(tokens, position_ids=indices).logits
+    cache = StaticCache(config=model.config, max_cache_len=9)
+    model(
+        tokens[:, :4], past_key_values=cache, **({} if first else {"position_ids": indices[:, :4]})
+    )
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    pieces = [
+        compiled(tokens[:, [n]], position_ids=indices[:, [n]], past_key_values=cache).logits
+        for n in (4, 5, 6)
+    ]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), full[:, 4:], atol=1e-5, rtol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1 + bool(first)
 
 
 @torch.no_grad()

@@ -155,22 +155,20 @@ def test_position_ids_are_indices(position):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("indices", [[0, 1, 2, 5, 6, 9, 10, 11], [0, 1, 2, 0, 1, 0, 1, 2]])
 @all_positions
-def test_gaps_and_a_cache_are_right_or_refused(position, indices):
-    model = make_model(position)
-    tokens, indices = random_tokens(1, 8), torch.tensor([indices])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_gaps_and_a_cache(position, kind):
+    """Between the calls, and within one."""
+    model, tokens = make_model(position), random_tokens(1, 8)
+    indices = torch.tensor([[0, 1, 2, 5, 6, 9, 10, 11]])
     full = model(tokens, position_ids=indices).logits
-    cache = model(tokens[:, :6], position_ids=indices[:, :6]).past_key_values
-
-    def continued():
-        return model(tokens[:, 6:], position_ids=indices[:, 6:], past_key_values=cache).logits
-
-    if model.model.position.biases(None, 3)[0] is not None:
-        with pytest.raises(ValueError, match="position_ids with gaps or steps back"):
-            continued()
-    else:
-        torch.testing.assert_close(continued(), full[:, 6:], **EXACT)
+    for chunks in ([3, 2, 3], [3, 1, 1, 1, 1, 1], [6, 2]):
+        cache = make_cache(model, kind)
+        pieces = [
+            model(chunk, position_ids=where, past_key_values=cache).logits
+            for chunk, where in zip(tokens.split(chunks, 1), indices.split(chunks, 1), strict=True)
+        ]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), full, **EXACT)
 
 
 @torch.no_grad()

@@ -45,7 +45,10 @@ class SinCos(PositionEncoding):
 
 class Learned(PositionEncoding):
     """Row p of a table is added to the embedding (Gehring et al. 2017; Radford et al. 2019). There
-    is none beyond its `length`, the training length by default: that is refused."""
+    is none beyond its `length`, the training length by default: that is refused. Which row is a
+    token's may be anything, such as a digit's place in its number (Abacus, McLeish et al. 2024)."""
+
+    ordered = False
 
     def __init__(self, config: PretrainedConfig, *, length: int | None = None, **arguments: Any):
         super().__init__(config, **arguments)
@@ -72,10 +75,12 @@ class Learned(PositionEncoding):
         init.normal_(self.table, std=self.std)
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
-        if not torch.compiler.is_compiling() and int(positions.query.max()) >= len(self.table):
-            raise ValueError(
-                f"position {int(positions.query.max())} is beyond the learned table of "
-                f"length={len(self.table)}; shorten the input, or train with a larger "
-                f"position.length"
-            )
+        if not torch.compiler.is_compiling():
+            lowest, highest = torch.stack(positions.query.aminmax()).tolist()
+            if lowest < 0 or highest >= len(self.table):
+                raise ValueError(
+                    f"position {lowest if lowest < 0 else highest} is beyond the learned table of "
+                    f"length={len(self.table)}; shorten the input, or train with a larger "
+                    f"position.length"
+                )
         return x_BTC + self.table[positions.query].to(x_BTC.dtype)

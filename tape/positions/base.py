@@ -123,12 +123,14 @@ class PositionEncoding(PositionModule):
 
     Attributes:
         backends: attention implementations that can carry out this encoding.
+        ordered: whether position_ids increase from token to token; else they may say anything.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
         per_head: whether it has or mixes numbers of single heads, which tensor parallelism would
             have to split.
     """
 
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
+    ordered: ClassVar[bool] = True
     per_head: ClassVar[bool] = False
     config_arguments: ClassVar[tuple[str, ...]] = ()
 

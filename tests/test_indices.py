@@ -1,0 +1,272 @@
+"""Token indices from masks, position_ids and caches: what is right, and what is refused."""
+
+import copy
+
+import pytest
+import torch
+from conftest import POSITIONS, make_model, random_tokens
+from transformers import DynamicCache, StaticCache
+
+EXACT = {"atol": 1e-5, "rtol": 1e-5}
+BIASED = ["alibi", "fire", "t5", "alibi_subset"]  # these need the indices of cached keys
+
+
+def left_padded_mask():
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[1, :3] = 0
+    return mask
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "alibi"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int32, torch.float32])
+def test_a_mask_may_be_of_any_dtype(position, dtype):
+    model, tokens, mask = make_model(position), random_tokens(2, 9), left_padded_mask()
+    logits = model(tokens, attention_mask=mask.to(dtype)).logits
+    alone = model(tokens[1:, 3:]).logits
+    torch.testing.assert_close(logits[1:, 3:], alone, **EXACT)
+
+
+REFUSED = {
+    "documents": lambda mask: mask * torch.tensor([1, 1, 1, 1, 1, 2, 2, 2, 2]),
+    "negative": lambda mask: -mask,
+    "additive": lambda mask: (1.0 - mask) * torch.finfo(torch.float32).min,
+    "infinite": lambda mask: mask.float().log(),
+    "half": lambda mask: mask / 2,
+    "nan": lambda mask: torch.where(mask == 0, torch.nan, 1.0),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("values", REFUSED)
+def test_a_mask_of_other_values_than_0_and_1_is_refused(values):
+    model, tokens = make_model("rope"), random_tokens(2, 9)
+    mask = REFUSED[values](left_padded_mask())
+    with pytest.raises(ValueError, match=r"attention_mask .* 0 at padding and 1 at tokens"):
+        model(tokens, attention_mask=mask)
+    model.train()
+    with pytest.raises(ValueError, match=r"attention_mask .* 0 at padding and 1 at tokens"):
+        model(tokens, attention_mask=mask, labels=tokens)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_generate_refuses_such_a_mask_too(cache):
+    """With a static cache the library makes the mask before the model sees it."""
+    model = make_model("rope")
+    settings = {"max_new_tokens": 2, "pad_token_id": 0, "cache_implementation": cache}
+    mask = REFUSED["documents"](left_padded_mask())
+    with pytest.raises(ValueError, match=r"attention_mask .* 0 at padding and 1 at tokens"):
+        model.generate(random_tokens(2, 9), attention_mask=mask, **settings)
+
+
+@torch.no_grad()
+def test_a_mask_has_two_dimensions_or_four():
+    model, tokens = make_model("rope"), random_tokens(2, 9)
+    for shape in ((9,), (2, 9, 9)):
+        with pytest.raises(ValueError, match="attention_mask of shape"):
+            model(tokens, attention_mask=torch.ones(shape, dtype=torch.long))
+
+
+CACHES = {
+    "growing": lambda model: None,
+    "dynamic": lambda model: DynamicCache(),
+    "of_layers": lambda model: DynamicCache(config=model.config),
+    "static": lambda model: StaticCache(config=model.config, max_cache_len=12),
+}
+# Gaps that differ from row to row: before the first token, then between the calls below.
+GAPS = torch.tensor([[0, 1, 2, 3, 4, 8, 9, 12, 15], [3, 4, 5, 6, 7, 8, 9, 11, 14]])
+
+
+def in_parts(model, tokens, position_ids, parts, cache=None, **inputs):
+    """Logits of tokens given part after part."""
+    pieces = []
+    for part, where in zip(tokens.split(parts, 1), position_ids.split(parts, 1), strict=True):
+        output = model(part, position_ids=where, past_key_values=cache, use_cache=True, **inputs)
+        cache = output.past_key_values
+        pieces.append(output.logits)
+    return torch.cat(pieces, dim=1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", BIASED)
+@pytest.mark.parametrize("kind", CACHES)
+def test_gaps_in_position_ids_are_kept_by_a_cache(position, kind):
+    model, tokens = make_model(position), random_tokens(2, 9)
+    full = model(tokens, position_ids=GAPS, use_cache=False).logits
+    for parts in ([5, 1, 1, 1, 1], [1, 4, 3, 1]):
+        cache = CACHES[kind](model)
+        pieces = in_parts(model, tokens, GAPS, parts, cache)
+        torch.testing.assert_close(pieces, full, **EXACT)
+
+
+def given_away(cache):
+    copied = copy.deepcopy(cache)
+    cache.reset()
+    return copied
+
+
+CHANGES = {
+    "crop": (lambda cache: cache.crop(-2), slice(None)),
+    "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 0])), [1, 0]),
+    "select": (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
+    "repeat": (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
+    "copy": (given_away, slice(None)),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", BIASED)
+@pytest.mark.parametrize("kind", ["growing", "dynamic", "of_layers"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_indices_follow_what_is_done_to_a_cache(position, kind, change):
+    model, tokens = make_model(position), random_tokens(2, 9)
+    cache = model(
+        tokens[:, :6], position_ids=GAPS[:, :6], past_key_values=CACHES[kind](model), use_cache=True
+    ).past_key_values
+    make, rows = CHANGES[change]
+    cache = make(cache) or cache
+    start = cache.get_seq_length()
+    tokens, where = tokens[rows], GAPS[rows]
+    full = model(tokens, position_ids=where, use_cache=False).logits
+    pieces = in_parts(model, tokens[:, start:], where[:, start:], 1, cache)
+    torch.testing.assert_close(pieces, full[:, start:], **EXACT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "fire"])
+@pytest.mark.parametrize("kind", CACHES)
+def test_tokens_without_position_ids_count_on_and_the_other_way_round(position, kind):
+    """Behind padding too, on either side of what is cached."""
+    model, tokens = make_model(position), random_tokens(2, 9)
+    mask = left_padded_mask()
+    mask[0, 4] = 0
+    counted = (mask.cumsum(-1) - 1).clamp(min=0)
+    for ahead in (torch.tensor([[4], [7]]), torch.tensor([[0], [0]])):
+        where = counted + ahead
+        full = model(tokens, attention_mask=mask, position_ids=where, use_cache=False).logits
+        for given in (slice(0, 1), slice(1, None), slice(1, 2)):
+            if given.start and ahead.any():
+                continue  # what is given goes on from what was counted
+            cache, pieces, start = CACHES[kind](model), [], 0
+            for call, stop in enumerate((5, 6, 8, 9)):
+                known = {"position_ids": where[:, start:stop]} if call in range(4)[given] else {}
+                output = model(
+                    tokens[:, start:stop],
+                    attention_mask=mask[:, :stop],
+                    past_key_values=cache,
+                    use_cache=True,
+                    **known,
+                )
+                cache, start = output.past_key_values, stop
+                pieces.append(output.logits)
+            real = mask.bool()
+            torch.testing.assert_close(torch.cat(pieces, dim=1)[real], full[real], **EXACT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["tape", *BIASED])
+def test_guessed_tokens_are_taken_back(position):
+    """What a model accepts of what follows the same tokens in the prompt is what it would write."""
+    model, tokens = make_model(position), random_tokens(1, 4).repeat(1, 2)
+    settings = {"max_new_tokens": 6, "pad_token_id": 0, "attention_mask": torch.ones_like(tokens)}
+    guessed = model.generate(tokens, prompt_lookup_num_tokens=2, **settings)
+    assert torch.equal(guessed, model.generate(tokens, use_cache=False, **settings))
+
+
+RESTART = r"position_ids that do not increase .* one document a row"
+COUNTED = torch.arange(9)[None]
+
+
+def with_rows(*rows):
+    return torch.tensor(rows)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("position", [name for name in POSITIONS if name != "learned"])
+def test_a_restart_of_position_ids_is_refused(position, training):
+    model, tokens = make_model(position).train(training), random_tokens(2, 6)
+    for row in ([0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4], [4, 5, 6, 7, 8, 8], [-1, 0, 1, 2, 3, 4]):
+        for where in (with_rows(row), with_rows([0, 1, 2, 3, 4, 5], row)):
+            with pytest.raises(ValueError, match=RESTART):
+                model(tokens, position_ids=where, use_cache=False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "tape", "alibi", "nope"])
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("given", [False, True])
+def test_a_step_back_behind_a_cache_is_refused(position, kind, given):
+    model, tokens = make_model(position), random_tokens(2, 9)
+    known = {"position_ids": COUNTED[:, :5]} if given else {}
+    cache = model(
+        tokens[:, :5], past_key_values=CACHES[kind](model), use_cache=True, **known
+    ).past_key_values
+    for where in ([[0]], [[4]], [[5], [2]], [[0, 1, 2]], [[5, 6, 6]]):
+        where = torch.tensor(where)
+        with pytest.raises(ValueError, match=RESTART):
+            model(
+                tokens[:, 5 : 5 + where.shape[1]],
+                position_ids=where,
+                past_key_values=copy.deepcopy(cache),
+            )
+    if kind != "static":
+        cache.crop(-2)
+        model(tokens[:, 3:5], position_ids=COUNTED[:, 3:5], past_key_values=cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", CACHES)
+def test_only_real_tokens_are_judged(kind):
+    """What stands at padding, on either side, in a call or between two, is nobody's index."""
+    model, tokens = make_model("alibi"), random_tokens(2, 9)
+    mask = with_rows([0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 1, 0])
+    where = with_rows([1, 1, 1, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 9, 0, 4, 5, 0])
+    full = model(tokens, attention_mask=mask, use_cache=False).logits
+    real = mask.bool()
+    for parts in ([9], [2, 2, 1, 1, 3], [5, 1, 1, 1, 1]):
+        cache, pieces, start = CACHES[kind](model), [], 0
+        for part in parts:
+            stop = start + part
+            new = slice(start, stop)
+            output = model(
+                tokens[:, new],
+                attention_mask=mask[:, :stop],
+                position_ids=where[:, new],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache, start = output.past_key_values, stop
+            pieces.append(output.logits)
+        torch.testing.assert_close(torch.cat(pieces, dim=1)[real], full[real], **EXACT)
+    restarts = where.clone()
+    restarts[1, 6] = 3
+    with pytest.raises(ValueError, match=RESTART):
+        model(tokens, attention_mask=mask, position_ids=restarts)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "tape", "alibi", "fire", "t5"])
+def test_documents_apart_by_a_mask_may_restart(position):
+    model, tokens = make_model(position), random_tokens(2, 9)
+    documents = with_rows([0, 0, 0, 0, 1, 1, 1, 1, 1])
+    mask = (documents[:, :, None] == documents[:, None]).tril()[None]
+    where = with_rows([0, 1, 2, 3, 0, 1, 2, 3, 4])
+    logits = model(tokens, attention_mask=mask, position_ids=where).logits
+    alone = torch.cat([model(tokens[:, :4]).logits, model(tokens[:, 4:]).logits], dim=1)
+    torch.testing.assert_close(logits, alone, **EXACT)
+
+
+@torch.no_grad()
+def test_learned_rows_stand_for_anything_that_has_one():
+    """As the places of digits, which begin again with each number."""
+    model, tokens = make_model({"name": "learned", "length": 8}), random_tokens(1, 9)
+    where = with_rows([1, 2, 0, 1, 2, 3, 0, 1, 1])
+    full = model(tokens, position_ids=where, use_cache=False).logits
+    for kind in CACHES:
+        pieces = in_parts(model, tokens, where, [4, 1, 3, 1], CACHES[kind](model))
+        torch.testing.assert_close(pieces, full, **EXACT)
+    for lost in (-1, 8):
+        with pytest.raises(ValueError, match=f"position {lost} is beyond the learned table"):
+            model(tokens, position_ids=where.masked_fill(where == 3, lost))
