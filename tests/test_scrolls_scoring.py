@@ -244,7 +244,6 @@ def test_a_test_file_with_answers(evaluate, qasper, official, tmp_path):
     assert stopped == "error: --test_data_file is the test split of one --dataset_name"
 
 
-@pytest.mark.xfail(strict=True, reason="scoring checks the layout of inputs that it does not read")
 @pytest.mark.parametrize("task", ["qasper", "quality"])
 def test_scoring_needs_ids_and_answers_only(evaluate, official, task, tmp_path):
     file = tmp_path / "answered.jsonl"
