@@ -1,8 +1,10 @@
 """Corpora, tokenizers and blocks: what is read, how it is split, what is refused."""
 
 import gzip
+import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -11,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import zstandard
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from tape.data import (
     LocalCorpus,
@@ -260,6 +264,100 @@ def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus):
     assert again.get_vocab() == tokenizer.get_vocab()
     assert folder.stat().st_mtime_ns == before
     assert load_tokenizer(str(folder)).get_vocab() == tokenizer.get_vocab()
+
+
+def plain_tokenizer(corpus, vocab_size):
+    """As tokenizers were trained before pieces had a bound."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>", "<|padding|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus.documents("train"), trainer)
+    return tokenizer
+
+
+def tokenizer_folder(corpus, vocab_size, cache):
+    """Where tokenizers have always been."""
+    key = hashlib.sha256(f"{corpus.fingerprint()} bpe {vocab_size}".encode()).hexdigest()[:16]
+    return cache / "tokenizers" / key
+
+
+@pytest.fixture(
+    params=[
+        "ACGT",
+        "".join(map(chr, range(0x4E00, 0x4E80))),
+        "アイウエオ",
+        "0123456789",
+        "-=",
+        " \t",
+    ],
+    ids=["dna", "chinese", "japanese", "digits", "signs", "spaces"],
+)
+def one_line(request, tmp_path):
+    path = tmp_path / "line.txt"
+    path.write_text(f"A{''.join(random.Random(0).choices(request.param, k=5000))}")
+    return TextCorpus(path)
+
+
+@pytest.mark.xfail(strict=True, reason="a text without spaces is one piece, quadratic to train on")
+def test_pieces_of_a_text_without_spaces_are_bounded(one_line, tmp_path):
+    tokenizer = train_tokenizer(one_line, 280, tmp_path)
+    (text,) = one_line.documents("train")
+    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert max(end - start for _, (start, end) in pieces) == 256
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    folder = tokenizer_folder(one_line, 280, tmp_path)
+    assert not folder.exists()  # it is of another kind than those there
+    again = train_tokenizer(one_line, 280, tmp_path)
+    assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert len(list(folder.parent.iterdir())) == 1
+
+
+def test_tokenizers_of_an_earlier_version_are_used(one_line, tmp_path):
+    before = PreTrainedTokenizerFast(
+        tokenizer_object=plain_tokenizer(one_line, 260), eos_token="<|endoftext|>"
+    )
+    before.save_pretrained(tokenizer_folder(one_line, 260, tmp_path))
+    tokenizer = train_tokenizer(one_line, 260, tmp_path)
+    assert tokenizer.backend_tokenizer.to_str() == before.backend_tokenizer.to_str()
+
+
+def test_a_tokenizer_of_words_is_what_it_always_was(corpus, tmp_path):
+    tokenizer = train_tokenizer(corpus, 300, tmp_path).backend_tokenizer
+    found, expected = (json.loads(of.to_str()) for of in (tokenizer, plain_tokenizer(corpus, 300)))
+    for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
+        assert found[part] == expected[part]
+    assert tokenizer_folder(corpus, 300, tmp_path).is_dir()
+
+
+def test_bounded_pieces_are_those_of_words(one_line, tmp_path):
+    """One long word changes no other."""
+    bounded = train_tokenizer(one_line, 260, tmp_path).backend_tokenizer.pre_tokenizer
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    parts = [
+        " ",
+        "  ",
+        "\n",
+        "\t",
+        "a",
+        "word",
+        "中",
+        "7",
+        "'",
+        "'s",
+        "'ll",
+        "-",
+        "e\u0301",
+        "\u3000",
+    ]
+    for seed in range(500):
+        text = "".join(random.Random(seed).choices(parts, k=40))
+        assert bounded.pre_tokenize_str(text) == plain.pre_tokenize_str(text)
 
 
 def test_impossible_vocabularies(tmp_path, corpus):
