@@ -116,6 +116,8 @@ def write_all_kinds(folder):
 
 def test_text_corpus_reads_every_kind(tmp_path):
     write_all_kinds(tmp_path)
+    assert TextCorpus(tmp_path).size() is None  # some of it is compressed
+    assert TextCorpus([tmp_path / "plain.txt", tmp_path / "deep"]).size() == 13 + 7
     train, validation = both_splits(TextCorpus(tmp_path))
     everything = {"plain text é", "print()", "row 0", "row 1", "row 2", "column 0", "column 1"}
     assert set(train) | set(validation) == everything
@@ -304,7 +306,6 @@ def one_line(request, tmp_path):
     return TextCorpus(path)
 
 
-@pytest.mark.xfail(strict=True, reason="a text without spaces is one piece, quadratic to train on")
 def test_pieces_of_a_text_without_spaces_are_bounded(one_line, tmp_path):
     tokenizer = train_tokenizer(one_line, 280, tmp_path)
     (text,) = one_line.documents("train")

@@ -73,7 +73,8 @@ def _write_stream(
     dtype = token_dtype(tokenizer)
     facts = {"dtype": dtype.name, "documents": 0, "bytes": 0, "tokens": 0}
     title = f"tokenizing {corpus.name} ({split})"
-    bar = tqdm(desc=title, unit="B", unit_scale=True, disable=None)
+    size = corpus.size() if split == "train" else None
+    bar = tqdm(desc=title, total=size, unit="B", unit_scale=True, disable=None)
     with bar, (folder / "tokens.bin").open("wb") as file:
         for batch in batches(corpus.documents(split)):
             for ids in encode(tokenizer, batch):

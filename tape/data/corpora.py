@@ -38,6 +38,10 @@ class Corpus:
         """The documents that a tokenizer is trained on."""
         return self.documents("train")
 
+    def size(self) -> int | None:
+        """About how many bytes of text there are; None if that shows only in reading them."""
+        return None
+
     def fingerprint(self) -> str:
         """A hash of all that decides the content of the splits."""
         raise NotImplementedError
@@ -66,6 +70,11 @@ class FileCorpus(Corpus):
                 kind = b"plain" if path.suffix in PLAIN else b"rows"
                 digest.update(kind + hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
+
+    def size(self) -> int | None:
+        if any(path.suffix not in (*PLAIN, ".jsonl") for path in self.files()):
+            return None  # compressed
+        return sum(path.stat().st_size for path in self.files())
 
     def describe(self) -> str:
         files = self.files()
