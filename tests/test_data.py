@@ -155,7 +155,6 @@ def test_a_lone_file_of_one_line_is_cut_all_the_same(tmp_path, text):
     assert 0.03 < len(validation) / len(text) < 0.07
 
 
-@pytest.mark.xfail(strict=True, reason="cut at the last line or word, however far from the end")
 @pytest.mark.parametrize("first", ["A title\n", "A title in ", "A title\nin "])
 def test_a_lone_file_is_cut_near_its_end_whatever_its_lines(tmp_path, first):
     path = tmp_path / "genome.txt"

@@ -163,8 +163,9 @@ class TextCorpus(FileCorpus):
         elif len(self.paths) == 1 and self.paths[0].suffix in PLAIN:
             text = _plain_text(self.paths[0])
             end = int(len(text) * (1 - self.validation_fraction))
-            # At a line, or at a word in a text of one line.
-            cut = max(text.rfind("\n", 0, end), 0) or max(text.rfind(" ", 0, end), 0) or end
+            # At a line, or at a word in a text of one line, unless it is far from the end.
+            places = (text.rfind(mark, end // 2, end) for mark in "\n ")
+            cut = next((place for place in places if place > 0), end)
             half = text[: cut + 1] if split == "train" else text[cut + 1 :]
             if half.strip():
                 yield half
