@@ -31,8 +31,12 @@ class Question:
     outputs: list[str] = field(default_factory=list)
 
 
-def read_rows(source: Source, task: Task, split: Split) -> Iterator[Row]:
+def read_rows(source: Source, task: Task, split: Split, with_inputs: bool = True) -> Iterator[Row]:
     """The rows of a file, one after the other: some files are larger than memory.
+
+    Args:
+        with_inputs: whether a row needs more than an id and an answer. Without inputs, question and
+            document are empty, and a row may have no pid.
 
     Raises:
         ValueError: for the first row that is not as it should be; names file, line and id.
@@ -45,13 +49,15 @@ def read_rows(source: Source, task: Task, split: Split) -> Iterator[Row]:
         row: dict[str, Any] = {}
         try:
             row = _object(line)
+            if not with_inputs:
+                row = {"pid": f"line {number}"} | row | {"input": ""}
             _check(row, needs_gold=split != "test")
             if row["pid"] in pids:
                 raise ValueError(f"its pid {row['pid']!r} is there twice")
             pids.add(row["pid"])
             if task.name == HARD and row.get("is_hard") is not True:
                 continue
-            start = task.document_start(row["input"])
+            start = task.document_start(row["input"]) if with_inputs else 0
         except ValueError as error:
             named = f", id {row['id']!r}" if isinstance(row.get("id"), str) else ""
             raise ValueError(f"{source}, line {number}{named}: {error}") from error

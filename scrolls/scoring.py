@@ -72,12 +72,14 @@ class Golds:
 
     Attributes:
         needed: whether a question without a gold answer is refused.
+        with_inputs: whether the questions themselves are read; scores need their ids only.
     """
 
     split: Split
     data_dir: Path | None
     cache: Path
     needed: bool = True
+    with_inputs: bool = False
 
     def of(self, task: Task, source: Source | None = None) -> Reference:
         """The questions of a task, from where they belong, or from another file.
@@ -94,7 +96,7 @@ class Golds:
         return Reference(task, questions, frozenset(others))
 
     def _read(self, source: Source, task: Task) -> dict[str, Question]:
-        rows: Iterator[Row] = read_rows(source, task, self.split)
+        rows: Iterator[Row] = read_rows(source, task, self.split, self.with_inputs)
         rows = tqdm(rows, f"reading {source}", unit=" rows", leave=False, disable=None)
         return questions_of(_with_gold(rows, source) if self.needed else rows)
 

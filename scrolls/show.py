@@ -80,7 +80,7 @@ def main() -> None:
     try:
         if arguments.limit < 1:
             raise ValueError(f"--limit {arguments.limit} must be at least 1")
-        golds = Golds(arguments.split, arguments.data_dir, arguments.cache_dir)
+        golds = Golds(arguments.split, arguments.data_dir, arguments.cache_dir, with_inputs=True)
         reference = golds.of(TASKS[arguments.dataset_name])
         predictions = read_folder(arguments.predictions, reference)
         limit = None if arguments.ids else arguments.limit

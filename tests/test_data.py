@@ -1,8 +1,10 @@
 """Corpora, tokenizers and blocks: what is read, how it is split, what is refused."""
 
 import gzip
+import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -11,12 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import zstandard
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from tape.data import (
     LocalCorpus,
     RedPajamaCorpus,
     TextCorpus,
     TokenBlocks,
+    TokenStream,
+    TrainingOrder,
     redpajama,
     tokenize_corpus,
     train_tokenizer,
@@ -24,6 +30,7 @@ from tape.data import (
 from tape.data import blocks as blocks_module
 from tape.data.tokenizer import load_tokenizer
 from tape.files import new_folder, write_text
+from tape.training.runs import claim
 
 DOCUMENTS = [f"document {n}: " + "the quick brown fox jumps over the dog. " * 20 for n in range(60)]
 
@@ -109,6 +116,8 @@ def write_all_kinds(folder):
 
 def test_text_corpus_reads_every_kind(tmp_path):
     write_all_kinds(tmp_path)
+    assert TextCorpus(tmp_path).size() is None  # some of it is compressed
+    assert TextCorpus([tmp_path / "plain.txt", tmp_path / "deep"]).size() == 13 + 7
     train, validation = both_splits(TextCorpus(tmp_path))
     everything = {"plain text é", "print()", "row 0", "row 1", "row 2", "column 0", "column 1"}
     assert set(train) | set(validation) == everything
@@ -144,6 +153,14 @@ def test_a_lone_file_of_one_line_is_cut_all_the_same(tmp_path, text):
     (train,), (validation,) = both_splits(TextCorpus(path))
     assert train + validation == text
     assert 0.03 < len(validation) / len(text) < 0.07
+
+
+@pytest.mark.parametrize("first", ["A title\n", "A title in ", "A title\nin "])
+def test_a_lone_file_is_cut_near_its_end_whatever_its_lines(tmp_path, first):
+    path = tmp_path / "genome.txt"
+    path.write_text(first + "ACGT" * 1000)
+    (train,), (validation,) = both_splits(TextCorpus(path))
+    assert 0.03 < len(validation) / len(train + validation) < 0.07
 
 
 def test_paths_are_the_same_file_however_they_are_written(tmp_path, monkeypatch):
@@ -259,6 +276,99 @@ def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus):
     assert load_tokenizer(str(folder)).get_vocab() == tokenizer.get_vocab()
 
 
+def plain_tokenizer(corpus, vocab_size):
+    """As tokenizers were trained before pieces had a bound."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>", "<|padding|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus.documents("train"), trainer)
+    return tokenizer
+
+
+def tokenizer_folder(corpus, vocab_size, cache):
+    """Where tokenizers have always been."""
+    key = hashlib.sha256(f"{corpus.fingerprint()} bpe {vocab_size}".encode()).hexdigest()[:16]
+    return cache / "tokenizers" / key
+
+
+@pytest.fixture(
+    params=[
+        "ACGT",
+        "".join(map(chr, range(0x4E00, 0x4E80))),
+        "アイウエオ",
+        "0123456789",
+        "-=",
+        " \t",
+    ],
+    ids=["dna", "chinese", "japanese", "digits", "signs", "spaces"],
+)
+def one_line(request, tmp_path):
+    path = tmp_path / "line.txt"
+    path.write_text(f"A{''.join(random.Random(0).choices(request.param, k=5000))}")
+    return TextCorpus(path)
+
+
+def test_pieces_of_a_text_without_spaces_are_bounded(one_line, tmp_path):
+    tokenizer = train_tokenizer(one_line, 280, tmp_path)
+    (text,) = one_line.documents("train")
+    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert max(end - start for _, (start, end) in pieces) == 256
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    folder = tokenizer_folder(one_line, 280, tmp_path)
+    assert not folder.exists()  # it is of another kind than those there
+    again = train_tokenizer(one_line, 280, tmp_path)
+    assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert len(list(folder.parent.iterdir())) == 1
+
+
+def test_tokenizers_of_an_earlier_version_are_used(one_line, tmp_path):
+    before = PreTrainedTokenizerFast(
+        tokenizer_object=plain_tokenizer(one_line, 260), eos_token="<|endoftext|>"
+    )
+    before.save_pretrained(tokenizer_folder(one_line, 260, tmp_path))
+    tokenizer = train_tokenizer(one_line, 260, tmp_path)
+    assert tokenizer.backend_tokenizer.to_str() == before.backend_tokenizer.to_str()
+
+
+def test_a_tokenizer_of_words_is_what_it_always_was(corpus, tmp_path):
+    tokenizer = train_tokenizer(corpus, 300, tmp_path).backend_tokenizer
+    found, expected = (json.loads(of.to_str()) for of in (tokenizer, plain_tokenizer(corpus, 300)))
+    for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
+        assert found[part] == expected[part]
+    assert tokenizer_folder(corpus, 300, tmp_path).is_dir()
+
+
+def test_bounded_pieces_are_those_of_words(one_line, tmp_path):
+    """One long word changes no other."""
+    bounded = train_tokenizer(one_line, 260, tmp_path).backend_tokenizer.pre_tokenizer
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    parts = [
+        " ",
+        "  ",
+        "\n",
+        "\t",
+        "a",
+        "word",
+        "中",
+        "7",
+        "'",
+        "'s",
+        "'ll",
+        "-",
+        "e\u0301",
+        "\u3000",
+    ]
+    for seed in range(500):
+        text = "".join(random.Random(seed).choices(parts, k=40))
+        assert bounded.pre_tokenize_str(text) == plain.pre_tokenize_str(text)
+
+
 def test_impossible_vocabularies(tmp_path, corpus):
     with pytest.raises(ValueError, match="vocab_size=100 is below 258"):
         train_tokenizer(corpus, 100, tmp_path)
@@ -296,6 +406,26 @@ def test_a_limited_set_of_blocks_is_spread_over_the_stream(tmp_path, corpus):
     assert (few[4]["input_ids"] == every[len(every) - 1]["input_ids"]).all()
     with pytest.raises(ValueError, match="less than one block of length=999999"):
         TokenBlocks(stream, 999_999)
+
+
+@pytest.fixture
+def stream(tmp_path):
+    return TokenStream(np.arange(48), documents=1, bytes=48, fingerprint="of the text")
+
+
+def test_the_order_of_training_is_the_same_in_every_numpy(stream):
+    order = TrainingOrder(TokenBlocks(stream, 4), total=24, seed=3)
+    numbers = [int(order[n]["input_ids"][0]) // 4 for n in range(24)]
+    assert numbers[:12] == [1, 9, 0, 8, 10, 11, 2, 4, 3, 5, 7, 6]
+    assert numbers[12:] == [1, 3, 9, 5, 6, 0, 8, 10, 11, 7, 2, 4]
+
+
+def test_a_run_begun_in_another_order_is_not_continued(stream, tmp_path):
+    order = TrainingOrder(TokenBlocks(stream, 4), total=24, seed=3)
+    claim(tmp_path, {"tokens": {"train": stream.fingerprint}})  # as recorded with default_rng
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ValueError, match=r"tokens\.train: of the text -> .*RandomState"):
+        claim(tmp_path, {"tokens": {"train": order.fingerprint}})
 
 
 def test_tokens_are_cached_by_content(tmp_path, corpus, monkeypatch):

@@ -244,6 +244,27 @@ def test_a_test_file_with_answers(evaluate, qasper, official, tmp_path):
     assert stopped == "error: --test_data_file is the test split of one --dataset_name"
 
 
+@pytest.mark.parametrize("task", ["qasper", "quality"])
+def test_scoring_needs_ids_and_answers_only(evaluate, official, task, tmp_path):
+    file = tmp_path / "answered.jsonl"
+    rows = [
+        {"id": "a", "output": "the mill"},
+        {"id": "a", "output": "a mill", "pid": "a_1", "input": "Where?"},  # no blank line
+        {"id": "b", "output": "May", "input": "When?\n\nNo choices, but a document."},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given, options = {"a": "a mill", "b": "June"}, ["--test_data_file", file]
+    assert evaluate(given, official, *options, task=task, split="test") == 0
+    assert metrics(tmp_path / "metrics", task)["display"] == [50.0]
+    assert evaluate(given, official, *options, "--verify_only", task=task, split="test") == 0
+    file.write_text(json.dumps(rows[1] | {"output": None}))
+    stopped = evaluate({"a": "x"}, official, *options, task=task, split="test")
+    assert f"{file}, id 'a': no gold answer to score with" in stopped
+    file.write_text(json.dumps({"output": "x"}))
+    stopped = evaluate({"a": "x"}, official, *options, task=task, split="test")
+    assert f"{file}, line 1: field 'id' is missing" in stopped
+
+
 def test_hard_questions_leave_the_others_out(evaluate, official, tmp_path):
     everything = answers(official, "quality")  # 0 and 2 of 0..3 are hard
     hard = answers(official, "quality_hard")

@@ -73,7 +73,8 @@ def _write_stream(
     dtype = token_dtype(tokenizer)
     facts = {"dtype": dtype.name, "documents": 0, "bytes": 0, "tokens": 0}
     title = f"tokenizing {corpus.name} ({split})"
-    bar = tqdm(desc=title, unit="B", unit_scale=True, disable=None)
+    size = corpus.size() if split == "train" else None
+    bar = tqdm(desc=title, total=size, unit="B", unit_scale=True, disable=None)
     with bar, (folder / "tokens.bin").open("wb") as file:
         for batch in batches(corpus.documents(split)):
             for ids in encode(tokenizer, batch):
@@ -182,6 +183,12 @@ class TokenBlocks(Dataset):
         return as_example(self.stream.tokens[start : start + self.length])
 
 
+def permutation(count: int, seed: int, number: int) -> np.ndarray:
+    """The numbers below `count`, shuffled: a function of the arguments alone. Numpy keeps the
+    stream of RandomState in all versions, and not that of default_rng."""
+    return np.random.RandomState([seed, number]).permutation(count)
+
+
 class TrainingOrder(Dataset):
     """The sequences of a run in the order of training: `total` blocks, epoch after epoch, each in
     an order of its own.
@@ -196,7 +203,8 @@ class TrainingOrder(Dataset):
 
     @property
     def fingerprint(self) -> str:
-        return self.blocks.stream.fingerprint
+        """Of the stream, with the rule of the order: runs begun by another are not continued."""
+        return f"{self.blocks.stream.fingerprint}, permuted by RandomState"
 
     def describe(self) -> str:
         return f"{len(self.blocks.stream):,}"
@@ -207,6 +215,5 @@ class TrainingOrder(Dataset):
     def __getitem__(self, n: int) -> dict[str, torch.Tensor]:
         epoch, place = divmod(n, len(self.blocks))
         if self._epoch is None or self._epoch[0] != epoch:
-            order = np.random.default_rng((self.seed, epoch)).permutation(len(self.blocks))
-            self._epoch = epoch, order
+            self._epoch = epoch, permutation(len(self.blocks), self.seed, epoch)
         return self.blocks[self._epoch[1][place]]

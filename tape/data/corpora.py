@@ -38,6 +38,10 @@ class Corpus:
         """The documents that a tokenizer is trained on."""
         return self.documents("train")
 
+    def size(self) -> int | None:
+        """About how many bytes of text there are; None if that shows only in reading them."""
+        return None
+
     def fingerprint(self) -> str:
         """A hash of all that decides the content of the splits."""
         raise NotImplementedError
@@ -66,6 +70,11 @@ class FileCorpus(Corpus):
                 kind = b"plain" if path.suffix in PLAIN else b"rows"
                 digest.update(kind + hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
+
+    def size(self) -> int | None:
+        if any(path.suffix not in (*PLAIN, ".jsonl") for path in self.files()):
+            return None  # compressed
+        return sum(path.stat().st_size for path in self.files())
 
     def describe(self) -> str:
         files = self.files()
@@ -154,8 +163,9 @@ class TextCorpus(FileCorpus):
         elif len(self.paths) == 1 and self.paths[0].suffix in PLAIN:
             text = _plain_text(self.paths[0])
             end = int(len(text) * (1 - self.validation_fraction))
-            # At a line, or at a word in a text of one line.
-            cut = max(text.rfind("\n", 0, end), 0) or max(text.rfind(" ", 0, end), 0) or end
+            # At a line, or at a word in a text of one line, unless it is far from the end.
+            places = (text.rfind(mark, end // 2, end) for mark in "\n ")
+            cut = next((place for place in places if place > 0), end)
             half = text[: cut + 1] if split == "train" else text[cut + 1 :]
             if half.strip():
                 yield half

@@ -31,6 +31,7 @@ from tape.data.blocks import (
     as_example,
     batches,
     encode,
+    permutation,
     token_fingerprint,
     tokenize_corpus,
 )
@@ -127,8 +128,7 @@ class StreamedBlocks(IterableDataset):
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
         first, skipped = divmod(self.start, self.window)
         for number, blocks in self._windows(first):
-            # RandomState, because its numbers are promised never to change.
-            order = np.random.RandomState([self.seed, number]).permutation(self.window)
+            order = permutation(self.window, self.seed, number)
             yield from (as_example(blocks[which]) for which in order[skipped:])
             skipped = 0
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tape.data.corpora import Corpus
@@ -17,43 +20,77 @@ log = logging.getLogger(__name__)
 
 END, PADDING = "<|endoftext|>", "<|padding|>"
 BYTES = 256
+LONGEST = 256  # characters of a piece where there are longer runs of them
+LONG_RUN = rf"\S{{{LONGEST}}}|\s{{{LONGEST}}}"
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
     """A byte-level BPE with `vocab_size` tokens, trained on the corpus's sample once.
 
-    Its end-of-text token serves as BOS and EOS; padding has a token of its own.
+    Its end-of-text token serves as BOS and EOS; padding has a token of its own. A text with longer
+    runs without a space, as of Chinese or DNA, is cut into pieces of `LONGEST` characters at most,
+    in training and encoding: the trainer's time is quadratic in the length of a piece.
 
     Raises:
         ValueError: if the vocabulary cannot even hold the bytes, or the text yields fewer tokens.
     """
     if vocab_size < BYTES + 2:
         raise ValueError(f"vocab_size={vocab_size} is below {BYTES + 2}: every byte and 2 special")
-    key = hashlib.sha256(f"{corpus.fingerprint()} bpe {vocab_size}".encode()).hexdigest()[:16]
-    folder = cache_dir / "tokenizers" / key
-    if not folder.is_dir():
+    folders = []
+    for kind in ("bpe", f"bpe of pieces up to {LONGEST}"):
+        content = f"{corpus.fingerprint()} {kind} {vocab_size}"
+        key = hashlib.sha256(content.encode()).hexdigest()[:16]
+        folders.append(cache_dir / "tokenizers" / key)
+    folder = next(filter(Path.is_dir, folders), None)
+    if folder is None:
         log.info("training a tokenizer of %s tokens", f"{vocab_size:,}")
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[END, PADDING],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=sys.stderr.isatty(),
-        )
-        tokenizer.train_from_iterator(corpus.sample(), trainer)
-        if tokenizer.get_vocab_size() != vocab_size:
-            raise ValueError(
-                f"the training text is too small for vocab_size={vocab_size}: it yields "
-                f"{tokenizer.get_vocab_size()} tokens; lower vocab_size, or add text"
-            )
+        tokenizer, is_cut = _train(corpus, vocab_size)
         fast = PreTrainedTokenizerFast(
             tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=PADDING
         )
+        folder = folders[is_cut]
         with new_folder(folder) as work:
             fast.save_pretrained(work)
     return load_tokenizer(str(folder))
+
+
+def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
+    """A tokenizer, and whether it cuts long runs: it does so if there are any in the sample."""
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    runs = pre_tokenizers.Split(Regex(LONG_RUN), "isolated")
+    tokenizer, is_cut = Tokenizer(models.BPE()), False
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([runs, words])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, PADDING],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=sys.stderr.isatty(),
+    )
+
+    def sample() -> Iterator[str]:
+        nonlocal is_cut
+        bar = tqdm(
+            desc=f"reading {corpus.name}",
+            total=corpus.size(),
+            **{"unit": "B", "unit_scale": True, "disable": None},
+            **{"position": 1, "leave": False},  # below the bar of the trainer
+        )
+        with bar:
+            for text in corpus.sample():
+                is_cut = is_cut or re.search(LONG_RUN, text) is not None
+                yield text
+                bar.update(len(text.encode()))
+
+    tokenizer.train_from_iterator(sample(), trainer)
+    if tokenizer.get_vocab_size() != vocab_size:
+        raise ValueError(
+            f"the training text is too small for vocab_size={vocab_size}: it yields "
+            f"{tokenizer.get_vocab_size()} tokens; lower vocab_size, or add text"
+        )
+    if not is_cut:
+        tokenizer.pre_tokenizer = words
+    return tokenizer, is_cut
 
 
 def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
