@@ -36,7 +36,8 @@ def run_command(
     """Runs `python words...` with `folder` as the current one.
 
     Args:
-        words: a file of this project and its arguments, or `-m`, a module and its arguments.
+        words: a file of `folder` or of this project and its arguments, or `-m`, a module and its
+            arguments.
         environment: variables to set for the command; None removes one.
 
     Returns:
@@ -44,19 +45,23 @@ def run_command(
     """
     words = [str(word) for word in words]
     module, arguments = (words[1], words[2:]) if words[0] == "-m" else (None, words[1:])
-    out, err = io.StringIO(), io.StringIO()
+    file = next(
+        place / words[0] for place in (folder, ROOT) if module or (place / words[0]).is_file()
+    )
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with (
         _process_state(folder, environment or {}),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        sys.argv = [module or str(ROOT / words[0]), *arguments]
+        sys.argv = [module or str(file), *arguments]
         status = 0
         try:
             if module:
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+                sys.path.insert(0, str(file.parent))
+                runpy.run_path(str(file), run_name="__main__")
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
             if isinstance(end.code, str):
@@ -64,13 +69,14 @@ def run_command(
         except BaseException:
             status = 1
             traceback.print_exc()
-    return Outcome(status, out.getvalue(), err.getvalue())
+    return Outcome(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
 @contextlib.contextmanager
 def _process_state(folder: Path, environment: Mapping[str, str | None]) -> Iterator[None]:
     """Restores what a command may change in its process."""
     arguments, variables, here = sys.argv, dict(os.environ), os.getcwd()
+    path = sys.path[:]
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     random = torch.get_rng_state()
@@ -84,7 +90,7 @@ def _process_state(folder: Path, environment: Mapping[str, str | None]) -> Itera
         yield
     finally:
         os.chdir(here)
-        sys.argv = arguments
+        sys.argv, sys.path[:] = arguments, path
         os.environ.clear()
         os.environ.update(variables)
         root.handlers[:], root.level = handlers, level

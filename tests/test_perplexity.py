@@ -117,6 +117,28 @@ def by_a_loop(model, tokens, convention, length, stride, batch_size=1):
     return sum(map(len, windows)), np.mean(windows)
 
 
+@pytest.mark.parametrize(
+    ("convention", "lengths", "stride"),
+    [
+        ("sliding", ["32", "16"], "8"),
+        ("sliding", ["256", "512"], "128"),
+        ("sliding", ["257", "512"], "256"),
+        ("sliding", ["512", "1024"], "256"),
+        ("paper", ["16", "32"], "256"),
+        ("longlora", ["16", "32"], "256"),
+        ("disjoint", ["16", "32"], ""),
+    ],
+)
+def test_the_default_stride_suits_the_lengths(convention, lengths, stride, folder, tmp_path):
+    data = write_ids(tmp_path / "long.bin", ids(1100))
+    asked = ["--lengths", *lengths, "--convention", convention]
+    entry.run(entry.parse(["--model", str(folder), "--data", str(data), *asked]))
+    rows = table(folder / "perplexity.csv")
+    assert {row["stride"] for row in rows} == {stride}
+    if convention == "sliding":
+        assert {row["tokens"] for row in rows} == {"1099"}
+
+
 @pytest.mark.parametrize("position", ["tape", "randpe"])
 @pytest.mark.parametrize(
     ("convention", "given"),

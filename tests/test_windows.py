@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tape.evaluation.windows import CONVENTIONS, batches_of, spread, stride_of, windows_of
+from tape.evaluation.windows import CONVENTIONS, batches_of, spread, strides_of, windows_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "perplexity.md"
 
@@ -20,7 +20,7 @@ def test_windows_of_a_thousand_tokens():
         "disjoint": [(0, 1, 512)],
     }
     for name in CONVENTIONS:
-        windows = windows_of(name, 1000, 512, stride_of(name, 512))
+        windows = windows_of(name, 1000, 512, strides_of(name, [512])[512])
         assert windows == expected[name]
         cells = ", ".join(f"{w.first} to {w.stop - 1}" for w in windows)
         scored = sum(w.stop - w.first for w in windows)
@@ -61,9 +61,9 @@ def test_windows_that_cannot_be():
     with pytest.raises(ValueError, match=r"stride=16 must lie in 1\.\.15"):
         spread(64, 16, 64, 16, 100)
     with pytest.raises(ValueError, match=r"stride=16 must lie in 1\.\.15"):
-        stride_of("sliding", 16, 16)
+        strides_of("sliding", [32, 16], 16)
     with pytest.raises(ValueError, match="stride=8 with convention 'disjoint': it can only be 16"):
-        stride_of("disjoint", 16, 8)
+        strides_of("disjoint", [8, 16], 8)
     for name, tokens in {"sliding": 15, "disjoint": 15, "paper": 16, "longlora": 24}.items():
         with pytest.raises(ValueError, match=f"{tokens} tokens of text have no window of 16 that"):
             windows_of(name, tokens, 16, 8)

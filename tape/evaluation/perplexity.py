@@ -32,7 +32,7 @@ from tape.evaluation.windows import (
     STRIDE,
     Batch,
     batches_of,
-    stride_of,
+    strides_of,
     windows_of,
 )
 from tape.evaluation.workers import answering, complete
@@ -88,10 +88,7 @@ def run(arguments: argparse.Namespace) -> list[Perplexity]:
     """
     shard, folder, out = Shard.parse(arguments.shard), arguments.model, arguments.out
     check_tables(out)
-    strides = {
-        length: stride_of(arguments.convention, length, arguments.stride)
-        for length in arguments.lengths
-    }
+    strides = strides_of(arguments.convention, arguments.lengths, arguments.stride)
     load = partial(_load, dtype=DTYPES[arguments.dtype])
     model, _ = load(folder)
     longest = max(arguments.lengths)
@@ -184,7 +181,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--convention", choices=CONVENTIONS, default="sliding")
     parser.add_argument(
-        "--stride", type=whole(1), help=f"tokens between windows (default: {STRIDE})"
+        "--stride",
+        type=whole(1),
+        help=f"tokens between windows (default: {STRIDE}; half of the shortest length, if sliding "
+        f"windows of {STRIDE} tokens or fewer are among them)",
     )
     parser.add_argument("--batch_tokens", type=whole(1), default=BATCH_TOKENS, help="run at once")
     parser.add_argument(

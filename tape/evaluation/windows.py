@@ -6,7 +6,7 @@ use differ in the windows and in the tokens that these score, and so their perpl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import groupby
 from typing import NamedTuple
 
@@ -68,20 +68,28 @@ CONVENTIONS: dict[str, Callable[[int, int, int], list[Window]]] = {
 }
 
 
-def stride_of(convention: str, length: int, stride: int | None = None) -> int:
-    """The stride of a convention's windows: as given, or its own.
+def strides_of(
+    convention: str, lengths: Collection[int], stride: int | None = None
+) -> dict[int, int]:
+    """The stride of a convention's windows by their length: as given, or the convention's own. That
+    of `disjoint` is the length; the others have one for all lengths, STRIDE, or for `sliding` half
+    of the shortest length if that is STRIDE or less.
 
     Raises:
         ValueError: if this convention cannot have that one.
     """
     if convention == "disjoint":
-        if stride not in (None, length):
-            raise ValueError(f"stride={stride} with convention 'disjoint': it can only be {length}")
-        return length
-    stride = STRIDE if stride is None else stride
+        if other := [length for length in lengths if stride not in (None, length)]:
+            raise ValueError(
+                f"stride={stride} with convention 'disjoint': it can only be {other[0]}"
+            )
+        return {length: length for length in lengths}
+    shortest = min(lengths)
+    if stride is None:
+        stride = shortest // 2 if convention == "sliding" and shortest <= STRIDE else STRIDE
     if convention == "sliding":
-        check_stride(stride, length)
-    return stride
+        check_stride(stride, shortest)
+    return dict.fromkeys(lengths, stride)
 
 
 def check_stride(stride: int, length: int) -> None:
@@ -91,7 +99,7 @@ def check_stride(stride: int, length: int) -> None:
 
 
 def windows_of(convention: str, tokens: int, length: int, stride: int) -> list[Window]:
-    """The windows of a text of so many `tokens`; `stride` as from `stride_of`.
+    """The windows of a text of so many `tokens`; `stride` as from `strides_of`.
 
     Raises:
         ValueError: for a convention that is none, or a text that is too short.

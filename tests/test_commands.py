@@ -1,0 +1,509 @@
+"""Every command in the documents works: it is run at a tiny size, or its arguments are checked.
+
+A command line goes to bash in a copy of the project, where `python` and the other programs only
+note how they are called: scripts run, globs and loops expand. What was called is then run in this
+process, with more arguments that make it tiny (RULES). Where it takes a GPU, the hub or hours, and
+where a script starts several runs, only the arguments are checked, by the command's own parser.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from accelerate.commands.launch import launch_command_parser
+from commands import ROOT, run_command
+from conftest import composed
+from matplotlib.figure import Figure
+from scrolls_data import write_task
+from shards import write_shards
+from torch.distributed.run import get_args_parser
+
+import train
+from tape.positions import ENCODINGS
+from tape.report.experiments import experiments
+
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES += sorted(ROOT.glob("docs/*.md"))
+PROGRAMS = ("python", "torchrun", "accelerate", "hf")
+BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{'|'.join(PROGRAMS)}|bash|srun) "
+# What a page leaves to its reader, and what is taken here.
+PLACEHOLDERS = {
+    "TYPE=...": "TYPE=rope",
+    "NAME=...": "NAME=wide",
+    " ...": "",
+    " [settings]": "",
+    "path/or/hub/name": "output/rope_c4",
+    "/path/to/en": "shards",
+}
+
+
+def lines_of(block: str) -> list[str]:
+    """The commands of a block: a line each, but for those that go on behind a backslash or up to
+    `done`."""
+    found, open_loops = [""], 0
+    for line in block.replace("\\\n", " ").splitlines():
+        line = re.sub(r"(^|\s)#.*", "", line).rstrip()
+        open_loops += len(re.findall(r"\bdo\b", line)) - len(re.findall(r"\bdone\b", line))
+        found[-1] += line + "\n"
+        if not open_loops:
+            found.append("")
+    return [command.strip() for command in found if command.strip()]
+
+
+def commands_of(page: str) -> list[str]:
+    """Those of its blocks of bash and of its indented blocks, and those between backticks."""
+    found = []
+
+    def fenced(match: re.Match) -> str:
+        if match[1] == "bash":
+            found.extend(lines_of(match[2]))
+        return ""
+
+    text = re.sub(r"^```(\w*)\n(.*?)^```$", fenced, page, flags=re.DOTALL | re.MULTILINE)
+    for block in re.findall(r"(?:^|\n)\n((?: {4,}\S.*\n)+)", text):
+        if re.match(BEGINS, block.lstrip()):
+            found += lines_of(block)
+    inline = (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text))
+    return found + [code for code in inline if re.match(BEGINS, code)]
+
+
+COMMANDS = list(dict.fromkeys(code for page in PAGES for code in commands_of(page.read_text())))
+SHOWN = [kind.command for experiment in experiments() for kind in experiment.kinds]  # in reports
+COMMANDS += [code for code in dict.fromkeys(SHOWN) if code not in COMMANDS]
+
+
+# ---- the folder that the documents assume
+
+RECORDER = """#!/bin/sh
+case "$1" in -c | -V) exec "$PYTHON" "$@" ;; esac
+printf '%s\\0' "$(($# + 1))" "${0##*/}" "$@" >>"$CALLS"
+[ "$1" = train.py ] || exit 0
+for word; do # later commands read a run's configuration
+    case $word in name=*) run=output/${word#name=} && mkdir -p "$run" ;; *) continue ;; esac
+    [ -f "$run/config.json" ] || cp base.json "$run/config.json"
+done
+"""
+TINY_MODEL = [
+    *("model.hidden_size=16", "model.intermediate_size=24", "model.num_hidden_layers=2"),
+    *("model.num_attention_heads=2", "vocab_size=300"),
+]
+ONE_STEP = [
+    *("eval_blocks=2", "report.tokens=64", "++trainer.use_cpu=true", "trainer.bf16=false"),
+    *("trainer.max_steps=2", "trainer.save_steps=2", "trainer.logging_steps=1"),
+    *("trainer.per_device_train_batch_size=1", "trainer.gradient_accumulation_steps=1"),
+    "trainer.per_device_eval_batch_size=1",
+]
+TEXT = ["data=text", "data.files=corpus"]
+CAPITALS = {"question": "Paris is the capital of", "choices": ["France", "Peru"], "answer": 0}
+
+
+def lay_out_project(folder: Path) -> None:
+    """The project's files: scripts and settings are copied, all else is linked."""
+    linked = ("arithmetic", "benchmarks", "docs", "extension", "pretraining", "retrieval", "tape")
+    for name in (*linked, "tests", "train.py", "eval_retrieval.py", "eval_scrolls.py"):
+        (folder / name).symlink_to(ROOT / name)
+    for name in ("config", "script", "scrolls"):
+        shutil.copytree(ROOT / name, folder / name, ignore=lambda *_: ["__pycache__"])
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    for program in PROGRAMS:
+        recorder = folder / "venv" / "bin" / program
+        recorder.parent.mkdir(parents=True, exist_ok=True)
+        recorder.write_text(RECORDER)
+        recorder.chmod(0o755)
+    (folder / "venv" / "bin" / "srun").write_text('#!/bin/sh\nexec "$@"\n')
+    (folder / "venv" / "bin" / "srun").chmod(0o755)
+    (folder / "base.json").write_text(json.dumps({"max_position_embeddings": 256}))
+    guide = (ROOT / "CONTRIBUTING.md").read_text()  # adds this encoding
+    kerple = re.search(r"```yaml\n(.*?)```", guide, re.DOTALL)[1]
+    (folder / "config" / "position" / "kerple.yaml").write_text(kerple)
+
+
+def lay_out_texts(folder: Path) -> None:
+    for name in ("corpus", "code", "github"):
+        (folder / name).mkdir()
+        rows = (f"line {n}: {n % 7} sheep and {n % 5} goats. " * 3 for n in range(1500))
+        text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
+        (folder / name / "texts.jsonl").write_text(text)
+    write_shards(folder / "shards", train=range(16))
+    write_task(folder / "zips", "quality")
+    answers = {f"quality-validation-{number}": "heron" for number in range(3)}
+    (folder / "scrolls" / "quality").mkdir()
+    (folder / "scrolls" / "quality" / "adape.json").write_text(json.dumps(answers))
+    (np.arange(2000, dtype="<u2") % 250).tofile(folder / "pg19.bin")
+    page = (ROOT / "docs" / "zero_shot.md").read_text()
+    (folder / "tasks").mkdir()
+    task = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1]
+    (folder / "tasks" / "capitals.yaml").write_text(task)
+    (folder / "tasks" / "capitals.jsonl").write_text(json.dumps(CAPITALS) + "\n")
+
+
+# Runs of several seeds, the run that they are copies of, and what is changed.
+SEEDED = [
+    ("encodings_rope", "rope_c4", {}),
+    ("encodings_adape", "adape_c4", {}),
+    ("ablation_full", "adape_c4", {"width": 8}),
+    ("ablation_tensorial", "adape_c4", {"equivariant": False}),
+    ("checkpoints/all", "adape_c4", {}),
+]
+
+
+def copy_run(run: Path, copy: Path, seed: int, changed: dict[str, object]) -> None:
+    """The model of a run, as one of another seed and with other arguments of its encoding."""
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoint-*", "report", "perplex*"))
+    trained = json.loads((copy / "trained.json").read_text())
+    trained["position"] |= changed
+    (copy / "trained.json").write_text(json.dumps(trained | {"seed": seed}))
+
+
+def lay_out_results(folder: Path) -> None:
+    """Some of the committed results, where the runs were."""
+    results = ROOT / "docs" / "results"
+    runs = [*(results / "extension").glob("*rope_*"), *results.glob("*/*_adape_[01]")]
+    runs += [*results.glob("*/*_rope_[01]"), *results.glob("checkpoints/*_[01]")]
+    for run in runs:
+        kind = run.parent.name
+        place = {"extension": "extend", "checkpoints": kind}.get(kind, "")
+        place = "" if "rope_" in run.name else place  # a base
+        shutil.copytree(run, folder / place / run.name, dirs_exist_ok=True)
+    shutil.copytree(results / "checkpoints" / "rope_c4", folder / "checkpoints" / "rope_c4")
+    for seed in range(2):
+        wide = folder / f"add_wide_adape_{seed}"
+        copy_run(folder / f"add_adape_{seed}", wide, seed, {"width": 64})
+
+
+@pytest.fixture(scope="session")
+def layout(tmp_path_factory):
+    """The project, texts, trained models in output/, and the results of docs/ in measured/."""
+    folder = tmp_path_factory.mktemp("documented") / "project"
+    folder.mkdir()
+    lay_out_project(folder)
+    lay_out_texts(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+
+        def learn(name: str, *settings: str) -> None:
+            train.run(composed(*settings, *ONE_STEP, f"name={name}"))
+
+        def done(*words: str) -> None:
+            outcome = run_command(*words, folder=folder)
+            assert outcome.status == 0, outcome.err
+
+        for position in ("adape", "rope"):
+            learn(f"{position}_c4", *TEXT, *TINY_MODEL, f"position={position}")
+        extended = ["experiment=llama_extend", "base_model=output/rope_c4", "length=64"]
+        for method in ("adape", "lora"):
+            learn(f"llama_{method}", *extended, *TEXT, f"peft={method}", "frozen=null")
+        learn("passkey_rope_0", "experiment=passkey", "position=rope", *TINY_MODEL)
+        shutil.copytree("output/passkey_rope_0", "output/passkey_tape_0")
+        learn("add_adape", "experiment=addition", *TINY_MODEL, "task.samples=1")
+        quality = ["experiment=scrolls", "base_model=output/adape_c4", "data.data_dir=zips"]
+        learn("scrolls/quality/adape", *quality, "data.task=quality", "budget=demo")
+        for shard in ("1/2", "2/2"):
+            part = [f"shard={shard}", "name=grid_20", "max_length=2", "samples=1", "processes=1"]
+            done("-m", "arithmetic.evaluate", "model=output/add_adape", *part)
+        asked = ["--model", "output/llama_adape", "--tasks", "capitals", "--include_path", "tasks"]
+        done("-m", "tape.evaluation.lm_eval", *asked)
+        asked = ["--model", "output/rope_c4", "--data", "pg19.bin", "--lengths", "64"]
+        done("-m", "tape.evaluation.perplexity", *asked)
+    for seed in range(3):
+        for run, base, changed in SEEDED:
+            copy_run(folder / "output" / base, folder / "output" / f"{run}_{seed}", seed, changed)
+    lay_out_results(folder / "measured")
+    return folder
+
+
+@pytest.fixture
+def project(layout, tmp_path, monkeypatch):
+    """A copy of the layout, in which figures are small and exports are not loaded elsewhere."""
+    monkeypatch.setattr("tape.export.verify", lambda *_: None)
+    savefig = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *given, **how: savefig(self, *given, **how | {"dpi": 20})
+    )
+    guide = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    exec(compile(guide[0], "kerple.py", "exec"), module := {})
+    monkeypatch.setitem(ENCODINGS, "kerple", module["Kerple"])
+    (tmp_path / "data").mkdir()
+    shutil.copy(layout / "pg19.bin", tmp_path / "data" / "proof_pile.bin")
+    return shutil.copytree(layout, tmp_path / "project", symlinks=True)
+
+
+# ---- what is called
+
+
+def called_by(command: str, project: Path) -> list[list[str]]:
+    """The programs that bash calls for a command, with their arguments."""
+    calls = project / "calls"
+    calls.touch()
+    done = subprocess.run(
+        ["bash", "-c", f"set -e; shopt -s failglob\n{command}"],
+        cwd=project,
+        env={
+            **os.environ,
+            "PATH": f"{project / 'venv' / 'bin'}:{os.environ['PATH']}",
+            "VIRTUAL_ENV": str(project / "venv"),
+            "PYTHON": sys.executable,
+            "CALLS": str(calls),
+            "SEEDS": "0",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = iter(calls.read_text().split("\0")[:-1])
+    return [list(itertools.islice(words, int(count))) for count in words]
+
+
+def read_by(script: str, known: frozenset[str] = frozenset()) -> str:
+    """The text of a script and of those that it calls or sources."""
+    text = (ROOT / script).read_text()
+    called = {f"script/{name}" for name in re.findall(r"[ /](\w+\.sh)\b", text)}
+    called = {each for each in called - known - {script} if (ROOT / each).is_file()}
+    return text + "".join(read_by(each, known | called | {script}) for each in called)
+
+
+def check_variables(command: str) -> None:
+    """Every variable that is set for a script is read there."""
+    if found := re.match(r"(.*?)\b(?:srun )?bash (\S+)", command):
+        text = read_by(found[2])
+        for name in re.findall(r"(\w+)=", found[1]):
+            assert re.search(rf"\$\{{?{name}\b|\b{name}:-", text), f"{found[2]} reads no {name}"
+
+
+# ---- how it is made tiny
+
+ARGUMENTS = None  # are checked, and nothing is run
+CORPUS = ["--data", "text", "--files", "corpus"]
+ALONE = ["--processes", "1"]
+SMALL = ["--layers", "1", "--hidden", "24", "--heads", "12", "--mlp", "8", "--vocabulary", "16"]
+
+
+def tiny_run(settings: list[str]) -> list[str] | None:
+    """What makes a training run tiny, and independent of the hub and of earlier runs; of the many
+    runs of a multirun the settings are checked."""
+    if "-m" in settings:
+        return ARGUMENTS
+    given, new = " ".join(settings), ["output_dir=output/new"]
+    shape = [] if "base_model=" in given or "llama_extend" in given else TINY_MODEL
+    if "experiment=addition" in given:
+        problems = ["data.max_first=2", "data.max_second=2", "length=10", "task.samples=1"]
+        return [*shape, *ONE_STEP, *problems, *new]
+    if "experiment=passkey" in given:
+        return [*shape, *ONE_STEP, "task.samples=1", *new]
+    if "experiment=scrolls" in given:
+        return [*ONE_STEP, "data.data_dir=zips", "budget=demo", *new]
+    text = ["length=64", *([] if "experiment=c4" in given else TEXT)]
+    if "experiment=c4" in given:
+        window = ["data.window=2", "data.tokenizer_documents=50", "data.validation_documents=20"]
+        text += ["data.dir=shards", *window]
+    if "experiment=llama_extend" in given:
+        text += ["base_model=output/rope_c4", "frozen=null"]
+    return [*shape, *ONE_STEP, *text, *new]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a program is run here.
+
+    Attributes:
+        tiny: more arguments, or a function from those given; ARGUMENTS: it is not run.
+        needs: it cannot be called without arguments; where a page does so, it names it.
+        slow: more arguments for a slow test that runs it.
+    """
+
+    tiny: list[str] | Callable[[list[str]], list[str] | None] | None = ARGUMENTS
+    needs: bool = False
+    slow: tuple[str, ...] | None = None
+
+
+def tiny_perplexity(given: list[str]) -> list[str]:
+    if "--plot" in given:
+        return []
+    return [*ALONE, *(CORPUS if "local" in given else ["--lengths", "64", "128"])]
+
+
+def tiny_lm_eval(given: list[str]) -> list[str] | None:
+    """Other tasks fetch their questions, or have hundreds of long ones."""
+    return [] if {"capitals", "--table"} & {*given} else ARGUMENTS
+
+
+STEPS = ("--shape", "small", "--tokens", "1", "8", "--repeats", "7")
+RULES = {
+    "train.py": Rule(tiny_run),
+    "tape.evaluation.perplexity": Rule(tiny_perplexity),
+    "tape.evaluation.lm_eval": Rule(tiny_lm_eval),
+    "eval_retrieval.py": Rule(
+        [*("--max_tokens", "300", "--interval", "300", "--num_tests", "1", "--depths", "1"), *ALONE]
+    ),
+    "tape.analysis.stability": Rule(
+        [*CORPUS, "--length", "16", "--windows", "1", "--shifts", "2", "--dtypes", "float32"]
+    ),
+    "tape.analysis.visualize": Rule([*CORPUS, "--length", "16", "--windows", "1", "--heads", "1"]),
+    "tape.analysis.faults": Rule([*CORPUS, "--lengths", "16", "--windows", "1"]),
+    "tape.analysis.cost": Rule([*SMALL, "--length", "8"]),
+    "tape.analysis.optimisations": Rule(
+        ["--batch", "1", "--length", "8", "--hidden", "16", "--heads", "2", "--rounds", "7"]
+    ),
+    "tape.analysis.speed": Rule(
+        [
+            *SMALL,
+            *("--lengths", "8", "--encodings", "rope", "tape"),
+            *("--backends", "sdpa", "--scopes", "layer", "--work", "forward", "--peers"),
+        ]
+    ),
+    "tape.report": Rule([]),
+    "tape.export": Rule([], needs=True),
+    "arithmetic.evaluate": Rule(["max_length=2", "samples=1", "processes=1"]),
+    "arithmetic.merge": Rule([]),
+    "arithmetic.heatmap": Rule([]),
+    "arithmetic.compare": Rule([], needs=True),
+    "retrieval.heatmap": Rule([]),
+    "retrieval.compare": Rule([]),
+    "extension.compare": Rule([], needs=True),
+    "pretraining.compare": Rule([], needs=True),
+    "eval_scrolls.py": Rule(["--data_dir", "zips"]),
+    "scrolls.show": Rule(["--data_dir", "zips"], needs=True),
+    "scrolls.generate": Rule(["data_dir=zips", "processes=1", "output=new.json"], needs=True),
+    "scrolls.majority": Rule(["--data_dir", "zips"]),
+    "tests/crash.py": Rule(),
+    "benchmarks/train_step.py": Rule(slow=(*STEPS, "--methods", "rope")),
+    "benchmarks/adapters.py": Rule(slow=(*STEPS, "--methods", "lora")),
+    "benchmarks/decode.py": Rule(
+        slow=("--shape", "small", "--prompt", "4", "--new", "2", "--repeats", "7")
+    ),
+    "benchmarks/layer.py": Rule(slow=("--shape", "small", "--repeats", "7")),
+    "benchmarks/llama_step.py": Rule(),
+    "benchmarks/arithmetic_eval.py": Rule(
+        slow=("--digits", "2", "--samples", "1", "--repeats", "1", "--methods", "rope")
+    ),
+    "benchmarks/scrolls_generate.py": Rule(
+        slow=("--prompts", "2", "--prompt", "8", "9", "--new", "2", "--methods", "rope")
+    ),
+    "benchmarks/scrolls_tokenize.py": Rule(slow=("--documents", "9", "--words", "20")),
+    "benchmarks/perplexity.py": Rule(
+        slow=("--tokens", "64", "--length", "32", "--stride", "16", "--repeats", "2")
+    ),
+    "benchmarks/utilization.py": Rule([]),
+}
+
+
+def check_call(program: str, words: list[str], project: Path, whole: bool) -> None:
+    """One call: of a program of others by its own parser, of ours also by running it, if it is the
+    `whole` of a command."""
+    if program == "hf":
+        check_hf(words)
+    elif program == "accelerate":
+        found = launch_command_parser().parse_args(words[1:])
+        check_call("python", [found.training_script, *found.training_script_args], project, False)
+    elif program == "torchrun" or words[:2] == ["-m", "torch.distributed.run"]:
+        found = get_args_parser().parse_args(words if program == "torchrun" else words[2:])
+        check_call("python", [found.training_script, *found.training_script_args], project, False)
+    elif words[:2] == ["-m", "pip"]:
+        (named,) = (word for word in words if word.startswith(".["))
+        known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        assert {*named[2:-1].split(",")} <= known["optional-dependencies"].keys()
+    elif words[0] == "-m" and not (ROOT / words[1].split(".")[0]).is_dir():
+        assert importlib.util.find_spec(words[1]), words
+    else:
+        check_ours(words, project, whole)
+
+
+def check_hf(words: list[str]) -> None:
+    command = [sys.executable, "-m", "huggingface_hub.cli.hf", *words, "--help"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def check_ours(words: list[str], project: Path, whole: bool) -> None:
+    name, *given = words[1:] if words[0] == "-m" else words
+    assert name in RULES, f"no rule for {name}: say how it is made tiny"
+    rule = RULES[name]
+    more = rule.tiny(given) if callable(rule.tiny) else rule.tiny
+    if rule.needs and not given:
+        words, more = [*words, "--help"], []
+    if more is ARGUMENTS or not whole:
+        # Seeds are alike.
+        check_arguments(tuple(re.sub(r"(seed=|_)\d$", r"\g<1>0", word) for word in words))
+    else:
+        outcome = run_command(*words, *more, folder=project)
+        assert outcome.status == 0, outcome.err
+
+
+@cache
+def check_arguments(words: tuple[str, ...]) -> None:
+    """By the parser of the program, which does not go on; or by Hydra."""
+    if words[0] == "train.py" or {"arithmetic.evaluate", "scrolls.generate"} & {*words}:
+        for settings in single_runs(words):
+            outcome = run_command(*settings, "--cfg", "job", "--resolve", folder=ROOT)
+            assert outcome.status == 0, outcome.err
+        return
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_args(self, *given):
+        parse(self, *given)
+        sys.exit(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        outcome = run_command(*words, folder=ROOT)
+    assert outcome.status == 0, outcome.err
+
+
+def single_runs(words: tuple[str, ...]) -> list[list[str]]:
+    """Those of a Hydra multirun, one by one."""
+    program, *settings = words
+    if program == "-m" or "-m" not in settings:
+        return [[*words]]
+    choices = [word.partition("=") for word in settings if word != "-m"]
+    runs = ([f"{key}={value}" for value in values.split(",")] for key, _, values in choices)
+    return [[program, *each] for each in itertools.product(*runs)]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command.split()))
+def test_a_documented_command_works(command, project):
+    check_variables(command)
+    for shown, taken in PLACEHOLDERS.items():
+        command = command.replace(shown, taken)
+    if re.search(r"-m \w+\.(compare|heatmap)", command):
+        (project / "output").rename(project / "trained")
+        (project / "measured").rename(project / "output")
+    if "extension.compare output/rope_c4 output/checkpoints" in command:  # those have their own
+        base = project / "output" / "checkpoints" / "rope_c4"
+        shutil.copytree(base, project / "output" / "rope_c4", dirs_exist_ok=True)
+    calls = called_by(command, project)
+    ours = [words for words in calls if words[1:3] != ["-m", "pip"]]
+    assert calls
+    for program, *words in calls:
+        check_call(program, words, project, whole=len(ours) == 1)
+
+
+def test_no_rule_is_stale():
+    scripts = [*(ROOT / "script").rglob("*.sh"), ROOT / "benchmarks" / "gpu.sh"]
+    texts = "\n".join([*COMMANDS, *(path.read_text() for path in scripts)])
+    assert not [name for name in RULES if name not in texts]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.slow])
+def test_a_benchmark_runs(name, project):
+    done = subprocess.run(
+        [sys.executable, name, *RULES[name].slow],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "| " in done.stdout, done.stderr
