@@ -92,7 +92,12 @@ case "$1" in -c | -V) exec "$PYTHON" "$@" ;; esac
 printf '%s\\0' "$(($# + 1))" "${0##*/}" "$@" >>"$CALLS"
 [ "$1" = train.py ] || exit 0
 for word; do # later commands read a run's configuration
-    case $word in name=*) run=output/${word#name=} && mkdir -p "$run" ;; *) continue ;; esac
+    case $word in
+        name=*) run=output/${word#name=} ;;
+        output_dir=*) run=${word#output_dir=} ;;
+        *) continue ;;
+    esac
+    mkdir -p "$run"
     [ -f "$run/config.json" ] || cp base.json "$run/config.json"
 done
 """
@@ -211,7 +216,7 @@ def layout(tmp_path_factory):
         shutil.copytree("output/passkey_rope_0", "output/passkey_tape_0")
         learn("add_adape", "experiment=addition", *TINY_MODEL, "task.samples=1")
         quality = ["experiment=scrolls", "base_model=output/adape_c4", "data.data_dir=zips"]
-        learn("scrolls/quality/adape", *quality, "data.task=quality", "budget=demo")
+        learn("adape", *quality, "data.task=quality", "budget=demo")
         for shard in ("1/2", "2/2"):
             part = [f"shard={shard}", "name=grid_20", "max_length=2", "samples=1", "processes=1"]
             done("-m", "arithmetic.evaluate", "model=output/add_adape", *part)
