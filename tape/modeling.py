@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.distributed.tensor import DTensor
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.generation import MaxLengthCriteria
 from transformers.masking_utils import create_causal_mask, create_masks_for_generate
@@ -172,6 +173,19 @@ class TapePreTrainedModel(PreTrainedModel):
             attention.require(attn_implementation, self.config)
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
+    @classmethod
+    def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
+        """As in the library, but no tensor parallelism for encodings with numbers per head."""
+        split = distributed_config is not None and distributed_config.tp_size > 1
+        if split and model.base_model.position.per_head:
+            able = (name for name, kind in positions.ENCODINGS.items() if not kind.per_head)
+            raise ValueError(
+                f"tp_size={distributed_config.tp_size} with position "
+                f"{model.config.position['name']!r}, which has numbers for each head that are not "
+                f"split along with the heads; allowed: {', '.join(able)}"
+            )
+        return super().maybe_distribute_model(model, distributed_config, mesh_manager)
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, PositionModule):
@@ -321,6 +335,7 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
     accepts_loss_kwargs = True  # Trainer: num_items_in_batch, for exact gradient accumulation
 
     def __init__(self, config: TapeConfig):
@@ -369,8 +384,10 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
             **{name: choice for name, choice in recorded.items() if choice is not None},
         )
         x_BTC, loss, logits = outputs.last_hidden_state, None, None
-        # A head that was replaced, by an adapter or for more tokens, makes logits.
-        if labels is not None and self.training and isinstance(self.lm_head, Head):
+        # A head that was replaced, by an adapter or for more tokens, makes logits, and so does one
+        # whose weight is spread over devices.
+        whole = isinstance(self.lm_head, Head) and not isinstance(self.lm_head.weight, DTensor)
+        if labels is not None and self.training and whole:
             loss = self.lm_head(x_BTC, labels, num_items_in_batch)
         else:
             keep = logits_to_keep

@@ -124,9 +124,12 @@ class PositionEncoding(PositionModule):
     Attributes:
         backends: attention implementations that can carry out this encoding.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
+        per_head: whether it has or mixes numbers of single heads, which tensor parallelism would
+            have to split.
     """
 
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
+    per_head: ClassVar[bool] = False
     config_arguments: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: PretrainedConfig, *, sampler: str | dict[str, Any] = "index"):

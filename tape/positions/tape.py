@@ -148,6 +148,8 @@ class Tape(RoPE):
         tensorial: the maps mix heads; otherwise the entries of one vector (Table 6).
     """
 
+    per_head = True
+
     def __init__(
         self,
         config: PretrainedConfig,
