@@ -81,24 +81,20 @@ def test_randpe_refuses_another_sampler():
 
 
 @torch.no_grad()
-def test_generate_raises_the_evaluation_length_and_restores_it():
+def test_generate_goes_as_far_as_positions_were_drawn():
+    """Counted in tokens of a sequence; padding takes none."""
     model = make_model("randpe")
-    seen = record_states(model)
-    prompt = random_tokens(1, 10)
-    model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, pad_token_id=0
-    )
-    assert model.model.position.sampler.eval_length == TRAIN_LENGTH
-    assert seen[0].key.max() < seen[-1].query.max() < 4 * TRAIN_LENGTH
-    with pytest.raises(ValueError, match="eval_length=70"):
-        model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=60, pad_token_id=0
-        )
-    assert model.model.position.sampler.eval_length == TRAIN_LENGTH
+    prompt = torch.cat((torch.zeros(1, 20, dtype=torch.long), random_tokens(1, 10)), dim=1)
+    settings = {"attention_mask": (torch.arange(30)[None] >= 20).long(), "pad_token_id": 0}
+    # The last token is not read.
+    assert model.generate(prompt, max_new_tokens=7, **settings).shape == (1, 37)
+    with pytest.raises(ValueError, match=r"17 tokens .* eval_length=16.*evaluation_length"):
+        model.generate(prompt, max_new_tokens=8, **settings)
+    with model.evaluation_length(17):
+        assert model.generate(prompt, max_new_tokens=8, **settings).shape == (1, 38)
 
 
 @torch.no_grad()
-@pytest.mark.xfail(strict=True, reason="generate() draws for the padded length and what is to come")
 @pytest.mark.parametrize("position", ["randpe", "alibi_subset"])
 @pytest.mark.parametrize("how", [{}, {"cache_implementation": "static"}, {"use_cache": False}])
 def test_what_is_generated_depends_on_the_prompt_alone(position, how):
