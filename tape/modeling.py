@@ -12,7 +12,7 @@ decoder never asks which encoding it has. Parameter names are the library's Llam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import reduce
 
 import torch
@@ -193,10 +193,12 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @contextmanager
     def evaluation_length(self, length: int) -> Iterator[None]:
-        """Evaluate inputs of up to `length` tokens inside this context.
+        """Evaluate inputs of up to `length` tokens inside this context, prompts with what is
+        generated behind them included.
 
-        Only encodings that draw their positions at random (RandPE) need to know; they refuse a
-        length beyond the range they were trained on with a ValueError.
+        Only encodings that draw their positions at random (RandPE) need to know. Their draw is for
+        so many tokens, never for those of a batch: that would make results depend on it. They
+        refuse a length beyond the range they were trained on with a ValueError.
         """
         with self.base_model.position.sampler.evaluation_length(length):
             yield
@@ -412,11 +414,6 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
         )
 
-    def generate(self, *args, **kwargs):
-        """As in the library; encodings that draw positions do so for the length asked for."""
-        with ExitStack() as self._while_generating:
-            return super().generate(*args, **kwargs)
-
     def init_continuous_batching(self, *args, **kwargs):
         """Refused, and with it `generate_batch`, its context manager and a "paged" cache."""
         raise ValueError(
@@ -453,11 +450,3 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         made = type(model_kwargs.get("past_key_values")) is DynamicCache and given is None
         if made and generation_config.cache_implementation is None:
             model_kwargs["past_key_values"] = GrowingCache()
-
-    def _prepare_generated_length(self, *args, **kwargs):
-        generation_config = super()._prepare_generated_length(*args, **kwargs)
-        length = generation_config.max_length
-        if kwargs["model_input_name"] == "inputs_embeds":  # these are not counted in it
-            length += kwargs["inputs_tensor"].shape[1] - kwargs["input_ids_length"]
-        self._while_generating.enter_context(self.evaluation_length(length))
-        return generation_config

@@ -143,11 +143,12 @@ def test_flex_generates(position, flex):
     model = make_model(position)
     tokens, mask = padded()
     settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
-    expected = model.generate(tokens, **settings)
-    flex(model)
-    assert torch.equal(model.generate(tokens, **settings), expected)
-    static = model.generate(tokens, cache_implementation="static", **settings)
-    assert torch.equal(static, expected)
+    with model.evaluation_length(LENGTH + 6):
+        expected = model.generate(tokens, **settings)
+        flex(model)
+        assert torch.equal(model.generate(tokens, **settings), expected)
+        static = model.generate(tokens, cache_implementation="static", **settings)
+        assert torch.equal(static, expected)
 
 
 @torch.no_grad()
@@ -156,9 +157,10 @@ def test_flash_generates(position, flash_attn):
     model = make_model(position)
     tokens, mask = padded()
     settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
-    expected = model.generate(tokens, **settings)
-    flash_attn(model)
-    assert torch.equal(model.generate(tokens, **settings), expected)
+    with model.evaluation_length(LENGTH + 6):
+        expected = model.generate(tokens, **settings)
+        flash_attn(model)
+        assert torch.equal(model.generate(tokens, **settings), expected)
 
 
 def test_flash_drops_the_same_tokens_of_values_and_payload(flash_attn):

@@ -90,12 +90,13 @@ def test_generates_alike_compiled(position):
     compile_config = CompileConfig(backend="aot_eager", fullgraph=True, mode=None)
     compile_config._compile_all_devices = True  # it would leave a CPU out
     # A longer cache, and for random positions also another draw, is another graph.
-    graphs = {20: 1, 10: 2 if position in ("randpe", "alibi_subset") else 1}
-    for count, compiled in graphs.items():
-        plain = model.generate(tokens, max_new_tokens=count, disable_compile=True, **settings)
-        again = model.generate(
-            tokens, max_new_tokens=count, compile_config=compile_config, **settings
-        )
+    drawn = position in ("randpe", "alibi_subset")
+    for count, length, compiled in ((20, 30, 1), (10, 30, 1), (10, 40, 2 if drawn else 1)):
+        with model.evaluation_length(length):
+            plain = model.generate(tokens, max_new_tokens=count, disable_compile=True, **settings)
+            again = model.generate(
+                tokens, max_new_tokens=count, compile_config=compile_config, **settings
+            )
         assert torch.equal(again, plain)
         assert counters["stats"]["unique_graphs"] == compiled
 

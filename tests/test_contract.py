@@ -296,7 +296,8 @@ def test_generates_alike_with_and_without_a_cache(position, how):
     def generate(**changes):
         torch.manual_seed(0)
         settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
-        return model.generate(**({"inputs": tokens} | settings | GENERATIONS[how] | changes))
+        with model.evaluation_length(LENGTH + 6):
+            return model.generate(**({"inputs": tokens} | settings | GENERATIONS[how] | changes))
 
     expected = generate(use_cache=False)
     assert expected.shape == (3, LENGTH + 6)
@@ -306,12 +307,10 @@ def test_generates_alike_with_and_without_a_cache(position, how):
         embedded = generate(inputs=None, inputs_embeds=model.model.embed_tokens(tokens))
         assert torch.equal(embedded, expected[:, LENGTH:])
     if how == "greedy":
-        with model.evaluation_length(LENGTH + 6):  # as in the batch
-            for row, count in enumerate(pads):
-                prompt = {"inputs": tokens[row : row + 1, count:]}
-                prompt["attention_mask"] = mask[row : row + 1, count:]
-                alone = model.generate(**prompt, max_new_tokens=6, pad_token_id=0)
-                assert torch.equal(alone[0, LENGTH - count :], expected[row, LENGTH:])
+        for row, count in enumerate(pads):
+            prompt = {"inputs": tokens[row : row + 1, count:]}
+            alone = generate(**prompt, attention_mask=mask[row : row + 1, count:])
+            assert torch.equal(alone[0, LENGTH - count :], expected[row, LENGTH:])
 
 
 @torch.no_grad()
@@ -321,6 +320,7 @@ def test_generates_alike_from_a_prompt_in_chunks(position, cache):
     model = make_model(position)
     tokens, mask, _ = left_padded()
     settings = {"attention_mask": mask, "max_new_tokens": 4, "pad_token_id": 0}
-    expected = model.generate(tokens, **settings)
-    chunked = model.generate(tokens, cache_implementation=cache, prefill_chunk_size=4, **settings)
-    assert torch.equal(chunked, expected)
+    with model.evaluation_length(LENGTH + 4):
+        expected = model.generate(tokens, **settings)
+        settings |= {"cache_implementation": cache, "prefill_chunk_size": 4}
+        assert torch.equal(model.generate(tokens, **settings), expected)

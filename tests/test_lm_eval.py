@@ -135,6 +135,12 @@ def test_answers_that_were_given_are_not_asked_again(tasks, tmp_path, monkeypatc
         ask(folder, tasks, "sums", "--dtype", "bfloat16")
 
 
+def test_texts_are_written_at_positions_for_the_longest(tasks, tmp_path):
+    """Whatever else is in a batch; RandPE would refuse what goes beyond its draw."""
+    folder = make_folder(tmp_path / "model", {"name": "randpe", "eval_length": 20})
+    assert ask(folder, tasks, "spoken")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -81,20 +81,45 @@ def test_randpe_refuses_another_sampler():
 
 
 @torch.no_grad()
-def test_generate_raises_the_evaluation_length_and_restores_it():
+def test_generate_goes_as_far_as_positions_were_drawn():
+    """Counted in tokens of a sequence; padding takes none."""
     model = make_model("randpe")
-    seen = record_states(model)
-    prompt = random_tokens(1, 10)
-    model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, pad_token_id=0
-    )
-    assert model.model.position.sampler.eval_length == TRAIN_LENGTH
-    assert seen[0].key.max() < seen[-1].query.max() < 4 * TRAIN_LENGTH
-    with pytest.raises(ValueError, match="eval_length=70"):
-        model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=60, pad_token_id=0
+    prompt = torch.cat((torch.zeros(1, 20, dtype=torch.long), random_tokens(1, 10)), dim=1)
+    settings = {"attention_mask": (torch.arange(30)[None] >= 20).long(), "pad_token_id": 0}
+    # The last token is not read.
+    assert model.generate(prompt, max_new_tokens=7, **settings).shape == (1, 37)
+    with pytest.raises(ValueError, match=r"17 tokens .* eval_length=16.*evaluation_length"):
+        model.generate(prompt, max_new_tokens=8, **settings)
+    with model.evaluation_length(17):
+        assert model.generate(prompt, max_new_tokens=8, **settings).shape == (1, 38)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["randpe", "alibi_subset"])
+@pytest.mark.parametrize("how", [{}, {"cache_implementation": "static"}, {"use_cache": False}])
+def test_what_is_generated_depends_on_the_prompt_alone(position, how):
+    """Not on padding, on others in the batch or on how much more is asked for."""
+    model, prompts = make_model(position), random_tokens(2, 6)
+
+    def logits(rows, padding, new):
+        ids = torch.nn.functional.pad(rows, (padding, 0))
+        mask = torch.nn.functional.pad(torch.ones_like(rows), (padding, 0))
+        output = model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=new,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+            **how,
         )
-    assert model.model.position.sampler.eval_length == TRAIN_LENGTH
+        return torch.stack(output.logits, dim=1)[0, :5]
+
+    alone = logits(prompts[:1], 0, 5)
+    for rows, padding, new in ((prompts[:1], 9, 5), (prompts, 20, 5), (prompts, 0, 10)):
+        torch.testing.assert_close(logits(rows, padding, new), alone, atol=1e-5, rtol=1e-5)
+    with model.evaluation_length(40):
+        assert not torch.allclose(logits(prompts[:1], 0, 5), alone, atol=1e-3)
 
 
 @torch.no_grad()

@@ -55,6 +55,10 @@ class Harness(HFLM):
         with self._model.evaluation_length(self.max_length):
             return super()._loglikelihood_tokens(requests, *args, **how)
 
+    def _model_generate(self, *args: Any, **how: Any) -> torch.Tensor:
+        with self._model.evaluation_length(self.max_length):
+            return super()._model_generate(*args, **how)
+
     def tok_batch_encode(
         self,
         strings: list[str],

@@ -49,7 +49,7 @@ def continuation(
     total = min(144, model.model.position.longest or 144)
     ids = torch.from_numpy(stream.tokens[: total // 3].astype("int64"))[None].to(model.device)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    with torch.no_grad():
+    with torch.no_grad(), model.evaluation_length(total):
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
