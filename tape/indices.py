@@ -9,6 +9,7 @@ follow whatever is done to a cache.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
@@ -22,13 +23,12 @@ def token_indices(
     slot: int,
     ordered: bool = True,
     training: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Indices of the new tokens, (B|1, T), and of the keys in all slots, (B|1, S).
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Indices of the new tokens, (B|1, T), of the keys in all slots, (B|1, S), and what the cache
+    is to keep of them (`keep_indices`).
 
     `position_ids` are indices of the new tokens, and override the count. A mask of four dimensions
-    says nothing about indices: without `position_ids` they are slots then. `slot` is the place of
-    the layer in which a cache keeps counts: of a token its index and one, of padding that of the
-    token before it.
+    says nothing about indices: without `position_ids` they are slots then. One of two is boolean.
 
     Raises:
         ValueError: for `ordered` position_ids that do not increase from one real token to the next,
@@ -39,56 +39,65 @@ def token_indices(
     if cache is not None:
         past, kept = cache.get_seq_length(), cache.get_seq_length(slot)
         S, _ = cache.get_mask_sizes(T, 0)
-    new = torch.arange(T, device=device) + past  # slots of the new tokens
-    real = None
-    if attention_mask is not None and attention_mask.ndim == 2:
-        real = torch.zeros(B, S, dtype=torch.bool, device=device)
-        width = min(S, attention_mask.shape[1])
-        real[:, :width] = attention_mask[:, :width].to(device)
-    unkept = isinstance(kept, int) and kept == 0
-    if unkept:
-        counts = torch.arange(1, S + 1, device=device)[None] if real is None else real.cumsum(-1)
+    padded = attention_mask is not None and attention_mask.ndim == 2
+    static = isinstance(past, Tensor)
+    new = torch.arange(T, device=device) + past if static else slice(past, past + T)
+    # A count is an index and one; padding has that of the token before it.
+    counted = isinstance(kept, int) and kept == 0
+    if counted:
+        counts = torch.arange(1, S + 1, device=device)[None]
+        if padded:
+            width = attention_mask.shape[1]
+            counts = F.pad(attention_mask, (0, max(0, S - width)))[:, :S].cumsum(-1)
         if position_ids is None:
             key = (counts - 1).clamp(min=0)
-            return key[:, new], key
+            return key[:, new], key, None
     else:
         counts = cache.layers[slot].keys[:, 0, :, 0].to(device)
-    last = counts[:, new[:1] - 1] * (past > 0)
-    real = None if real is None else real[:, new]
+    if static:
+        last = counts[:, new[:1] - 1] * (past > 0)
+    else:
+        last = counts[:, :past][:, -1:].sum(-1, keepdim=True)  # 0 if there is none
+    real = attention_mask[:, new] if padded else None
     if position_ids is None:
-        found = last + (new - past + 1 if real is None else real.cumsum(-1))
+        steps = torch.arange(1, T + 1, device=device)[None] if real is None else real.cumsum(-1)
+        found = last + steps
         query = (found - 1).clamp(min=0)
     else:
         query, found = position_ids, position_ids.long() + 1
-        if real is not None:
+        if padded:
             found = torch.maximum(found.where(real, 0), last).cummax(-1).values
-        if ordered and (attention_mask is None or attention_mask.ndim == 2):
-            steps = found.expand(B, T).diff(dim=-1, prepend=last.expand(B, 1))
+        if ordered and (padded or attention_mask is None):
+            rises = found.expand(B, T).diff(dim=-1, prepend=last.expand(B, 1)) > 0
             refuse_unless(
-                steps > 0 if real is None else (steps > 0) | ~real,
+                rises >= real if padded else rises,
                 "position_ids that do not increase from 0 on, from token to token and behind a "
                 "cache: tokens would see another document; give one document a row, or an "
                 "attention_mask of (B, 1, T, S) that keeps documents apart",
                 now=T > 1 and not training,
             )
     if cache is None:
-        return query, (found - 1).clamp(min=0)
+        return query, (found - 1).clamp(min=0), None
     found = found.expand(B, T)
-    if unkept:
-        found = counts.expand(B, S).index_copy(1, new, found)
-    counts = _keep(cache, slot, found)
-    if unkept and cache.is_compileable:
-        cache.layers[slot].cumulative_length.copy_(new[-1] + 1)
-    return query, (counts - 1).clamp(min=0)
+    if static or counted:  # there is a column for each slot
+        counts = counts.expand(B, S).clone()
+        counts[:, new] = found
+    else:
+        counts = torch.cat((counts, found), dim=-1)
+    return query, (counts - 1).clamp(min=0), counts if counted else found
 
 
-def _keep(cache: Cache, slot: int, counts: Tensor) -> Tensor:
-    """Write counts behind those that the cache has; all of them, (B, S)."""
+def keep_indices(cache: Cache, slot: int, counts: Tensor, T: int) -> None:
+    """Write counts into the layer at `slot`: those of the T new tokens, or of all slots if it has
+    none yet."""
     if cache.layer_class_to_replicate is None and slot == len(cache.layers):
         size = cache.get_max_length()
         cache.layers.append(StaticLayer(size) if cache.is_compileable else DynamicLayer())
+    length = cache.get_seq_length()
     states = counts[:, None, :, None]
-    return cache.update(states, states[..., :0], slot)[0][:, 0, :, 0]
+    cache.update(states, states[..., :0], slot)
+    if cache.is_compileable and counts.shape[1] > T:
+        cache.layers[slot].cumulative_length.fill_(length + T)
 
 
 def refuse_unless(holds: Tensor, message: str, now: bool) -> None:

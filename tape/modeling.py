@@ -32,7 +32,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from tape import attention, positions
 from tape.cache import GrowingCache
 from tape.configuration import TapeConfig
-from tape.indices import check_draw, check_mask, token_indices
+from tape.indices import check_draw, check_mask, keep_indices, token_indices
 from tape.loss import Head
 from tape.payload import together, width
 from tape.positions import ContextUpdate, PositionModule, Positions, ScoreBias
@@ -280,11 +280,11 @@ class TapeModel(TapePreTrainedModel):
 
         check_mask(attention_mask, x_BTC.shape[1], past_key_values, self.training)
         if attention_mask is not None and attention_mask.ndim == 2:
-            attention_mask = attention_mask.bool()
+            attention_mask = attention_mask.to(x_BTC.device, torch.bool)
         kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)
-        query, key = token_indices(
-            *(x_BTC, attention_mask, position_ids, past_key_values),
-            slot=len(self.layers) * self.config.num_recurrences,
+        behind = len(self.layers) * self.config.num_recurrences  # the cache's slot for indices
+        query, key, kept = token_indices(
+            *(x_BTC, attention_mask, position_ids, past_key_values, behind),
             ordered=self.position.ordered,
             training=self.training,
         )
@@ -296,6 +296,8 @@ class TapeModel(TapePreTrainedModel):
         biases = self.position.biases(where, len(self.layers))
         if self.config._attn_implementation == "flash_attention_2":
             attention.check_flash(attention_mask, position_ids, key, past_key_values, biases[0])
+        if kept is not None:  # nothing is refused any more
+            keep_indices(past_key_values, behind, kept, x_BTC.shape[1])
         layers = [*zip(self.layers, biases, strict=True)] * self.config.num_recurrences
         embedding = x_BTC
         for slot, (layer, bias) in enumerate(layers):

@@ -270,3 +270,18 @@ def test_learned_rows_stand_for_anything_that_has_one():
     for lost in (-1, 8):
         with pytest.raises(ValueError, match=f"position {lost} is beyond the learned table"):
             model(tokens, position_ids=where.masked_fill(where == 3, lost))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", CACHES)
+def test_what_was_refused_leaves_nothing_in_a_cache(kind):
+    model, tokens = make_model("alibi_subset"), random_tokens(2, 9)
+    full = model(tokens, position_ids=GAPS, use_cache=False).logits
+    cache = model(
+        tokens[:, :5], position_ids=GAPS[:, :5], past_key_values=CACHES[kind](model), use_cache=True
+    ).past_key_values
+    for where, message in ((GAPS[:, :1], RESTART), (GAPS[:, 5:6] + 9, "eval_length=16")):
+        with pytest.raises(ValueError, match=message):
+            model(tokens[:, 5:6], position_ids=where, past_key_values=cache)
+    pieces = in_parts(model, tokens[:, 5:], GAPS[:, 5:], [1, 3], cache)
+    torch.testing.assert_close(pieces, full[:, 5:], **EXACT)
