@@ -10,19 +10,20 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import sys
 from dataclasses import fields
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 
-from arithmetic.grid import Grid, read_evaluated, read_grid
+from arithmetic.grid import Grid, read_grid
 from arithmetic.heatmap import draw
 from arithmetic.problems import Problems
 from tape import origin
+from tape.command import expected_errors, folder_name
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
+from tape.evaluation.journal import read_evaluated
 from tape.files import write_text
 
 # What makes the questions and the parts of the grid: it has to be the same for all.
@@ -108,12 +109,15 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
     return text
 
 
+@expected_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m arithmetic.compare", description="Compare evaluated runs over seeds."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument("--name", default="grid", help="of the evaluation in them (default: grid)")
+    parser.add_argument(
+        "--name", type=folder_name, default="grid", help="of the evaluation in them (default: grid)"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -121,10 +125,7 @@ def main() -> None:
         help="folder of the results (default: output/comparison)",
     )
     arguments = parser.parse_args()
-    try:
-        print(compare(arguments.runs, arguments.name, arguments.out))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    print(compare(arguments.runs, arguments.name, arguments.out))
     print(f"\nalso in {arguments.out}, with a line per run and the grids side by side")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,20 +17,22 @@ from typing import Any
 
 import hydra
 import transformers
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from safetensors import SafetensorError
 
 from arithmetic.decoding import answers
 from arithmetic.merge import describe, merge
 from arithmetic.plan import Batch, plan
 from arithmetic.problems import Problems
+from tape.command import expected_errors
 from tape.evaluation.checkpoint import check_length, fingerprint, load
-from tape.evaluation.journal import Journal, Shard
+from tape.evaluation.journal import Journal, Shard, place_of
 from tape.evaluation.workers import answering, complete
-from tape.names import check_whole
+from tape.names import check_arguments, check_whole
 from tape.training.runs import locked
 
-CONFIG = Path(__file__).parent.parent / "config" / "arithmetic"
+CONFIG, SETTINGS = Path(__file__).parent.parent / "config" / "arithmetic", "evaluate_add"
 log = logging.getLogger(__name__)
 
 
@@ -54,8 +57,10 @@ def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict[str, Any]:
 
 def run(cfg: DictConfig) -> None:
     """One share of an evaluation, and its results if that share is all of it."""
-    if OmegaConf.is_missing(cfg, "model"):
+    if OmegaConf.is_missing(cfg, "model") or not isinstance(cfg.model, str):
         raise ValueError("give model=..., the folder of a trained run")
+    if not isinstance(cfg.debug, bool):
+        raise ValueError(f"debug={cfg.debug!r} must be true or false")
     shard, folder = Shard.parse(str(cfg.shard)), Path(cfg.model)
     for name, least in {"samples": 1, "seed": 0, "batch_size": 1, "wrong": 0}.items():
         check_whole(name, cfg[name], least)
@@ -74,7 +79,7 @@ def run(cfg: DictConfig) -> None:
         **{name: cfg[name] for name in ("samples", "seed", "batch_size", "wrong")},
         "batches": len(batches),
     }
-    results = folder / cfg.name
+    results = place_of(folder, "name", cfg.name)
     with locked(shard.folder(results)):
         journal = Journal(results, shard, header)
         log.info("%s: shard %s of the grid 1..%s squared", folder, shard, max_length)
@@ -93,19 +98,26 @@ def run(cfg: DictConfig) -> None:
         )
 
 
-@hydra.main(version_base=None, config_path=str(CONFIG), config_name="evaluate_add")
+def check_settings(words: list[str]) -> None:
+    """Raise a ValueError for what is no setting of an evaluation; Hydra would say it in lines."""
+    settings = [word for word in words if not word.startswith("-")]
+    try:
+        given = OverridesParser.create().parse_overrides(settings)
+    except HydraException as error:
+        raise ValueError(error) from error
+    known = OmegaConf.load(CONFIG / f"{SETTINGS}.yaml").keys() - {"defaults"}
+    names = (override.key_or_group.partition(".")[0] for override in given)
+    check_arguments("an evaluation", names, known)
+
+
+@hydra.main(version_base=None, config_path=str(CONFIG), config_name=SETTINGS)
 def main(cfg: DictConfig) -> None:
     transformers.logging.disable_progress_bar()
-    try:
+    with nullcontext() if cfg.debug is True else expected_errors(continues=True):
         run(cfg)
-    except (ValueError, TypeError, OSError, SafetensorError) as error:
-        if cfg.debug:
-            raise
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        log.info("interrupted: the same command continues")
-        sys.exit(130)
 
 
 if __name__ == "__main__":
+    with expected_errors():
+        check_settings(sys.argv[1:])
     main()

@@ -9,15 +9,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tape.evaluation.intervals import with_interval
-from tape.files import write_text
+from tape.evaluation.journal import read_evaluated, some_of_each
+from tape.evaluation.tables import read_table
+from tape.files import reading, write_text
+
+COLUMNS = ("n", "m", "correct", "total")
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,20 @@ class Grid:
 
     @classmethod
     def of(cls, cells: list[list[int]], evaluated: dict[str, Any]) -> Grid:
-        """From rows n, m, correct, total, which add up, and what was evaluated."""
+        """From rows n, m, correct, total, which add up, and what was evaluated.
+
+        Raises:
+            ValueError: if they are not those of every pair of lengths.
+        """
         size = evaluated["max_length"]
+        if {(n, m) for n, m, *_ in cells} != {*product(range(1, size + 1), repeat=2)}:
+            raise ValueError(f"these are not the pairs of all lengths up to {size}: evaluate again")
         counts = np.zeros((2, size, size), dtype=np.int64)
         for n, m, *count in cells:
             counts[:, n - 1, m - 1] += count
+        correct, total = counts
+        if not ((correct >= 0) & (correct <= total) & (total > 0)).all():
+            raise ValueError("these are no numbers of right answers: evaluate again")
         return cls(*counts, (evaluated["problems.max_first"], evaluated["problems.max_second"]))
 
     @property
@@ -69,23 +82,18 @@ def write_grid(folder: Path, evaluated: dict[str, Any], rows: list[dict[str, Any
         rows: the parts, in any order.
     """
     rows = sorted(rows, key=lambda row: row["batch"])
-    grid = Grid.of([cell for row in rows for cell in row["cells"]], evaluated)
+    with reading(folder):
+        grid = Grid.of([cell for row in rows for cell in row["cells"]], evaluated)
+        wrong = some_of_each(rows, evaluated["wrong"], lambda answer: (answer["n"], answer["m"]))
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["n", "m", "correct", "total"])
+    writer.writerow(COLUMNS)
     for (n, m), correct in np.ndenumerate(grid.correct):
         writer.writerow([n + 1, m + 1, correct, grid.total[n, m]])
     write_text(folder / "grid.csv", table.getvalue())
     summary = {**grid.summary(), "evaluated": evaluated}
     write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    seen, lines = Counter(), []
-    answers = (answer for row in rows for answer in row["wrong"])
-    for answer in sorted(answers, key=lambda answer: (answer["n"], answer["m"])):
-        cell = answer["n"], answer["m"]
-        if seen[cell] < evaluated["wrong"]:  # batches that share a cell each have so many
-            lines.append(json.dumps(answer) + "\n")
-        seen[cell] += 1
-    write_text(folder / "wrong.jsonl", "".join(lines))
+    write_text(folder / "wrong.jsonl", wrong)
     return grid
 
 
@@ -93,23 +101,12 @@ def read_grid(folder: Path) -> Grid:
     """What `write_grid` wrote.
 
     Raises:
-        ValueError: if it has not.
+        ValueError: if it has not, or the files are damaged.
     """
-    if not (folder / "grid.csv").is_file():
+    path = folder / "grid.csv"
+    if not path.is_file():
         raise ValueError(f"{folder} has no grid.csv: evaluate that run first, or merge its shards")
-    evaluated = read_evaluated(folder)
-    with (folder / "grid.csv").open(newline="") as file:
-        cells = [[int(value) for value in row.values()] for row in csv.DictReader(file)]
-    return Grid.of(cells, evaluated)
-
-
-def read_evaluated(folder: Path) -> dict[str, Any]:
-    """The model and the settings that `write_grid` was given.
-
-    Raises:
-        ValueError: if the file is damaged.
-    """
-    try:
-        return json.loads((folder / "summary.json").read_text())["evaluated"]
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{folder / 'summary.json'} is damaged: evaluate again") from error
+    evaluated = read_evaluated(folder, max_length=int)
+    rows = read_table(path, COLUMNS)
+    with reading(path):
+        return Grid.of([[int(value) for value in row.values()] for row in rows], evaluated)

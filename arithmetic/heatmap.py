@@ -9,7 +9,6 @@ As in a matrix, row n is the length n of the first operand and column m that of 
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from arithmetic.grid import Grid, read_grid
+from tape.command import expected_errors, folder_name
 from tape.evaluation.figures import side_by_side, write_figure
 
 
@@ -54,12 +54,15 @@ def draw(grids: list[tuple[str, Grid]], target: Path) -> None:
     write_figure(figure_of(grids), target)
 
 
+@expected_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m arithmetic.heatmap", description="Draw evaluated runs side by side."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument("--name", default="grid", help="of the evaluation in them (default: grid)")
+    parser.add_argument(
+        "--name", type=folder_name, default="grid", help="of the evaluation in them (default: grid)"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -70,10 +73,7 @@ def main() -> None:
     out = (
         arguments.out.with_suffix("") if arguments.out.suffix in (".png", ".svg") else arguments.out
     )
-    try:
-        draw([(run.name, read_grid(run / arguments.name)) for run in arguments.runs], out)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    draw([(run.name, read_grid(run / arguments.name)) for run in arguments.runs], out)
     print(f"{out}.png and {out}.svg")
 
 

@@ -6,13 +6,13 @@ python -m arithmetic.merge output/add_adape
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from arithmetic.grid import Grid, write_grid
 from arithmetic.heatmap import draw
+from tape.command import expected_errors, folder_name
 from tape.evaluation.checkpoint import fingerprint
-from tape.evaluation.journal import join
+from tape.evaluation.journal import join, place_of
 
 
 def merge(run: Path, name: str = "grid") -> Grid:
@@ -21,7 +21,7 @@ def merge(run: Path, name: str = "grid") -> Grid:
     Raises:
         ValueError: if these are not the whole of one evaluation of the model in `run`.
     """
-    folder = run / name
+    folder = place_of(run, "--name", name)
     evaluated, rows = join(folder)
     if evaluated["model"] != fingerprint(run):
         raise ValueError(
@@ -43,17 +43,17 @@ def describe(grid: Grid) -> str:
     )
 
 
+@expected_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m arithmetic.merge", description="Join the shards of an evaluation."
     )
     parser.add_argument("run", type=Path, help="the folder of the run")
-    parser.add_argument("--name", default="grid", help="of the evaluation (default: grid)")
+    parser.add_argument(
+        "--name", type=folder_name, default="grid", help="of the evaluation (default: grid)"
+    )
     arguments = parser.parse_args()
-    try:
-        print(describe(merge(arguments.run, arguments.name)))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    print(describe(merge(arguments.run, arguments.name)))
 
 
 if __name__ == "__main__":

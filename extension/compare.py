@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import sys
 from pathlib import Path
 
 from extension.figures import figure_of
 from extension.measured import Measure
 from extension.methods import Method, is_base, lengths_of, methods_of
 from tape import origin
+from tape.command import expected_errors, folder_name
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
@@ -64,13 +64,17 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
     return text
 
 
+@expected_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m extension.compare", description="Compare methods of context extension."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs, and of their bases")
     parser.add_argument(
-        "--name", default="extend", help="of the folder with the measurements (default: extend)"
+        "--name",
+        type=folder_name,
+        default="extend",
+        help="of the folder with the measurements (default: extend)",
     )
     parser.add_argument(
         "--out",
@@ -79,10 +83,7 @@ def main() -> None:
         help="folder of the results (default: output/extend)",
     )
     arguments = parser.parse_args()
-    try:
-        print(compare(arguments.runs, arguments.name, arguments.out))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    print(compare(arguments.runs, arguments.name, arguments.out))
     print(f"\nalso in {arguments.out}, with a line per run and length, and the picture")
 
 

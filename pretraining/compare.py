@@ -16,6 +16,7 @@ from pretraining.figures import figure_of
 from pretraining.rows import Compared, compared
 from pretraining.tables import latex, lines_of, markdown
 from tape import origin
+from tape.command import expected_errors, folder_name
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
 
@@ -32,13 +33,17 @@ def compare(folders: list[Path], name: str, baseline: str, out: Path) -> tuple[s
     return text, found
 
 
+@expected_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m pretraining.compare", description="Compare trained runs over seeds."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
     parser.add_argument(
-        "--name", default="compare", help="of the folder with perplexity.csv (default: compare)"
+        "--name",
+        type=folder_name,
+        default="compare",
+        help="of the folder with perplexity.csv (default: compare)",
     )
     parser.add_argument(
         "--baseline",
@@ -52,10 +57,7 @@ def main() -> None:
         help="folder of the results (default: output/compare_encodings)",
     )
     arguments = parser.parse_args()
-    try:
-        text, found = compare(arguments.runs, arguments.name, arguments.baseline, arguments.out)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    text, found = compare(arguments.runs, arguments.name, arguments.baseline, arguments.out)
     print(text)
     print(f"\nalso in {arguments.out}, with a line per run and length, LaTeX, and the picture")
     if found.missing:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from scipy.stats import ttest_1samp
 
 from pretraining.trained import Trained, read_run
+from tape.command import in_one_line
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import FOLLOWS, Row, Run
 from tape.evaluation.intervals import student
@@ -63,8 +64,8 @@ def compared(folders: Iterable[Path], name: str) -> Compared:
     for folder in folders:
         try:
             runs.append(read_run(folder, name))
-        except (ValueError, OSError, KeyError) as error:
-            missing[folder] = str(error)
+        except (ValueError, OSError) as error:
+            missing[folder] = in_one_line(error)
     if not runs:
         raise ValueError("; ".join(missing.values()) or "no runs were given")
     for run in runs[1:]:

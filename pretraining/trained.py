@@ -9,6 +9,7 @@ from statistics import median
 from tape.evaluation.compare import Run
 from tape.evaluation.figures import Curve
 from tape.evaluation.perplexities import Perplexities, read_perplexities
+from tape.files import reading
 from tape.training.progress import MetricsFile, read_metrics
 
 TABLE = "perplexity.csv"
@@ -46,19 +47,20 @@ def read_run(folder: Path, name: str) -> Run[Trained]:
     if not path.is_file():
         raise ValueError(f"{path} is not there: the run did not finish, or was not measured")
     evaluated, perplexities = read_perplexities(path)
-    rows = read_metrics(folder / MetricsFile.FILE)
+    rows = read_metrics(metrics := folder / MetricsFile.FILE)
     logged = [row for row in rows if "loss" in row]
     if not logged:
-        raise ValueError(f"{folder / MetricsFile.FILE} has no loss of a training")
-    results = Trained(
-        perplexities,
-        _curve(logged, "loss"),
-        _curve([row for row in rows if "eval_loss" in row], "eval_loss"),
-        median(row["tokens_per_second"] for row in logged),
-        max(row["peak_memory_gib"] for row in logged),
-    )
+        raise ValueError(f"{metrics} has no loss of a training")
+    with reading(metrics):
+        results = Trained(
+            perplexities,
+            _curve(logged, "loss"),
+            _curve([row for row in rows if "eval_loss" in row], "eval_loss"),
+            median(float(row["tokens_per_second"]) for row in logged),
+            max(float(row["peak_memory_gib"]) for row in logged),
+        )
     return Run.read(folder, name, evaluated, results)
 
 
 def _curve(rows: list[dict[str, float]], column: str) -> Curve:
-    return [row["step"] for row in rows], [row[column] for row in rows]
+    return [row["step"] for row in rows], [float(row[column]) for row in rows]

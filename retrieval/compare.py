@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -21,6 +20,7 @@ from matplotlib.figure import Figure
 from retrieval.heatmap import end_of_training, figure_of
 from retrieval.results import Retrieval, read_results
 from tape import origin
+from tape.command import expected_errors, folder_name
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
 from tape.evaluation.figures import write_figure
@@ -131,12 +131,15 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
     return text
 
 
+@expected_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m retrieval.compare", description="Compare evaluated runs over seeds."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument("--name", default="passkey", help="of the evaluation (default: passkey)")
+    parser.add_argument(
+        "--name", type=folder_name, default="passkey", help="of the evaluation (default: passkey)"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -144,10 +147,7 @@ def main() -> None:
         help="folder of the results (default: output/compare_passkey)",
     )
     arguments = parser.parse_args()
-    try:
-        print(compare(arguments.runs, arguments.name, arguments.out))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    print(compare(arguments.runs, arguments.name, arguments.out))
     print(f"\nalso in {arguments.out}, with a line per run and length, and the pictures")
 
 

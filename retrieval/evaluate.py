@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from safetensors import SafetensorError
 
 from retrieval.decoding import Answer, answers
 from retrieval.heatmap import draw
@@ -19,8 +18,9 @@ from retrieval.plan import ONE, Batch, Questions, plan
 from retrieval.prompts import Needles
 from retrieval.results import Retrieval, write_results
 from retrieval.sequences import Passkeys
+from tape.command import expected_errors
 from tape.evaluation.checkpoint import check_length, fingerprint, load
-from tape.evaluation.journal import Journal, Shard, join, journals
+from tape.evaluation.journal import Journal, Shard, join, journals, place_of
 from tape.evaluation.workers import answering, complete
 from tape.names import check_whole
 from tape.training.runs import locked
@@ -106,7 +106,8 @@ def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
         **asked,
         **{"wrong": WRONG, "batch_tokens": arguments.batch_tokens, "batches": len(batches)},
     }
-    results = folder / (arguments.name or default_name(questions, trained))
+    name = default_name(questions, trained) if arguments.name is None else arguments.name
+    results = place_of(folder, "--name", name)
     with locked(shard.folder(results)):
         complete(
             Journal(results, shard, header),
@@ -182,13 +183,8 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@expected_errors(continues=True)
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
-    try:
-        evaluate(parser().parse_args())
-    except (ValueError, TypeError, OSError, SafetensorError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        log.info("interrupted: the same command continues")
-        sys.exit(130)
+    evaluate(parser().parse_args())

@@ -10,7 +10,6 @@ the lengths of the training end.
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from retrieval.results import Retrieval, read_results
+from tape.command import expected_errors, folder_name
 from tape.evaluation.figures import side_by_side, write_figure
 
 LABELS = 8  # of lengths below a panel, at most
@@ -88,12 +88,15 @@ def draw(name: str, results: Retrieval, folder: Path) -> None:
     write_figure(curve_of(name, results), folder / "lengths")
 
 
+@expected_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m retrieval.heatmap", description="Draw evaluated runs side by side."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument("--name", default="passkey", help="of the evaluation (default: passkey)")
+    parser.add_argument(
+        "--name", type=folder_name, default="passkey", help="of the evaluation (default: passkey)"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -101,11 +104,8 @@ def main() -> None:
         help="without .png and .svg, which are both written (default: output/passkey_heatmaps)",
     )
     arguments = parser.parse_args()
-    try:
-        found = [(run.name, read_results(run / arguments.name)) for run in arguments.runs]
-        write_figure(figure_of(found), arguments.out)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    found = [(run.name, read_results(run / arguments.name)) for run in arguments.runs]
+    write_figure(figure_of(found), arguments.out)
     print(f"{arguments.out}.png and {arguments.out}.svg")
 
 

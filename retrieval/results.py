@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from tape.evaluation.intervals import wilson, with_interval
-from tape.files import write_text
+from tape.evaluation.journal import read_evaluated, some_of_each
+from tape.evaluation.tables import read_table
+from tape.files import reading, write_text
 
 FIELDS = ("length", "depth", "prompts", "right", "found", "tokens")
 COLUMNS = (*FIELDS[:2], "tokens", "right", "prompts", "accuracy", "low", "high", "found", "values")
@@ -48,12 +49,19 @@ class Retrieval:
 
     @classmethod
     def of(cls, cells: list[list[Any]], evaluated: dict[str, Any]) -> Retrieval:
-        """From rows of FIELDS, which add up, and what was evaluated."""
+        """From rows of FIELDS, which add up, and what was evaluated.
+
+        Raises:
+            ValueError: if they are not those of every length and depth.
+        """
         lengths = sorted({cell[0] for cell in cells})
         depths = sorted({cell[1] for cell in cells}, key=lambda depth: depth or 0.0)
         counts = np.zeros((4, len(lengths), len(depths)), dtype=np.int64)
         for length, depth, *numbers in cells:
             counts[:, lengths.index(length), depths.index(depth)] += numbers
+        prompts, right, *_ = counts
+        if not cells or not ((right >= 0) & (right <= prompts) & (prompts > 0)).all():
+            raise ValueError("these are no numbers of right answers: evaluate again")
         return cls(lengths, depths, *counts, evaluated)
 
     @property
@@ -118,18 +126,15 @@ def write_results(folder: Path, evaluated: dict[str, Any], rows: list[dict[str, 
         rows: the parts, in any order.
     """
     rows = sorted(rows, key=lambda row: row["batch"])
-    results = Retrieval.of([cell for row in rows for cell in row["cells"]], evaluated)
+    with reading(folder):
+        results = Retrieval.of([cell for row in rows for cell in row["cells"]], evaluated)
+        wrong = some_of_each(
+            rows, evaluated["wrong"], lambda answer: (answer["length"], answer["depth"] or 0.0)
+        )
     write_text(folder / "passkey.csv", results.table())
     summary = {**results.summary(), "evaluated": evaluated}
     write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    seen, lines = Counter(), []
-    answers = (answer for row in rows for answer in row["wrong"])
-    for answer in sorted(answers, key=lambda answer: (answer["length"], answer["depth"] or 0.0)):
-        cell = answer["length"], answer["depth"]
-        if seen[cell] < evaluated["wrong"]:  # batches that share a cell each have so many
-            lines.append(json.dumps(answer) + "\n")
-        seen[cell] += 1
-    write_text(folder / "wrong.jsonl", "".join(lines))
+    write_text(folder / "wrong.jsonl", wrong)
     return results
 
 
@@ -139,15 +144,12 @@ def read_results(folder: Path) -> Retrieval:
     Raises:
         ValueError: if it has not, or the files are damaged.
     """
-    if not (folder / "passkey.csv").is_file():
+    if not (path := folder / "passkey.csv").is_file():
         raise ValueError(f"{folder} has no passkey.csv: evaluate that run first")
-    try:
-        evaluated = json.loads((folder / "summary.json").read_text())["evaluated"]
-        with (folder / "passkey.csv").open(newline="") as file:
-            cells = [_cell(row) for row in csv.DictReader(file)]
-        return Retrieval.of(cells, evaluated)
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{folder} holds damaged results ({error}): evaluate again") from error
+    evaluated = read_evaluated(folder, trained=int, keys=int, values=int)
+    rows = read_table(path, COLUMNS)
+    with reading(path):
+        return Retrieval.of([_cell(row) for row in rows], evaluated)
 
 
 def _cell(row: dict[str, str]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -36,6 +38,37 @@ def new_folder(target: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Have whatever goes wrong with the content of a file be a ValueError that names it: a damaged
+    file may hold anything, and readers trip over all of it."""
+    try:
+        yield
+    except (OSError, MemoryError, ImportError):  # it is not the content
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
+            raise
+        if type(error) is ValueError:  # says what is wrong
+            raise ValueError(f"{path}: {error}") from error
+        what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is damaged ({what}): make it again, or remove it") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: if the file is damaged, or holds something else.
+        OSError: if it cannot be read.
+    """
+    with reading(path):
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError(f"it must be a JSON object, not a {type(found).__name__}")
+        return found
 
 
 def write_text(target: Path, text: str) -> None:

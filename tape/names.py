@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -30,6 +31,17 @@ def check_arguments(owner: str, given: Iterable[str], accepted: Iterable[str]) -
     for name in given:
         if name not in accepted:
             raise ValueError(f"{owner} takes no argument {name!r}{suggestion(name, accepted)}")
+
+
+def check_name(setting: str, name: object) -> str:
+    """The name of a folder, or a ValueError for what is none, or more than one."""
+    plain = isinstance(name, str | int) and not isinstance(name, bool)  # 7 is a name, too
+    if not plain or not re.fullmatch(r"[\w+=-][\w.+=-]*", str(name), re.ASCII):
+        raise ValueError(
+            f"{setting}={name!r}: a name is one folder of letters, digits, . _ - + =, not "
+            f"beginning with a dot; choose another"
+        )
+    return str(name)
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:

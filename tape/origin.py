@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tape.files import write_text
+from tape.files import reading, write_text
 
 FILE = "origin.json"
 PACKAGES = ("tape", "torch", "transformers")
@@ -34,7 +34,8 @@ def read(folder: Path) -> list[dict[str, Any]]:
     """The processes that worked on the results in a folder, in their order; none if that was not
     recorded, or cannot be read: results do not depend on it."""
     try:
-        found = json.loads((folder / FILE).read_text())
+        with reading(folder / FILE):
+            found = json.loads((folder / FILE).read_bytes())
     except (OSError, ValueError):
         return []
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []

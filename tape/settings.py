@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tape.files import write_text
+from tape.files import read_object, reading, write_text
 from tape.names import check_arguments
 
 Settings = TypeVar("Settings")
@@ -24,9 +24,7 @@ def load(cls: type[Settings], path: Path) -> Settings:
     Raises:
         ValueError: if the file holds something else than the fields of `cls`.
     """
-    try:
-        found = dict(**json.loads(path.read_text(encoding="utf-8")))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} does not hold settings of {cls.__name__}: {error}") from error
-    check_arguments(str(path), found, (field.name for field in fields(cls)))
-    return cls(**found)
+    found = read_object(path)
+    with reading(path):
+        check_arguments(cls.__name__, found, (field.name for field in fields(cls)))
+        return cls(**found)

@@ -7,6 +7,7 @@ import os
 import runpy
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +52,12 @@ def run_command(
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with (
         _process_state(folder, environment or {}),
+        warnings.catch_warnings(),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
+        # That a module was imported before: a process of its own begins without any.
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
         sys.argv = [module or str(file), *arguments]
         status = 0
         try:

@@ -7,7 +7,6 @@ python -m tape.analysis.cost --layers 32 --hidden 4096 --heads 32 --mlp 11008 --
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tqdm import tqdm
 from tape import TapeConfig, origin
 from tape.analysis import counting, formulas
 from tape.analysis.cost_table import Cost, markdown, table
+from tape.command import expected_errors
 from tape.files import write_text
 from tape.names import check_whole
 from tape.positions import ENCODINGS
@@ -142,12 +142,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+@expected_errors()
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
-    try:
-        print(run({name: getattr(arguments, name) for name in SHAPE}, arguments.out))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    print(run({name: getattr(arguments, name) for name in SHAPE}, arguments.out))
     print(f"also in {arguments.out}, as cost.csv and cost.md")
 
 

@@ -15,7 +15,6 @@ prompt and the second decoded token by token.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -39,9 +38,10 @@ from tape.analysis.texts import (
     with_refused,
 )
 from tape.cache import GrowingCache
+from tape.command import Distinct, whole
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
-from tape.evaluation.perplexity import whole
+from tape.evaluation.scoring import exp
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.positions import Positions
@@ -166,7 +166,7 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
             nll = losses.double().mean().item()
             yield about | {
                 **{"data": text, "fault": fault, "length": length, "tokens": losses.numel()},
-                **{"nll": nll, "perplexity": math.exp(nll)},
+                **{"nll": nll, "perplexity": exp(nll)},
             }
 
 
@@ -207,7 +207,11 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     )
     add_arguments(parser)
     parser.add_argument(
-        "--lengths", type=whole(4), nargs="+", help="of windows; 1, 2 and 4 times the trained"
+        "--lengths",
+        type=whole(4),
+        nargs="+",
+        action=Distinct,
+        help="of windows; 1, 2 and 4 times the trained",
     )
     parser.add_argument("--windows", type=whole(1), default=64, help="of the text, each length")
     parser.add_argument("--out", type=Path, default=Path("output/faults"), help="a folder")

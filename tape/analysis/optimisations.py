@@ -13,7 +13,6 @@ the ratios medians of those within a round. RoPE's layer is the fused kernel.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -27,6 +26,7 @@ from tape.analysis.cost_table import rows_of
 from tape.analysis.decoders import decoder
 from tape.analysis.measuring import DEVICE, in_turn, machine, observed, synchronize
 from tape.attention import eager, flex, sdpa
+from tape.command import expected_errors
 from tape.names import check_whole
 from tape.payload import Payload
 from tape.positions import Positions
@@ -180,6 +180,7 @@ def run(batch: int, length: int, hidden: int, heads: int, rounds: int) -> str:
     return f"{about}, {machine()}, torch {torch.__version__}\n\n{rows_of(lines)}"
 
 
+@expected_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tape.analysis.optimisations",
@@ -191,10 +192,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256, help=" ")
     parser.add_argument("--heads", type=int, default=4, help=" ")
     parser.add_argument("--rounds", type=int, default=31, help="at least 7")
-    try:
-        print(run(**vars(parser.parse_args())))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    print(run(**vars(parser.parse_args())))
 
 
 if __name__ == "__main__":

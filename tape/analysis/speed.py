@@ -30,6 +30,7 @@ from tape.analysis.speed_figure import draw
 from tape.analysis.speed_table import markdown, results, table
 from tape.analysis.workloads import WORK, Load
 from tape.attention import KERNELS
+from tape.command import expected_errors
 from tape.evaluation.journal import Journal, Shard
 from tape.files import write_text
 from tape.names import check_whole
@@ -202,12 +203,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+@expected_errors(continues=True)
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
-    try:
-        text, left = run(arguments)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    text, left = run(arguments)
     print(text)
     print(f"also in {arguments.out}, with speed.csv and pictures")
     if left:

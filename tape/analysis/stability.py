@@ -31,10 +31,11 @@ from tape.analysis.texts import (
     windows,
     with_refused,
 )
+from tape.command import Distinct, whole
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.intervals import student
-from tape.evaluation.perplexity import DTYPES, whole
+from tape.evaluation.perplexity import DTYPES
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 
@@ -180,8 +181,12 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add_arguments(parser)
     parser.add_argument("--length", type=whole(2), default=128, help="tokens of a window")
     parser.add_argument("--windows", type=whole(1), default=16, help="of the text")
-    parser.add_argument("--shifts", type=whole(1), nargs="+", default=[3, 10, 100, 1000])
-    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument(
+        "--shifts", type=whole(1), nargs="+", action=Distinct, default=[3, 10, 100, 1000]
+    )
+    parser.add_argument(
+        "--dtypes", choices=DTYPES, nargs="+", action=Distinct, default=["float32", "bfloat16"]
+    )
     parser.add_argument("--out", type=Path, default=Path("output/stability"), help="a folder")
     return parser.parse_args(given)
 

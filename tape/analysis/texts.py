@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor
 
+from tape.command import EXPECTED, expected_errors, in_one_line
 from tape.evaluation.compare import Run, rows_of, settings_of
 from tape.evaluation.texts import CORPORA, open_text
 from tape.modeling import TapeForCausalLM
 from tape.training.runs import TRAINED
-
-ERRORS = (ValueError, OSError, SafetensorError, torch.OutOfMemoryError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +84,8 @@ def measured(
     for model in models(given):
         try:
             rows += list(measure(model))
-        except ERRORS as error:
-            refused[model.folder] = str(error)
+        except EXPECTED as error:
+            refused[model.folder] = in_one_line(error)
     if not rows:
         raise ValueError("; ".join(refused.values()))
     return rows, refused
@@ -114,7 +112,7 @@ def windows(
     if len(tokens) < length:
         raise ValueError(f"windows of {length} tokens: the text has {len(tokens):,}")
     last = len(tokens) - length
-    starts = np.unique(np.linspace(0, last, arguments.windows).astype(int))
+    starts = np.unique(np.linspace(0, last, min(arguments.windows, last + 1)).astype(int))
     found = [torch.from_numpy(tokens[start : start + length].astype(np.int64)) for start in starts]
     return text.name, found
 
@@ -128,16 +126,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
+@expected_errors()
 def carry_out(
     run: Callable[[argparse.Namespace], tuple[str, bool]], arguments: argparse.Namespace
 ) -> None:
     """Print the tables of `run`, which also says whether all models are in them: the status is 1
-    otherwise. An error ends it with a line."""
+    otherwise."""
     transformers.logging.disable_progress_bar()
-    try:
-        text, whole = run(arguments)
-    except ERRORS as error:
-        sys.exit(f"error: {error}")
+    text, whole = run(arguments)
     print(text)
     print(f"\nalso in {arguments.out}")
     sys.exit(not whole)

@@ -36,10 +36,10 @@ from tape.analysis.texts import (
     windows,
     with_refused,
 )
+from tape.command import whole
 from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
-from tape.evaluation.perplexity import whole
 from tape.files import write_text
 
 PANEL = 1.9  # inches

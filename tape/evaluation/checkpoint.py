@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from tape.adapters import ADAPTER, merged, weights_of_encoding
 from tape.configuration import TapeConfig
+from tape.files import read_object, reading
 from tape.modeling import TapeForCausalLM
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files
+CONFIG = "config.json"
 SHA256 = 64  # digits; a revision on the hub has fewer
 
 
@@ -31,7 +33,39 @@ def load(
     and the penalties that a base may ask for when it generates."""
     model = load_model(folder, dtype)
     model.generation_config = GenerationConfig()
-    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return model, read_tokenizer(folder)
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model.
+
+    Raises:
+        ValueError: if there is none, or its files are damaged.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever the library trips over
+        for path in (folder / "tokenizer_config.json", folder / "tokenizer.json"):
+            if path.is_file():
+                read_object(path)
+        raise ValueError(
+            f"{folder} has no tokenizer that can be loaded ({type(error).__name__}: {error}): put "
+            f"the model's own there"
+        ) from error
+
+
+def read_config(folder: Path) -> TapeConfig:
+    """The configuration beside a model.
+
+    Raises:
+        ValueError: if there is none, or it is none of a model of ours or of a Llama.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {CONFIG}: give the folder of a trained model")
+    read_object(path)
+    with reading(path):
+        return TapeConfig.from_pretrained(folder, local_files_only=True)
 
 
 def load_model(
@@ -45,13 +79,13 @@ def load_model(
         attn_implementation: None for the library's choice.
 
     Raises:
-        ValueError: if the folder holds no trained model, or not all of one; for an adapter without
-            its base.
+        ValueError: if the folder holds no trained model, not all of one, or more; for an adapter
+            without its base.
     """
     adapted = weight_files(folder)[0].name == ADAPTER
-    config = TapeConfig.from_pretrained(folder)
+    config = read_config(folder)
     source, where = _base(folder, config) if adapted else (folder, {"local_files_only": True})
-    model, _ = with_weights(
+    model, left = with_weights(
         source,
         config,
         new_encoding=adapted,  # the adapter has its weights
@@ -60,7 +94,13 @@ def load_model(
         **where,
     )
     if adapted:
-        model = merged(model, folder)
+        with reading(folder / ADAPTER):
+            model = merged(model, folder)
+    elif left := [name for name in left if "inv_freq" not in name]:
+        raise ValueError(
+            f"{folder}: {len(left)} weights belong to no part of the model in {CONFIG}, such as "
+            f"{left[0]}"
+        )
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -77,19 +117,24 @@ def with_weights(
     Raises:
         ValueError: if weights are missing, or of other shapes.
     """
-    with _without_report():
-        model, loaded = TapeForCausalLM.from_pretrained(
-            source,
-            config=config,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are named below
-            output_loading_info=True,
-            **how,
-        )
+    if (folder := Path(source)).is_dir():
+        _check_shapes(folder, config)
+    try:
+        with _without_report(), reading(folder):
+            model, loaded = TapeForCausalLM.from_pretrained(
+                source,
+                config=config,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are named below
+                output_loading_info=True,
+                **how,
+            )
+    except (ImportError, RuntimeError) as error:
+        if not hasattr(config, "quantization_config"):
+            raise
+        raise ValueError(f"{source}: quantization_config in its {CONFIG}: {error}") from error
     for name, theirs, ours in sorted(loaded["mismatched_keys"]):
-        raise ValueError(
-            f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
-        )
+        raise _other_shape(source, name, theirs, ours)
     new = weights_of_encoding(model) if new_encoding else set()
     if lost := sorted({*loaded["missing_keys"]} - new):
         raise ValueError(
@@ -97,6 +142,31 @@ def with_weights(
             f"{lost[0]}"
         )
     return model, sorted(loaded["unexpected_keys"])
+
+
+def _check_shapes(folder: Path, config: TapeConfig) -> None:
+    """Raise a ValueError if weights have other shapes than in the model of a configuration, which
+    may be too large for this machine: none of it is made."""
+    shapes: dict[str, list[int]] = {}
+    for path in weight_files(folder):
+        with reading(path), safe_open(path, "pt") as weights:
+            shapes |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+    if config.num_hidden_layers > len(shapes):
+        raise ValueError(
+            f"{folder}: num_hidden_layers={config.num_hidden_layers} in its {CONFIG}, and there "
+            f"are {len(shapes)} weights in all"
+        )
+    with reading(folder / CONFIG), torch.device("meta"):
+        model = TapeForCausalLM(config)
+    for name, weight in sorted(model.state_dict().items()):
+        if name in shapes and shapes[name] != list(weight.shape):
+            raise _other_shape(folder, name, shapes[name], weight.shape)
+
+
+def _other_shape(source: str | Path, name: str, theirs: Sequence[int], ours: Sequence[int]):
+    return ValueError(
+        f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
+    )
 
 
 @contextmanager
@@ -117,12 +187,7 @@ def _without_report() -> Iterator[None]:
 def _base(folder: Path, config: TapeConfig) -> tuple[str | Path, dict[str, Any]]:
     """Where the base of an adapter is, for `from_pretrained`. A relative folder is looked for from
     here, then from each folder around the adapter."""
-    if config.adaptation is None:
-        raise ValueError(
-            f"{folder} is an adapter whose base is not recorded in its config.json; allowed are "
-            f"those that train.py peft=... made"
-        )
-    base, weights = config.adaptation["base_model"], config.adaptation["base_weights"]
+    base, weights = (_adaptation(folder, config)[key] for key in ("base_model", "base_weights"))
     if len(weights) != SHA256:
         return base, {"revision": weights}
     places = (above / base for above in (Path(), *folder.resolve().parents))
@@ -138,6 +203,17 @@ def _base(folder: Path, config: TapeConfig) -> tuple[str | Path, dict[str, Any]]
             f"it was trained on"
         )
     return place, {"local_files_only": True}
+
+
+def _adaptation(folder: Path, config: TapeConfig) -> dict[str, str]:
+    """The base of an adapter, `base_model`, and its hash or revision, `base_weights`."""
+    found = config.adaptation or {}
+    if not all(isinstance(found.get(key), str) for key in ("base_model", "base_weights")):
+        raise ValueError(
+            f"{folder} is an adapter whose base is not recorded in its {CONFIG}; allowed are "
+            f"those that train.py peft=... made"
+        )
+    return found
 
 
 def restore(model: TapeForCausalLM | PeftModel, checkpoint: Path) -> None:
@@ -164,8 +240,9 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / name).is_file():
             return [folder / name]
     if (folder / INDEX).is_file():
-        names = json.loads((folder / INDEX).read_text())["weight_map"].values()
-        return [folder / name for name in sorted(set(names))]
+        index = read_object(folder / INDEX)
+        with reading(folder / INDEX):
+            return [folder / name for name in sorted({*index["weight_map"].values()})]
     raise ValueError(f"{folder} has no {WEIGHTS}: give the folder of a run that has finished")
 
 
@@ -177,7 +254,7 @@ def fingerprint(folder: Path) -> str:
         with path.open("rb") as file:
             found.append(hashlib.file_digest(file, "sha256").hexdigest())
     if path.name == ADAPTER:
-        found.append(TapeConfig.from_pretrained(folder).adaptation["base_weights"])
+        found.append(_adaptation(folder, read_config(folder))["base_weights"])
     return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 

@@ -31,8 +31,9 @@ def settings_of(folder: Path) -> tuple[int, dict[str, Any]]:
         ValueError: if it was not.
     """
     settings = influential(read_configuration(folder, TRAINED))
-    if missing := {"seed", "trainer.seed", "position.name"} - settings.keys():
-        raise ValueError(f"{folder / TRAINED} has no {', '.join(sorted(missing))}: train again")
+    kinds = {"seed": int, "trainer.seed": int, "position.name": str, "length": int}
+    if wrong := [key for key in kinds if not isinstance(settings.get(key), kinds[key])]:
+        raise ValueError(f"{folder / TRAINED} has no {', '.join(wrong)}: train again")
     seed = settings.pop("seed")
     if settings["trainer.seed"] == seed:
         del settings["trainer.seed"]

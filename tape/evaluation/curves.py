@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tape.evaluation.scoring import Perplexity
-from tape.evaluation.tables import add_rows, read_table
+from tape.evaluation.tables import Row, add_rows, read_table
 
 # What a row is about: it is there once.
 ABOUT = (
@@ -44,8 +44,12 @@ def average(length: int, batches: list[Binned], by_batch: bool) -> Perplexity:
     counts = [(sum(n for _, n, _ in batch), math.fsum(x for *_, x in batch)) for batch in batches]
     tokens = sum(n for n, _ in counts)
     if by_batch:
-        return Perplexity(length, tokens, math.fsum(x / n for n, x in counts) / len(counts))
-    return Perplexity(length, tokens, math.fsum(x for _, x in counts) / tokens)
+        nll = math.fsum(x / n for n, x in counts) / len(counts)
+    else:
+        nll = math.fsum(x for _, x in counts) / tokens
+    if not math.isfinite(nll):
+        raise ValueError(f"the mean loss in windows of {length:,} is not finite")
+    return Perplexity(length, tokens, nll)
 
 
 def by_position(length: int, batches: list[Binned]) -> list[dict[str, Any]]:
@@ -65,12 +69,26 @@ def position_table(path: Path) -> Path:
     return path.with_name(f"{path.stem}_by_position.csv")
 
 
+def read_curves(path: Path) -> tuple[list[Row], list[Row]]:
+    """The rows of a table, and of that by position beside it; none if they are not there.
+
+    Raises:
+        ValueError: if one of them is another table, or damaged.
+    """
+    rows = read_table(path, COLUMNS, ("length", "tokens"), ("nll", "perplexity"))
+    beside = position_table(path)
+    bins = read_table(beside, POSITION_COLUMNS, ("length", "first", "last", "tokens"), ("nll",))
+    for n, row in enumerate(bins, start=2):
+        if int(row["last"]) < int(row["first"]):
+            raise ValueError(f"{beside}, line {n}: the last position is before the first")
+    return rows, bins
+
+
 def check_tables(path: Path) -> None:
     """Raise a ValueError if results cannot be added to these tables."""
     if path.suffix != ".csv":
         raise ValueError(f"--out {path} must end in .csv")
-    read_table(path, COLUMNS)
-    read_table(position_table(path), POSITION_COLUMNS)
+    read_curves(path)
 
 
 def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -> list[Perplexity]:

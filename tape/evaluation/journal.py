@@ -10,13 +10,35 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tape.files import write_text
+from tape.files import read_object, reading, write_text
+from tape.names import check_name
 from tape.training.runs import differences
 
 FILE = "parts.jsonl"
+MOST = 10**7  # batches
+
+
+# What belongs to a run itself, in its folder.
+OF_THE_RUN = re.compile(
+    r"report|perplexity|checkpoint-\d+|.*\.(json|jsonl|safetensors|model|csv|png|md|txt)"
+)
+
+
+def place_of(run: Path, setting: str, name: object) -> Path:
+    """The folder of an evaluation in that of a run.
+
+    Raises:
+        ValueError: for a name that is none, or the name of something else there.
+    """
+    place = run / check_name(setting, name)
+    if OF_THE_RUN.fullmatch(place.name) or (place.exists() and not place.is_dir()):
+        raise ValueError(f"{setting}={name!r} belongs to {run} itself; choose another")
+    return place
 
 
 class Incomplete(ValueError):
@@ -62,11 +84,14 @@ def read(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]], int]:
     """
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    try:
-        rows = [json.loads(line) for line in whole.splitlines()]
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it, and start again") from error
-    return (rows[0] if rows else None), rows[1:], len(whole)
+    with reading(path):
+        header, *rows = [json.loads(line) for line in whole.splitlines()] or [None]
+        if header is not None:
+            own = Shard.parse(header["shard"]).numbers(header["batches"])
+            numbers = {row["batch"] for row in rows}
+            if len(own) > MOST or len(numbers) < len(rows) or not all(n in own for n in numbers):
+                raise ValueError("batches are there twice, or not of this share: remove it")
+    return header, rows, len(whole)
 
 
 class Journal:
@@ -126,16 +151,46 @@ def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise ValueError(f"{results} holds no evaluation: nothing has been answered there")
     belongs = _owners({path: header for path, (header, _) in found.items()})
     evaluated = {k: v for k, v in next(iter(found.values()))[0].items() if k != "shard"}
-    done = [(row["batch"], path) for path, (_, rows) in found.items() for row in rows]
-    if len(set(done)) < len(done) or not set(done) <= belongs.items():
-        raise ValueError(f"parts in {results} have batches twice, or not their own: remove it")
-    if missing := sorted(set(range(evaluated["batches"])) - dict(done).keys()):
+    done = {row["batch"] for _, rows in found.values() for row in rows}
+    if missing := sorted(set(range(evaluated["batches"])) - done):
         where = sorted({str(belongs.get(number, "a shard not started")) for number in missing})
         raise Incomplete(
             f"{len(missing)} of {evaluated['batches']} batches are missing: run the evaluation of "
             f"{', '.join(where)} to its end"
         )
     return evaluated, [row for _, rows in found.values() for row in rows]
+
+
+def some_of_each(
+    rows: list[dict[str, Any]], most: int, cell: Callable[[dict[str, Any]], tuple]
+) -> str:
+    """Wrong answers of all batches, up to `most` of each cell, as lines of JSON in the order of
+    cells. (Batches that share a cell have so many each.)"""
+    seen, lines = Counter(), []
+    for answer in sorted((answer for row in rows for answer in row["wrong"]), key=cell):
+        if seen[cell(answer)] < most:
+            lines.append(json.dumps(answer) + "\n")
+        seen[cell(answer)] += 1
+    return "".join(lines)
+
+
+def read_evaluated(folder: Path, **kinds: type) -> dict[str, Any]:
+    """What the results in a folder are of: the model and the settings that their journals began
+    with, from the summary.json beside the results.
+
+    Args:
+        kinds: the types of some settings.
+
+    Raises:
+        ValueError, OSError: if the file is damaged, or missing.
+    """
+    summary = read_object(path := folder / "summary.json")
+    with reading(path):
+        evaluated = summary["evaluated"]
+        for name, kind in {"model": str, **kinds}.items():
+            if not isinstance(evaluated[name], kind):
+                raise ValueError(f"{name}={evaluated[name]!r} must be of {kind}")
+        return evaluated
 
 
 def _owners(headers: dict[Path, dict[str, Any]]) -> dict[int, Path]:

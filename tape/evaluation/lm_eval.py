@@ -11,18 +11,17 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
-from safetensors import SafetensorError
 
+from tape.command import Distinct, expected_errors, whole
 from tape.evaluation import zero_shot
 from tape.evaluation.checkpoint import check_length, fingerprint, load
-from tape.evaluation.perplexity import DTYPES, whole
+from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.tables import Row
+from tape.files import read_object
 from tape.training.runs import locked
 
 TOKENIZER = "tokenizer_config.json"
@@ -97,7 +96,7 @@ def _answers(about: dict[str, Any]) -> Path:
 def _check_tokenizer(folder: Path) -> None:
     """RULER's tasks load the tokenizer by themselves, and would run code that comes with it."""
     path = folder / TOKENIZER
-    if path.is_file() and "auto_map" in json.loads(path.read_text(encoding="utf-8")):
+    if path.is_file() and "auto_map" in read_object(path):
         raise ValueError(f"{path} asks for code of its own (auto_map), which is not run")
 
 
@@ -125,7 +124,13 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--truncate", action="store_true", help="leave out the beginning of longer prompts"
     )
-    parser.add_argument("--lengths", type=whole(1), nargs="+", help="of RULER's prompts, in tokens")
+    parser.add_argument(
+        "--lengths",
+        type=whole(1),
+        nargs="+",
+        action=Distinct,
+        help="of RULER's prompts, in tokens",
+    )
     parser.add_argument("--limit", type=whole(1), help="ask this many of each task, for a try")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--metric", default="acc", help="that the printed table shows")
@@ -144,19 +149,14 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
+@expected_errors(continues=True)
 def main() -> None:
     arguments = parse()
     transformers.logging.disable_progress_bar()
-    try:
-        rows = zero_shot.read(arguments.table) if arguments.table else run(arguments)
-        print(zero_shot.table(rows, arguments.metric))
-        if not arguments.table:
-            print(f"\nalso in {arguments.out}")
-    except (ValueError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("interrupted: the same command continues", file=sys.stderr)
-        sys.exit(130)
+    rows = zero_shot.read(arguments.table) if arguments.table else run(arguments)
+    print(zero_shot.table(rows, arguments.metric))
+    if not arguments.table:
+        print(f"\nalso in {arguments.out}")
 
 
 if __name__ == "__main__":

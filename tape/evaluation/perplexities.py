@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tape.evaluation.curves import ABOUT, COLUMNS, POSITION_COLUMNS, position_table
+from tape.evaluation.curves import ABOUT, read_curves
 from tape.evaluation.picture import curve
-from tape.evaluation.tables import read_table
 
 # What has to be the same for runs that are compared, whatever they were trained with.
 ASKED = (*(c for c in ABOUT if c not in ("model", "model_hash", "length")), "lengths")
@@ -34,7 +33,7 @@ def read_perplexities(path: Path) -> tuple[dict[str, Any], Perplexities]:
     Raises:
         ValueError: if there is another number of them, or the file is another table.
     """
-    rows = read_table(path, COLUMNS)
+    rows, bins = read_curves(path)
     about = [column for column in ABOUT if column != "length"]
     if len({tuple(row[column] for column in about) for row in rows}) != 1:
         differing = [c for c in about if len({row[c] for row in rows}) > 1] or ["no row at all"]
@@ -46,7 +45,6 @@ def read_perplexities(path: Path) -> tuple[dict[str, Any], Perplexities]:
     at, losses = (
         {int(row["length"]): float(row[column]) for row in rows} for column in ("perplexity", "nll")
     )
-    bins = read_table(position_table(path), POSITION_COLUMNS)
     by_position = curve([b for b in bins if b["length"] == rows[-1]["length"]])
     evaluated = {**rows[0], "model": rows[0]["model_hash"], "lengths": list(at)}
     return evaluated, Perplexities(at, losses, by_position)

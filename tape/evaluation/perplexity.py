@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from safetensors import SafetensorError
 
+from tape.command import Distinct, expected_errors, whole
 from tape.evaluation.checkpoint import check_length, fingerprint, load_model
 from tape.evaluation.curves import Binned, binned, check_tables, write
 from tape.evaluation.journal import Incomplete, Journal, Shard, join
@@ -36,6 +35,7 @@ from tape.evaluation.windows import (
     windows_of,
 )
 from tape.evaluation.workers import answering, complete
+from tape.files import reading
 from tape.modeling import TapeForCausalLM
 from tape.training.runs import locked
 
@@ -118,7 +118,9 @@ def run(arguments: argparse.Namespace) -> list[Perplexity]:
             lambda batch, found: {"length": batch.length, "bins": found},
             title=lambda batch: f"windows of {batch.length:,}",
         )
-    return _report(arguments, text, *join(results))
+    evaluated, rows = join(results)
+    with reading(results):
+        return _report(arguments, text, evaluated, rows)
 
 
 def _report(
@@ -152,17 +154,6 @@ def markdown(found: list[Perplexity]) -> str:
     return "\n".join([head, "|---|---|---|---|", *lines])
 
 
-def whole(least: int) -> Any:
-    """A whole number for argparse."""
-
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
-        return int(text)
-
-    return number
-
-
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tape.evaluation.perplexity",
@@ -170,7 +161,13 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", type=Path, help="a folder with a model of ours, or a Llama")
-    what.add_argument("--plot", type=Path, nargs="+", help="draw these tables, and measure nothing")
+    what.add_argument(
+        "--plot",
+        type=Path,
+        nargs="+",
+        action=Distinct,
+        help="draw these tables, and measure nothing",
+    )
     parser.add_argument(
         "--data",
         help=f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}",
@@ -215,23 +212,19 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
+@expected_errors(continues=True)
 def main() -> None:
     arguments = parse()
     transformers.logging.disable_progress_bar()
+    if arguments.plot:
+        draw(arguments.plot, arguments.out)
+        print(arguments.out)
+        return
     try:
-        if arguments.plot:
-            draw(arguments.plot, arguments.out)
-            print(arguments.out)
-        else:
-            print(markdown(run(arguments)))
-            print(f"\nalso in {arguments.out}, with a picture and the loss by position beside it")
+        print(markdown(run(arguments)))
+        print(f"\nalso in {arguments.out}, with a picture and the loss by position beside it")
     except Incomplete as missing:
         print(f"shard {arguments.shard} is done; {missing}")
-    except (ValueError, OSError, SafetensorError, torch.OutOfMemoryError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("interrupted: the same command continues", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

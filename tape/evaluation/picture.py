@@ -8,8 +8,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tape.evaluation.curves import COLUMNS, POSITION_COLUMNS, position_table
-from tape.evaluation.tables import Row, read_table
+from tape.evaluation.curves import read_curves
+from tape.evaluation.tables import Row
 from tape.files import write_bytes
 
 # What a series is about: those columns first that name it best.
@@ -27,8 +27,8 @@ def draw(tables: list[Path], target: Path) -> None:
     """
     if missing := [path for path in tables if not path.is_file()]:
         raise ValueError(f"{missing[0]} is not there: measure perplexity first")
-    rows = [row for path in tables for row in read_table(path, COLUMNS)]
-    bins = [row for path in tables for row in read_table(position_table(path), POSITION_COLUMNS)]
+    found = [read_curves(path) for path in tables]
+    rows, bins = ([row for each in found for row in each[n]] for n in range(2))
     if not rows:
         raise ValueError(f"nothing to draw in {', '.join(map(str, tables))}")
     content = io.BytesIO()

@@ -35,11 +35,19 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nll)
+        return exp(self.nll)
 
     def bits_per_byte(self, scored_bytes: float) -> float:
         """`scored_bytes`: size of the scored text in UTF-8."""
         return self.nll * self.tokens / math.log(2) / scored_bytes
+
+
+def exp(nll: float) -> float:
+    """A perplexity; beyond the largest number, infinity."""
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf
 
 
 @contextmanager

@@ -5,32 +5,47 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tape.files import write_text
+from tape.files import reading, write_text
 
 Row = dict[str, str]
+NUMBER = r"\d{1,17}(\.\d+)?(e[+-]?\d{1,3})?|inf"
 
 
-def read_table(path: Path, columns: tuple[str, ...]) -> list[Row]:
+def read_table(
+    path: Path, columns: tuple[str, ...], whole: Iterable[str] = (), real: Iterable[str] = ()
+) -> list[Row]:
     """The rows of a table; none if there is no file.
 
+    Args:
+        whole, real: columns of whole numbers, 1 or more, and of other numbers, 0 or more.
+
     Raises:
-        ValueError: if the file has other columns.
+        ValueError: if the file is damaged, has other columns, or something else in those of
+            numbers.
     """
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
+    with reading(path), path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
+        found = tuple(reader.fieldnames or ())
         rows = list(reader)
-    if tuple(reader.fieldnames or ()) != columns:
+    if found != columns:
         raise ValueError(
-            f"{path} is no table of this kind: its columns are {', '.join(reader.fieldnames or ())}"
-            f" in place of {', '.join(columns)}"
+            f"{path} is no table of this kind: its columns are {', '.join(found) or 'none'} in "
+            f"place of {', '.join(columns)}"
         )
     if torn := [n for n, row in enumerate(rows, start=2) if None in row or None in row.values()]:
         raise ValueError(f"{path}, line {torn[0]}: not as many values as there are columns")
+    numbers = dict.fromkeys(whole, r"[1-9]\d{0,14}") | dict.fromkeys(real, NUMBER)
+    for n, row in enumerate(rows, start=2):
+        for column, pattern in numbers.items():
+            if not re.fullmatch(pattern, row[column], re.ASCII):
+                raise ValueError(f"{path}, line {n}: {column}={row[column]!r} is no such number")
     return rows
 
 

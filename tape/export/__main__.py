@@ -1,15 +1,15 @@
 """python -m tape.export FOLDER --out DIR [--format tape|llama]"""
 
 import argparse
-import sys
 from pathlib import Path
 
 import transformers
-from safetensors import SafetensorError
 
+from tape.command import expected_errors
 from tape.export import FORMATS, export
 
 
+@expected_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tape.export",
@@ -26,10 +26,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     transformers.logging.disable_progress_bar()
-    try:
-        out = export(arguments.folder, arguments.out, arguments.format)
-    except (ValueError, TypeError, OSError, SafetensorError) as error:
-        sys.exit(f"error: {error}")
+    out = export(arguments.folder, arguments.out, arguments.format)
     print(f"{out}: complete, and its logits are the model's")
 
 

@@ -13,9 +13,12 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from tape.export.source import Source
+from tape.files import reading
 from tape.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS
 from tape.positions.tape import Tape
+from tape.training.progress import MetricsFile
+from tape.training.runs import CONFIGURATION
 
 # Of a run's settings: where it lay on that machine, and what must not be told.
 PRIVATE = re.compile(r"(.*_)?(dir|debug|token|password|secret|key)")
@@ -121,10 +124,12 @@ def _training(source: Source) -> str:
     settings = source.settings()
     if settings is None:
         return "## Training\n\nNot recorded: the model was not exported from a run's folder."
+    with reading(source.run / CONFIGURATION):
+        tokens = _training_tokens(source, settings)
     step = "an unknown number of" if source.step is None else f"{source.step:,}"
     return (
-        f"## Training\n\n{step[0].upper()}{step[1:]} steps; {_training_tokens(source, settings)}. "
-        f"The run's settings, without places on its machine:\n\n{_yaml(shareable(settings))}"
+        f"## Training\n\n{step[0].upper()}{step[1:]} steps; {tokens}. The run's settings, without "
+        f"places on its machine:\n\n{_yaml(shareable(settings))}"
     )
 
 
@@ -143,26 +148,27 @@ def _results(source: Source) -> str:
     ):
         rows = [row for row in source.metrics() if key in row]
         if rows:
-            losses.append(f"* {meaning} at step {rows[-1]['step']:,}: {rows[-1][key]:.4f}\n")
+            with reading(source.run / MetricsFile.FILE):
+                losses.append(f"* {meaning} at step {rows[-1]['step']:,}: {rows[-1][key]:.4f}\n")
     head = "## Results\n\n" + "".join(losses) + ("\n" if losses else "")
     report = source.report()
     if report is None:
         return head + "There is no report on these weights: perplexity is missing."
-    rows = [
-        f"| {row['length']} ({row['times']}x) | {row['perplexity']:.2f} | "
-        f"{row['bits_per_byte']:.4f} |"
-        for row in report["perplexity"]
-    ]
+    with reading(source.run / "report" / "report.json"):
+        rows = [
+            f"| {row['length']} ({row['times']}x) | {row['perplexity']:.2f} | "
+            f"{row['bits_per_byte']:.4f} |"
+            for row in report["perplexity"]
+        ]
+        about = (
+            f"Measured by `train.py` at the end of the run, with attention {report['attention']}, "
+            f"on {report['scored_tokens']:,} tokens of its validation text, the same for every "
+            f"window: of each window the last half training length is scored. Perplexity is exp of "
+            "the mean nats per token; bits per byte are nats per token over ln 2, times tokens per "
+            "byte (UTF-8) of the whole validation text. One run, one seed."
+        )
     table = ["| window (tokens) | validation perplexity | bits per byte |", "|---|---|---|", *rows]
-    table += [
-        "",
-        f"Measured by `train.py` at the end of the run, with attention {report['attention']}, on "
-        f"{report['scored_tokens']:,} tokens of its validation text, the same for every window: of "
-        f"each window the last half training length is scored. Perplexity is exp of the mean nats "
-        f"per token; bits per byte are nats per token over ln 2, times tokens per byte (UTF-8) of "
-        f"the whole validation text. One run, one seed.",
-    ]
-    return head + "\n".join(table)
+    return head + "\n".join([*table, "", about])
 
 
 def _versions(source: Source, model: TapeForCausalLM, format: str) -> str:

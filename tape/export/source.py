@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import filecmp
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from tape.adapters import ADAPTER
 from tape.configuration import TapeConfig
-from tape.evaluation.checkpoint import load_model
+from tape.evaluation.checkpoint import load_model, read_tokenizer
+from tape.files import read_object
 from tape.modeling import TapeForCausalLM
 from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import (
@@ -73,29 +73,16 @@ class Source:
         Raises:
             ValueError: if the weights are not exactly those of the model in config.json.
         """
-        model = self._model()
+        model = load_model(self.folder).cpu()
         if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
             raise ValueError(f"{self.folder}: some weights are not finite")
         if not (self.folder / "tokenizer_config.json").exists():
             return model.eval(), None
-        return model.eval(), AutoTokenizer.from_pretrained(self.folder)
-
-    def _model(self) -> TapeForCausalLM:
-        if (self.folder / ADAPTER).is_file():
-            return load_model(self.folder).cpu()
-        model, loaded = TapeForCausalLM.from_pretrained(self.folder, output_loading_info=True)
-        for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if names := sorted(map(str, loaded[problem])):
-                raise ValueError(
-                    f"{self.folder}: the weights are not those of config.json, "
-                    f"{problem.replace('_', ' ')}: {', '.join(names[:5])}"
-                    + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-                )
-        return model
+        return model.eval(), read_tokenizer(self.folder)
 
     def settings(self) -> dict[str, Any] | None:
         """The configuration of the run."""
-        return None if self.run is None else json.loads((self.run / CONFIGURATION).read_text())
+        return None if self.run is None else read_object(self.run / CONFIGURATION)
 
     def metrics(self) -> list[dict[str, Any]]:
         """What the run logged up to the step of these weights."""
@@ -108,14 +95,14 @@ class Source:
         path = None if self.run is None else self.run / "report" / "report.json"
         if path is None or not path.exists():
             return None
-        report = json.loads(path.read_text())
+        report = read_object(path)
         return report if report.get("steps") == self.step else None
 
 
 def _check_model(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: {_other_checkpoints(folder)}")
-    family = json.loads((folder / "config.json").read_text()).get("model_type")
+    family = read_object(folder / "config.json").get("model_type")
     if family != TapeConfig.model_type:
         raise ValueError(
             f"{folder} holds a model of model_type {family!r}; allowed: {TapeConfig.model_type!r}"
@@ -141,4 +128,4 @@ def _step_of_final(run: Path) -> int | None:
         ):
             return step_of(checkpoint)
     report = run / "report" / "report.json"
-    return json.loads(report.read_text()).get("steps") if report.exists() else None
+    return read_object(report).get("steps") if report.exists() else None

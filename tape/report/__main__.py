@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 from tqdm import tqdm
 
+from tape.command import expected_errors
 from tape.files import write_text
 from tape.origin import commit, machine
 from tape.report.experiment import gather
@@ -79,6 +79,7 @@ def _head(path: Path) -> str:
         return file.read(1000)
 
 
+@expected_errors()
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tape.report",
@@ -89,10 +90,7 @@ def main(given: list[str] | None = None) -> None:
         "--out", type=Path, default=Path("report"), help="a folder (default: report)"
     )
     arguments = parser.parse_args(given)
-    try:
-        print(run(arguments.folders, arguments.out))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    print(run(arguments.folders, arguments.out))
 
 
 if __name__ == "__main__":

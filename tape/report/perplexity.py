@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tape.evaluation.curves import ABOUT, COLUMNS
-from tape.evaluation.tables import Row, read_table
+from tape.evaluation.curves import ABOUT, COLUMNS, read_curves
+from tape.evaluation.tables import Row
 from tape.report.blocks import Block, Details, Pictures, Table
 from tape.report.experiment import Experiment, Kind, Read
 from tape.report.finding import Folder
@@ -31,7 +31,7 @@ def read(folder: Folder) -> list[Row]:
     rows = []
     for path in tables_in(folder):
         rows_of(path)
-        rows += [{"table": str(path), **row} for row in read_table(path, COLUMNS)]
+        rows += [{"table": str(path), **row} for row in read_curves(path)[0]]
     return rows
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tape import origin
-from tape.files import write_text
+from tape.files import read_object, reading, write_text
 
 CONFIGURATION = "run.json"
 TRAINED = "trained.json"
@@ -90,12 +90,9 @@ def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any
     recorded = folder / name
     if not recorded.is_file():
         raise ValueError(f"{folder} has no {name}: give the folder of a run that has finished")
-    try:
-        return dict(_flat(json.loads(recorded.read_text())))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{recorded} is damaged ({error}): it cannot be told which run began there"
-        ) from error
+    settings = read_object(recorded)
+    with reading(recorded):
+        return dict(_flat(settings))
 
 
 def influential(settings: dict[str, Any]) -> dict[str, Any]:
@@ -196,11 +193,10 @@ def seal(work: Path, checkpoint: Path) -> None:
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint; None if every file is as it was written."""
     try:
-        hashes = json.loads((checkpoint / HASHES).read_text())
-        named = isinstance(hashes, dict) and hashes
-    except (OSError, ValueError, RecursionError):
-        named = False
-    if not named:
+        hashes = read_object(checkpoint / HASHES)
+    except (OSError, ValueError):
+        hashes = {}
+    if not hashes:
         return f"its list of files, {HASHES}, is missing or damaged"
     for name, expected in hashes.items():
         path = checkpoint / name

@@ -1,0 +1,81 @@
+"""What command lines have in common: checked numbers, and errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from safetensors import SafetensorError
+
+from tape.names import check_name
+
+EXPECTED = (ValueError, OSError, MemoryError, SafetensorError, torch.OutOfMemoryError)
+NO_MEMORY = "can't allocate memory"  # torch's, on a CPU
+
+
+@contextmanager
+def expected_errors(continues: bool = False) -> Iterator[None]:
+    """End the process with one line for an error that its user can mend (status 1), and for Ctrl-C
+    (status 130). Also a decorator.
+
+    Args:
+        continues: whether the same command goes on after Ctrl-C.
+    """
+    try:
+        yield
+    except EXPECTED as error:
+        sys.exit(f"error: {in_one_line(error)}")
+    except RuntimeError as error:
+        if NO_MEMORY not in str(error):
+            raise
+        sys.exit(f"error: {in_one_line(error)}")
+    except KeyboardInterrupt:
+        print("interrupted" + continues * ": the same command continues", file=sys.stderr)
+        sys.exit(130)
+
+
+IN_THE_WAY = {
+    FileExistsError: "is a file, where a folder is needed",
+    NotADirectoryError: "is a file, where a folder is needed",
+    IsADirectoryError: "is a folder, where a file is needed",
+}
+
+
+def in_one_line(error: Exception) -> str:
+    """The message of an error, without line breaks and numbers of the system's."""
+    if isinstance(error, OSError) and error.filename is not None:
+        what = IN_THE_WAY.get(type(error), f"cannot be used: {error.strerror}")
+        return f"{error.filename} {what}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """A whole number for argparse."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
+        return int(text)
+
+    return number
+
+
+def folder_name(text: str) -> str:
+    """The name of a folder for argparse."""
+    try:
+        return check_name("name", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+class Distinct(argparse.Action):
+    """Several values, none of them twice."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace, values, option=None) -> None:
+        for n, value in enumerate(values):
+            if value in values[:n]:
+                raise argparse.ArgumentError(self, f"{value} is there twice")
+        setattr(namespace, self.dest, values)
