@@ -197,7 +197,7 @@ def test_a_position_set_later_counts():
 def test_dependencies_point_one_way():
     """positions <- attention <- modeling <- training and the rest; none of them knows hydra."""
     order = ["names", "positions", "configuration", "payload", "blockwise", "flash", "s2"]
-    order += ["attention", "cache", "indices", "loss", "modeling"]
+    order += ["indices", "attention", "cache", "loss", "modeling"]
     experiments = {"arithmetic", "scrolls", "retrieval", "extension", "pretraining"}
     root = pathlib.Path(tape.__file__).parent
     for path in root.rglob("*.py"):

@@ -7,6 +7,8 @@ import torch
 from conftest import POSITIONS, make_model, random_tokens
 from transformers import DynamicCache, StaticCache
 
+from tape.indices import refuse_unless
+
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
 BIASED = ["alibi", "fire", "t5", "alibi_subset"]  # these need the indices of cached keys
 
@@ -285,3 +287,37 @@ def test_what_was_refused_leaves_nothing_in_a_cache(kind):
             model(tokens[:, 5:6], position_ids=where, past_key_values=cache)
     pieces = in_parts(model, tokens[:, 5:], GAPS[:, 5:], [1, 3], cache)
     torch.testing.assert_close(pieces, full[:, 5:], **EXACT)
+
+
+@torch.no_grad()
+def test_nothing_waits_for_a_gpu_in_training_or_for_a_single_token(monkeypatch):
+    """What it asserts by itself has a message of fewer than 255 characters: torch takes no more."""
+    judged = []
+
+    class OnGPU:
+        is_cuda = True
+
+        def all(self):
+            return self
+
+        def __bool__(self):
+            raise AssertionError("waited")
+
+    monkeypatch.setattr(torch, "_assert_async", lambda holds, message: judged.append(message))
+    refuse_unless(OnGPU(), "a message", now=False)
+    assert judged == ["a message"]
+    with pytest.raises(AssertionError, match="waited"):
+        refuse_unless(OnGPU(), "a message", now=True)
+
+    def record(holds, message, now):
+        assert holds.all() and len(message) < 255
+        judged.append(now)
+
+    monkeypatch.setattr("tape.indices.refuse_unless", record)
+    model, tokens, mask = make_model("rope"), random_tokens(2, 9), left_padded_mask()
+    for training, known, waits in ((False, 8, True), (False, 1, False), (True, 8, False)):
+        judged.clear()
+        model.train(training)
+        where = COUNTED[:, :known]
+        model(tokens[:, :known], attention_mask=mask[:, :known] ** 0, position_ids=where)
+        assert judged == [waits, waits]
