@@ -106,7 +106,7 @@ def test_abacus_positions_reach_as_far_as_they_were_moved(start):
         (["data.task=addition_"], r"unknown task 'addition_'; did you mean 'addition'"),
         (["length=9"], r"length=9: these problems have 10 tokens, give length=10"),
         (["data.max_first=0"], r"max_first=0 must be a whole number"),
-        (["task.samples=0"], r"count=0 must be a whole number"),
+        (["task.samples=0"], r"task\.samples=0 must be an integer"),
     ],
 )
 def test_bad_settings_are_refused(start, overrides, message):

@@ -120,7 +120,7 @@ SETTINGS = [
     ("position=sincos position.base=-1", r"position sincos: base=-1 must be a number > 0"),
     ("position=t5 position.num_buckets=0", r"position t5: num_buckets=0 must be even"),
     ("position=t5 position.max_distance=99999999999", r"'t5': max_distance=9+ must be"),
-    ("position=learned position.length=5", r"length=64 needs 64 positions, .*'learned' has 5"),
+    ("position=learned position.length=5", r"position 63 is beyond the learned table of length=5"),
     ("position.width=-1", r"width=-1 must be"),
     ("position.width=99999999999999999999", r"width=9+ must be"),
     ("tape_sampler=5", r"unknown sampler 5"),

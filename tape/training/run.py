@@ -90,7 +90,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             recorded |= {"position": model.config.position, "base_weights": identity(base)}
         else:
             model = build_model(config, shape, task.tokenizer)
-        check_length(model, settings["length"], f"length={settings['length']}")
+        if model.base_model.position.ordered:
+            check_length(model, length, f"length={length}")
         task.check(model)
         recorded, checkpoint, finished = begin(folder, recorded, arguments)
         log.info(
