@@ -26,9 +26,10 @@ from arithmetic.problems import Problems
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.journal import Journal, Shard
 from tape.evaluation.workers import answering, complete
-from tape.names import check_whole
+from tape.names import check_path, check_whole
 from tape.training.runs import locked
 
+LONGEST = 1000  # digits of the operands: the grid is their square
 CONFIG = Path(__file__).parent.parent / "config" / "arithmetic"
 log = logging.getLogger(__name__)
 
@@ -56,12 +57,12 @@ def run(cfg: DictConfig) -> None:
     """One share of an evaluation, and its results if that share is all of it."""
     if OmegaConf.is_missing(cfg, "model"):
         raise ValueError("give model=..., the folder of a trained run")
-    shard, folder = Shard.parse(str(cfg.shard)), Path(cfg.model)
+    shard, folder = Shard.parse(str(cfg.shard)), check_path("model", cfg.model)
     for name, least in {"samples": 1, "seed": 0, "batch_size": 1, "wrong": 0}.items():
         check_whole(name, cfg[name], least)
-    for name in ("max_length", "processes"):
+    for name, most in {"max_length": LONGEST, "processes": None}.items():
         if cfg[name] is not None:
-            check_whole(name, cfg[name])
+            check_whole(name, cfg[name], most=most)
     problems = Problems.load(folder)
     max_length = cfg.max_length or 2 * max(problems.max_first, problems.max_second)
     model, tokenizer = load(folder)

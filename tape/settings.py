@@ -26,7 +26,10 @@ def load(cls: type[Settings], path: Path) -> Settings:
     """
     try:
         found = dict(**json.loads(path.read_text(encoding="utf-8")))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} does not hold settings of {cls.__name__}: {error}") from error
     check_arguments(str(path), found, (field.name for field in fields(cls)))
-    return cls(**found)
+    try:
+        return cls(**found)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

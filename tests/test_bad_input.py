@@ -45,13 +45,6 @@ def test_settings_of_a_run(settings, message, tmp_path):
 # --- data and files
 
 
-def faulty(words, message):
-    """A case that is not refused as it should be: a traceback, no word, or none of the setting."""
-    hangs = "data.window=9" in words or "max_length=99999" in words
-    mark = pytest.mark.xfail(strict=True, run=not hangs, reason="not refused in one clear line")
-    return pytest.param(words, message, marks=mark)
-
-
 @pytest.fixture(scope="session")
 def given(tmp_path_factory):
     """Files, good and bad, and models that were made with them."""
@@ -119,7 +112,7 @@ def write_scrolls(folder):
     row = {"id": "a", "pid": "a_1", "input": "Why?\n\nA document", "output": "x"}
     sets = {
         "zip_locked": {"qasper.zip": locked},
-        "zip": {"qasper.zip": damaged(archive, 200)},
+        "zip": {"qasper.zip": damaged(archive, archive.index(b"validation.jsonl") + 40)},
         "zip_cut": {"qasper.zip": archive[:-20]},
         "zip_not": {"qasper.zip": b"x"},
         "rows_nested": {"qasper/validation.jsonl": b'{"id": ' + b"[" * 100_000},
@@ -171,119 +164,89 @@ SCROLLS = (
 )
 DATA = [
     # What cannot be read
-    faulty(
-        "data=text data.files={given}/gzip.jsonl.gz", r"gzip\.jsonl\.gz cannot be read: .*block"
-    ),
+    ("data=text data.files={given}/gzip.jsonl.gz", r"gzip\.jsonl\.gz cannot be read: Error -3"),
     ("data=text data.files={given}/gzip_cut.jsonl.gz", r"gzip_cut\.jsonl\.gz cannot be read"),
     ("data=text data.files={given}/zstd.jsonl.zst", r"zstd\.jsonl\.zst cannot be read"),
-    faulty(
-        "data=text data.files={given}/zstd_cut.jsonl.zst", r"zstd_cut\.jsonl\.zst cannot be read"
-    ),
+    ("data=text data.files={given}/zstd_cut.jsonl.zst", r"zstd_cut\.jsonl\.zst cannot be read"),
     ("data=text data.files={given}/table.parquet", r"table\.parquet cannot be read"),
     ("data=text data.files={given}/table_cut.parquet", r"table_cut\.parquet cannot be read"),
-    faulty(
-        "data=text data.files={given}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"
-    ),
+    ("data=text data.files={given}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"),
     ("data=text data.files={given}/latin.jsonl", r"latin\.jsonl is not UTF-8"),
-    faulty(
-        "data=text data.files={given}/loop.txt", r"data\.files: .*loop\.txt is a link to nothing"
-    ),
-    faulty(
-        "data=text data.files={given}/nowhere.txt", r"data\.files: .*nowhere.txt is a link to no"
-    ),
+    ("data=text data.files={given}/loop.txt", r"data\.files: .*loop\.txt is a link to nothing"),
+    ("data=text data.files={given}/nowhere.txt", r"data\.files: .*nowhere.txt is a link to no"),
     ("data=text data.files={given}/folder.txt", r"data\.files: no \.txt, .* in folder .*folder"),
     ("data=text data.files={given}/file", r"data\.files: .*file is none of \.txt"),
-    faulty("data=text data.files={given}/empty.txt", r"the train split of text has no documents"),
-    faulty("data=text data.files={given}/blank.jsonl", r"the train split of text has no documents"),
+    ("data=text data.files={given}/empty.txt", r"the train split of text has no documents"),
+    ("data=text data.files={given}/blank.jsonl", r"the train split of text has no documents"),
     # What is no path
-    faulty("data=text data.files=5", r"data\.files=5 must be a path"),
+    ("data=text data.files=5", r"data\.files=5 must be a path"),
     ("data=text data.files=null", r"data=text needs data\.files="),
-    faulty("data=text data.files=[]", r"data\.files=\[\] must be a path"),
-    faulty("data=text data.files=[null]", r"data\.files=\[None\] must be a path"),
-    faulty("data=text data.files={a:b}", r"data\.files={'a': 'b'} must be a path"),
-    faulty("data=text data.files=''", r"data\.files='' must be a path"),
-    faulty(f"{TEXT} data.validation=5", r"data\.validation=5 must be a path"),
-    faulty(f"{TEXT} data.validation=[]", r"data\.validation=\[\] must be a path"),
+    ("data=text data.files=[]", r"data\.files=\[\] must be a path"),
+    ("data=text data.files=[null]", r"data\.files=None must be a path"),
+    ("data=text data.files={a:b}", r"data\.files={'a': 'b'} must be a path"),
+    ("data=text data.files=''", r"data\.files='' must be a path"),
+    (f"{TEXT} data.validation=5", r"data\.validation=5 must be a path"),
+    (f"{TEXT} data.validation=[]", r"data\.validation=\[\] must be a path"),
     (f"{TEXT} data.validation=nowhere", r"data\.validation: nothing matches 'nowhere'"),
     (f"{TEXT} data.validation={{given}}/empty.txt", r"the validation split of text has no docu"),
-    faulty(f"{TEXT} cache_dir=null", r"cache_dir=None must be a path"),
-    faulty(f"{TEXT} cache_dir=5", r"cache_dir=5 must be a path"),
-    faulty(f"{TEXT} cache_dir=''", r"cache_dir='' must be a path"),
-    faulty(
-        f"{TEXT} cache_dir={{given}}/file", r"given.*/file/tokenizers cannot be made: .*file is a f"
-    ),
-    faulty(f"{TEXT} output_dir={{given}}/file", r"given.*/file cannot be made: .*file is a file"),
-    faulty(f"{TEXT} tokenizer=5", r"tokenizer=5 must be text"),
-    faulty(f"{TEXT} tokenizer=''", r"tokenizer='' must be text"),
-    faulty(
-        f"{TEXT} tokenizer={{given}}/c4", r"tokenizer='.*c4' is neither a folder with a tokenizer"
-    ),
-    faulty(
-        f"{TEXT} tokenizer={{given}}/tokenizer_vocabulary", r"tokenizer='.*' is neither a folder"
-    ),
-    faulty(f"{TEXT} tokenizer={{given}}/tokenizer_nested", r"tokenizer='.*' is neither a folder"),
+    (f"{TEXT} cache_dir=null", r"cache_dir=None must be a path"),
+    (f"{TEXT} cache_dir=5", r"cache_dir=5 must be a path"),
+    (f"{TEXT} cache_dir=''", r"cache_dir='' must be a path"),
+    (f"{TEXT} cache_dir={{given}}/file", r"given.*/file/tokenizers cannot be made: .*file is a f"),
+    (f"{TEXT} output_dir={{given}}/file", r"given.*/file cannot be made: .*file is a file"),
+    (f"{TEXT} tokenizer=5", r"tokenizer=5 must be text"),
+    (f"{TEXT} tokenizer=''", r"tokenizer='' must be text"),
+    (f"{TEXT} tokenizer={{given}}/c4", r"tokenizer='.*c4' is neither a folder with a tokenizer"),
+    (f"{TEXT} tokenizer={{given}}/tokenizer_vocabulary", r"tokenizer='.*' is neither a folder"),
+    (f"{TEXT} tokenizer={{given}}/tokenizer_nested", r"tokenizer='.*' is neither a folder"),
     # What is no number or name
-    faulty(f"{TEXT} data.field=null", r"data\.field=None must be text"),
-    faulty(f"{TEXT} data.field=5", r"data\.field=5 must be text"),
-    faulty(f"{TEXT} data.field=[text]", r"data\.field=\['text'\] must be text"),
-    faulty(f"{TEXT} data.name=null", r"data\.name=None must be text"),
-    faulty(f"{TEXT} data.name=''", r"data\.name='' must be text"),
-    faulty(
-        f"{TEXT} data.validation_fraction=a", r"data\.validation_fraction='a' must lie in \(0, 1\)"
-    ),
+    (f"{TEXT} data.field=null", r"data\.field=None must be text"),
+    (f"{TEXT} data.field=5", r"data\.field=5 must be text"),
+    (f"{TEXT} data.field=[text]", r"data\.field=\['text'\] must be text"),
+    (f"{TEXT} data.name=null", r"data\.name=None must be text"),
+    (f"{TEXT} data.name=''", r"data\.name='' must be text"),
+    (f"{TEXT} data.validation_fraction=a", r"data\.validation_fraction='a' must lie in \(0, 1\)"),
     (f"{TEXT} data.validation_fraction=nan", r"data\.validation_fraction=nan must lie in"),
-    faulty(f"{TEXT} data.validation_fraction=null", r"data\.validation_fraction=None must lie in"),
+    (f"{TEXT} data.validation_fraction=null", r"data\.validation_fraction=None must lie in"),
     (f"{TEXT} data.validation_fraction=1", r"data\.validation_fraction=1 must lie in"),
-    faulty(f"{C4} data.shards=0", r"data\.shards=0 must be a whole number, 1 or more"),
-    faulty(f"{C4} data.shards=a", r"data\.shards='a' must be a whole number"),
-    faulty(f"{C4} data.shards=true", r"data\.shards=True must be a whole number"),
+    (f"{C4} data.shards=0", r"data\.shards=0 must be a whole number, 1 or more"),
+    (f"{C4} data.shards=a", r"data\.shards='a' must be a whole number"),
+    (f"{C4} data.shards=true", r"data\.shards=True must be a whole number"),
     (f"{C4} data.shards=9", r"data\.shards=9 but .* has 1 train shards"),
-    faulty(f"{C4} data.window=0", r"data\.window=0 must be a whole number"),
-    faulty(
-        f"{C4} data.window=99999999999", r"data\.window=99999999999 must be a whole number, 1 to"
-    ),
-    faulty(f"{C4} data.window=null", r"data\.window=None must be a whole number"),
-    faulty(
-        f"{C4} data.validation_documents=1.5", r"data\.validation_documents=1\.5 must be a whole"
-    ),
-    faulty(
-        f"{C4} data.tokenizer_documents=0", r"data\.tokenizer_documents=0 must be a whole number"
-    ),
-    faulty(f"{C4} data.seed=a", r"data\.seed='a' must be a whole number, 0 or more"),
-    faulty(f"{C4} data.max_bad=-1", r"data\.max_bad=-1 must be a whole number, 0 or more"),
-    faulty(f"{C4} data.streaming=maybe", r"data\.streaming='maybe' must be true or false"),
-    faulty(f"{C4} data.dir=5", r"data\.dir=5 must be a path"),
-    faulty(f"{C4} data.dir={{given}}/loop.txt", r"given.*loop\.txt"),
+    (f"{C4} data.window=0", r"data\.window=0 must be a whole number"),
+    (f"{C4} data.window=99999999999", r"data\.window=99999999999 must be a whole number, 1 to"),
+    (f"{C4} data.window=null", r"data\.window=None must be a whole number"),
+    (f"{C4} data.validation_documents=1.5", r"data\.validation_documents=1\.5 must be a whole"),
+    (f"{C4} data.tokenizer_documents=0", r"data\.tokenizer_documents=0 must be a whole number"),
+    (f"{C4} data.seed=a", r"data\.seed='a' must be a whole number, 0 or more"),
+    (f"{C4} data.max_bad=-1", r"data\.max_bad=-1 must be a whole number, 0 or more"),
+    (f"{C4} data.streaming=maybe", r"data\.streaming='maybe' must be true or false"),
+    (f"{C4} data.dir=5", r"data\.dir=5 must be a path"),
+    (f"{C4} data.dir={{given}}/loop.txt", r"given.*loop\.txt"),
     (f"{C4} data.dir={{given}}/file", r"no train or validation shards among .*file"),
-    faulty("data=c4 data.root=5", r"data\.root=5 must be text"),
-    faulty("data=redpajama data.dir=5", r"data\.dir=5 must be a path"),
+    ("data=c4 data.root=5", r"data\.root=5 must be text"),
+    ("data=redpajama data.dir=5", r"data\.dir=5 must be a path"),
     ("data=redpajama data.dir={given}/file", r"data\.dir=.*file has none of arxiv_sample"),
-    faulty(
-        "data=redpajama data.validation_fraction=a", r"data\.validation_fraction='a' must lie in"
-    ),
+    ("data=redpajama data.validation_fraction=a", r"data\.validation_fraction='a' must lie in"),
     # Tasks of their own
-    faulty(f"{ADDITION} data.max_first=many", r"data\.max_first='many' must be a whole number"),
-    faulty(
-        f"{ADDITION} data.max_second=1{'0' * 20}", r"data\.max_second=10+ must be a whole number"
-    ),
-    faulty(f"{ADDITION} data.spaces=nan", r"data\.spaces=nan is a probability"),
-    faulty(f"{ADDITION} data.task=divide", r"unknown data\.task 'divide'.*Known: addition"),
-    faulty(f"{ADDITION} data.reverse=maybe", r"data\.reverse='maybe' must be true or false"),
-    faulty(f"{ADDITION} data.abacus_offset=-1", r"data\.abacus_offset=-1 must be a whole number"),
-    faulty(f"{ADDITION} task.samples=0", r"task\.samples=0 must be a whole number"),
-    faulty(f"{PASSKEY} data.max_length=few", r"data\.max_length='few' must be a whole number"),
-    faulty(f"{PASSKEY} data.keys=99", r"data\.keys=99 must be a whole number, 1 to 24"),
-    faulty(f"{PASSKEY} data.values=99999", r"data\.values=99999 must be a whole number"),
+    (f"{ADDITION} data.max_first=many", r"data\.max_first='many' must be a whole number"),
+    (f"{ADDITION} data.max_second=1{'0' * 20}", r"data\.max_second=10+ must be a whole number"),
+    (f"{ADDITION} data.spaces=nan", r"data\.spaces=nan is a probability"),
+    (f"{ADDITION} data.task=divide", r"unknown data\.task 'divide'.*Known: addition"),
+    (f"{ADDITION} data.reverse=maybe", r"data\.reverse='maybe' must be true or false"),
+    (f"{ADDITION} data.abacus_offset=-1", r"data\.abacus_offset=-1 must be a whole number"),
+    (f"{ADDITION} task.samples=0", r"task\.samples=0 must be a whole number"),
+    (f"{PASSKEY} data.max_length=few", r"data\.max_length='few' must be a whole number"),
+    (f"{PASSKEY} data.keys=99", r"keys=99 must be a whole number, 1 to 24"),
+    (f"{PASSKEY} data.values=99999", r"values=99999 must be a whole number"),
     (f"{PASSKEY} task.samples=null", r"task\.samples=None must be a whole number"),
-    faulty(f"{SCROLLS} data.task=quizz", r"unknown data\.task 'quizz'.*Known:"),
-    faulty(f"{SCROLLS} data.budget=5", r"unknown data\.budget 5.*Known: demo"),
-    faulty(f"{SCROLLS} data.data_dir=5", r"data\.data_dir=5 must be a path"),
-    faulty(
-        f"{SCROLLS} data.data_dir={{given}}/zip_locked", r"qasper\.zip.* cannot be read .*encrypted"
-    ),
+    (f"{SCROLLS} data.task=quizz", r"unknown data\.task 'quizz'.*Known:"),
+    (f"{SCROLLS} data.budget=5", r"unknown data\.budget 5.*Known: demo"),
+    (f"{SCROLLS} data.data_dir=5", r"data\.data_dir=5 must be a path"),
+    (f"{SCROLLS} data.data_dir={{given}}/zip_locked", r"qasper\.zip.* cannot be read .*encrypted"),
     (f"{SCROLLS} data.data_dir={{given}}/rows_nested", r"neither qasper\.zip nor qasper/train"),
-    faulty(f"{SCROLLS} cache_dir=null", r"cache_dir=None must be a path"),
-    faulty(f"{SCROLLS} tokenizer=null", r"tokenizer=None must be text"),
+    (f"{SCROLLS} cache_dir=null", r"cache_dir=None must be a path"),
+    (f"{SCROLLS} tokenizer=null", r"tokenizer=None must be text"),
 ]
 
 SCORED = "eval_scrolls.py --dataset_name qasper --metrics_output_dir metrics --cache_dir {store}"
@@ -298,10 +261,8 @@ GENERATED = (
 GRID = "-m arithmetic.evaluate samples=1 max_length=2 processes=1 model={given}/problems_"
 KEYS = "eval_retrieval.py --num_tests 1 --depths 1 --processes 1 --base_model {given}/passkeys_"
 FILES = [
-    faulty(
-        f"{SCORED} {VALID} --data_dir {{given}}/zip_locked", r"qasper\.zip.* cannot be .*encrypted"
-    ),
-    faulty(f"{SCORED} {VALID} --data_dir {{given}}/zip", r"qasper\.zip.* cannot be read"),
+    (f"{SCORED} {VALID} --data_dir {{given}}/zip_locked", r"qasper\.zip.* cannot be .*encrypted"),
+    (f"{SCORED} {VALID} --data_dir {{given}}/zip", r"qasper\.zip.* cannot be read"),
     (f"{SCORED} {VALID} --data_dir {{given}}/zip_cut", r"qasper\.zip.* cannot be read"),
     (f"{SCORED} {VALID} --data_dir {{given}}/zip_not", r"qasper\.zip.* cannot be read"),
     (f"{SCORED} {VALID} --data_dir {{given}}/zip_loop", r"zip_loop has neither qasper\.zip"),
@@ -316,12 +277,8 @@ FILES = [
     (f"{SCORED} {VALID} --predictions {{given}}/empty.txt", r"empty\.txt cannot be read as pred"),
     (f"{SCORED} {VALID} --predictions {{given}}/answers/twice.json", r"the id 'a' is there twice"),
     (f"{SCORED} {VALID} --predictions {{given}}/answers/half.json", r"'a': a lone surrogate"),
-    faulty(
-        f"{SCORED} {VALID} --metrics_output_dir {{given}}/file", r"file cannot be made: .* is a f"
-    ),
-    faulty(
-        f"{SCORED} {VALID} --cache_dir {{given}}/file", r"given.*/file.* cannot be made: .* is a f"
-    ),
+    (f"{SCORED} {VALID} --metrics_output_dir {{given}}/file", r"file cannot be made: .* is a f"),
+    (f"{SCORED} {VALID} --cache_dir {{given}}/file", r"given.*/file.* cannot be made: .* is a f"),
     (f"{SCORED} {TESTED} {{given}}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"),
     (f"{SCORED} {TESTED} {{given}}/loop.txt", r"loop\.txt cannot be read"),
     (f"{SCORED} {TESTED} {{given}}/folder.txt", r"folder\.txt cannot be read"),
@@ -329,63 +286,51 @@ FILES = [
     (f"{ALL} {{given}}/file --metrics_output_dir m", r"file holds no predictions"),
     (f"{ALL} {{given}}/answers_nested --metrics_output_dir m", r"tape\.json cannot be read as"),
     (f"{ALL} {{given}}/answers_loop --metrics_output_dir m", r"no file of predictions .*tape"),
-    faulty(
-        f"{ALL} {{given}}/answers_unnamed --metrics_output_dir m", r"qasper/\\udcff\.json.* UTF-8"
-    ),
+    (f"{ALL} {{given}}/answers_unnamed --metrics_output_dir m", r"qasper/\\udcff\.json.* UTF-8"),
     (f"{SHOWN} --predictions {{given}}/nowhere", r"nowhere holds no predictions"),
     (f"{SHOWN} --predictions {{given}}/answers_nested/qasper", r"cannot be read as predictions"),
-    faulty(f"{SHOWN} --predictions {{given}}/answers_unnamed/qasper", r"\\udcff\.json.* UTF-8"),
+    (f"{SHOWN} --predictions {{given}}/answers_unnamed/qasper", r"\\udcff\.json.* UTF-8"),
     (f"{SHOWN} --predictions {{given}}/answers --limit 0", r"--limit 0 must be at least 1"),
     (
         f"{SHOWN} --predictions {{given}}/answers --data_dir {{given}}/rows_input",
         r"line 1, id 'a': field 'input' is 5",
     ),
-    faulty(
+    (
         "-m scrolls.majority --dataset_name qasper --data_dir {given}/zip_locked --output o.json",
         r"qasper\.zip.* cannot be read .*encrypted",
     ),
-    faulty(
+    (
         "-m scrolls.majority --dataset_name qasper --data_dir {given}/scrolls "
         "--output {given}/folder.txt",
         r"folder\.txt is a folder: give the file",
     ),
-    faulty(
-        f"{GENERATED}nested", r"scrolls_nested/scrolls\.json is damaged .*recursion.*budget=\.\.\."
-    ),
-    faulty(f"{GENERATED}number", r"scrolls\.json is damaged .*give budget=\.\.\."),
-    faulty(f"{GENERATED}key", r"scrolls\.json is damaged .*give budget=\.\.\."),
+    (f"{GENERATED}nested", r"scrolls_nested/scrolls\.json is damaged .*recursion.*budget=\.\.\."),
+    (f"{GENERATED}number", r"scrolls\.json is damaged .*give budget=\.\.\."),
+    (f"{GENERATED}key", r"scrolls\.json is damaged .*give budget=\.\.\."),
     (f"{GENERATED}type", r"unknown budget 5.*Known: demo"),
     (f"{GENERATED}rows model={{given}}/file", r"file has no model\.safetensors"),
-    faulty(f"{GENERATED}rows model=null", r"model=None must be a path"),
-    faulty(f"{GENERATED}rows output=null", r"output=None must be a path"),
-    faulty(f"{GENERATED}rows output=''", r"output='' must be a path"),
-    faulty(
-        f"{GENERATED}rows output={{given}}/folder.txt", r"folder\.txt is a folder: give the file"
-    ),
-    faulty(f"{GENERATED}rows output={{given}}/file/o.json", r"cannot be made: .*file is a file"),
-    faulty(f"{GENERATED}rows data_dir=5", r"data_dir=5 must be a path"),
-    faulty(f"{GENERATED}rows cache_dir=null", r"cache_dir=None must be a path"),
-    faulty(f"{GENERATED}rows cache_dir={{given}}/file", r"cannot be made: .*file is a file"),
-    faulty(
-        f"{GENERATED}rows sample=true temperature=inf", r"temperature=inf must be a number above 0"
-    ),
-    faulty(
-        f"{GENERATED}rows sample=true temperature=true", r"temperature=True must be a number above"
-    ),
+    (f"{GENERATED}rows model=null", r"model=None must be a path"),
+    (f"{GENERATED}rows output=null", r"output=None must be a path"),
+    (f"{GENERATED}rows output=''", r"output='' must be a path"),
+    (f"{GENERATED}rows output={{given}}/folder.txt", r"folder\.txt is a folder: give the file"),
+    (f"{GENERATED}rows output={{given}}/file/o.json", r"cannot be made: .*file is a file"),
+    (f"{GENERATED}rows data_dir=5", r"data_dir=5 must be a path"),
+    (f"{GENERATED}rows cache_dir=null", r"cache_dir=None must be a path"),
+    (f"{GENERATED}rows cache_dir={{given}}/file", r"cannot be made: .*file is a file"),
+    (f"{GENERATED}rows sample=true temperature=inf", r"temperature=inf must be a number above 0"),
+    (f"{GENERATED}rows sample=true temperature=true", r"temperature=True must be a number above"),
     (f"{GENERATED}rows sample=true top_p=nan", r"top_p=nan must lie in \(0, 1\]"),
-    faulty(f"{GRID}nested", r"problems_nested/problems\.json does not hold settings .*recursion"),
+    (f"{GRID}nested", r"problems_nested/problems\.json does not hold settings .*recursion"),
     (f"{GRID}number", r"problems\.json does not hold settings of Problems"),
-    faulty(f"{GRID}key", r"problems_key/problems\.json: .*max_first='many' must be a whole number"),
-    faulty(f"{GRID}digits max_length=99999", r"max_length=99999 must be a whole number, 1 to 1000"),
-    faulty(f"{GRID}digits model=null", r"model=None must be a path"),
+    (f"{GRID}key", r"problems_key/problems\.json: .*max_first='many' must be a whole number"),
+    (f"{GRID}digits max_length=99999", r"max_length=99999 must be a whole number, 1 to 1000"),
+    (f"{GRID}digits model=null", r"model=None must be a path"),
     (f"{GRID}digits model={{given}}/loop.txt", r"loop\.txt has no problems\.json"),
-    faulty(f"{KEYS}nested", r"passkeys_nested/passkeys\.json does not hold settings .*recursion"),
+    (f"{KEYS}nested", r"passkeys_nested/passkeys\.json does not hold settings .*recursion"),
     (f"{KEYS}number", r"passkeys\.json does not hold settings of Passkeys"),
-    faulty(f"{KEYS}key", r"passkeys_key/passkeys\.json: .*max_length=3: prompts"),
-    faulty(f"{KEYS}prompts --keys 99", r"keys=99 must be a whole number, 1 to 24"),
-    faulty(
-        f"{KEYS}prompts --values 99999 --max_tokens 500", r"values=99999 must be a whole number"
-    ),
+    (f"{KEYS}key", r"passkeys_key/passkeys\.json: .*max_length=3: prompts"),
+    (f"{KEYS}prompts --keys 99", r"keys=99 must be a whole number, 1 to 24"),
+    (f"{KEYS}prompts --values 99999 --max_tokens 500", r"values=99999 must be a whole number"),
     (f"{KEYS}prompts --interval 0", r"interval=0 must be a whole number"),
     (f"{KEYS}prompts --max_tokens 20 --interval 20", r"20 tokens has no room for its description"),
 ]
@@ -400,8 +345,7 @@ def store(tmp_path_factory):
 
 
 def names_of(cases):
-    words = [getattr(case, "values", case)[0] for case in cases]
-    return [words.replace("{given}", "").replace("{store}", "")[-60:] for words in words]
+    return [words.replace("{given}", "").replace("{store}", "")[-60:] for words, _ in cases]
 
 
 @pytest.mark.parametrize(("words", "message"), DATA, ids=names_of(DATA))

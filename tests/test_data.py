@@ -483,31 +483,25 @@ def test_what_a_killed_process_left_in_the_cache_goes_after_a_day(tmp_path):
     assert not old.exists() and fresh.exists() and (tmp_path / "tokens" / "file").exists()
 
 
-CACHES = pytest.mark.xfail(strict=True, reason="a damaged cache is refused, or not noticed")
+DAMAGES = {
+    "bytes": ("tokens.bin", lambda content: content[:-200]),
+    "odd bytes": ("tokens.bin", lambda content: content[:-1]),
+    "no bytes": ("tokens.bin", lambda content: b""),
+    "its head": ("tokens.bin", lambda content: b"xyz" + content[3:]),
+    "token 65535": ("tokens.bin", lambda content: content[:-2] + b"\xff\xff"),
+    "cut facts": ("facts.json", lambda content: content[:20]),
+    "nested facts": ("facts.json", lambda content: b"[" * 100_000),
+    "a number": ("facts.json", lambda content: b"5"),
+    "a key": ("facts.json", lambda content: content.replace(b'"bytes"', b'"x"')),
+    "less": ("facts.json", lambda content: content.replace(b'"tokens": ', b'"tokens": -')),
+    "dtype": ("facts.json", lambda content: content.replace(b"uint16", b"float9")),
+    "no facts": ("facts.json", None),
+    "no tokens": ("tokens.bin", None),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "fault"),
-    [
-        pytest.param(name, change, fault, id=fault, marks=CACHES)
-        for name, change, fault in (
-            ("tokens.bin", lambda content: content[:-200], "bytes"),
-            ("tokens.bin", lambda content: content[:-1], "odd bytes"),
-            ("tokens.bin", lambda content: b"", "no bytes"),
-            ("tokens.bin", lambda content: b"xyz" + content[3:], "its head"),
-            ("tokens.bin", lambda content: content[:-2] + b"\xff\xff", "token 65535"),
-            ("facts.json", lambda content: content[:20], "cut facts"),
-            ("facts.json", lambda content: b"[" * 100_000, "nested facts"),
-            ("facts.json", lambda content: b"5", "a number"),
-            ("facts.json", lambda content: content.replace(b'"bytes"', b'"x"'), "a key"),
-            ("facts.json", lambda content: content.replace(b'"tokens": ', b'"tokens": -'), "less"),
-            ("facts.json", lambda content: content.replace(b"uint16", b"float9"), "dtype"),
-            ("facts.json", None, "no facts"),
-            ("tokens.bin", None, "no tokens"),
-        )
-    ],
-)
-def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog, name, change, fault):
+@pytest.mark.parametrize(("name", "change"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog, name, change):
     tokenizer = train_tokenizer(corpus, 300, tmp_path)
     whole = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
     expected, (file,) = whole.tokens.tolist(), (tmp_path / "tokens").glob(f"*/{name}")
@@ -522,7 +516,6 @@ def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog, name, change, f
     assert [path.name for path in file.parent.parent.iterdir()] == [whole.fingerprint]
 
 
-@CACHES
 def test_tokens_of_an_earlier_version_are_checked_by_their_size(tmp_path, corpus, caplog):
     """Their facts have no hash."""
     tokenizer = train_tokenizer(corpus, 300, tmp_path)
@@ -539,16 +532,14 @@ def test_tokens_of_an_earlier_version_are_checked_by_their_size(tmp_path, corpus
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        pytest.param(name, content, id=f"{name} {content and content[:9]}", marks=CACHES)
-        for name, content in (
-            ("tokenizer.json", "{"),
-            ("tokenizer.json", "[" * 100_000),
-            ("tokenizer.json", '{"model": {"type": "BPE"}}'),
-            ("tokenizer.json", None),
-            ("tokenizer_config.json", "5"),
-            ("tokenizer_config.json", "{}"),
-        )
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer.json", '{"model": {"type": "BPE"}}'),
+        ("tokenizer.json", None),
+        ("tokenizer_config.json", "5"),
+        ("tokenizer_config.json", "{}"),
     ],
+    ids=range(6),
 )
 def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog, name, content):
     expected = train_tokenizer(corpus, 300, tmp_path)
@@ -563,7 +554,6 @@ def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog, name, co
     assert f"{file.parent} is damaged" in caplog.text
 
 
-@pytest.mark.xfail(strict=True, reason="numpy says '7148 requested and 4333 written'")
 def test_a_full_disk_is_named(tmp_path, corpus, monkeypatch):
     tokenizer = train_tokenizer(corpus, 300, tmp_path)
     opened = Path.open
@@ -573,12 +563,11 @@ def test_a_full_disk_is_named(tmp_path, corpus, monkeypatch):
         return opened(place, *arguments, **settings)
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(OSError, match=r"tokens\S+: the disk is full after .* about [\d,]+ bytes"):
+    with pytest.raises(OSError, match=r"tokens\S+: the disk is full, and up to 9\d,\d+ bytes"):
         tokenize_corpus(corpus, "train", tokenizer, tmp_path)
     assert not list((tmp_path / "tokens").iterdir())
 
 
-@pytest.mark.xfail(strict=True, reason="a zstd file ends, unnoticed, with its first frame")
 def test_zstd_files_are_read_to_their_end(tmp_path):
     rows = [json.dumps({"text": text}) + "\n" for text in DOCUMENTS]
     frames = [zstandard.compress("".join(part).encode()) for part in (rows[:20], rows[20:])]

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tape.files import write_text
+from tape.files import make_folder, write_text
 
 CONFIGURATION = "run.json"
 TRAINED = "trained.json"
@@ -131,7 +131,7 @@ def locked(folder: Path) -> Iterator[None]:
     if os.environ.get("RANK", "0") != "0":
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with (folder / ".lock").open("w") as file:
         try:
             # Of this process alone: a data-loader worker that outlives it for a moment has no part.
