@@ -29,9 +29,10 @@ from tape.command import expected_errors
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.journal import Journal, Shard, place_of
 from tape.evaluation.workers import answering, complete
-from tape.names import check_arguments, check_whole
+from tape.names import check_arguments, check_flag, check_path, check_whole
 from tape.training.runs import locked
 
+LONGEST = 1000  # digits of the operands: the grid is their square
 CONFIG, SETTINGS = Path(__file__).parent.parent / "config" / "arithmetic", "evaluate_add"
 log = logging.getLogger(__name__)
 
@@ -59,14 +60,13 @@ def run(cfg: DictConfig) -> None:
     """One share of an evaluation, and its results if that share is all of it."""
     if OmegaConf.is_missing(cfg, "model") or not isinstance(cfg.model, str):
         raise ValueError("give model=..., the folder of a trained run")
-    if not isinstance(cfg.debug, bool):
-        raise ValueError(f"debug={cfg.debug!r} must be true or false")
-    shard, folder = Shard.parse(str(cfg.shard)), Path(cfg.model)
+    check_flag("debug", cfg.debug)
+    shard, folder = Shard.parse(str(cfg.shard)), check_path("model", cfg.model)
     for name, least in {"samples": 1, "seed": 0, "batch_size": 1, "wrong": 0}.items():
         check_whole(name, cfg[name], least)
-    for name in ("max_length", "processes"):
+    for name, most in {"max_length": LONGEST, "processes": None}.items():
         if cfg[name] is not None:
-            check_whole(name, cfg[name])
+            check_whole(name, cfg[name], most=most)
     problems = Problems.load(folder)
     max_length = cfg.max_length or 2 * max(problems.max_first, problems.max_second)
     model, tokenizer = load(folder)

@@ -18,12 +18,13 @@ from transformers import PreTrainedTokenizerBase
 
 from arithmetic.tasks import TASKS, Task, significant
 from arithmetic.tokenizer import CHARACTERS
-from tape.names import check_whole, look_up
+from tape.names import check_flag, check_whole, look_up
 from tape.settings import load, save
 
 GAP, EOS = 0, 1
 FILE = "problems.json"
 CHUNK = 1024  # training problems made at once
+LONGEST = 10_000  # digits of an operand
 TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # streams of random numbers of a seed
 
 
@@ -61,22 +62,24 @@ class Problems:
     abacus_offset: int | None = None
 
     def __post_init__(self):
-        look_up("task", self.task, TASKS)
-        check_whole("max_first", self.max_first)
-        check_whole("max_second", self.max_second)
+        look_up("data.task", self.task, TASKS)
+        for name in ("max_first", "max_second"):
+            check_whole(f"data.{name}", getattr(self, name), most=LONGEST)
         for name in ("reverse", "leading_zeros"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be true or false")
+            check_flag(f"data.{name}", getattr(self, name))
         number = isinstance(self.spaces, int | float) and not isinstance(self.spaces, bool)
         if not number or not 0 <= self.spaces <= 1:
-            raise ValueError(f"spaces={self.spaces!r} is a probability: give a number from 0 to 1")
+            raise ValueError(
+                f"data.spaces={self.spaces!r} is a probability: give a number from 0 to 1"
+            )
         if self.abacus_offset is not None:
-            check_whole("abacus_offset", self.abacus_offset, least=0)
+            check_whole("data.abacus_offset", self.abacus_offset, least=0)
             task = TASKS[self.task]
             if self.spaces or task.signed or task.answer_widths(2, 1).size > 1:
                 raise ValueError(
-                    f"abacus_offset={self.abacus_offset} needs an answer of digits alone, in which "
-                    f"places count up by one: not task={self.task} with spaces={self.spaces}"
+                    f"data.abacus_offset={self.abacus_offset} needs an answer of digits alone, in "
+                    f"which places count up by one: not data.task={self.task} with "
+                    f"data.spaces={self.spaces}"
                 )
 
     @property

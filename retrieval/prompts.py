@@ -36,10 +36,8 @@ class Needles:
     values: int = 1
 
     def __post_init__(self):
-        check_whole("keys", self.keys)
-        check_whole("values", self.values)
-        if self.keys > len(NAMES):
-            raise ValueError(f"keys={self.keys} must lie in 1..{len(NAMES)}: each has a name")
+        check_whole("keys", self.keys, most=len(NAMES))
+        check_whole("values", self.values, most=(HIGH - LOW) // self.keys)
 
 
 class Prompt(NamedTuple):

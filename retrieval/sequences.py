@@ -35,10 +35,10 @@ class Passkeys:
     values: int = 1
 
     def __post_init__(self):
-        check_whole("max_length", self.max_length)
+        check_whole("data.max_length", self.max_length)
         if self.max_length <= self.shortest:  # asks for the needles, too
             raise ValueError(
-                f"max_length={self.max_length}: prompts with keys={self.keys} and "
+                f"data.max_length={self.max_length}: prompts with keys={self.keys} and "
                 f"values={self.values} have up to {self.shortest} tokens without any garbage; "
                 f"give more"
             )

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from scrolls.metrics import SCORE, averages, example
 from scrolls.rows import Question
-from scrolls.scoring import Reference, read_predictions, verify
+from scrolls.scoring import Reference, read_predictions, type_of, verify
 
 LEGENDS = {
     "exact_match": "Scores: exact match in percent, over all questions and of each answer.",
@@ -86,12 +86,12 @@ def read_folder(folder: Path, reference: Reference) -> dict[str, dict[str, str]]
     """
     found = {}
     for path in sorted(folder.glob("[!.]*.json")):
-        predictions = reference.select(read_predictions(path))
+        kind, predictions = type_of(path), reference.select(read_predictions(path))
         errors, details = verify(predictions, reference.questions)
         if errors:
             shown = [f"{name}: {', '.join(keys[:3])}" for name, keys in details.items() if keys]
             raise ValueError(" ".join([f"{path}:", *errors, *shown]))
-        found[path.stem] = predictions
+        found[kind] = predictions
     if not found:
         raise ValueError(f"{folder} holds no predictions: they are expected in it as <TYPE>.json")
     return found

@@ -16,6 +16,7 @@ from scrolls.scoring import (
     Reference,
     metrics_file,
     read_predictions,
+    type_of,
     verify,
     write_json,
 )
@@ -89,7 +90,7 @@ def read_all(folder: Path) -> dict[str, dict[str, object]]:
     found: dict[str, dict[str, object]] = {}
     for task in BENCHMARK:
         for path in (folder / task).glob("[!.]*.json"):
-            found.setdefault(path.stem, {})[task] = read_predictions(path)
+            found.setdefault(type_of(path), {})[task] = read_predictions(path)
     if not found:
         raise ValueError(
             f"{folder} holds no predictions: they are expected in it as <task>/<TYPE>.json, the "

@@ -7,34 +7,40 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from scrolls.prompts import Prompts
+from scrolls.prompts import BUDGETS, Prompts
 from scrolls.rows import Row, read_rows
 from scrolls.sources import find
-from scrolls.tasks import Split, Task, task_named
+from scrolls.tasks import TASKS, Split, Task
 from tape.data.blocks import batches, token_dtype, tokenize, tokenizer_fingerprint
-from tape.files import new_folder
+from tape.files import intact, new_folder
+from tape.names import check_path, look_up
 
 TEXTS = ("documents", "questions", "answers")
 log = logging.getLogger(__name__)
 
 
 class TokenLists:
-    """Lists of tokens behind one another in `name`.bin, and where each of them ends."""
+    """Lists of tokens behind one another in `name`.bin, and where each of them ends.
 
-    def __init__(self, folder: Path, name: str, dtype: str):
+    Raises:
+        ValueError, TypeError, FileNotFoundError: if they are damaged.
+    """
+
+    def __init__(self, folder: Path, name: str, dtype: np.dtype, vocabulary: int):
         self.ends = np.load(folder / f"{name}.npy", allow_pickle=False)
-        path, size = folder / f"{name}.bin", np.dtype(dtype).itemsize * int(self.ends.max())
-        if path.stat().st_size != size:
-            raise ValueError(
-                f"{path} is not as it was written: remove {folder}, and all is tokenised again"
-            )
+        path, size = folder / f"{name}.bin", dtype.itemsize * int(self.ends[-1])
+        if path.stat().st_size != size or (self.lengths() < 0).any():
+            raise ValueError(f"{path} is not as it was written")
         self.tokens = np.memmap(path, dtype, "r") if size else None
+        if size and self.tokens.max() >= vocabulary:
+            raise ValueError(f"{path} has tokens beyond those of the tokenizer")
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -56,7 +62,7 @@ class _Writer:
 
     def add(self, tokens: np.ndarray) -> int:
         """Its number is returned."""
-        tokens.tofile(self.file)
+        self.file.write(tokens)
         self.ends.append((self.ends[-1] if self.ends else 0) + len(tokens))
         return len(self.ends) - 1
 
@@ -123,7 +129,7 @@ class ScrollsData:
         budget: see `scrolls.prompts.BUDGETS`.
 
     Raises:
-        ValueError: for a task that does not exist.
+        ValueError: for a task or a budget that does not exist.
     """
 
     task: str
@@ -131,7 +137,10 @@ class ScrollsData:
     budget: str = "table5"
 
     def __post_init__(self) -> None:
-        task_named(self.task)
+        look_up("data.task", self.task, TASKS)
+        look_up("data.budget", self.budget, BUDGETS)
+        if self.data_dir is not None:
+            check_path("data.data_dir", self.data_dir)
 
 
 def tokenize_split(
@@ -153,7 +162,9 @@ def tokenize_split(
     )
     fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / "scrolls" / fingerprint
-    if not folder.is_dir():
+    read = partial(_read, tokenizer)
+    examples = intact(folder, read)
+    if examples is None:
         with new_folder(folder) as work:
             rows = tqdm(
                 read_rows(source, task, split),
@@ -162,10 +173,27 @@ def tokenize_split(
                 disable=None,
             )
             _write(rows, tokenizer, prompts, work)
+        examples = read(folder)
+    return examples
+
+
+def _read(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Examples:
+    """What `_write` wrote.
+
+    Raises:
+        ValueError, LookupError, TypeError, FileNotFoundError: if it is damaged.
+    """
     facts = json.loads((folder / "rows.json").read_text())
-    lists = (TokenLists(folder, name, facts["dtype"]) for name in TEXTS)
-    document = np.array(facts["document"], dtype=np.int64)
-    return Examples(facts["ids"], document, *lists, fingerprint)
+    vocabulary = max(tokenizer.get_vocab().values()) + 1
+    documents, questions, answers = (
+        TokenLists(folder, name, token_dtype(tokenizer), vocabulary) for name in TEXTS
+    )
+    ids, document = facts["ids"], np.array(facts["document"], dtype=np.int64)
+    if {len(ids), len(document), len(answers)} != {len(questions)}:
+        raise ValueError("its files are not of the same rows")
+    if set(document.tolist()) != set(range(len(documents))):
+        raise ValueError("its rows are not of these documents")
+    return Examples(ids, document, documents, questions, answers, folder.name)
 
 
 def _write(

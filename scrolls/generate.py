@@ -26,7 +26,7 @@ from tape.evaluation.checkpoint import check_length, fingerprint, load, weight_f
 from tape.evaluation.journal import Journal, Shard, join, journals
 from tape.evaluation.workers import answering, complete
 from tape.files import write_text
-from tape.names import check_whole, look_up
+from tape.names import check_flag, check_path, check_whole, look_up
 from tape.training.runs import locked
 
 CONFIG = Path(__file__).parent.parent / "config" / "scrolls"
@@ -35,14 +35,16 @@ log = logging.getLogger(__name__)
 
 def sampling_of(cfg: DictConfig) -> Sampling | None:
     """Raises a ValueError for numbers that cannot be sampled with."""
-    if not isinstance(cfg.sample, bool):
-        raise ValueError(f"sample={cfg.sample!r} must be true or false")
+    check_flag("sample", cfg.sample)
     if not cfg.sample:
         return None
-    if not (isinstance(cfg.temperature, int | float) and cfg.temperature > 0):
-        raise ValueError(f"temperature={cfg.temperature!r} must be a number above 0")
-    if not (isinstance(cfg.top_p, int | float) and 0 < cfg.top_p <= 1):
-        raise ValueError(f"top_p={cfg.top_p!r} must lie in (0, 1]")
+    for name, most, allowed in (
+        ("temperature", sys.float_info.max, "be a number above 0"),
+        ("top_p", 1, "lie in (0, 1]"),
+    ):
+        number = isinstance(cfg[name], int | float) and not isinstance(cfg[name], bool)
+        if not number or not 0 < cfg[name] <= most:
+            raise ValueError(f"{name}={cfg[name]!r} must {allowed}")
     return Sampling(float(cfg.temperature), float(cfg.top_p), cfg.seed)
 
 
@@ -67,6 +69,15 @@ def check(cfg: DictConfig) -> None:
     for name in ("model", "task", "output"):
         if OmegaConf.is_missing(cfg, name):
             raise ValueError(f"give {name}=..., see config/scrolls/generate.yaml")
+    for name in (
+        "model",
+        "output",
+        "cache_dir",
+        *(["data_dir"] if cfg.data_dir is not None else []),
+    ):
+        check_path(name, cfg[name])
+    if Path(cfg.output).is_dir():
+        raise ValueError(f"output={cfg.output} is a folder: give the file to write")
     for name, least in {"max_batch_tokens": 1, "seed": 0, "limit": 1, "processes": 1}.items():
         if cfg[name] is not None:
             check_whole(name, cfg[name], least)

@@ -49,13 +49,18 @@ def trained_budget(folder: Path) -> str:
     """The name of the budget that a model was fine-tuned with.
 
     Raises:
-        ValueError: if it was not fine-tuned on a task.
+        ValueError: if it was not fine-tuned on a task, or the file that tells is damaged.
     """
     if not (folder / TRAINED_FOR).is_file():
         raise ValueError(
             f"{folder} has no {TRAINED_FOR}: it was not fine-tuned on a task; give budget=..."
         )
-    return json.loads((folder / TRAINED_FOR).read_text())["budget"]
+    try:
+        return json.loads((folder / TRAINED_FOR).read_text())["budget"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{folder / TRAINED_FOR} is damaged ({error}): give budget=..., as in the training"
+        ) from error
 
 
 def budget_of(name: str, task: Task) -> Budget:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from scrolls.sources import Source
 from scrolls.tasks import HARD, Split, Task
-from tape.data.corpora import encodable
+from tape.names import encodable
 
 
 class Row(NamedTuple):

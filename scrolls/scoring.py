@@ -16,8 +16,8 @@ from scrolls.metrics import SUMMARY_LEVEL
 from scrolls.rows import Question, Row, questions_of, read_rows
 from scrolls.sources import Source, find
 from scrolls.tasks import BENCHMARK, HARD, Split, Task
-from tape.data.corpora import encodable
-from tape.files import write_text
+from tape.files import make_folder, write_text
+from tape.names import encodable
 
 log = logging.getLogger(__name__)
 METRIC = Path(__file__).with_name("metric.py")
@@ -59,6 +59,7 @@ class Reference:
     def score(self, predictions: dict[str, str], cache: Path) -> dict[str, Any]:
         """The official results of predictions that `verify` has nothing against."""
         name = self.task.name
+        make_folder(cache)
         metric = evaluate.load(str(METRIC), name, cache_dir=str(cache), keep_in_memory=True)
         return metric.compute(
             predictions=[predictions[key] for key in self.questions],
@@ -130,6 +131,17 @@ def read_predictions(path: Path) -> object:
             if not all(encodable(text) for text in pair if isinstance(text, str)):
                 raise ValueError(f"{path}, id {pair[0]!r}: a lone surrogate is no text")
     return predictions
+
+
+def type_of(path: Path) -> str:
+    """Whose predictions a file <TYPE>.json holds.
+
+    Raises:
+        ValueError: if its name is no text.
+    """
+    if not encodable(path.stem):
+        raise ValueError(f"the name of {str(path)!r} is not UTF-8: rename it")
+    return path.stem
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from scrolls.tasks import HARD, SAMPLE, Split, Task
 
 HUB = "tau/scrolls"
+# A zip may ask for a password (RuntimeError) or be packed otherwise (NotImplementedError).
+UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 log = logging.getLogger(__name__)
 
 
@@ -61,7 +63,7 @@ class Source(NamedTuple):
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        except UNREADABLE as error:
             raise ValueError(f"{self} cannot be read ({error}): fetch it again") from error
 
 

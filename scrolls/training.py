@@ -20,7 +20,7 @@ from tape.data import load_tokenizer
 from tape.evaluation.checkpoint import check_length
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
-from tape.names import check_whole
+from tape.names import check_path, check_whole
 from tape.training.arguments import sequences_per_step, training_order
 from tape.training.task import Task
 
@@ -127,7 +127,8 @@ class ScrollsTask(Task):
                 f"{self.prompts.budget.length} tokens; give budget={data.budget}, which sets both"
             )
         data_dir = None if data.data_dir is None else Path(data.data_dir)
-        of = (data_dir, self.tokenizer, self.prompts, Path(settings["cache_dir"]))
+        cache = check_path("cache_dir", settings["cache_dir"])
+        of = (data_dir, self.tokenizer, self.prompts, cache)
         train = tokenize_split(task, "train", *of)
         self.validation = tokenize_split(task, "validation", *of)
         for examples in (train, self.validation):

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Content = TypeVar("Content")
+# What readers make of files that were damaged.
+DAMAGED = (ValueError, LookupError, TypeError, RecursionError, EOFError, FileNotFoundError)
+log = logging.getLogger(__name__)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, if they are not there.
+
+    Raises:
+        OSError: if that cannot be; names the file that is in the way.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
+        reason = error.strerror if file is None else f"{file} is a file"
+        raise OSError(f"the folder {folder} cannot be made: {reason}; give another one") from error
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path, most: int = 0) -> Iterator[Path]:
     """A folder to fill, renamed to `target` at the end; nothing is left if filling it fails.
 
     If another process made `target` in the meantime, its folder stays: both hold the same.
+
+    Args:
+        most: bytes that it may take; 0 if that is not known.
+
+    Raises:
+        OSError: if the disk is full; says how much room is needed.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     for left in target.parent.glob(f".{target.name}-*"):  # by a process that was killed
         if left.stat().st_mtime < time.time() - 24 * 3600:
             shutil.rmtree(left, ignore_errors=True)
@@ -36,6 +63,15 @@ def new_folder(target: Path) -> Iterator[Path]:
         except OSError:
             if not target.is_dir():
                 raise
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        written = sum(path.stat().st_size for path in work.rglob("*"))
+        needed = f"up to {most:,}" if most else f"more than {written:,}"
+        raise OSError(
+            f"{target}: the disk is full, and {needed} bytes are needed; make room for them, or "
+            f"choose another folder"
+        ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -71,6 +107,20 @@ def read_object(path: Path) -> dict[str, Any]:
         return found
 
 
+def intact(folder: Path, read: Callable[[Path], Content]) -> Content | None:
+    """What `read` makes of a folder of a cache; None if it is not there, or is damaged, as an error
+    of `read` tells: then it is removed, to be made again."""
+    if not folder.exists():
+        return None
+    try:
+        return read(folder)
+    except DAMAGED as error:
+        reason = " ".join(str(error).split())
+        log.warning("%s is damaged (%s): it is made again", folder, reason)
+        shutil.rmtree(folder)
+        return None
+
+
 def write_text(target: Path, text: str) -> None:
     """As `write_bytes`, in UTF-8."""
     write_bytes(target, text.encode())
@@ -78,7 +128,9 @@ def write_text(target: Path, text: str) -> None:
 
 def write_bytes(target: Path, content: bytes) -> None:
     """Write a file under a temporary name, then rename it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
+    if target.is_dir():
+        raise IsADirectoryError(f"{target} is a folder: give the file to write")
     work = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with work.open("wb") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -44,7 +45,48 @@ def check_name(setting: str, name: object) -> str:
     return str(name)
 
 
-def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Raise a ValueError unless `value` is a whole number, `least` or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}={value!r} must be a whole number, {least} or more")
+def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Raise a ValueError unless `value` is a whole number from `least` to `most`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        bounds = f"{least} or more" if most is None else f"{least} to {most}"
+        raise ValueError(f"{name}={value!r} must be a whole number, {bounds}")
+
+
+def check_fraction(name: str, value: object) -> None:
+    """Raise a ValueError unless `value` is a number between 0 and 1."""
+    if not isinstance(value, float) or not 0 < value < 1:
+        raise ValueError(f"{name}={value!r} must lie in (0, 1)")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise a ValueError unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be true or false")
+
+
+def check_text(name: str, value: object) -> None:
+    """Raise a ValueError unless `value` is text, and not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name}={value!r} must be text that is not empty")
+
+
+def check_path(name: str, value: object) -> Path:
+    """The path that `value` is.
+
+    Raises:
+        ValueError: if it is none, or no UTF-8.
+    """
+    if not isinstance(value, str | Path) or not str(value) or not encodable(str(value)):
+        raise ValueError(f"{name}={value!r} must be a path")
+    return Path(value)
+
+
+def encodable(text: str) -> bool:
+    """Whether it is text: JSON and names of files can hold halves of surrogate pairs, which no
+    file can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

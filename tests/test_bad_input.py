@@ -1,6 +1,8 @@
 """Bad input of every command: a status that is not 0, one line that names the setting, no
 traceback, and nothing left behind."""
 
+import gzip
+import io
 import json
 import os
 import pickle
@@ -9,9 +11,15 @@ import shutil
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 import torch
+import zstandard
 from commands import ROOT, run_command
+from conftest import make_model
+from pyarrow import parquet
+from scrolls_data import write_task
+from test_scrolls import byte_tokenizer
 
 from tape.training.runs import HASHES, seal
 
@@ -361,3 +369,323 @@ def test_variables_of_scripts(script, tmp_path, name, variables):
     assert outcome.stderr.startswith("error: ") and len(outcome.stderr.splitlines()) == 1
     assert re.search(rf"{variable}|{variable[:-1].lower()}", outcome.stderr), outcome.stderr
     assert not (tmp_path / "harm").exists() and not (tmp_path / "output").exists()
+
+
+# --- data and files
+
+
+@pytest.fixture(scope="session")
+def given(tmp_path_factory):
+    """Files, good and bad, and models that were made with them."""
+    folder = tmp_path_factory.mktemp("given")
+    write_texts(folder)
+    write_scrolls(folder)
+    write_models(folder)
+    return folder
+
+
+def damaged(content, place):
+    """With 20 bytes inverted."""
+    part = bytes(byte ^ 0xFF for byte in content[place : place + 20])
+    return content[:place] + part + content[place + 20 :]
+
+
+def write_texts(folder):
+    text = "".join(
+        json.dumps({"text": f"line {n}: {n * n} sheep and {n % 5} goats. " * 9}) + "\n"
+        for n in range(300)
+    ).encode()
+    table = io.BytesIO()
+    parquet.write_table(pa.table({"text": text.decode().splitlines()}), table)
+    squeezed, table = zstandard.compress(text), table.getvalue()
+    files = {
+        "text.jsonl": text,
+        "gzip.jsonl.gz": damaged(gzip.compress(text, mtime=0), 10),
+        "gzip_cut.jsonl.gz": gzip.compress(text, mtime=0)[:-20],
+        "zstd.jsonl.zst": damaged(squeezed, len(squeezed) // 2),
+        "zstd_cut.jsonl.zst": squeezed[: len(squeezed) // 2],
+        "table.parquet": damaged(table, len(table) // 3),
+        "table_cut.parquet": table[:-20],
+        "nested.jsonl": b'{"text": ' + b"[" * 100_000 + b"\n",
+        "latin.jsonl": '{"text": "café"}'.encode("latin-1"),
+        "empty.txt": b"",
+        "blank.jsonl": b"\n" * 9,
+        "file": b"x",
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / "loop.txt").symlink_to("loop.txt")
+    (folder / "nowhere.txt").symlink_to("nothing.txt")
+    (folder / "folder.txt").mkdir()
+    shards = folder / "c4"
+    shards.mkdir()
+    for split in ("train", "validation"):
+        (shards / f"c4-{split}.00000-of-00001.json.gz").write_bytes(gzip.compress(text, mtime=0))
+    for name in ("vocabulary", "nested"):
+        (folder / f"tokenizer_{name}").mkdir()
+        content = {"vocabulary": '{"model": {"type": "BPE"}}', "nested": "[" * 100_000}[name]
+        (folder / f"tokenizer_{name}" / "tokenizer.json").write_text(content)
+
+
+def write_scrolls(folder):
+    write_task(folder / "scrolls", "qasper")
+    archive = (folder / "scrolls" / "qasper.zip").read_bytes()
+    locked = archive
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags of every member
+        locked = re.sub(
+            re.escape(mark) + b"." * place,
+            lambda found: found[0][:-4] + bytes([found[0][-4] | 1]) + found[0][-3:],
+            locked,
+            flags=re.DOTALL,
+        )
+    row = {"id": "a", "pid": "a_1", "input": "Why?\n\nA document", "output": "x"}
+    sets = {
+        "zip_locked": {"qasper.zip": locked},
+        "zip": {"qasper.zip": damaged(archive, archive.index(b"validation.jsonl") + 40)},
+        "zip_cut": {"qasper.zip": archive[:-20]},
+        "zip_not": {"qasper.zip": b"x"},
+        "rows_nested": {"qasper/validation.jsonl": b'{"id": ' + b"[" * 100_000},
+        "rows_none": {"qasper/validation.jsonl": b"\n"},
+        "rows_number": {"qasper/validation.jsonl": b"5"},
+        "rows_input": {"qasper/validation.jsonl": json.dumps(row | {"input": 5}).encode()},
+        "rows_pid": {"qasper/validation.jsonl": json.dumps(row | {"pid": ["a"]}).encode()},
+        "answers_nested": {"qasper/tape.json": b"[" * 100_000},
+        "answers_unnamed": {os.fsdecode(b"qasper/\xff.json"): b"{}"},
+        "answers": {
+            "tape.json": json.dumps({f"qasper-validation-{n}": "x" for n in range(3)}).encode(),
+            "twice.json": b'{"a": "x", "a": "y"}',
+            "half.json": b'{"a": "\\ud800"}',
+        },
+    }
+    for name, files in sets.items():
+        for file, content in files.items():
+            path = folder / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    for name in ("zip_loop/qasper.zip", "answers_loop/qasper/tape.json"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).symlink_to((folder / name).name)
+
+
+def write_models(folder):
+    """Untrained ones, each with a file of what it was trained on that is damaged."""
+    tokenizer, text = byte_tokenizer(), {"nested": "[" * 100_000, "number": "5", "key": "{}"}
+    texts = {
+        "problems.json": text | {"key": '{"max_first": "many"}', "digits": '{"max_first": 2}'},
+        "passkeys.json": text | {"key": '{"max_length": 3}', "prompts": '{"max_length": 40}'},
+        "scrolls.json": text | {"type": '{"budget": 5}', "rows": '{"budget": "demo"}'},
+    }
+    make_model("tape", vocab_size=len(tokenizer)).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    for file, contents in texts.items():
+        for name, content in contents.items():
+            model = shutil.copytree(folder / "model", folder / f"{file[:-5]}_{name}")
+            (model / file).write_text(content)
+
+
+TEXT = "data=text data.files={given}/text.jsonl"
+C4 = "data=c4 data.dir={given}/c4 data.window=4 data.tokenizer_documents=50"
+ADDITION = "task=arithmetic data=addition length=19 name=x"
+PASSKEY = "task=passkey data=passkey length=134 name=x"
+SCROLLS = (
+    "task=scrolls data=scrolls name=x base_model={given}/model tokenizer={given}/model "
+    "position=keep model=keep length=256 data.task=qasper data.budget=demo"
+)
+DATA = [
+    # What cannot be read
+    ("data=text data.files={given}/gzip.jsonl.gz", r"gzip\.jsonl\.gz cannot be read: Error -3"),
+    ("data=text data.files={given}/gzip_cut.jsonl.gz", r"gzip_cut\.jsonl\.gz cannot be read"),
+    ("data=text data.files={given}/zstd.jsonl.zst", r"zstd\.jsonl\.zst cannot be read"),
+    ("data=text data.files={given}/zstd_cut.jsonl.zst", r"zstd_cut\.jsonl\.zst cannot be read"),
+    ("data=text data.files={given}/table.parquet", r"table\.parquet cannot be read"),
+    ("data=text data.files={given}/table_cut.parquet", r"table_cut\.parquet cannot be read"),
+    ("data=text data.files={given}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"),
+    ("data=text data.files={given}/latin.jsonl", r"latin\.jsonl is not UTF-8"),
+    ("data=text data.files={given}/loop.txt", r"data\.files: .*loop\.txt is a link to nothing"),
+    ("data=text data.files={given}/nowhere.txt", r"data\.files: .*nowhere.txt is a link to no"),
+    ("data=text data.files={given}/folder.txt", r"data\.files: no \.txt, .* in folder .*folder"),
+    ("data=text data.files={given}/file", r"data\.files: .*file is none of \.txt"),
+    ("data=text data.files={given}/empty.txt", r"the train split of text has no documents"),
+    ("data=text data.files={given}/blank.jsonl", r"the train split of text has no documents"),
+    # What is no path
+    ("data=text data.files=5", r"data\.files=5 must be a path"),
+    ("data=text data.files=null", r"data=text needs data\.files="),
+    ("data=text data.files=[]", r"data\.files=\[\] must be a path"),
+    ("data=text data.files=[null]", r"data\.files=None must be a path"),
+    ("data=text data.files={a:b}", r"data\.files={'a': 'b'} must be a path"),
+    ("data=text data.files=''", r"data\.files='' must be a path"),
+    (f"{TEXT} data.validation=5", r"data\.validation=5 must be a path"),
+    (f"{TEXT} data.validation=[]", r"data\.validation=\[\] must be a path"),
+    (f"{TEXT} data.validation=nowhere", r"data\.validation: nothing matches 'nowhere'"),
+    (f"{TEXT} data.validation={{given}}/empty.txt", r"the validation split of text has no docu"),
+    (f"{TEXT} cache_dir=null", r"cache_dir=None must be a path"),
+    (f"{TEXT} cache_dir=5", r"cache_dir=5 must be a path"),
+    (f"{TEXT} cache_dir=''", r"cache_dir='' must be a path"),
+    (f"{TEXT} cache_dir={{given}}/file", r"given.*/file/tokenizers cannot be made: .*file is a f"),
+    (f"{TEXT} output_dir={{given}}/file", r"given.*/file cannot be made: .*file is a file"),
+    (f"{TEXT} tokenizer=5", r"tokenizer=5 must be text"),
+    (f"{TEXT} tokenizer=''", r"tokenizer='' must be text"),
+    (f"{TEXT} tokenizer={{given}}/c4", r"tokenizer='.*c4' is neither a folder with a tokenizer"),
+    (f"{TEXT} tokenizer={{given}}/tokenizer_vocabulary", r"tokenizer='.*' is neither a folder"),
+    (f"{TEXT} tokenizer={{given}}/tokenizer_nested", r"tokenizer='.*' is neither a folder"),
+    # What is no number or name
+    (f"{TEXT} data.field=null", r"data\.field=None must be text"),
+    (f"{TEXT} data.field=5", r"data\.field=5 must be text"),
+    (f"{TEXT} data.field=[text]", r"data\.field=\['text'\] must be text"),
+    (f"{TEXT} data.name=null", r"data\.name=None must be text"),
+    (f"{TEXT} data.name=''", r"data\.name='' must be text"),
+    (f"{TEXT} data.validation_fraction=a", r"data\.validation_fraction='a' must lie in \(0, 1\)"),
+    (f"{TEXT} data.validation_fraction=nan", r"data\.validation_fraction=nan must lie in"),
+    (f"{TEXT} data.validation_fraction=null", r"data\.validation_fraction=None must lie in"),
+    (f"{TEXT} data.validation_fraction=1", r"data\.validation_fraction=1 must lie in"),
+    (f"{C4} data.shards=0", r"data\.shards=0 must be a whole number, 1 or more"),
+    (f"{C4} data.shards=a", r"data\.shards='a' must be a whole number"),
+    (f"{C4} data.shards=true", r"data\.shards=True must be a whole number"),
+    (f"{C4} data.shards=9", r"data\.shards=9 but .* has 1 train shards"),
+    (f"{C4} data.window=0", r"data\.window=0 must be a whole number"),
+    (f"{C4} data.window=99999999999", r"data\.window=99999999999 must be a whole number, 1 to"),
+    (f"{C4} data.window=null", r"data\.window=None must be a whole number"),
+    (f"{C4} data.validation_documents=1.5", r"data\.validation_documents=1\.5 must be a whole"),
+    (f"{C4} data.tokenizer_documents=0", r"data\.tokenizer_documents=0 must be a whole number"),
+    (f"{C4} data.seed=a", r"data\.seed='a' must be a whole number, 0 or more"),
+    (f"{C4} data.max_bad=-1", r"data\.max_bad=-1 must be a whole number, 0 or more"),
+    (f"{C4} data.streaming=maybe", r"data\.streaming='maybe' must be true or false"),
+    (f"{C4} data.dir=5", r"data\.dir=5 must be a path"),
+    (f"{C4} data.dir={{given}}/loop.txt", r"given.*loop\.txt"),
+    (f"{C4} data.dir={{given}}/file", r"no train or validation shards among .*file"),
+    ("data=c4 data.root=5", r"data\.root=5 must be text"),
+    ("data=redpajama data.dir=5", r"data\.dir=5 must be a path"),
+    ("data=redpajama data.dir={given}/file", r"data\.dir=.*file has none of arxiv_sample"),
+    ("data=redpajama data.validation_fraction=a", r"data\.validation_fraction='a' must lie in"),
+    # Tasks of their own
+    (f"{ADDITION} data.max_first=many", r"data\.max_first='many' must be a whole number"),
+    (f"{ADDITION} data.max_second=1{'0' * 20}", r"data\.max_second=10+ must be a whole number"),
+    (f"{ADDITION} data.spaces=nan", r"data\.spaces=nan is a probability"),
+    (f"{ADDITION} data.task=divide", r"unknown data\.task 'divide'.*Known: addition"),
+    (f"{ADDITION} data.reverse=maybe", r"data\.reverse='maybe' must be true or false"),
+    (f"{ADDITION} data.abacus_offset=-1", r"data\.abacus_offset=-1 must be a whole number"),
+    (f"{ADDITION} task.samples=0", r"task\.samples=0 must be a whole number"),
+    (f"{PASSKEY} data.max_length=few", r"data\.max_length='few' must be a whole number"),
+    (f"{PASSKEY} data.keys=99", r"keys=99 must be a whole number, 1 to 24"),
+    (f"{PASSKEY} data.values=99999", r"values=99999 must be a whole number"),
+    (f"{PASSKEY} task.samples=null", r"task\.samples=None must be a whole number"),
+    (f"{SCROLLS} data.task=quizz", r"unknown data\.task 'quizz'.*Known:"),
+    (f"{SCROLLS} data.budget=5", r"unknown data\.budget 5.*Known: demo"),
+    (f"{SCROLLS} data.data_dir=5", r"data\.data_dir=5 must be a path"),
+    (f"{SCROLLS} data.data_dir={{given}}/zip_locked", r"qasper\.zip.* cannot be read .*encrypted"),
+    (f"{SCROLLS} data.data_dir={{given}}/rows_nested", r"neither qasper\.zip nor qasper/train"),
+    (f"{SCROLLS} cache_dir=null", r"cache_dir=None must be a path"),
+    (f"{SCROLLS} tokenizer=null", r"tokenizer=None must be text"),
+]
+
+SCORED = "eval_scrolls.py --dataset_name qasper --metrics_output_dir metrics --cache_dir {store}"
+VALID = "--split validation --data_dir {given}/scrolls --predictions {given}/answers/tape.json"
+TESTED = "--data_dir {given}/scrolls --predictions {given}/answers/tape.json --test_data_file"
+ALL = "eval_scrolls.py --all --cache_dir {store} --data_dir {given}/scrolls --predictions"
+SHOWN = "-m scrolls.show --dataset_name qasper --cache_dir {store} --data_dir {given}/scrolls"
+GENERATED = (
+    "-m scrolls.generate task=qasper processes=1 limit=1 max_batch_tokens=300 output=o.json "
+    "cache_dir={store} data_dir={given}/scrolls model={given}/scrolls_"
+)
+GRID = "-m arithmetic.evaluate samples=1 max_length=2 processes=1 model={given}/problems_"
+KEYS = "eval_retrieval.py --num_tests 1 --depths 1 --processes 1 --base_model {given}/passkeys_"
+FILES = [
+    (f"{SCORED} {VALID} --data_dir {{given}}/zip_locked", r"qasper\.zip.* cannot be .*encrypted"),
+    (f"{SCORED} {VALID} --data_dir {{given}}/zip", r"qasper\.zip.* cannot be read"),
+    (f"{SCORED} {VALID} --data_dir {{given}}/zip_cut", r"qasper\.zip.* cannot be read"),
+    (f"{SCORED} {VALID} --data_dir {{given}}/zip_not", r"qasper\.zip.* cannot be read"),
+    (f"{SCORED} {VALID} --data_dir {{given}}/zip_loop", r"zip_loop has neither qasper\.zip"),
+    (f"{SCORED} {VALID} --data_dir {{given}}/file", r"file has neither qasper\.zip"),
+    (f"{SCORED} {VALID} --data_dir {{given}}/rows_nested", r"line 1: not JSON .*recursion"),
+    (f"{SCORED} {VALID} --data_dir {{given}}/rows_none", r"validation\.jsonl has no rows"),
+    (f"{SCORED} {VALID} --data_dir {{given}}/rows_number", r"line 1: not a JSON object"),
+    (f"{SCORED} {VALID} --data_dir {{given}}/rows_pid", r"field 'pid' is \['a'\], which is no t"),
+    (f"{SCORED} {VALID} --predictions {{given}}/nested.jsonl", r"cannot be read as pred.*recurs"),
+    (f"{SCORED} {VALID} --predictions {{given}}/loop.txt", r"no file of predictions .*loop"),
+    (f"{SCORED} {VALID} --predictions {{given}}/folder.txt", r"no file of predictions .*folder"),
+    (f"{SCORED} {VALID} --predictions {{given}}/empty.txt", r"empty\.txt cannot be read as pred"),
+    (f"{SCORED} {VALID} --predictions {{given}}/answers/twice.json", r"the id 'a' is there twice"),
+    (f"{SCORED} {VALID} --predictions {{given}}/answers/half.json", r"'a': a lone surrogate"),
+    (f"{SCORED} {VALID} --metrics_output_dir {{given}}/file", r"file cannot be made: .* is a f"),
+    (f"{SCORED} {VALID} --cache_dir {{given}}/file", r"given.*/file.* cannot be made: .* is a f"),
+    (f"{SCORED} {TESTED} {{given}}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"),
+    (f"{SCORED} {TESTED} {{given}}/loop.txt", r"loop\.txt cannot be read"),
+    (f"{SCORED} {TESTED} {{given}}/folder.txt", r"folder\.txt cannot be read"),
+    (f"{SCORED} {TESTED} {{given}}/empty.txt", r"empty\.txt has no rows"),
+    (f"{ALL} {{given}}/file --metrics_output_dir m", r"file holds no predictions"),
+    (f"{ALL} {{given}}/answers_nested --metrics_output_dir m", r"tape\.json cannot be read as"),
+    (f"{ALL} {{given}}/answers_loop --metrics_output_dir m", r"no file of predictions .*tape"),
+    (f"{ALL} {{given}}/answers_unnamed --metrics_output_dir m", r"qasper/\\udcff\.json.* UTF-8"),
+    (f"{SHOWN} --predictions {{given}}/nowhere", r"nowhere holds no predictions"),
+    (f"{SHOWN} --predictions {{given}}/answers_nested/qasper", r"cannot be read as predictions"),
+    (f"{SHOWN} --predictions {{given}}/answers_unnamed/qasper", r"\\udcff\.json.* UTF-8"),
+    (f"{SHOWN} --predictions {{given}}/answers --limit 0", r"--limit 0 must be at least 1"),
+    (
+        f"{SHOWN} --predictions {{given}}/answers --data_dir {{given}}/rows_input",
+        r"line 1, id 'a': field 'input' is 5",
+    ),
+    (
+        "-m scrolls.majority --dataset_name qasper --data_dir {given}/zip_locked --output o.json",
+        r"qasper\.zip.* cannot be read .*encrypted",
+    ),
+    (
+        "-m scrolls.majority --dataset_name qasper --data_dir {given}/scrolls "
+        "--output {given}/folder.txt",
+        r"folder\.txt is a folder: give the file",
+    ),
+    (f"{GENERATED}nested", r"scrolls_nested/scrolls\.json is damaged .*recursion.*budget=\.\.\."),
+    (f"{GENERATED}number", r"scrolls\.json is damaged .*give budget=\.\.\."),
+    (f"{GENERATED}key", r"scrolls\.json is damaged .*give budget=\.\.\."),
+    (f"{GENERATED}type", r"unknown budget 5.*Known: demo"),
+    (f"{GENERATED}rows model={{given}}/file", r"file has no model\.safetensors"),
+    (f"{GENERATED}rows model=null", r"model=None must be a path"),
+    (f"{GENERATED}rows output=null", r"output=None must be a path"),
+    (f"{GENERATED}rows output=''", r"output='' must be a path"),
+    (f"{GENERATED}rows output={{given}}/folder.txt", r"folder\.txt is a folder: give the file"),
+    (f"{GENERATED}rows output={{given}}/file/o.json", r"cannot be made: .*file is a file"),
+    (f"{GENERATED}rows data_dir=5", r"data_dir=5 must be a path"),
+    (f"{GENERATED}rows cache_dir=null", r"cache_dir=None must be a path"),
+    (f"{GENERATED}rows cache_dir={{given}}/file", r"cannot be made: .*file is a file"),
+    (f"{GENERATED}rows sample=true temperature=inf", r"temperature=inf must be a number above 0"),
+    (f"{GENERATED}rows sample=true temperature=true", r"temperature=True must be a number above"),
+    (f"{GENERATED}rows sample=true top_p=nan", r"top_p=nan must lie in \(0, 1\]"),
+    (f"{GRID}nested", r"problems_nested/problems\.json does not hold settings .*recursion"),
+    (f"{GRID}number", r"problems\.json does not hold settings of Problems"),
+    (f"{GRID}key", r"problems_key/problems\.json: .*max_first='many' must be a whole number"),
+    (f"{GRID}digits max_length=99999", r"max_length=99999 must be a whole number, 1 to 1000"),
+    (f"{GRID}digits model=null", r"model=None must be a path"),
+    (f"{GRID}digits model={{given}}/loop.txt", r"loop\.txt has no problems\.json"),
+    (f"{KEYS}nested", r"passkeys_nested/passkeys\.json does not hold settings .*recursion"),
+    (f"{KEYS}number", r"passkeys\.json does not hold settings of Passkeys"),
+    (f"{KEYS}key", r"passkeys_key/passkeys\.json: .*max_length=3: prompts"),
+    (f"{KEYS}prompts --keys 99", r"keys=99 must be a whole number, 1 to 24"),
+    (f"{KEYS}prompts --values 99999 --max_tokens 500", r"values=99999 must be a whole number"),
+    (f"{KEYS}prompts --interval 0", r"interval=0 must be a whole number"),
+    (f"{KEYS}prompts --max_tokens 20 --interval 20", r"20 tokens has no room for its description"),
+]
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory):
+    """A cache; nothing in it may be half-written."""
+    folder = tmp_path_factory.mktemp("store")
+    yield folder
+    assert not list(folder.rglob(".*"))
+
+
+def names_of(cases):
+    return [words.replace("{given}", "").replace("{store}", "")[-60:] for words, _ in cases]
+
+
+@pytest.mark.parametrize(("words", "message"), DATA, ids=names_of(DATA))
+def test_data_of_a_run(words, message, given, store, tmp_path):
+    settings = words.replace("{given}", str(given)).split()
+    common = ["experiment=quick", "vocab_size=300", f"cache_dir={store}"]
+    outcome = run_command("train.py", *common, *settings, folder=tmp_path)
+    check_refusal(outcome, message, tmp_path)
+
+
+@pytest.mark.parametrize(("words", "message"), FILES, ids=names_of(FILES))
+def test_files_of_a_command(words, message, given, store, tmp_path):
+    words = words.replace("{given}", str(given)).replace("{store}", str(store)).split()
+    check_refusal(run_command(*words, folder=tmp_path), message, tmp_path)

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -482,10 +483,109 @@ def test_what_a_killed_process_left_in_the_cache_goes_after_a_day(tmp_path):
     assert not old.exists() and fresh.exists() and (tmp_path / "tokens" / "file").exists()
 
 
-def test_tokens_that_are_cut_short_on_disk_are_refused(tmp_path, corpus):
+DAMAGES = {
+    "bytes": ("tokens.bin", lambda content: content[:-200]),
+    "odd bytes": ("tokens.bin", lambda content: content[:-1]),
+    "no bytes": ("tokens.bin", lambda content: b""),
+    "its head": ("tokens.bin", lambda content: b"xyz" + content[3:]),
+    "token 65535": ("tokens.bin", lambda content: content[:-2] + b"\xff\xff"),
+    "cut facts": ("facts.json", lambda content: content[:20]),
+    "nested facts": ("facts.json", lambda content: b"[" * 100_000),
+    "a number": ("facts.json", lambda content: b"5"),
+    "a key": ("facts.json", lambda content: content.replace(b'"bytes"', b'"x"')),
+    "less": ("facts.json", lambda content: content.replace(b'"tokens": ', b'"tokens": -')),
+    "dtype": ("facts.json", lambda content: content.replace(b"uint16", b"float9")),
+    "no facts": ("facts.json", None),
+    "no tokens": ("tokens.bin", None),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog, name, change):
+    tokenizer = train_tokenizer(corpus, 300, tmp_path)
+    whole = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    expected, (file,) = whole.tokens.tolist(), (tmp_path / "tokens").glob(f"*/{name}")
+    if change is None:
+        file.unlink()
+    else:
+        file.write_bytes(change(file.read_bytes()))
+    again = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    assert again.tokens.tolist() == expected
+    assert (again.documents, again.bytes) == (whole.documents, whole.bytes)
+    assert f"{file.parent} is damaged" in caplog.text and "made again" in caplog.text
+    assert [path.name for path in file.parent.parent.iterdir()] == [whole.fingerprint]
+
+
+def test_tokens_of_an_earlier_version_are_checked_by_their_size(tmp_path, corpus, caplog):
+    """Their facts have no hash."""
     tokenizer = train_tokenizer(corpus, 300, tmp_path)
     tokenize_corpus(corpus, "train", tokenizer, tmp_path)
-    (cached,) = (tmp_path / "tokens").glob("*/tokens.bin")
-    cached.write_bytes(cached.read_bytes()[:-200])
-    with pytest.raises(ValueError, match=r"tokens in place of .*: remove that folder"):
+    (path,) = (tmp_path / "tokens").glob("*/facts.json")
+    facts = json.loads(path.read_text())
+    del facts["head"]
+    path.write_text(json.dumps(facts))
+    before = path.stat()
+    tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    assert path.stat() == before and not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer.json", '{"model": {"type": "BPE"}}'),
+        ("tokenizer.json", None),
+        ("tokenizer_config.json", "5"),
+        ("tokenizer_config.json", "{}"),
+    ],
+    ids=range(6),
+)
+def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog, name, content):
+    expected = train_tokenizer(corpus, 300, tmp_path)
+    (file,) = (tmp_path / "tokenizers").glob(f"*/{name}")
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    again = train_tokenizer(corpus, 300, tmp_path)
+    assert again.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+    assert again.eos_token == expected.eos_token
+    assert f"{file.parent} is damaged" in caplog.text
+
+
+def test_a_full_disk_is_named(tmp_path, corpus, monkeypatch):
+    tokenizer = train_tokenizer(corpus, 300, tmp_path)
+    opened = Path.open
+
+    def full(path, *arguments, **settings):
+        place = Path("/dev/full") if path.name == "tokens.bin" else path
+        return opened(place, *arguments, **settings)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match=r"tokens\S+: the disk is full, and up to 9\d,\d+ bytes"):
         tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    assert not list((tmp_path / "tokens").iterdir())
+
+
+def test_zstd_files_are_read_to_their_end(tmp_path):
+    rows = [json.dumps({"text": text}) + "\n" for text in DOCUMENTS]
+    frames = [zstandard.compress("".join(part).encode()) for part in (rows[:20], rows[20:])]
+    path = tmp_path / "frames.jsonl.zst"
+    path.write_bytes(b"".join(frames))
+    corpus = TextCorpus(path)
+    assert sorted(text for split in both_splits(corpus) for text in split) == sorted(DOCUMENTS)
+    for content in (b"".join(frames)[:-9], frames[0] + b"x" * 9, b""):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"frames\.jsonl\.zst cannot be read: "):
+            both_splits(TextCorpus(path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_named(tmp_path, jsonl):
+    (tmp_path / "deep").mkdir(mode=0o000)
+    with pytest.raises(OSError, match=r"Permission denied: .*deep"):
+        TextCorpus(tmp_path)
+    jsonl.chmod(0o000)
+    with pytest.raises(ValueError, match=r"corpus\.jsonl cannot be read: .*Permission denied"):
+        both_splits(TextCorpus(jsonl))

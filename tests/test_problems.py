@@ -314,8 +314,8 @@ def test_files_of_other_settings_are_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"task": "division"}, "unknown task 'division'"),
-        ({"max_first": 0}, "max_first=0 must be a whole number, 1 or more"),
+        ({"task": "division"}, "unknown data.task 'division'"),
+        ({"max_first": 0}, "max_first=0 must be a whole number, 1 to 10000"),
         ({"max_second": "5"}, "max_second='5' must be a whole number"),
         ({"max_second": True}, "max_second=True must be a whole number"),
         ({"spaces": 1.5}, "spaces=1.5 is a probability"),
@@ -323,8 +323,11 @@ def test_files_of_other_settings_are_refused(tmp_path, text, message):
         ({"reverse": "false"}, "reverse='false' must be true or false"),
         ({"abacus_offset": -1}, "abacus_offset=-1 must be a whole number, 0 or more"),
         ({"abacus_offset": 3, "spaces": 0.1}, "needs an answer of digits alone"),
-        ({"abacus_offset": 3, "task": "subtraction"}, "needs an answer .* not task=subtraction"),
-        ({"abacus_offset": 3, "task": "sorting"}, "needs an answer .* not task=sorting"),
+        (
+            {"abacus_offset": 3, "task": "subtraction"},
+            "needs an answer .* not data.task=subtraction",
+        ),
+        ({"abacus_offset": 3, "task": "sorting"}, "needs an answer .* not data.task=sorting"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, message):

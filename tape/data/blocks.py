@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -21,13 +22,14 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from tape.data.corpora import Corpus, Split
-from tape.files import new_folder
+from tape.data.corpora import Corpus, Split, no_documents
+from tape.files import intact, new_folder
 
 log = logging.getLogger(__name__)
 
 DOCUMENTS_AT_ONCE = 256
 CHARACTERS_AT_ONCE = 2**23
+HEAD = 2**20  # bytes
 Item = TypeVar("Item")
 
 
@@ -54,41 +56,60 @@ def tokenize_corpus(
     """
     fingerprint = token_fingerprint(corpus, split, tokenizer)
     folder = cache_dir / "tokens" / fingerprint
-    if not folder.is_dir():
-        with new_folder(folder) as work:
+    stream = intact(folder, partial(_read_stream, tokenizer))
+    if stream is None:
+        most = (corpus.size() or 0) * token_dtype(tokenizer).itemsize  # a token has a byte of text
+        with new_folder(folder, most) as work:
             _write_stream(corpus, split, tokenizer, work)
+        stream = _read_stream(tokenizer, folder)
+    return stream
+
+
+def _read_stream(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenStream:
+    """What `_write_stream` wrote.
+
+    Raises:
+        ValueError, LookupError, TypeError, FileNotFoundError: if it is damaged.
+    """
     facts = json.loads((folder / "facts.json").read_text())
-    tokens = np.memmap(folder / "tokens.bin", dtype=facts["dtype"], mode="r")
-    if len(tokens) != facts["tokens"]:
-        raise ValueError(
-            f"{folder} holds {len(tokens):,} tokens in place of {facts['tokens']:,}: remove that "
-            f"folder, and the text is tokenized again"
-        )
-    return TokenStream(tokens, facts["documents"], facts["bytes"], fingerprint)
+    documents, size, count = (int(facts[name]) for name in ("documents", "bytes", "tokens"))
+    path, dtype = folder / "tokens.bin", token_dtype(tokenizer)
+    if facts["dtype"] != dtype.name or path.stat().st_size != count * dtype.itemsize:
+        raise ValueError(f"{path.stat().st_size:,} bytes for {count:,} tokens in {facts['dtype']}")
+    if facts.get("head", _head(path)) != _head(path):  # earlier versions have none
+        raise ValueError("the tokens are not as they were written")
+    tokens = np.memmap(path, dtype, "r")
+    if (largest := int(tokens.max())) > max(tokenizer.get_vocab().values()):
+        raise ValueError(f"its tokenizer has no token {largest:,}")
+    return TokenStream(tokens, documents, size, folder.name)
+
+
+def _head(path: Path) -> str:
+    """A hash of the first bytes."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(HEAD)).hexdigest()
 
 
 def _write_stream(
     corpus: Corpus, split: Split, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    dtype = token_dtype(tokenizer)
+    path, dtype = folder / "tokens.bin", token_dtype(tokenizer)
     facts = {"dtype": dtype.name, "documents": 0, "bytes": 0, "tokens": 0}
     title = f"tokenizing {corpus.name} ({split})"
     size = corpus.size() if split == "train" else None
     bar = tqdm(desc=title, total=size, unit="B", unit_scale=True, disable=None)
-    with bar, (folder / "tokens.bin").open("wb") as file:
+    with bar, path.open("wb") as file:
         for batch in batches(corpus.documents(split)):
             for ids in encode(tokenizer, batch):
-                ids.tofile(file)
+                file.write(ids)
                 facts["tokens"] += len(ids)
             size = sum(len(text.encode()) for text in batch)
             facts["documents"] += len(batch)
             facts["bytes"] += size
             bar.update(size)
     if not facts["documents"]:
-        raise ValueError(
-            f"the {split} split of {corpus.name} has no documents; give more text, or choose the "
-            f"validation text with data.validation or data.validation_fraction"
-        )
+        raise no_documents(corpus, split)
+    facts["head"] = _head(path)
     (folder / "facts.json").write_text(json.dumps(facts))
     log.info("%s (%s): %s tokens", corpus.name, split, f"{facts['tokens']:,}")
 

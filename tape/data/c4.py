@@ -11,11 +11,13 @@ from pathlib import Path
 
 from tape.data.corpora import Corpus, Split
 from tape.data.shards import Fault, Shard, cached_folder, download, list_shards, text_of
+from tape.names import check_flag, check_path, check_text, check_whole
 
 log = logging.getLogger(__name__)
 
 SAMPLED = 8  # shards that a tokenizer's documents are spread over
 SHOWN = 10  # bad lines that are named one by one
+LARGEST_WINDOW = 2**20  # blocks: they are in memory
 
 
 class C4Corpus(Corpus):
@@ -55,22 +57,27 @@ class C4Corpus(Corpus):
         max_bad: int = 100,
         name: str = "c4",
     ):
-        counts = {
-            "validation_shards": validation_shards,
-            "validation_documents": validation_documents,
-            "tokenizer_documents": tokenizer_documents,
-            "window": window,
+        numbers = {
+            "shards": (1 if shards is None else shards, 1),
+            "validation_shards": (validation_shards, 1),
+            "validation_documents": (validation_documents, 1),
+            "tokenizer_documents": (tokenizer_documents, 1),
+            "seed": (seed, 0),
+            "max_bad": (max_bad, 0),
         }
-        for setting, count in (counts | ({} if shards is None else {"shards": shards})).items():
-            if count < 1:
-                raise ValueError(f"data.{setting}={count} must be at least 1")
+        for setting, (number, least) in numbers.items():
+            check_whole(f"data.{setting}", number, least)
+        check_whole("data.window", window, most=LARGEST_WINDOW)
+        check_flag("data.streaming", streaming)
+        for setting, text in {"root": root, "name": name}.items():
+            check_text(f"data.{setting}", text)
         self.name, self.streaming, self.seed, self.window = name, streaming, seed, window
         self.validation_documents = validation_documents
         self.tokenizer_documents = tokenizer_documents
         self.max_bad = max_bad
         self.bad: set[tuple[str, int | None]] = set()  # shard, line; without a line: the rest
 
-        folder = root if dir is None else str(Path(dir).resolve())
+        folder = root if dir is None else str(check_path("data.dir", dir).absolute())
         if dir is None and not streaming:
             folder = cached_folder(folder)
         there = list_shards(folder)

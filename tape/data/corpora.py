@@ -7,21 +7,26 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import sysconfig
+import zlib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NoReturn
 
 import pyarrow.parquet
 import zstandard
 
+from tape.names import check_fraction, check_path, check_text, encodable
+
 Split = Literal["train", "validation"]
-Paths = str | Path | Iterable[str | Path]
+Paths = str | Path | list[str | Path] | tuple[str | Path, ...]
 
 PLAIN = (".txt", ".md", ".rst", ".py")
 RECORDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 KNOWN = (*PLAIN, *RECORDS, ".parquet")
+UNREADABLE = (OSError, EOFError, zlib.error, zstandard.ZstdError, pyarrow.ArrowException)
 
 
 class Corpus:
@@ -92,6 +97,7 @@ class LocalCorpus(FileCorpus):
     EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
     def __init__(self, name: str = "local"):
+        check_text("data.name", name)
         self.name = name
         self.root = Path(sysconfig.get_paths()["stdlib"]).resolve()
 
@@ -143,8 +149,9 @@ class TextCorpus(FileCorpus):
     ):
         if files is None:
             raise ValueError("data=text needs data.files=... (paths, folders or globs)")
-        if not 0 < validation_fraction < 1:
-            raise ValueError(f"data.validation_fraction={validation_fraction} must lie in (0, 1)")
+        check_fraction("data.validation_fraction", validation_fraction)
+        for setting, value in (("field", field), ("name", name)):
+            check_text(f"data.{setting}", value)
         self.name, self.field, self.validation_fraction = name, field, validation_fraction
         self.held_out = [] if validation is None else _expand("data.validation", validation)
         self.paths = [p for p in _expand("data.files", files) if p not in self.held_out]
@@ -190,35 +197,48 @@ def fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 256**7
 
 
-def encodable(text: str) -> bool:
-    """Whether it is text: JSON can hold halves of surrogate pairs, which no file can."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def no_documents(corpus: Corpus, split: Split) -> ValueError:
+    """What to raise where a split has nothing to read."""
+    return ValueError(
+        f"the {split} split of {corpus.name} has no documents; give more text, or choose the "
+        f"validation text with data.validation or data.validation_fraction"
+    )
 
 
 def _expand(setting: str, patterns: Paths) -> list[Path]:
     """The files that paths, folders and globs stand for, sorted, each once."""
+    several = isinstance(patterns, list | tuple)
+    if several and not patterns:
+        raise ValueError(f"{setting}={patterns!r} must be a path, a folder or a glob, or several")
     found: set[Path] = set()
-    for pattern in [patterns] if isinstance(patterns, str | Path) else list(patterns):
-        literal = Path(pattern).exists()  # a name may hold brackets
+    for pattern in patterns if several else [patterns]:
+        literal = check_path(setting, pattern).exists()  # a name may hold brackets
         found_here = [str(pattern)] if literal else glob.glob(str(pattern), recursive=True)
-        matches = [Path(match).resolve() for match in found_here]
-        if not matches:
+        if not found_here:
             raise FileNotFoundError(f"{setting}: nothing matches {str(pattern)!r}")
-        for match in matches:
-            if match.is_file():
-                if not match.name.endswith(KNOWN):
-                    raise ValueError(f"{setting}: {match} is none of {', '.join(KNOWN)}")
-                found.add(match)
-            else:
-                inside = [p for p in match.rglob("*") if p.is_file() and p.name.endswith(KNOWN)]
-                if not inside:
-                    raise FileNotFoundError(f"{setting}: no {', '.join(KNOWN)} in folder {match}")
-                found.update(inside)
+        for match in map(Path, found_here):
+            if not match.exists():
+                raise FileNotFoundError(f"{setting}: {match} is a link to nothing")
+            found.update(_inside(setting, match.resolve()))
     return sorted(found)
+
+
+def _inside(setting: str, path: Path) -> list[Path]:
+    """The file, or those in the folder."""
+    if path.is_file():
+        if not path.name.endswith(KNOWN):
+            raise ValueError(f"{setting}: {path} is none of {', '.join(KNOWN)}")
+        return [path]
+    tree = os.walk(path, onerror=_refuse)
+    files = (Path(folder, name) for folder, _, names in tree for name in names)
+    inside = [file for file in files if file.name.endswith(KNOWN) and file.is_file()]
+    if not inside:
+        raise FileNotFoundError(f"{setting}: no {', '.join(KNOWN)} in folder {path}")
+    return inside
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise error
 
 
 class _reading:
@@ -236,7 +256,7 @@ class _reading:
                 f"{self.path} is not UTF-8 text: byte {error.object[error.start]:#04x} at "
                 f"{error.start:,}; convert it, or leave it out"
             ) from error
-        if isinstance(error, OSError | EOFError | zstandard.ZstdError | pyarrow.ArrowException):
+        if isinstance(error, UNREADABLE):
             raise ValueError(f"{self.path} cannot be read: {error}") from error
 
 
@@ -248,11 +268,42 @@ def _plain_text(path: Path) -> str:
     return text
 
 
+class _ZstdFile(io.RawIOBase):
+    """All frames of a file. The library's own reader ends with the first one, even one that was cut
+    short, without a word."""
+
+    def __init__(self, path: Path):
+        self.parts, self.left = self._parts(path), memoryview(b"")
+
+    @staticmethod
+    def _parts(path: Path) -> Iterator[bytes]:
+        decoder = zstandard.ZstdDecompressor().decompressobj()
+        with path.open("rb") as file:
+            while chunk := file.read(2**16):
+                while chunk:
+                    if decoder.eof:
+                        decoder = zstandard.ZstdDecompressor().decompressobj()
+                    if part := decoder.decompress(chunk):
+                        yield part
+                    chunk = decoder.unused_data
+        if not decoder.eof:
+            raise EOFError("the compressed data end too early")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        part = self.left or memoryview(next(self.parts, b""))
+        size = min(len(buffer), len(part))
+        buffer[:size], self.left = part[:size], part[size:]
+        return size
+
+
 def _open(path: Path) -> BinaryIO:
     if path.suffix == ".gz":
         return gzip.open(path, "rb")
     if path.suffix == ".zst":
-        return zstandard.open(path, "rb")
+        return io.BufferedReader(_ZstdFile(path))
     return path.open("rb")
 
 
@@ -268,7 +319,7 @@ def record_field(path: Path, field: str) -> Iterator[str]:
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (json.JSONDecodeError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
             text = row.get(field) if isinstance(row, dict) else None
             if isinstance(text, str) and not encodable(text):

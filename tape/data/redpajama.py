@@ -9,6 +9,7 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download
 
 from tape.data.corpora import FileCorpus, Split, fraction, record_field
+from tape.names import check_fraction, check_path, check_text
 
 HUB = "togethercomputer/RedPajama-Data-1T-Sample"
 CRAWLS = ("2019-30", "2020-05", "2021-04", "2022-05", "2023-06")
@@ -38,10 +39,10 @@ class RedPajamaCorpus(FileCorpus):
         validation_fraction: float = 0.01,
         name: str = "redpajama",
     ):
-        if not 0 < validation_fraction < 1:
-            raise ValueError(f"data.validation_fraction={validation_fraction} must lie in (0, 1)")
+        check_fraction("data.validation_fraction", validation_fraction)
+        check_text("data.name", name)
         self.name, self.validation_fraction = name, validation_fraction
-        self.paths = _from_hub() if dir is None else _in_folder(Path(dir))
+        self.paths = _from_hub() if dir is None else _in_folder(check_path("data.dir", dir))
 
     def files(self) -> list[Path]:
         return self.paths

@@ -13,8 +13,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from tape.data.corpora import Corpus
-from tape.files import new_folder
+from tape.data.corpora import Corpus, no_documents
+from tape.files import intact, new_folder
+from tape.names import check_text
 
 log = logging.getLogger(__name__)
 
@@ -41,24 +42,31 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
         content = f"{corpus.fingerprint()} {kind} {vocab_size}"
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         folders.append(cache_dir / "tokenizers" / key)
-    folder = next(filter(Path.is_dir, folders), None)
-    if folder is None:
-        log.info("training a tokenizer of %s tokens", f"{vocab_size:,}")
-        tokenizer, is_cut = _train(corpus, vocab_size)
-        fast = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=PADDING
-        )
-        folder = folders[is_cut]
-        with new_folder(folder) as work:
-            fast.save_pretrained(work)
-    return load_tokenizer(str(folder))
+
+    def read(folder: Path) -> PreTrainedTokenizerBase:
+        tokenizer = load_tokenizer(str(folder))
+        if len(tokenizer) != vocab_size:
+            raise ValueError(f"it has {len(tokenizer)} tokens, not vocab_size={vocab_size}")
+        return tokenizer
+
+    for folder in folders:
+        if (tokenizer := intact(folder, read)) is not None:
+            return tokenizer
+    log.info("training a tokenizer of %s tokens", f"{vocab_size:,}")
+    trained, is_cut = _train(corpus, vocab_size)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=trained, bos_token=END, eos_token=END, pad_token=PADDING
+    )
+    with new_folder(folders[is_cut]) as work:
+        tokenizer.save_pretrained(work)
+    return load_tokenizer(str(folders[is_cut]))
 
 
 def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
     """A tokenizer, and whether it cuts long runs: it does so if there are any in the sample."""
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     runs = pre_tokenizers.Split(Regex(LONG_RUN), "isolated")
-    tokenizer, is_cut = Tokenizer(models.BPE()), False
+    tokenizer, is_cut, documents = Tokenizer(models.BPE()), False, 0
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([runs, words])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -69,7 +77,7 @@ def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
     )
 
     def sample() -> Iterator[str]:
-        nonlocal is_cut
+        nonlocal is_cut, documents
         bar = tqdm(
             desc=f"reading {corpus.name}",
             total=corpus.size(),
@@ -78,11 +86,14 @@ def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
         )
         with bar:
             for text in corpus.sample():
+                documents += 1
                 is_cut = is_cut or re.search(LONG_RUN, text) is not None
                 yield text
                 bar.update(len(text.encode()))
 
     tokenizer.train_from_iterator(sample(), trainer)
+    if not documents:
+        raise no_documents(corpus, "train")
     if tokenizer.get_vocab_size() != vocab_size:
         raise ValueError(
             f"the training text is too small for vocab_size={vocab_size}: it yields "
@@ -99,12 +110,13 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: if it cannot be found, or has no end-of-text token to join documents with.
     """
+    check_text("tokenizer", name_or_folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of damaged files: whatever comes of them
         raise ValueError(
             f"tokenizer={name_or_folder!r} is neither a folder with a tokenizer nor to be had "
-            f"from the hub: {error}"
+            f"from the hub: {' '.join(str(error).split())}"
         ) from error
     if not tokenizer.is_fast:
         raise ValueError(f"tokenizer={name_or_folder!r} has no fast version (tokenizer.json)")

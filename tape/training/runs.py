@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tape import origin
-from tape.files import read_object, reading, write_text
+from tape.files import make_folder, read_object, reading, write_text
 
 CONFIGURATION = "run.json"
 TRAINED = "trained.json"
@@ -129,15 +129,8 @@ def locked(folder: Path) -> Iterator[None]:
     if os.environ.get("RANK", "0") != "0":
         yield
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise ValueError(
-            f"{folder} cannot be a run's folder ({error.strerror}); choose another name=... or "
-            f"output_dir=..."
-        ) from error
-    with lock:
+    make_folder(folder)
+    with (folder / ".lock").open("w") as lock:
         try:
             # Of this process alone: a data-loader worker that outlives it for a moment has no part.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,6 +17,7 @@ from tape.data import (
     training_blocks,
 )
 from tape.modeling import TapeForCausalLM
+from tape.names import check_path
 from tape.training.arguments import training_order
 from tape.training.report import write_report
 from tape.training.task import Task
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 class TextTask(Task):
     def __init__(self, corpus: Corpus, settings: dict[str, Any], arguments: TrainingArguments):
-        self.settings, cache = settings, Path(settings["cache_dir"])
+        self.settings, cache = settings, check_path("cache_dir", settings["cache_dir"])
         log.info(corpus.describe())
         if settings["tokenizer"] is None:
             self.tokenizer = train_tokenizer(corpus, settings["vocab_size"], cache)
