@@ -342,7 +342,7 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     config = json.loads((tmp_path / "c" / "config.json").read_text())
     config["num_hidden_layers"] = 4
     (tmp_path / "c" / "config.json").write_text(json.dumps(config))
-    assert "missing keys: model.layers.3" in error(tmp_path / "c")
+    assert "are missing, such as model.layers.3" in error(tmp_path / "c")
     with torch.no_grad():
         other.lm_head.weight[0, 0] = torch.nan
     other.save_pretrained(tmp_path / "d")

@@ -199,7 +199,12 @@ def test_what_was_trained_since_is_refused(runs, weights):
     (runs[2] / weights).write_bytes(b"trained further")
     write_text(
         runs[2] / "config.json",
-        json.dumps({"position": "rope", "adaptation": {"base_weights": BASE_HASH}}),
+        json.dumps(
+            {
+                "position": "rope",
+                "adaptation": {"base_model": "base", "base_weights": BASE_HASH},
+            }
+        ),
     )
     with pytest.raises(ValueError, match="lora_0/extend was evaluated with other weights"):
         methods_of(runs, "extend")
