@@ -103,7 +103,7 @@ def read_object(path: Path) -> dict[str, Any]:
     with reading(path):
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
-            raise ValueError(f"it must be a JSON object, not a {type(found).__name__}")
+            raise ValueError(f"it must be a JSON object, not {type(found).__name__}")
         return found
 
 

@@ -66,7 +66,7 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position):
         (["data.max_length=20"], r"max_length=20: .* without any garbage"),
         (["data.keys=x"], "keys='x' must be a whole number"),
         (["eval_blocks=null"], "eval_blocks=null: prompts are without end"),
-        (["task.samples=0"], r"task\.samples=0 must be a whole number"),
+        (["task.samples=0"], r"task\.samples=0 must be an integer"),
         (
             ["position=randpe", "randpe_length=200"],
             r"up to 8 times the trained length needs 265 positions, .* 'randpe' has 200",
@@ -102,7 +102,7 @@ def make_run(folder, position, seed, right):
     """A run with all answers right at 10 tokens, where the training ended, and so many of 10 at 20,
     40 and 80."""
     configuration = {
-        **{"name": folder.name, "seed": seed, "model": {"hidden_size": 8}},
+        **{"name": folder.name, "seed": seed, "length": 10, "model": {"hidden_size": 8}},
         **{"position": {"name": position}, "trainer": {"seed": seed, "max_steps": 5}},
     }
     write_text(folder / TRAINED, json.dumps(claim(folder, configuration)))

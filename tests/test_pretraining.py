@@ -108,7 +108,7 @@ def test_the_table_the_lines_and_latex(runs, tmp_path):
     assert len(rows) == 6 * 3
     assert rows[0] | {"perplexity": ""} == {
         **{"encoding": "tape", "seed": "0", "length": "8", "loss": "0.9", "perplexity": ""},
-        **{"tokens_per_second": "102.0", "peak_memory_gib": "2"},
+        **{"tokens_per_second": "102.0", "peak_memory_gib": "2.0"},
     }
     assert (out / "comparison.png").stat().st_size > 0
     without, _ = compare(runs, "compare", "alibi", out)

@@ -239,7 +239,9 @@ def test_no_two_rows_have_one_name(tmp_path):
     with pytest.raises(ValueError, match="one folder, given twice"):
         models([alone, tmp_path / "other" / ".." / "rope"])
     (seeds[0] / TRAINED).write_text("{}")
-    with pytest.raises(ValueError, match=r"trained.json has no position.name, seed, trainer.seed"):
+    with pytest.raises(
+        ValueError, match=r"trained.json has no seed, trainer.seed, position.name, length"
+    ):
         models(seeds)
 
 
