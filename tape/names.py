@@ -44,7 +44,9 @@ def check_name(setting: str, name: object) -> str:
     return str(name)
 
 
-def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Raise a ValueError unless `value` is a whole number, `least` or more."""
+def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Raise a ValueError unless `value` is a whole number, `least` or more and `most` or less."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name}={value!r} must be a whole number, {least} or more")
+    if most is not None and value > most:
+        raise ValueError(f"{name}={value} must be {most:,} or less")
