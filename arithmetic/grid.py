@@ -106,7 +106,9 @@ def read_grid(folder: Path) -> Grid:
     path = folder / "grid.csv"
     if not path.is_file():
         raise ValueError(f"{folder} has no grid.csv: evaluate that run first, or merge its shards")
-    evaluated = read_evaluated(folder, max_length=int)
+    evaluated = read_evaluated(folder, "max_length")
     rows = read_table(path, COLUMNS)
     with reading(path):
+        if len(rows) > evaluated["max_length"] ** 2:
+            raise ValueError("a pair of lengths is there twice: evaluate again")
         return Grid.of([[int(value) for value in row.values()] for row in rows], evaluated)

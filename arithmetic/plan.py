@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from arithmetic.problems import Problems
 
+MOST = 10**7  # questions
+
 
 class Question(NamedTuple):
     """One problem of the cell (n, m): the lengths of its first and second operand."""
@@ -52,7 +54,16 @@ def plan(
     problems: Problems, max_length: int, samples: int, seed: int, batch_size: int
 ) -> list[Batch]:
     """All questions of the grid 1..max_length x 1..max_length in batches, the costliest first:
-    if memory is short, it shows at once."""
+    if memory is short, it shows at once.
+
+    Raises:
+        ValueError: for too many.
+    """
+    if (asked := max_length**2 * samples) > MOST:
+        raise ValueError(
+            f"max_length={max_length} and samples={samples} are {asked:,} problems, of {MOST:,} at "
+            f"most: ask fewer"
+        )
     groups: dict[int, list[Question]] = defaultdict(list)
     for n, m in product(range(1, max_length + 1), repeat=2):
         for prompt, answer in problems.evaluation(n, m, samples, seed):

@@ -47,7 +47,7 @@ def table(methods: list[Method]) -> str:
     for method in methods:
         for measure, row in method.rows.items():
             for run in row.runs:
-                rate = "" if is_base(run) else run.settings["trainer.learning_rate"]
+                rate = "" if is_base(run) else run.settings.get("trainer.learning_rate")
                 for length, value in run.results.at.items():
                     writer.writerow([method.label, run.seed, rate, measure, length, value])
     return text.getvalue()

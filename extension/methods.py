@@ -84,7 +84,8 @@ def check_given(adapted: list[Run[Measured]], bases: list[Run[Measured]]) -> Non
     if len(bases) > 1:
         raise ValueError(f"{bases[0].folder} and {bases[1].folder} both adapt nothing: take one")
     for base in bases if adapted else []:
-        if not adapted[0].settings["base_weights"].startswith(base.evaluated["model"]):
+        weights = str(adapted[0].settings.get("base_weights"))
+        if not weights.startswith(base.evaluated["model"]):
             raise ValueError(
                 f"{adapted[0].folder} adapted other weights than those of {base.folder} that were "
                 f"measured: give its own base"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -56,11 +57,18 @@ def read_run(folder: Path, name: str) -> Run[Trained]:
             perplexities,
             _curve(logged, "loss"),
             _curve([row for row in rows if "eval_loss" in row], "eval_loss"),
-            median(float(row["tokens_per_second"]) for row in logged),
-            max(float(row["peak_memory_gib"]) for row in logged),
+            median(_column(logged, "tokens_per_second")),
+            max(_column(logged, "peak_memory_gib")),
         )
     return Run.read(folder, name, evaluated, results)
 
 
 def _curve(rows: list[dict[str, float]], column: str) -> Curve:
-    return [row["step"] for row in rows], [float(row[column]) for row in rows]
+    return _column(rows, "step"), _column(rows, column)
+
+
+def _column(rows: list[dict[str, float]], column: str) -> list[float]:
+    found = [float(row[column]) for row in rows]
+    if not all(map(math.isfinite, found)):
+        raise ValueError(f"{column} is not finite")
+    return found

@@ -17,6 +17,7 @@ from tape.names import check_whole
 STREAM = 2  # of random numbers; training has others
 SAMPLE = 100  # units of garbage in a prompt that tries the tokenizer
 ONE = Needles()
+MOST = 10**7  # prompts
 ROOM = 4  # tokens of an answer besides its numbers: words before them, or the mark of their end
 
 
@@ -53,6 +54,12 @@ class Questions:
             raise ValueError(
                 f"interval={self.interval} is the shortest length, and more than "
                 f"max_tokens={self.max_tokens}, the longest"
+            )
+        asked = len(self.lengths) * self.depths * self.num_tests
+        if asked > MOST:
+            raise ValueError(
+                f"num_tests={self.num_tests} at depths={self.depths} and {len(self.lengths):,} "
+                f"lengths are {asked:,} prompts, of {MOST:,} at most: ask fewer"
             )
         if self.original and self.needles != ONE:
             raise ValueError("the original rule has one key and one value: leave out --original")

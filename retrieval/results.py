@@ -59,8 +59,9 @@ class Retrieval:
         counts = np.zeros((4, len(lengths), len(depths)), dtype=np.int64)
         for length, depth, *numbers in cells:
             counts[:, lengths.index(length), depths.index(depth)] += numbers
-        prompts, right, *_ = counts
-        if not cells or not ((right >= 0) & (right <= prompts) & (prompts > 0)).all():
+        prompts, right, found, _ = counts
+        fitting = (right >= 0) & (right <= prompts) & (found >= right) & (prompts > 0)
+        if not cells or not fitting.all():
             raise ValueError("these are no numbers of right answers: evaluate again")
         return cls(lengths, depths, *counts, evaluated)
 
@@ -146,9 +147,11 @@ def read_results(folder: Path) -> Retrieval:
     """
     if not (path := folder / "passkey.csv").is_file():
         raise ValueError(f"{folder} has no passkey.csv: evaluate that run first")
-    evaluated = read_evaluated(folder, trained=int, keys=int, values=int)
+    evaluated = read_evaluated(folder, "trained", "keys", "values")
     rows = read_table(path, COLUMNS)
     with reading(path):
+        if len({(row["length"], row["depth"]) for row in rows}) < len(rows):
+            raise ValueError("a length and depth is there twice: evaluate again")
         return Retrieval.of([_cell(row) for row in rows], evaluated)
 
 

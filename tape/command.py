@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from tape.names import check_name
 
 EXPECTED = (ValueError, OSError, MemoryError, SafetensorError, torch.OutOfMemoryError)
+MOST = 10**12
 NO_MEMORY = "can't allocate memory"  # torch's, on a CPU
 
 
@@ -24,6 +25,8 @@ def expected_errors(continues: bool = False) -> Iterator[None]:
     Args:
         continues: whether the same command goes on after Ctrl-C.
     """
+    if hasattr(sys.stdout, "reconfigure"):  # the name of a file may be no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
     except EXPECTED as error:
@@ -58,6 +61,8 @@ def whole(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
+        if int(text) > MOST:
+            raise argparse.ArgumentTypeError(f"{text} is more than {MOST:,}")
         return int(text)
 
     return number

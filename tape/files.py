@@ -122,8 +122,8 @@ def intact(folder: Path, read: Callable[[Path], Content]) -> Content | None:
 
 
 def write_text(target: Path, text: str) -> None:
-    """As `write_bytes`, in UTF-8."""
-    write_bytes(target, text.encode())
+    """As `write_bytes`, in UTF-8; bytes of a file's name that are none are escaped."""
+    write_bytes(target, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(target: Path, content: bytes) -> None:

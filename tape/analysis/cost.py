@@ -42,7 +42,7 @@ def configuration(shape: dict[str, int | None], position: dict[str, Any]) -> Tap
     """
     for name, value in shape.items():
         if name != "kv_heads" or value is not None:
-            check_whole(f"--{name}", value)
+            check_whole(f"--{name}", value, most=10**4 if name == "layers" else 10**7)
     if shape["hidden"] % shape["heads"]:
         raise ValueError(
             f"--hidden {shape['hidden']} must be a multiple of --heads {shape['heads']}"

@@ -24,7 +24,7 @@ from tqdm import tqdm
 import tape
 from tape.analysis import peers
 from tape.analysis.comparison import SCOPES, Comparison, measure, methods
-from tape.analysis.cost import HELP, SHAPE
+from tape.analysis.cost import HELP, SHAPE, configuration
 from tape.analysis.measuring import DEVICE, machine, peak_flops, what_is_free
 from tape.analysis.speed_figure import draw
 from tape.analysis.speed_table import markdown, results, table
@@ -63,9 +63,9 @@ DEFAULT = ON_GPU if DEVICE.type == "cuda" else ON_CPU
 def check(arguments: argparse.Namespace) -> None:
     """Raise a ValueError for what cannot be measured."""
     for length in arguments.lengths:
-        check_whole("--lengths", length)
+        check_whole("--lengths", length, most=10**7)
     for name, least in (("batch", 1), ("new", 1), ("rounds", LEAST_ROUNDS)):
-        check_whole(f"--{name}", getattr(arguments, name), least)
+        check_whole(f"--{name}", getattr(arguments, name), least, most=10**6)
     for name in ("lengths", "scopes", "work", "encodings", "peers", "backends", "compiled"):
         given = getattr(arguments, name)
         if len(set(given)) < len(given):
@@ -129,6 +129,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """
     check(arguments)
     shape = {name: getattr(arguments, name) for name in PAPER}
+    configuration(shape | {"length": max(arguments.lengths)}, {"name": "rope"})
     comparisons = plan(arguments)
     for comparison in comparisons:
         for name in arguments.encodings:

@@ -294,13 +294,22 @@ def run(arguments: argparse.Namespace) -> tuple[str, bool]:
     return f"{text}\n\nPictures: {', '.join(drawn)}", not refused
 
 
+def utf8(text: str) -> str:
+    """A text for argparse, which also takes bytes that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no UTF-8") from error
+    return text
+
+
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tape.analysis.visualize",
         description="Pictures of what a model attends to, and of its positions (Fig. 7).",
     )
     add_arguments(parser)
-    parser.add_argument("--text", help="to show, in place of --data")
+    parser.add_argument("--text", type=utf8, help="to show, in place of --data")
     parser.add_argument("--length", type=whole(8), default=256, help="tokens of a window")
     parser.add_argument("--windows", type=whole(1), default=8, help="of the text")
     parser.add_argument("--heads", type=whole(1), default=4, help="to show of each layer")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tape.files import read_object, reading, write_text
-from tape.names import check_name
+from tape.names import check_name, check_whole
 from tape.training.runs import differences
 
 FILE = "parts.jsonl"
@@ -174,12 +174,12 @@ def some_of_each(
     return "".join(lines)
 
 
-def read_evaluated(folder: Path, **kinds: type) -> dict[str, Any]:
+def read_evaluated(folder: Path, *numbers: str) -> dict[str, Any]:
     """What the results in a folder are of: the model and the settings that their journals began
     with, from the summary.json beside the results.
 
     Args:
-        kinds: the types of some settings.
+        numbers: settings that are whole numbers, 1 or more.
 
     Raises:
         ValueError, OSError: if the file is damaged, or missing.
@@ -187,9 +187,10 @@ def read_evaluated(folder: Path, **kinds: type) -> dict[str, Any]:
     summary = read_object(path := folder / "summary.json")
     with reading(path):
         evaluated = summary["evaluated"]
-        for name, kind in {"model": str, **kinds}.items():
-            if not isinstance(evaluated[name], kind):
-                raise ValueError(f"{name}={evaluated[name]!r} must be of {kind}")
+        if not isinstance(evaluated["model"], str):
+            raise ValueError(f"model={evaluated['model']!r} must be the hash of its weights")
+        for name in numbers:
+            check_whole(name, evaluated[name])
         return evaluated
 
 

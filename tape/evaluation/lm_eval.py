@@ -70,16 +70,24 @@ def run(arguments: argparse.Namespace) -> list[Row]:
             f"--tasks {unknown[0]} is unknown to lm-eval {lm_eval.__version__}; its own are listed "
             f"by `lm-eval ls tasks`, others are yaml files in --include_path"
         )
-    with locked(answers):
-        found = lm_eval.simple_evaluate(
-            model=Harness(model, tokenizer, max_length, arguments.batch_size, arguments.truncate),
-            tasks=arguments.tasks,
-            num_fewshot=arguments.num_fewshot,
-            limit=arguments.limit,
-            task_manager=tasks,
-            use_cache=str(answers / "answers"),
-            log_samples=False,
-        )
+    zero_shot.check(arguments.out)
+    harness = Harness(model, tokenizer, max_length, arguments.batch_size, arguments.truncate)
+    try:
+        with locked(answers):
+            found = lm_eval.simple_evaluate(
+                model=harness,
+                tasks=arguments.tasks,
+                num_fewshot=arguments.num_fewshot,
+                limit=arguments.limit,
+                task_manager=tasks,
+                use_cache=str(answers / "answers"),
+                log_samples=False,
+            )
+    except (OSError, RuntimeError):
+        raise
+    except Exception as error:  # files of a task may hold anything
+        what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"--tasks {','.join(arguments.tasks)}: {what}") from error
     rows = zero_shot.rows_of(found, about | {"limit": arguments.limit or ""})
     return zero_shot.add(arguments.out, rows)
 
@@ -107,7 +115,9 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", type=Path, help="a folder with a model of ours, or a Llama")
-    what.add_argument("--table", type=Path, nargs="+", help="compare these tables, ask nothing")
+    what.add_argument(
+        "--table", type=Path, nargs="+", action=Distinct, help="compare these tables, ask nothing"
+    )
     parser.add_argument(
         "--tasks", type=lambda text: text.split(","), help="names of tasks or groups, a,b,c"
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tape.evaluation.curves import ABOUT, read_curves
+from tape.evaluation.curves import ABOUT, position_table, read_curves
 from tape.evaluation.picture import curve
 
 # What has to be the same for runs that are compared, whatever they were trained with.
@@ -45,6 +45,8 @@ def read_perplexities(path: Path) -> tuple[dict[str, Any], Perplexities]:
     at, losses = (
         {int(row["length"]): float(row[column]) for row in rows} for column in ("perplexity", "nll")
     )
+    if not bins:
+        raise ValueError(f"{position_table(path)} is missing or empty: measure again")
     by_position = curve([b for b in bins if b["length"] == rows[-1]["length"]])
     evaluated = {**rows[0], "model": rows[0]["model_hash"], "lengths": list(at)}
     return evaluated, Perplexities(at, losses, by_position)

@@ -97,7 +97,8 @@ def side_by_side(folder: Path, answer: Answer, processes: int, load: Load = load
 
     def answered(batches: dict[int, Any]) -> Iterator[tuple[int, Any]]:
         begin = (folder, answer, load)
-        with ProcessPoolExecutor(processes, get_context("spawn"), _begin, begin) as pool:
+        most = min(processes, max(1, len(batches)))
+        with ProcessPoolExecutor(most, get_context("spawn"), _begin, begin) as pool:
             try:
                 numbers = {pool.submit(_answer, batch): number for number, batch in batches.items()}
                 for done in as_completed(numbers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,12 @@ def _of_members(found: dict[str, Any], what: str, members: list[str]) -> Any:
     return values.pop() if len(values) == 1 else ""
 
 
+def check(path: Path) -> None:
+    """Raise a ValueError or an OSError if rows cannot be added to a table."""
+    read_table(path, COLUMNS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def add(path: Path, rows: list[dict[str, Any]]) -> list[Row]:
     """Add rows to a model's table; the same measurement again takes the place of its row.
 
@@ -106,7 +113,7 @@ def table(rows: list[Row], metric: str = "acc") -> str:
         found = cells.setdefault((row["model"], row["model_hash"]), {})
         other = found.setdefault(column, row)
         if other is not row:
-            different = next(n for n in COLUMNS if other[n] != row[n])
+            different = next((n for n in COLUMNS if other[n] != row[n]), "task")
             raise ValueError(
                 f"{row['model']} has two results for {row['task']}, with {different}="
                 f"{other[different] or 'none'} and {row[different] or 'none'}: delete one row"
@@ -156,8 +163,10 @@ def _title(column: tuple[str, str], metric: str) -> str:
 def _cell(row: Row | None) -> str:
     if row is None:
         return "-"
-    error = f" ± {100 * float(row['stderr']):.2f}" if row["stderr"] else ""
-    return f"{100 * float(row['value']):.2f}{error}"
+    value, error = (float(row[name] or 0) for name in ("value", "stderr"))
+    if not math.isfinite(value + error):
+        raise ValueError(f"{row['model']}, {row['task']}: value={row['value']} is not finite")
+    return f"{100 * value:.2f}" + (f" ± {100 * error:.2f}" if row["stderr"] else "")
 
 
 def _asked(found: dict[tuple[str, str], Row]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from datetime import datetime
+from os.path import realpath
 from pathlib import Path
 
 from tqdm import tqdm
@@ -31,7 +32,7 @@ def run(folders: Sequence[Path], out: Path) -> str:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder: give those with results, such as output/")
     faults: list[Fault] = []
-    found = {each.path.resolve(): each for root in folders for each in walk(root, out, faults)}
+    found = {realpath(each.path): each for root in folders for each in walk(root, out, faults)}
     sections = [
         gather(experiment, list(found.values())) for experiment in tqdm(experiments(), disable=None)
     ]

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os.path import realpath
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -59,7 +60,7 @@ def walk(root: Path, leave_out: Path, faults: list[Fault]) -> Iterator[Folder]:
     def refused(error: OSError) -> None:
         faults.append(Fault(Path(error.filename), "broken", error.strerror or str(error)))
 
-    left_out = {leave_out.resolve(), root.resolve()}  # and what was seen: links may lead in circles
+    left_out = {realpath(leave_out), realpath(root)}  # and what was seen: links may lead in circles
     for name, folders, files in os.walk(root, onerror=refused, followlinks=True):
         path = Path(name)
         yield Folder(
@@ -70,6 +71,6 @@ def walk(root: Path, leave_out: Path, faults: list[Fault]) -> Iterator[Folder]:
         inside = sorted((each for each in folders if not WITHIN.fullmatch(each)), key=natural)
         folders.clear()
         for folder in inside:
-            if (target := (path / folder).resolve()) not in left_out:
+            if (target := realpath(path / folder)) not in left_out:
                 left_out.add(target)
                 folders.append(folder)
