@@ -8,7 +8,6 @@ python -m arithmetic.merge output/add_adape
 from __future__ import annotations
 
 import logging
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -17,19 +16,18 @@ from typing import Any
 
 import hydra
 import transformers
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from arithmetic.decoding import answers
 from arithmetic.merge import describe, merge
 from arithmetic.plan import Batch, plan
 from arithmetic.problems import Problems
+from config.command import call
 from tape.command import expected_errors
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.journal import Journal, Shard, place_of
 from tape.evaluation.workers import answering, complete
-from tape.names import check_arguments, check_flag, check_path, check_whole
+from tape.names import check_flag, check_path, check_whole
 from tape.training.runs import locked
 
 LONGEST = 1000  # digits of the operands: the grid is their square
@@ -98,18 +96,6 @@ def run(cfg: DictConfig) -> None:
         )
 
 
-def check_settings(words: list[str]) -> None:
-    """Raise a ValueError for what is no setting of an evaluation; Hydra would say it in lines."""
-    settings = [word for word in words if not word.startswith("-")]
-    try:
-        given = OverridesParser.create().parse_overrides(settings)
-    except HydraException as error:
-        raise ValueError(error) from error
-    known = OmegaConf.load(CONFIG / f"{SETTINGS}.yaml").keys() - {"defaults"}
-    names = (override.key_or_group.partition(".")[0] for override in given)
-    check_arguments("an evaluation", names, known)
-
-
 @hydra.main(version_base=None, config_path=str(CONFIG), config_name=SETTINGS)
 def main(cfg: DictConfig) -> None:
     transformers.logging.disable_progress_bar()
@@ -118,6 +104,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    with expected_errors():
-        check_settings(sys.argv[1:])
-    main()
+    call(main, SETTINGS, CONFIG)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from typing import Any
 import hydra
 import transformers
 from omegaconf import DictConfig, OmegaConf
-from safetensors import SafetensorError
 
+from config.command import call
 from scrolls.examples import tokenize_split
 from scrolls.generation import Batch, Sampling, answers, plan
 from scrolls.prompts import Prompts, budget_of, trained_budget
 from scrolls.tasks import SPLITS, task_named
+from tape.command import expected_errors
 from tape.evaluation.checkpoint import check_length, fingerprint, load, weight_files
 from tape.evaluation.journal import Journal, Shard, join, journals
 from tape.evaluation.workers import answering, complete
@@ -139,16 +141,9 @@ def run(cfg: DictConfig) -> None:
 @hydra.main(version_base=None, config_path=str(CONFIG), config_name="generate")
 def main(cfg: DictConfig) -> None:
     transformers.logging.disable_progress_bar()
-    try:
+    with nullcontext() if cfg.debug is True else expected_errors(continues=True):
         run(cfg)
-    except (ValueError, TypeError, OSError, SafetensorError) as error:
-        if cfg.debug:
-            raise
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        log.info("interrupted: the same command continues")
-        sys.exit(130)
 
 
 if __name__ == "__main__":
-    main()
+    call(main, "generate", CONFIG)
