@@ -113,8 +113,8 @@ def make_run(folder, position, seed, right):
     }
     shares = {10: 10, 20: right, 40: right // 2, 80: 0}
     cells = [
-        [length, depth, 5, min(5, max(0, found - 5 * row)), 0, 5 * length]
-        for length, found in shares.items()
+        [length, depth, 5, *[min(5, max(0, right - 5 * row))] * 2, 5 * length]
+        for length, right in shares.items()
         for row, depth in enumerate((0.0, 1.0))
     ]
     (folder / "passkey").mkdir()
