@@ -27,7 +27,7 @@ from tape.command import expected_errors
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.journal import Journal, Shard, place_of
 from tape.evaluation.workers import answering, complete
-from tape.names import check_flag, check_path, check_whole
+from tape.names import check_flag, check_integer, check_path
 from tape.training.runs import locked
 
 LONGEST = 1000  # digits of the operands: the grid is their square
@@ -61,10 +61,10 @@ def run(cfg: DictConfig) -> None:
     check_flag("debug", cfg.debug)
     shard, folder = Shard.parse(str(cfg.shard)), check_path("model", cfg.model)
     for name, least in {"samples": 1, "seed": 0, "batch_size": 1, "wrong": 0}.items():
-        check_whole(name, cfg[name], least)
+        check_integer(name, cfg[name], least)
     for name, most in {"max_length": LONGEST, "processes": None}.items():
         if cfg[name] is not None:
-            check_whole(name, cfg[name], most=most)
+            check_integer(name, cfg[name], most=most)
     problems = Problems.load(folder)
     max_length = cfg.max_length or 2 * max(problems.max_first, problems.max_second)
     model, tokenizer = load(folder)

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from arithmetic.tasks import TASKS, Task, significant
 from arithmetic.tokenizer import CHARACTERS
-from tape.names import check_flag, check_whole, look_up
+from tape.names import check_flag, check_integer, look_up
 from tape.settings import load, save
 
 GAP, EOS = 0, 1
@@ -64,7 +64,7 @@ class Problems:
     def __post_init__(self):
         look_up("data.task", self.task, TASKS)
         for name in ("max_first", "max_second"):
-            check_whole(f"data.{name}", getattr(self, name), most=LONGEST)
+            check_integer(f"data.{name}", getattr(self, name), most=LONGEST)
         for name in ("reverse", "leading_zeros"):
             check_flag(f"data.{name}", getattr(self, name))
         number = isinstance(self.spaces, int | float) and not isinstance(self.spaces, bool)
@@ -73,7 +73,7 @@ class Problems:
                 f"data.spaces={self.spaces!r} is a probability: give a number from 0 to 1"
             )
         if self.abacus_offset is not None:
-            check_whole("data.abacus_offset", self.abacus_offset, least=0)
+            check_integer("data.abacus_offset", self.abacus_offset, least=0)
             task = TASKS[self.task]
             if self.spaces or task.signed or task.answer_widths(2, 1).size > 1:
                 raise ValueError(
@@ -118,8 +118,8 @@ class Problems:
             ValueError: for n, m or count below 1, or a negative seed.
         """
         self._task(n, m)
-        check_whole("count", count)
-        check_whole("seed", seed, least=0)
+        check_integer("count", count)
+        check_integer("seed", seed, least=0)
         rng = np.random.default_rng((seed, EVALUATION, n, m))
         texts = self.draw(rng, np.full(count, n), np.full(count, m), held_out=True)
         prompts, answers = ([row[row != GAP].tobytes().decode() for row in text] for text in texts)
@@ -157,8 +157,8 @@ class Problems:
 
     def _task(self, n: int, m: int) -> Task:
         """The task, for a cell that exists."""
-        check_whole("n", n)
-        check_whole("m", m)
+        check_integer("n", n)
+        check_integer("m", m)
         return TASKS[self.task]
 
 
@@ -182,8 +182,8 @@ class ProblemSequences(Dataset):
         seed: int,
         held_out: bool = False,
     ):
-        check_whole("total", total)
-        check_whole("seed", seed, least=0)
+        check_integer("total", total)
+        check_integer("seed", seed, least=0)
         vocabulary = tokenizer.get_vocab()
         missing = [character for character in CHARACTERS if character not in vocabulary]
         if missing or None in (tokenizer.eos_token_id, tokenizer.pad_token_id):

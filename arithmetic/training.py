@@ -15,7 +15,7 @@ from arithmetic.problems import Problems, ProblemSequences
 from arithmetic.tokenizer import character_tokenizer
 from tape.evaluation.checkpoint import check_length
 from tape.modeling import TapeForCausalLM
-from tape.names import check_whole
+from tape.names import check_integer
 from tape.training.arguments import training_order
 from tape.training.progress import read_metrics
 from tape.training.report import facts, headline, publish
@@ -54,7 +54,7 @@ class ArithmeticTask(Task):
             )
         if settings["eval_blocks"] is None:
             raise ValueError("eval_blocks=null: problems are without end, give a number")
-        check_whole("task.samples", samples)
+        check_integer("task.samples", samples)
         self.problems = problems
         self.tokenizer = character_tokenizer()
         self.train = ProblemSequences(problems, self.tokenizer, *training_order(arguments))

@@ -22,7 +22,7 @@ from tape.command import expected_errors
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.journal import Journal, Shard, join, journals, place_of
 from tape.evaluation.workers import answering, complete
-from tape.names import check_whole
+from tape.names import check_integer
 from tape.training.runs import locked
 
 WRONG = 3  # wrong answers of each length and depth that are kept
@@ -90,7 +90,7 @@ def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
     shard, folder = Shard.parse(arguments.shard), arguments.base_model
     for name in ("keys", "values", "context_size", "processes"):
         if getattr(arguments, name) is not None:
-            check_whole(name, getattr(arguments, name))
+            check_integer(name, getattr(arguments, name))
     model, tokenizer = load(folder)
     trained = Passkeys.load(folder)
     questions = questions_for(arguments, trained)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from retrieval.prompts import Draft, Needles, Prompt, original_prompt, token_counter
 from retrieval.texts import BENCHMARK, PLAIN
-from tape.names import check_whole
+from tape.names import check_integer
 
 STREAM = 2  # of random numbers; training has others
 SAMPLE = 100  # units of garbage in a prompt that tries the tokenizer
@@ -48,8 +48,8 @@ class Questions:
 
     def __post_init__(self):
         for name in ("max_tokens", "interval", "num_tests", "depths"):
-            check_whole(name, getattr(self, name))
-        check_whole("seed", self.seed, least=0)
+            check_integer(name, getattr(self, name))
+        check_integer("seed", self.seed, least=0)
         if self.interval > self.max_tokens:
             raise ValueError(
                 f"interval={self.interval} is the shortest length, and more than "
@@ -145,7 +145,7 @@ def plan(
 ) -> list[Batch]:
     """All questions in batches of about `batch_tokens` tokens and of one length, the costliest
     first: if memory is short, it shows at once."""
-    check_whole("batch_tokens", batch_tokens)
+    check_integer("batch_tokens", batch_tokens)
     by_length: dict[int, list[Question]] = {}
     for question in asked(questions, tokenizer):
         by_length.setdefault(question.length, []).append(question)

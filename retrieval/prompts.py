@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from retrieval.texts import BENCHMARK, NAMES, Text
-from tape.names import check_whole
+from tape.names import check_integer
 
 LOW, HIGH = 1, 50_000  # keys lie in range(LOW, HIGH)
 ROUNDS = 3  # guesses at how much garbage gives a number of tokens
@@ -36,8 +36,8 @@ class Needles:
     values: int = 1
 
     def __post_init__(self):
-        check_whole("keys", self.keys, most=len(NAMES))
-        check_whole("values", self.values, most=(HIGH - LOW) // self.keys)
+        check_integer("keys", self.keys, most=len(NAMES))
+        check_integer("values", self.values, most=(HIGH - LOW) // self.keys)
 
 
 class Prompt(NamedTuple):

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from retrieval.prompts import HIGH, Draft, Needles, token_counter
 from retrieval.texts import NAMES, PLAIN
 from retrieval.tokenizer import plain_tokenizer
-from tape.names import check_whole
+from tape.names import check_integer
 from tape.settings import load, save
 
 FILE = "passkeys.json"
@@ -35,7 +35,7 @@ class Passkeys:
     values: int = 1
 
     def __post_init__(self):
-        check_whole("data.max_length", self.max_length)
+        check_integer("data.max_length", self.max_length)
         if self.max_length <= self.shortest:  # asks for the needles, too
             raise ValueError(
                 f"data.max_length={self.max_length}: prompts with keys={self.keys} and "
@@ -95,8 +95,8 @@ class PromptSequences(Dataset):
         seed: int,
         evaluation: bool = False,
     ):
-        check_whole("total", total)
-        check_whole("seed", seed, least=0)
+        check_integer("total", total)
+        check_integer("seed", seed, least=0)
         self.passkeys, self.tokenizer, self.total, self.seed = passkeys, tokenizer, total, seed
         self.stream = EVALUATION if evaluation else TRAINING
         self._lengths = passkeys.shortest, passkeys.max_length

@@ -14,7 +14,7 @@ from retrieval.sequences import Passkeys, PromptSequences
 from retrieval.tokenizer import plain_tokenizer
 from tape.evaluation.checkpoint import check_length
 from tape.modeling import TapeForCausalLM
-from tape.names import check_whole
+from tape.names import check_integer
 from tape.training.arguments import training_order
 from tape.training.progress import read_metrics
 from tape.training.report import facts, headline, publish
@@ -48,7 +48,7 @@ class PasskeyTask(Task):
             )
         if settings["eval_blocks"] is None:
             raise ValueError("eval_blocks=null: prompts are without end, give a number")
-        check_whole("task.samples", samples)
+        check_integer("task.samples", samples)
         self.passkeys = passkeys
         self.tokenizer = plain_tokenizer()
         self.train = PromptSequences(passkeys, self.tokenizer, *training_order(arguments))

@@ -28,7 +28,7 @@ from tape.evaluation.checkpoint import check_length, fingerprint, load, weight_f
 from tape.evaluation.journal import Journal, Shard, join, journals
 from tape.evaluation.workers import answering, complete
 from tape.files import write_text
-from tape.names import check_flag, check_path, check_whole, look_up
+from tape.names import check_flag, check_integer, check_path, look_up
 from tape.training.runs import locked
 
 CONFIG = Path(__file__).parent.parent / "config" / "scrolls"
@@ -82,7 +82,7 @@ def check(cfg: DictConfig) -> None:
         raise ValueError(f"output={cfg.output} is a folder: give the file to write")
     for name, least in {"max_batch_tokens": 1, "seed": 0, "limit": 1, "processes": 1}.items():
         if cfg[name] is not None:
-            check_whole(name, cfg[name], least)
+            check_integer(name, cfg[name], least)
     look_up("split", cfg.split, dict.fromkeys(SPLITS))
 
 

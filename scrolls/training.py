@@ -20,7 +20,7 @@ from tape.data import load_tokenizer
 from tape.evaluation.checkpoint import check_length
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
-from tape.names import check_path, check_whole
+from tape.names import check_integer, check_path
 from tape.training.arguments import sequences_per_step, training_order
 from tape.training.task import Task
 
@@ -89,14 +89,6 @@ def padded(sequences: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     }
 
 
-def check_base(base: str | None) -> None:
-    """Raise a ValueError if there is no model to fine-tune."""
-    if base is None:
-        raise ValueError("give base_model=..., the folder of a pre-trained model")
-    if Path(base).parts[0] == "output" and not Path(base).is_dir():
-        raise ValueError(f"there is no {base}: pre-train it first, TYPE=... bash script/train.sh")
-
-
 class ScrollsTask(Task):
     """Train on every gold answer of a task; validate on the first one of each question.
 
@@ -115,8 +107,9 @@ class ScrollsTask(Task):
         *,
         samples: int,
     ):
-        check_whole("task.samples", samples)
-        check_base(settings["base_model"])
+        check_integer("task.samples", samples)
+        if settings["base_model"] is None:
+            raise ValueError("give base_model=..., the folder of a pre-trained model")
         task = task_named(data.task)
         self.data, self.settings, self.samples = data, settings, samples
         self.tokenizer = load_tokenizer(settings["tokenizer"])

@@ -21,7 +21,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors import safe_open
 
 from tape.modeling import TapeForCausalLM
-from tape.names import check_arguments, check_whole
+from tape.names import check_arguments, check_integer
 from tape.positions import ContextUpdate, PositionModule
 
 ADAPTER = "adapter_model.safetensors"
@@ -42,7 +42,7 @@ class LoRA:
     targets: list[str]
 
     def __post_init__(self):
-        check_whole("peft.lora.rank", self.rank)
+        check_integer("peft.lora.rank", self.rank)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"peft.lora.dropout={self.dropout!r} must lie in [0, 1)")
         if not self.targets or (unknown := sorted({*self.targets} - {*LINEAR})):
@@ -92,7 +92,7 @@ class Method:
                 "updates; set peft.lora=null"
             )
         if self.groups is not None:
-            check_whole("peft.groups", self.groups)
+            check_integer("peft.groups", self.groups)
 
 
 def _check_fields(owner: str, given: dict[str, Any], cls: type) -> None:

@@ -55,12 +55,12 @@ def in_one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """A whole number for argparse."""
+def integer(least: int) -> Callable[[str], int]:
+    """Returns a parser of integers >= `least` for argparse."""
 
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
+            raise argparse.ArgumentTypeError(f"{text!r} must be an integer >= {least}")
         if int(text) > MOST:
             raise argparse.ArgumentTypeError(f"{text} is more than {MOST:,}")
         return int(text)

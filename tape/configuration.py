@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 
 from tape import positions
-from tape.names import check_whole, suggestion
+from tape.names import check_integer, suggestion
 
 OPTIONAL = ("num_key_value_heads", "head_dim")
 COUNTS = (
@@ -59,7 +59,7 @@ class TapeConfig(LlamaConfig):
         """What the library leaves to whatever fails first."""
         for name in COUNTS:
             if name not in OPTIONAL or getattr(self, name) is not None:
-                check_whole(name, getattr(self, name))
+                check_integer(name, getattr(self, name))
         if self.hidden_act not in ACT2FN:
             raise ValueError(
                 f"unknown hidden_act {self.hidden_act!r}{suggestion(self.hidden_act, ACT2FN)}"

@@ -45,12 +45,12 @@ def check_name(setting: str, name: object) -> str:
     return str(name)
 
 
-def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> None:
-    """Raise a ValueError unless `value` is a whole number from `least` to `most`."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
-        bounds = f"{least} or more" if most is None else f"{least} to {most}"
-        raise ValueError(f"{name}={value!r} must be a whole number, {bounds}")
+def check_integer(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Raise a ValueError unless `value` is an integer from `least` to `most`."""
+    integer = isinstance(value, int) and not isinstance(value, bool)
+    if not integer or value < least or (most is not None and value > most):
+        bounds = f">= {least}" if most is None else f"in {least}..{most}"
+        raise ValueError(f"{name}={value!r} must be an integer {bounds}")
 
 
 def check_fraction(name: str, value: object) -> None:

@@ -273,8 +273,8 @@ def test_reading_goes_on_from_any_line(folder):
             {},
             r"mixes shards of several editions",
         ),
-        ([], {"shards": 0}, r"data\.shards=0 must be a whole number, 1 or more"),
-        ([], {"window": 0}, r"data\.window=0 must be a whole number, 1 to 1048576"),
+        ([], {"shards": 0}, r"data\.shards=0 must be an integer >= 1"),
+        ([], {"window": 0}, r"data\.window=0 must be an integer in 1..1048576"),
         ([], {"dir": "/no/such"}, r"there is no folder /no/such"),
         ([], {"dir": None, "root": "hf://datasets/allenai/c4/en"}, r"cannot be listed.*data\.dir"),
         (

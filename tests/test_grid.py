@@ -346,9 +346,9 @@ def test_what_does_not_belong_together_is_refused(folder, tmp_path):
 def test_refusals(folder, tmp_path):
     with pytest.raises(ValueError, match="shard='5/4' must be"):
         evaluate(folder, "shard=5/4")
-    with pytest.raises(ValueError, match="samples='many' must be a whole number"):
+    with pytest.raises(ValueError, match="samples='many' must be an integer"):
         evaluate(folder, "samples=many")
-    with pytest.raises(ValueError, match="max_length=0 must be a whole number"):
+    with pytest.raises(ValueError, match="max_length=0 must be an integer"):
         evaluate(folder, "max_length=0")
     with pytest.raises(ValueError, match=r"has no problems\.json"):
         evaluate(tmp_path)

@@ -64,7 +64,7 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position):
     [
         (["length=40"], r"length=40: these prompts and their answers have 38 tokens"),
         (["data.max_length=20"], r"max_length=20: .* without any garbage"),
-        (["data.keys=x"], "keys='x' must be a whole number"),
+        (["data.keys=x"], "keys='x' must be an integer"),
         (["eval_blocks=null"], "eval_blocks=null: prompts are without end"),
         (["task.samples=0"], r"task\.samples=0 must be an integer"),
         (

@@ -469,7 +469,7 @@ def test_commands(folder, text_file, monkeypatch, capsys, tmp_path):
         "--model needs --data": ["--model", folder],
         "--plot takes --out and nothing else, not --data": ["--plot", "x.csv", "--data", "x"],
         "--batch_size is of --convention lo": options(folder, text_file, "--batch_size", "2"),
-        "'1' is no whole number of 2 or more": options(folder, text_file, "--lengths", "1"),
+        "'1' must be an integer >= 2": options(folder, text_file, "--lengths", "1"),
         "one of the arguments --model --plot is required": [],
     }.items():
         with pytest.raises(SystemExit):

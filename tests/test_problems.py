@@ -301,8 +301,8 @@ def test_problems_are_saved_beside_a_model(tmp_path):
     [
         ('{"task": "additoin"}', "did you mean 'addition'"),
         ('{"tasks": "addition"}', "takes no argument 'tasks'; did you mean 'task'"),
-        ("[]", "does not hold settings"),
-        ("{", "does not hold settings"),
+        ("[]", "must be a JSON object, not list"),
+        ("{", "is damaged"),
     ],
 )
 def test_files_of_other_settings_are_refused(tmp_path, text, message):
@@ -315,13 +315,13 @@ def test_files_of_other_settings_are_refused(tmp_path, text, message):
     "settings, message",
     [
         ({"task": "division"}, "unknown data.task 'division'"),
-        ({"max_first": 0}, "max_first=0 must be a whole number, 1 to 10000"),
-        ({"max_second": "5"}, "max_second='5' must be a whole number"),
-        ({"max_second": True}, "max_second=True must be a whole number"),
+        ({"max_first": 0}, "max_first=0 must be an integer in 1..10000"),
+        ({"max_second": "5"}, "max_second='5' must be an integer"),
+        ({"max_second": True}, "max_second=True must be an integer"),
         ({"spaces": 1.5}, "spaces=1.5 is a probability"),
         ({"spaces": float("nan")}, "spaces=nan is a probability"),
         ({"reverse": "false"}, "reverse='false' must be true or false"),
-        ({"abacus_offset": -1}, "abacus_offset=-1 must be a whole number, 0 or more"),
+        ({"abacus_offset": -1}, "abacus_offset=-1 must be an integer >= 0"),
         ({"abacus_offset": 3, "spaces": 0.1}, "needs an answer of digits alone"),
         (
             {"abacus_offset": 3, "task": "subtraction"},
@@ -338,9 +338,9 @@ def test_settings_that_mean_nothing_are_refused(settings, message):
 def test_problems_that_do_not_exist_are_refused():
     problems = Problems()
     for arguments, name in [((0, 1, 1, 0), "n"), ((1, 0, 1, 0), "m"), ((1, 1, 0, 0), "count")]:
-        with pytest.raises(ValueError, match=f"^{name}=0 must be a whole number, 1 or more"):
+        with pytest.raises(ValueError, match=f"^{name}=0 must be an integer >= 1"):
             problems.evaluation(*arguments)
-    with pytest.raises(ValueError, match="seed=-1 must be a whole number, 0 or more"):
+    with pytest.raises(ValueError, match="seed=-1 must be an integer >= 0"):
         ProblemSequences(problems, TOKENIZER, 10, seed=-1)
     with pytest.raises(ValueError, match="total=0"):
         ProblemSequences(problems, TOKENIZER, 0, seed=0)

@@ -146,7 +146,7 @@ def test_the_original_rule():
     [
         ((0, 1), "keys=0 must be"),
         ((1, 2.5), "values=2.5 must"),
-        ((25, 1), r"keys=25 must be a whole number, 1 to 24"),
+        ((25, 1), r"keys=25 must be an integer in 1..24"),
     ],
 )
 def test_needles_that_cannot_be(numbers, message):

@@ -86,7 +86,7 @@ def test_hidden_states_of_every_recurrence():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="num_recurrences=0 must be 1 or more"):
+    with pytest.raises(ValueError, match="num_recurrences=0 must be an integer >= 1"):
         make_config("rope", num_recurrences=0)
     with pytest.raises(ValueError, match="not num_recurrences=3 times"):
         require_llama(make_model("rope", **SHAPE))

@@ -336,9 +336,9 @@ def test_what_cannot_be_is_refused(folder, tmp_path):
         evaluate(folder, "--context_size", "64")
     with refused(match="interval=70 is the shortest length, and more than max_tokens=60"):
         evaluate(folder, "--interval", "70")
-    with refused(match="num_tests=0 must be a whole number"):
+    with refused(match="num_tests=0 must be an integer"):
         evaluate(folder, "--num_tests", "0")
-    with refused(match="keys=0 must be a whole number"):
+    with refused(match="keys=0 must be an integer"):
         evaluate(folder, "--keys", "0")
     with refused(match="one key and one value: leave out --original"):
         evaluate(folder, "--original", "--values", "2")

@@ -85,7 +85,7 @@ def test_a_comparison_continues_reuses_and_compares(start, tmp_path):
     assert third.returncode == 1
     for name in ("add_rope_0", "add_nope_0"):
         assert f"error: {name} did not finish, see output/compare_add/{name}.log" in printed
-    assert "error: rotary positions: theta='x' must be" in log.read_text()[before:]
+    assert "error: model: rotary positions: rope_theta='x' must be" in log.read_text()[before:]
 
     before = len(log.read_text())
     fourth = start(
@@ -150,7 +150,7 @@ def test_the_papers_recipe_goes_on_slice_by_slice(start, tmp_path):
 
 
 def test_a_slice_that_is_over_too_soon_says_so(start):
-    over = start("gpu/addition.sh", TYPES="rope tape", SLICE="0")
+    over = start("gpu/addition.sh", TYPES="rope tape", SLICE="1")
     printed, _ = over.communicate()
     assert over.returncode == 75
     assert "| addition_20_tape_0 | - | - | - | - | - |" in printed

@@ -273,10 +273,10 @@ def test_the_validation_loss_is_that_of_all_tokens(base, data, tmp_path):
         (["+position.width=4"], r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
         (
             ["base_model=null", "tokenizer=null"],
-            r"give base_model=\.\.\., the folder of a pre-train",
+            r"position=keep and model=keep keep those of a base_model=\.\.\.: give one",
         ),
-        (["base_model=output/no_c4"], "there is no output/no_c4: pre-train it first"),
-        (["task.samples=0"], r"task\.samples=0 must be a whole number"),
+        (["base_model=output/no_c4"], "base_model=output/no_c4: there is no such folder; pre"),
+        (["task.samples=0"], r"task\.samples=0 must be an integer"),
     ],
 )
 def test_refused_before_training(base, data, tmp_path, overrides, message):
@@ -291,7 +291,7 @@ def test_random_positions_have_to_reach(data, tmp_path):
         position = {"name": "randpe", "length": length}
         make_model(position, vocab_size=300).save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
-    with pytest.raises(ValueError, match=r"budget=demo needs 256 positions, .* 200"):
+    with pytest.raises(ValueError, match=r"length=256 needs 256 positions, .* 200"):
         fine_tune(tmp_path / "short", data, tmp_path / "run")
     run = fine_tune(tmp_path / "long", data, tmp_path / "run")
     assert len(json.loads(generate(run, data, tmp_path, "budget=null"))) == 30

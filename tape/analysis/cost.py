@@ -18,7 +18,7 @@ from tape.analysis import counting, formulas
 from tape.analysis.cost_table import Cost, markdown, table
 from tape.command import expected_errors
 from tape.files import write_text
-from tape.names import check_whole
+from tape.names import check_integer
 from tape.positions import ENCODINGS
 
 # The paper's model from scratch, on the sequence that its Table 3 counts.
@@ -42,7 +42,7 @@ def configuration(shape: dict[str, int | None], position: dict[str, Any]) -> Tap
     """
     for name, value in shape.items():
         if name != "kv_heads" or value is not None:
-            check_whole(f"--{name}", value, most=10**4 if name == "layers" else 10**7)
+            check_integer(f"--{name}", value, most=10**4 if name == "layers" else 10**7)
     if shape["hidden"] % shape["heads"]:
         raise ValueError(
             f"--hidden {shape['hidden']} must be a multiple of --heads {shape['heads']}"

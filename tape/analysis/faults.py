@@ -38,7 +38,7 @@ from tape.analysis.texts import (
     with_refused,
 )
 from tape.cache import GrowingCache
-from tape.command import Distinct, whole
+from tape.command import Distinct, integer
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.scoring import exp
@@ -208,12 +208,12 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add_arguments(parser)
     parser.add_argument(
         "--lengths",
-        type=whole(4),
+        type=integer(4),
         nargs="+",
         action=Distinct,
         help="of windows; 1, 2 and 4 times the trained",
     )
-    parser.add_argument("--windows", type=whole(1), default=64, help="of the text, each length")
+    parser.add_argument("--windows", type=integer(1), default=64, help="of the text, each length")
     parser.add_argument("--out", type=Path, default=Path("output/faults"), help="a folder")
     return parser.parse_args(given)
 

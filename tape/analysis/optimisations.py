@@ -28,7 +28,7 @@ from tape.analysis.decoders import decoder
 from tape.analysis.measuring import DEVICE, in_turn, machine, observed, synchronize
 from tape.attention import eager, flex, sdpa
 from tape.command import expected_errors
-from tape.names import check_whole
+from tape.names import check_integer
 from tape.payload import Payload
 from tape.positions import Positions
 from tape.positions.rotary import turn
@@ -150,8 +150,8 @@ def step(layer: Layer, update: TapeUpdate, given: Inputs) -> Callable[[], None]:
 
 def run(batch: int, length: int, hidden: int, heads: int, rounds: int) -> str:
     """The table, in markdown."""
-    check_whole("--batch", batch, most=10**6)
-    check_whole("--rounds", rounds, 7, most=10**6)
+    check_integer("--batch", batch, most=10**6)
+    check_integer("--rounds", rounds, 7, most=10**6)
     shape = {"hidden": hidden, "heads": heads, "length": length}
     config = configuration(SMALL | shape, {"name": "tape"})
     update, given = inputs(config, batch, length)

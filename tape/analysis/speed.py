@@ -33,7 +33,7 @@ from tape.attention import KERNELS
 from tape.command import expected_errors
 from tape.evaluation.journal import Journal, Shard
 from tape.files import write_text
-from tape.names import check_whole
+from tape.names import check_integer
 from tape.positions import ENCODINGS
 
 LEAST_ROUNDS = 7  # quartiles of fewer say nothing
@@ -63,9 +63,9 @@ DEFAULT = ON_GPU if DEVICE.type == "cuda" else ON_CPU
 def check(arguments: argparse.Namespace) -> None:
     """Raise a ValueError for what cannot be measured."""
     for length in arguments.lengths:
-        check_whole("--lengths", length, most=10**7)
+        check_integer("--lengths", length, most=10**7)
     for name, least in (("batch", 1), ("new", 1), ("rounds", LEAST_ROUNDS)):
-        check_whole(f"--{name}", getattr(arguments, name), least, most=10**6)
+        check_integer(f"--{name}", getattr(arguments, name), least, most=10**6)
     for name in ("lengths", "scopes", "work", "encodings", "peers", "backends", "compiled"):
         given = getattr(arguments, name)
         if len(set(given)) < len(given):

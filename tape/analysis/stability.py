@@ -31,7 +31,7 @@ from tape.analysis.texts import (
     windows,
     with_refused,
 )
-from tape.command import Distinct, whole
+from tape.command import Distinct, integer
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.intervals import student
@@ -179,10 +179,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         description="How attention and positions change when a text is moved (Table 8).",
     )
     add_arguments(parser)
-    parser.add_argument("--length", type=whole(2), default=128, help="tokens of a window")
-    parser.add_argument("--windows", type=whole(1), default=16, help="of the text")
+    parser.add_argument("--length", type=integer(2), default=128, help="tokens of a window")
+    parser.add_argument("--windows", type=integer(1), default=16, help="of the text")
     parser.add_argument(
-        "--shifts", type=whole(1), nargs="+", action=Distinct, default=[3, 10, 100, 1000]
+        "--shifts", type=integer(1), nargs="+", action=Distinct, default=[3, 10, 100, 1000]
     )
     parser.add_argument(
         "--dtypes", choices=DTYPES, nargs="+", action=Distinct, default=["float32", "bfloat16"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tape.data.corpora import Corpus, Split
 from tape.data.shards import Fault, Shard, cached_folder, download, list_shards, text_of
-from tape.names import check_flag, check_path, check_text, check_whole
+from tape.names import check_flag, check_integer, check_path, check_text
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,8 @@ class C4Corpus(Corpus):
             "max_bad": (max_bad, 0),
         }
         for setting, (number, least) in numbers.items():
-            check_whole(f"data.{setting}", number, least)
-        check_whole("data.window", window, most=LARGEST_WINDOW)
+            check_integer(f"data.{setting}", number, least)
+        check_integer("data.window", window, most=LARGEST_WINDOW)
         check_flag("data.streaming", streaming)
         for setting, text in {"root": root, "name": name}.items():
             check_text(f"data.{setting}", text)

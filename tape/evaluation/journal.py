@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tape.files import read_object, reading, write_text
-from tape.names import check_name, check_whole
+from tape.names import check_integer, check_name
 from tape.training.runs import differences
 
 FILE = "parts.jsonl"
@@ -190,7 +190,7 @@ def read_evaluated(folder: Path, *numbers: str) -> dict[str, Any]:
         if not isinstance(evaluated["model"], str):
             raise ValueError(f"model={evaluated['model']!r} must be the hash of its weights")
         for name in numbers:
-            check_whole(name, evaluated[name])
+            check_integer(name, evaluated[name])
         return evaluated
 
 

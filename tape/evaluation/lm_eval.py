@@ -16,7 +16,7 @@ from typing import Any
 
 import transformers
 
-from tape.command import Distinct, expected_errors, whole
+from tape.command import Distinct, expected_errors, integer
 from tape.evaluation import zero_shot
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.perplexity import DTYPES
@@ -123,12 +123,12 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--include_path", type=Path, help="a folder with more tasks, yaml files")
     parser.add_argument(
-        "--num_fewshot", type=whole(0), default=0, help="examples before a question (default: 0)"
+        "--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)"
     )
-    parser.add_argument("--batch_size", type=whole(1), default=8)
+    parser.add_argument("--batch_size", type=integer(1), default=8)
     parser.add_argument(
         "--max_length",
-        type=whole(2),
+        type=integer(2),
         help="tokens of a prompt and its answer (default: the model's)",
     )
     parser.add_argument(
@@ -136,12 +136,12 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--lengths",
-        type=whole(1),
+        type=integer(1),
         nargs="+",
         action=Distinct,
         help="of RULER's prompts, in tokens",
     )
-    parser.add_argument("--limit", type=whole(1), help="ask this many of each task, for a try")
+    parser.add_argument("--limit", type=integer(1), help="ask this many of each task, for a try")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--metric", default="acc", help="that the printed table shows")
     parser.add_argument(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import transformers
 
-from tape.command import Distinct, expected_errors, whole
+from tape.command import Distinct, expected_errors, integer
 from tape.evaluation.checkpoint import check_length, fingerprint, load_model
 from tape.evaluation.curves import Binned, binned, check_tables, write
 from tape.evaluation.journal import Incomplete, Journal, Shard, join
@@ -174,26 +174,26 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--files", nargs="+", help="of --data text, or the folder of --data c4")
     parser.add_argument(
-        "--lengths", type=whole(2), nargs="+", default=[1024, 2048, 4096, 8192], help="of windows"
+        "--lengths", type=integer(2), nargs="+", default=[1024, 2048, 4096, 8192], help="of windows"
     )
     parser.add_argument("--convention", choices=CONVENTIONS, default="sliding")
     parser.add_argument(
         "--stride",
-        type=whole(1),
+        type=integer(1),
         help=f"tokens between windows (default: {STRIDE}; half of the shortest length, if sliding "
         f"windows of {STRIDE} tokens or fewer are among them)",
     )
-    parser.add_argument("--batch_tokens", type=whole(1), default=BATCH_TOKENS, help="run at once")
+    parser.add_argument("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
     parser.add_argument(
-        "--batch_size", type=whole(1), help="windows in a mean of longlora (default: 1)"
+        "--batch_size", type=integer(1), help="windows in a mean of longlora (default: 1)"
     )
-    parser.add_argument("--max_tokens", type=whole(1), help="of the text, from its beginning")
+    parser.add_argument("--max_tokens", type=integer(1), help="of the text, from its beginning")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument(
         "--out", type=Path, help="a table to add to (default: perplexity.csv in the model's folder)"
     )
     parser.add_argument("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
-    parser.add_argument("--processes", type=whole(1), default=1, help="that share it here")
+    parser.add_argument("--processes", type=integer(1), default=1, help="that share it here")
     arguments = parser.parse_args(given)
     if arguments.plot:
         chosen = {name for name in vars(arguments) if name not in ("plot", "out")}

@@ -70,12 +70,12 @@ def _canonical(position: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _check_type(owner: str, argument: str, value: Any, default: Any) -> None:
-    """Arguments have the type of their default; a float may be given as a whole number."""
+    """Arguments have the type of their default; a float may be given as an integer."""
     if type(default) not in (bool, int, float):
         return
     expected = (int, float) if type(default) is float else (type(default),)
     if type(value) not in expected or not abs(value) < 2.0**31:  # nor infinite, nor NaN
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
+        kind = {bool: "true or false", int: "an integer", float: "a number"}[type(default)]
         raise ValueError(f"{owner}: {argument}={value!r} must be {kind}")
 
 

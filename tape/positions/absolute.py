@@ -63,7 +63,7 @@ class Learned(PositionEncoding):
         length, drawn = arguments["length"], arguments["sampler"].get("length", 0)
         if type(length) is not int or length < max(1, drawn):
             least = f"the {drawn} that are drawn from" if drawn else "1"
-            raise ValueError(f"learned: length={length!r} must be a whole number >= {least}")
+            raise ValueError(f"learned: length={length!r} must be an integer >= {least}")
         return arguments
 
     @property

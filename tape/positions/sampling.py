@@ -58,7 +58,7 @@ class ShiftSampler(IndexSampler):
         maximum = arguments.get("maximum")
         maximum = 2 * config.max_position_embeddings if maximum is None else maximum
         if type(maximum) is not int or not 0 <= maximum < 2**31:
-            raise ValueError(f"sampler shift: maximum={maximum!r} must be a whole number >= 0")
+            raise ValueError(f"sampler shift: maximum={maximum!r} must be an integer >= 0")
         return {"maximum": maximum}
 
     def __call__(self, query: Tensor, key: Tensor, training: bool) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ class SubsetSampler(IndexSampler):
         }
         for name, value in settled.items():
             if type(value) is not int:
-                raise ValueError(f"random subset positions: {name}={value!r} is no whole number")
+                raise ValueError(f"random subset positions: {name}={value!r} must be an integer")
         cls._check(settled["eval_length"], settled["length"])
         return settled
 

@@ -183,7 +183,7 @@ class Tape(RoPE):
             width = int(width[:-1]) * config.num_attention_heads
         if type(width) is not int or not 1 <= width < 2**31:
             raise ValueError(
-                f"position tape: width={arguments['width']!r} must be a whole number > 0, or a "
+                f"position tape: width={arguments['width']!r} must be an integer > 0, or a "
                 f"multiple of the heads such as '4H'"
             )
         return super().configure(config, arguments | {"width": width})

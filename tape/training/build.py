@@ -29,6 +29,7 @@ SIZES = {
     *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act"),
 }
+LOCAL = ("output", ".", "..", "")  # first parts of paths, where no name on the hub begins
 OF_TOKENIZER = {"bos_token_id", "eos_token_id", "pad_token_id"}
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,11 @@ def adapted_config(
         ValueError: if there is no such checkpoint, or for settings that do not fit it.
     """
     _check_fields(shape)
+    if base.split("/")[0] in LOCAL and not Path(base).is_dir():
+        raise ValueError(
+            f"base_model={base}: there is no such folder; pre-train it first, "
+            f"TYPE=... bash script/train.sh"
+        )
     if (Path(base) / ADAPTER).is_file():
         raise ValueError(
             f"base_model={base} is an adapter; merge it into its base first: "
