@@ -17,10 +17,11 @@ from scrolls.benchmark import Submission, evaluate_all
 from scrolls.scoring import Golds, evaluate_file, read_predictions
 from scrolls.sources import Source
 from scrolls.tasks import SPLITS, TASKS
+from tape.command import Parser
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Verify and score predictions for SCROLLS. Predictions that are not valid exit "
         "with 65, and have their errors in the file of their metrics."
     )

@@ -7,7 +7,6 @@ What makes a row, and what it is called, is in tape/evaluation/compare.py.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 from dataclasses import fields
@@ -20,7 +19,7 @@ from arithmetic.grid import Grid, read_grid
 from arithmetic.heatmap import draw
 from arithmetic.problems import Problems
 from tape import origin
-from tape.command import expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
 from tape.evaluation.journal import read_evaluated
@@ -111,7 +110,7 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
 
 @expected_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m arithmetic.compare", description="Compare evaluated runs over seeds."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")

@@ -8,7 +8,6 @@ As in a matrix, row n is the length n of the first operand and column m that of 
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from arithmetic.grid import Grid, read_grid
-from tape.command import expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name
 from tape.evaluation.figures import side_by_side, write_figure
 
 
@@ -56,7 +55,7 @@ def draw(grids: list[tuple[str, Grid]], target: Path) -> None:
 
 @expected_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m arithmetic.heatmap", description="Draw evaluated runs side by side."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")

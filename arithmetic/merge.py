@@ -5,12 +5,11 @@ python -m arithmetic.merge output/add_adape
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from arithmetic.grid import Grid, write_grid
 from arithmetic.heatmap import draw
-from tape.command import expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name
 from tape.evaluation.checkpoint import fingerprint
 from tape.evaluation.journal import join, place_of
 
@@ -45,7 +44,7 @@ def describe(grid: Grid) -> str:
 
 @expected_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m arithmetic.merge", description="Join the shards of an evaluation."
     )
     parser.add_argument("run", type=Path, help="the folder of the run")

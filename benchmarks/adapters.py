@@ -26,6 +26,7 @@ from train_step import step
 from tape.adapters import Method, adapt
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import in_turn
+from tape.command import Parser
 from tape.frozen import BFLOAT16, hold
 
 LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
@@ -74,7 +75,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--no-extra", action="store_true", help="embeddings and norms are frozen")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")

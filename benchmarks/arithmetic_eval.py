@@ -23,6 +23,7 @@ from arithmetic.decoding import answers
 from arithmetic.plan import Batch, plan
 from tape import TapeConfig, TapeForCausalLM
 from tape.analysis.measuring import DEVICE, in_turn, synchronize
+from tape.command import Parser
 from tape.evaluation.workers import side_by_side
 from tape.positions import ENCODINGS
 
@@ -100,7 +101,7 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--methods", nargs="+", choices=ENCODINGS, default=["rope", "tape"])
     parser.add_argument("--digits", type=int, default=20, help="the longest operands")
     parser.add_argument("--samples", type=int, default=10, help="questions of each cell")

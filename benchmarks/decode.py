@@ -15,6 +15,7 @@ from torch import nn
 
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import in_turn, synchronize
+from tape.command import Parser
 
 
 @torch.no_grad()
@@ -59,7 +60,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["rope", "tape", "llama"])
     parser.add_argument("--prompt", type=int, default=256, help="tokens before")

@@ -7,7 +7,6 @@ The parts take turns in one process; the times are medians.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from tape.analysis.measuring import DEVICE, in_turn, synchronize
 from tape.blockwise import causal_attention
+from tape.command import Parser
 from tape.positions import Positions
 
 
@@ -67,7 +67,7 @@ def timed(function: Callable[..., list[Tensor]], *inputs: Tensor) -> Callable[[]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="base")
     parser.add_argument("--repeats", type=int, default=31, help="rounds")
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import DEVICE, Seconds, in_turn, memory_in_use, reset_peak
+from tape.command import Parser
 
 STEPS = ["lora", "longlora", "adape"]
 ENCODINGS = ["rope", "tape"]
@@ -103,7 +104,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="llama2_7b")
     parser.add_argument("--length", type=int, default=8192, help="tokens of a step, of a prompt")
     parser.add_argument("--new", type=int, default=64, help="tokens to decode")

@@ -26,6 +26,7 @@ from torch import nn
 
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import Seconds, memory_in_use, reset_peak, synchronize
+from tape.command import Parser
 from tape.evaluation.scoring import perplexity
 from tape.evaluation.windows import windows_of
 from tape.positions import ENCODINGS
@@ -105,7 +106,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="small_32k")
     parser.add_argument(
         "--methods", nargs="+", choices=[*ENCODINGS, "loop"], default=["rope", "tape"]

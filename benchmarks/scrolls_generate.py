@@ -18,6 +18,7 @@ from scrolls.generation import Batch, answers
 from scrolls.prompts import Budget
 from tape import TapeForCausalLM
 from tape.analysis.measuring import in_turn, synchronize
+from tape.command import Parser
 from tape.positions import ENCODINGS
 
 
@@ -87,7 +88,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--methods", nargs="+", choices=ENCODINGS, default=["rope", "tape"])
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--prompts", type=int, default=64)

@@ -20,6 +20,7 @@ from scrolls.examples import tokenize_split
 from scrolls.prompts import Prompts, budget_of
 from scrolls.tasks import task_named
 from tape.analysis.measuring import memory_in_use, reset_peak
+from tape.command import Parser
 from tape.data import LocalCorpus, train_tokenizer
 
 
@@ -66,7 +67,7 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--documents", type=int, default=10_000)
     parser.add_argument("--words", type=int, default=5_000, help="of each document")
     parser.add_argument("--vocabulary", type=int, default=4096)

@@ -28,6 +28,7 @@ from torch import nn
 
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import in_turn, synchronize
+from tape.command import Parser
 
 
 def step(model: nn.Module, tokens: torch.Tensor, dtype: torch.dtype | None) -> None:
@@ -62,7 +63,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["rope", "tape", "llama"])
     parser.add_argument("--compile", action="store_true")
     return arguments_of_steps(parser)

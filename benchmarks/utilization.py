@@ -8,7 +8,6 @@ the run's number format.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from statistics import median
 
@@ -20,6 +19,7 @@ from transformers import AutoConfig
 from tape import TapeForCausalLM
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import DEVICE, peak_flops
+from tape.command import Parser
 from tape.training.progress import read_metrics
 from tape.training.runs import last_complete, read_configuration, step_of
 
@@ -60,7 +60,7 @@ def row(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser = Parser(description=__doc__.split(":")[0])
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")
     arguments = parser.parse_args()

@@ -7,7 +7,6 @@ A row is a method of config/peft over its seeds; a run that adapted nothing is t
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 from pathlib import Path
@@ -16,7 +15,7 @@ from extension.figures import figure_of
 from extension.measured import Measure
 from extension.methods import Method, is_base, lengths_of, methods_of
 from tape import origin
-from tape.command import expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
@@ -66,7 +65,7 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
 
 @expected_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m extension.compare", description="Compare methods of context extension."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs, and of their bases")

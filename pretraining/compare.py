@@ -8,7 +8,6 @@ length, text or number of steps are refused; runs that did not finish are named 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from pretraining.figures import figure_of
 from pretraining.rows import Compared, compared
 from pretraining.tables import latex, lines_of, markdown
 from tape import origin
-from tape.command import expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
 
@@ -35,7 +34,7 @@ def compare(folders: list[Path], name: str, baseline: str, out: Path) -> tuple[s
 
 @expected_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m pretraining.compare", description="Compare trained runs over seeds."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")

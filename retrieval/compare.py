@@ -7,7 +7,6 @@ What makes a row, and what it is called, is in tape/evaluation/compare.py.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 from dataclasses import replace
@@ -20,7 +19,7 @@ from matplotlib.figure import Figure
 from retrieval.heatmap import end_of_training, figure_of
 from retrieval.results import Retrieval, read_results
 from tape import origin
-from tape.command import expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
 from tape.evaluation.figures import write_figure
@@ -133,7 +132,7 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
 
 @expected_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m retrieval.compare", description="Compare evaluated runs over seeds."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")

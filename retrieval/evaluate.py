@@ -18,7 +18,7 @@ from retrieval.plan import ONE, Batch, Questions, plan
 from retrieval.prompts import Needles
 from retrieval.results import Retrieval, write_results
 from retrieval.sequences import Passkeys
-from tape.command import expected_errors
+from tape.command import Parser, expected_errors
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.journal import Journal, Shard, join, journals, place_of
 from tape.evaluation.workers import answering, complete
@@ -160,7 +160,7 @@ def describe(results: Retrieval) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eval_retrieval.py",
         description="Passkey retrieval over lengths and depths.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

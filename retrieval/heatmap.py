@@ -9,7 +9,6 @@ the lengths of the training end.
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from retrieval.results import Retrieval, read_results
-from tape.command import expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name
 from tape.evaluation.figures import side_by_side, write_figure
 
 LABELS = 8  # of lengths below a panel, at most
@@ -90,7 +89,7 @@ def draw(name: str, results: Retrieval, folder: Path) -> None:
 
 @expected_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m retrieval.heatmap", description="Draw evaluated runs side by side."
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")

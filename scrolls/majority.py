@@ -6,7 +6,6 @@ python -m scrolls.majority --dataset_name sample --output scrolls/sample/majorit
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from scrolls.rows import read_rows
 from scrolls.sources import find
 from scrolls.tasks import SPLITS, TASKS, Split, Task
+from tape.command import Parser
 from tape.files import write_text
 
 
@@ -35,7 +35,7 @@ def majority(task: Task, split: Split, data_dir: Path | None, cache: Path) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scrolls.majority", description="Answer without reading: a baseline."
     )
     parser.add_argument("--dataset_name", choices=[*TASKS], required=True)

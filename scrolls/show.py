@@ -15,6 +15,7 @@ from scrolls.answers import Asked, Reading, harmless, read, read_folder
 from scrolls.page import page
 from scrolls.scoring import Golds
 from scrolls.tasks import SPLITS, TASKS
+from tape.command import Parser
 from tape.files import write_text
 
 WIDTH = 100
@@ -54,7 +55,7 @@ def _block(label: str, content: str, indent: int) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m scrolls.show", description="Read the answers of encodings side by side."
     )
     add = parser.add_argument

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -53,6 +54,13 @@ def in_one_line(error: Exception) -> str:
         what = IN_THE_WAY.get(type(error), f"cannot be used: {error.strerror}")
         return f"{error.filename} {what}"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of a command line that refuses in one line; --help shows the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message.removeprefix('argument ')}\n")
 
 
 def integer(least: int) -> Callable[[str], int]:

@@ -7,10 +7,13 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -689,3 +692,222 @@ def test_data_of_a_run(words, message, given, store, tmp_path):
 def test_files_of_a_command(words, message, given, store, tmp_path):
     words = words.replace("{given}", str(given)).replace("{store}", str(store)).split()
     check_refusal(run_command(*words, folder=tmp_path), message, tmp_path)
+
+
+# --- evaluations and results
+
+
+QUANTIZED = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+GRID_OF_1 = {
+    "grid.csv": "n,m,correct,total\n1,1,1,2\n",
+    "summary.json": json.dumps(
+        {
+            "evaluated": {
+                **{"model": "0" * 64, "max_length": 1},
+                **{"problems.max_first": 1, "problems.max_second": 1},
+            }
+        }
+    ),
+}
+# Folders of `made`, each a good model but for one file: its name, what it holds, the folder's name.
+DAMAGED = {
+    "config.json": {
+        "empty": "",
+        "nested": NESTED,
+        "number": "5",
+        "gpt2": '{"model_type": "gpt2", "n_embd": 32}',
+        "quantized": QUANTIZED,
+        "heads": {"num_attention_heads": 0},
+        "encoding": {"position": {"name": "rpoe"}},
+        "layers": {"num_hidden_layers": 9},
+    },
+    "model.safetensors": {"empty": "", "text": "x" * 99},
+    "tokenizer.json": {"nested": NESTED},
+    "metrics.jsonl": {"nested": NESTED, "number": "5\n", "text": '{"step": "a", "loss": 3}\n'},
+    "perplexity.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\x00\udcff"},
+    "zero_shot.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\x00\udcff"},
+    "grid/grid.csv": {"empty": "", "text": "n,m,correct,total\n1,1,a,2\n", "binary": "\udcff"},
+    "grid/summary.json": {"nested": NESTED, "number": "5", "key": '{"evaluated": {}}'},
+    "passkey/passkey.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\udcff"},
+}
+
+
+@pytest.fixture(scope="session")
+def made(given, tmp_path_factory):
+    """Models, runs and results, each with one file that is damaged."""
+    folder = tmp_path_factory.mktemp("made")
+    np.arange(600, dtype=np.uint16).__mod__(256).tofile(folder / "ids.bin")
+    np.full(600, 65_000, dtype=np.uint16).tofile(folder / "beyond.bin")
+    (folder / "odd.bin").write_bytes(b"x" * 3)
+    (folder / "loop").symlink_to("loop")
+    (folder / "file").touch()
+    (folder / "empty").mkdir()
+    model = given / "problems_digits"
+    for file, contents in DAMAGED.items():
+        for name, content in contents.items():
+            copy = shutil.copytree(model, folder / f"{Path(file).stem}_{name}")
+            if isinstance(content, dict):
+                content = json.dumps(json.loads((model / file).read_text()) | content)
+            path = copy / file
+            path.parent.mkdir(exist_ok=True)
+            for other, good in GRID_OF_1.items() if path.parent.name == "grid" else ():
+                (path.parent / other).write_text(good)
+            path.write_text(content, errors="surrogateescape")
+    for file in ("config.json", "model.safetensors"):
+        shutil.copytree(model, without := folder / f"without_{file}")
+        (without / file).unlink()
+        for kind in ("folder", "loop"):
+            shutil.copytree(without, folder / f"{kind}_{file}")
+        (folder / f"folder_{file}" / file).mkdir()
+        (folder / f"loop_{file}" / file).symlink_to(file)
+    return folder
+
+
+GOOD = "{given}/problems_digits"
+PERPLEXITY = "-m tape.evaluation.perplexity --data {made}/ids.bin --lengths 64 --out o.csv --model"
+MEASURED = f"{PERPLEXITY} {GOOD}"
+LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai --out o.csv --model {GOOD}"
+STABILITY = "-m tape.analysis.stability --length 16 --windows 1 --out o --model"
+PICTURES = f"-m tape.analysis.visualize --out o --model {GOOD}"
+PASSKEYS = f"{KEYS}prompts --max_tokens 80 --interval 80"
+NO_NAME = r"a name is one folder of letters"
+EVALUATIONS = [
+    # Models
+    (f"{PERPLEXITY} {{made}}/config_empty", r"config_empty/config\.json is damaged"),
+    (f"{PERPLEXITY} {{made}}/config_nested", r"config\.json is damaged \(RecursionError"),
+    (f"{PERPLEXITY} {{made}}/config_number", r"config\.json: it must be a JSON object, not int"),
+    (f"{PERPLEXITY} {{made}}/config_gpt2", r"config\.json: .* model_type 'gpt2'; allowed: 'tape'"),
+    (f"{PERPLEXITY} {{made}}/config_quantized", r"quantization_config .* requires bitsandbytes"),
+    (f"{PERPLEXITY} {{made}}/config_heads", r"num_attention_heads=0 must be an integer >= 1"),
+    (f"{PERPLEXITY} {{made}}/config_encoding", r"encoding 'rpoe'; did you mean 'rope'\?"),
+    (f"{PERPLEXITY} {{made}}/config_layers", r"weights of the model .* are missing, such as model"),
+    (f"{PERPLEXITY} {{made}}/model_empty", r"model_empty/model\.safetensors is damaged"),
+    (f"{PERPLEXITY} {{made}}/model_text", r"model_text/model\.safetensors is damaged"),
+    *(
+        (f"{PERPLEXITY} {{made}}/{kind}_{file}", rf"{kind}_{re.escape(file)} has no {file}")
+        for kind in ("without", "folder", "loop")
+        for file in ("config.json", "model.safetensors")
+    ),
+    *(
+        (f"{PERPLEXITY} {{made}}/{name}", rf"{name} has no model\.safetensors")
+        for name in ("file", "loop", "empty", "nothing")
+    ),
+    (f"{STABILITY} {{made}}/config_gpt2", r"model_type 'gpt2'; allowed: 'tape'"),
+    (f"{STABILITY} {{made}}/tokenizer_nested", r"tokenizer\.json is damaged \(RecursionError"),
+    ("-m tape.analysis.faults --out o --model {made}/model_text", r"safetensors is damaged"),
+    ("-m tape.export --out o {made}/config_gpt2", r"model_type 'gpt2'; allowed: 'tape'"),
+    ("-m tape.export --out o {made}/model_text", r"model\.safetensors is damaged"),
+    ("-m tape.export --out o {made}/loop", r"loop is not a folder"),
+    (f"{KEYS}prompts --base_model {{made}}/loop", r"loop has no model\.safetensors"),
+    # Flags
+    *(
+        (f"{MEASURED} --lengths {value}", rf"--lengths: '{value}' must be an integer >= 2")
+        for value in ("1", "-5", "nan", "1e3")
+    ),
+    (f"{MEASURED} --lengths {'9' * 14}", r"--lengths: 9+ is more than"),
+    (f"{MEASURED} --lengths 9999", r"600 tokens of text have no window of 9,999"),
+    (f"{MEASURED} --stride 0", r"--stride: '0' must be an integer >= 1"),
+    (f"{MEASURED} --stride 64", r"stride=64 must lie in 1\.\.63"),
+    (f"{MEASURED} --max_tokens 3", r"3 tokens of text have no window of 64"),
+    (f"{MEASURED} --shard 2/1", r"shard='2/1' must be i/n"),
+    (f"{MEASURED} --dtype int8", r"--dtype: invalid choice: 'int8'"),
+    (f"{MEASURED} --data {{made}}/odd.bin", r"odd\.bin has 3 bytes, an odd number"),
+    (f"{MEASURED} --data {{made}}/beyond.bin", r"beyond\.bin: token 0 is 65,000, beyond the"),
+    (f"{MEASURED} --data {{made}}/loop", r"--data \S+loop is neither a file nor a corpus"),
+    (f"{MEASURED} --data {{made}}/empty", r"--data \S+empty is neither a file nor a corpus"),
+    (f"{MEASURED} --out {{made}}/empty", r"--out \S+empty must end in \.csv"),
+    (f"{MEASURED} --out {{made}}/file/o.csv", r"file is a file; give another one"),
+    (f"{LM_EVAL} --batch_size 0", r"--batch_size: '0' must be an integer >= 1"),
+    (f"{LM_EVAL} --max_length 1", r"--max_length: '1' must be an integer >= 2"),
+    (f"{LM_EVAL} --tasks ,", r"--tasks: ',' names no task"),
+    (f"{LM_EVAL} --include_path {{made}}/file", r"--include_path \S+file is not a folder"),
+    (f"{STABILITY} {GOOD} --shifts 0", r"--shifts: '0' must be an integer >= 1"),
+    (f"{STABILITY} {GOOD} --shifts 3 3", r"--shifts: 3 is there twice"),
+    (f"{STABILITY} {GOOD} --dtypes int8", r"--dtypes: invalid choice: 'int8'"),
+    (f"{STABILITY} {GOOD} --out {{made}}/file", r"file is a file; give another one"),
+    (f"{PICTURES} --length 7", r"--length: '7' must be an integer >= 8"),
+    (f"{PICTURES} --out {{made}}/file", r"file is a file; give another one"),
+    (f"{PICTURES} --text", r"--text: expected one argument"),
+    (
+        f"-m tape.analysis.faults --lengths 3 --model {GOOD}",
+        r"--lengths: '3' must be an int",
+    ),
+    (f"-m tape.export {GOOD} --out {GOOD}", r"problems_digits is there already; choose another"),
+    (f"-m tape.export {GOOD} --out o --format onnx", r"--format: invalid choice: 'onnx'"),
+    # Names of evaluations, and their numbers
+    *(
+        (f"{GRID}digits name={name}", rf"name='?{name}'?: {NO_NAME}")
+        for name in ("../../x", "''", ".lock")
+    ),
+    (f"{GRID}digits name=null", rf"name=None: {NO_NAME}"),
+    (f"{GRID}digits name=report", r"name='report' belongs to .* itself; choose another"),
+    (f"{GRID}digits name=checkpoint-4", r"name='checkpoint-4' belongs to .* itself"),
+    (f"{GRID}digits shard=3/2", r"shard='3/2' must be i/n"),
+    (f"{GRID}digits samples=null", r"samples=None must be an integer >= 1"),
+    (f"{GRID}digits seed=-1", r"seed=-1 must be an integer >= 0"),
+    (f"{GRID}digits processes=a", r"processes='a' must be an integer >= 1"),
+    (f"{GRID}digits debug=maybe", r"debug='maybe' must be true or false"),
+    (f"{PASSKEYS} --name ../../x", rf"--name='\.\./\.\./x': {NO_NAME}"),
+    (f"{PASSKEYS} --name ''", rf"--name='': {NO_NAME}"),
+    (f"{PASSKEYS} --name report", r"--name='report' belongs to .* itself; choose another"),
+    (f"{PASSKEYS} --num_tests 0", r"num_tests=0 must be an integer >= 1"),
+    (f"{PASSKEYS} --depths -1", r"depths=-1 must be an integer >= 1"),
+    (f"{PASSKEYS} --batch_tokens 0", r"batch_tokens=0 must be an integer >= 1"),
+    (f"{PASSKEYS} --shard x", r"shard='x' must be i/n"),
+    # Results
+    *(
+        (f"{command} {{made}}/{name}_{damage}/{name}.csv", rf"{name}_{damage}/{name}\.csv is ")
+        for command, name in (
+            ("-m tape.evaluation.perplexity --out o.png --plot", "perplexity"),
+            ("-m tape.evaluation.lm_eval --table", "zero_shot"),
+        )
+        for damage in ("empty", "columns", "binary")
+    ),
+    ("-m tape.evaluation.perplexity --out o.png --plot {made}/loop", r"loop is not there: measure"),
+    *(
+        (
+            f"-m arithmetic.{command} {{made}}/grid_{damage} --out o",
+            rf"grid_{damage}/grid/grid\.csv",
+        )
+        for command in ("compare", "heatmap")
+        for damage in ("empty", "text", "binary")
+    ),
+    *(
+        (f"-m arithmetic.heatmap {{made}}/summary_{damage} --out o", r"grid/summary\.json")
+        for damage in ("nested", "number", "key")
+    ),
+    *(
+        (f"-m retrieval.{command} {{made}}/passkey_{damage} --out o", rf"passkey_{damage}/passkey/")
+        for command in ("compare", "heatmap")
+        for damage in ("empty", "columns", "binary")
+    ),
+    *(
+        (f"-m {command}.compare {{made}}/nothing --out o", r"nothing/\w+")
+        for command in ("pretraining", "extension", "arithmetic", "retrieval")
+    ),
+    *(
+        (f"-m {command}.compare {{made}}/empty --name ../x", rf"--name: name='\.\./x': {NO_NAME}")
+        for command in ("pretraining", "extension", "arithmetic", "retrieval")
+    ),
+    ("-m arithmetic.merge {made}/nothing", r"nothing/grid holds no evaluation"),
+    ("-m arithmetic.merge {made}/empty --name ../x", rf"--name: name='\.\./x': {NO_NAME}"),
+    ("-m tape.report {made}/nothing", r"nothing is not a folder"),
+    ("-m tape.report {made}/loop", r"loop is not a folder"),
+    ("-m tape.report {made}/empty --out {made}/file", r"--out \S+file holds something else"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), EVALUATIONS, ids=names_of(EVALUATIONS))
+def test_evaluations_and_results(words, message, given, made, tmp_path):
+    before = files(given) | files(made)
+    words = shlex.split(words.replace("{given}", str(given)).replace("{made}", str(made)))
+    check_refusal(run_command(*words, folder=tmp_path), message, tmp_path)
+    assert files(given) | files(made) == before
+
+
+@pytest.mark.parametrize("damage", DAMAGED["metrics.jsonl"])
+def test_a_damaged_log_of_a_run_is_listed(made, tmp_path, damage):
+    """The page shows the other runs."""
+    outcome = run_command("-m", "tape.report", str(made / f"metrics_{damage}"), folder=tmp_path)
+    assert outcome.status == 0 and "Traceback" not in outcome.err, outcome.err
+    assert f"metrics_{damage}" in (tmp_path / "report" / "index.html").read_text()

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from tape import TapeConfig, origin
 from tape.analysis import counting, formulas
 from tape.analysis.cost_table import Cost, markdown, table
-from tape.command import expected_errors
+from tape.command import Parser, expected_errors
 from tape.files import write_text
 from tape.names import check_integer
 from tape.positions import ENCODINGS
@@ -129,7 +129,7 @@ def run(shape: dict[str, int | None], out: Path) -> str:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tape.analysis.cost",
         description="What every encoding costs: arithmetic, parameters and memory.",
     )

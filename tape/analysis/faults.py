@@ -38,7 +38,7 @@ from tape.analysis.texts import (
     with_refused,
 )
 from tape.cache import GrowingCache
-from tape.command import Distinct, integer
+from tape.command import Distinct, Parser, integer
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.scoring import exp
@@ -201,7 +201,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, bool]:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tape.analysis.faults",
         description="What faults of the original code make of a trained model.",
     )

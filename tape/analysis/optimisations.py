@@ -27,7 +27,7 @@ from tape.analysis.cost_table import rows_of
 from tape.analysis.decoders import decoder
 from tape.analysis.measuring import DEVICE, in_turn, machine, observed, synchronize
 from tape.attention import eager, flex, sdpa
-from tape.command import expected_errors
+from tape.command import Parser, expected_errors
 from tape.names import check_integer
 from tape.payload import Payload
 from tape.positions import Positions
@@ -176,7 +176,7 @@ def run(batch: int, length: int, hidden: int, heads: int, rounds: int) -> str:
 
 @expected_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tape.analysis.optimisations",
         description="What each step from the literal TAPE to this package's gained.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -30,7 +30,7 @@ from tape.analysis.speed_figure import draw
 from tape.analysis.speed_table import markdown, results, table
 from tape.analysis.workloads import WORK, Load
 from tape.attention import KERNELS
-from tape.command import expected_errors
+from tape.command import Parser, expected_errors
 from tape.evaluation.journal import Journal, Shard
 from tape.files import write_text
 from tape.names import check_integer
@@ -170,7 +170,7 @@ def measure_all(
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tape.analysis.speed",
         description="How fast every encoding is in every attention kernel.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

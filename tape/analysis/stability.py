@@ -31,7 +31,7 @@ from tape.analysis.texts import (
     windows,
     with_refused,
 )
-from tape.command import Distinct, integer
+from tape.command import Distinct, Parser, integer
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.intervals import student
@@ -174,7 +174,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, bool]:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tape.analysis.stability",
         description="How attention and positions change when a text is moved (Table 8).",
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 from tape.command import EXPECTED, expected_errors, in_one_line
 from tape.evaluation.compare import Run, rows_of, settings_of
 from tape.evaluation.texts import CORPORA, open_text
+from tape.files import make_folder
 from tape.modeling import TapeForCausalLM
 from tape.training.runs import TRAINED
 
@@ -133,6 +134,7 @@ def carry_out(
     """Print the tables of `run`, which also says whether all models are in them: the status is 1
     otherwise."""
     transformers.logging.disable_progress_bar()
+    make_folder(arguments.out)  # before hours of work, if that cannot be
     text, whole = run(arguments)
     print(text)
     print(f"\nalso in {arguments.out}")

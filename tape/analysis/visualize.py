@@ -36,7 +36,7 @@ from tape.analysis.texts import (
     windows,
     with_refused,
 )
-from tape.command import integer
+from tape.command import Parser, integer
 from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
@@ -304,7 +304,7 @@ def utf8(text: str) -> str:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tape.analysis.visualize",
         description="Pictures of what a model attends to, and of its positions (Fig. 7).",
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 import transformers
 
-from tape.command import Distinct, expected_errors, integer
+from tape.command import Distinct, Parser, expected_errors, integer
 from tape.evaluation import zero_shot
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.perplexity import DTYPES
@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace) -> list[Row]:
             f"{error.name} is missing: install the extra `eval`, EXTRAS=dev,eval bash "
             f"script/setup.sh"
         ) from error
+    if arguments.include_path is not None and not arguments.include_path.is_dir():
+        raise ValueError(f"--include_path {arguments.include_path} is not a folder")
     _check_tokenizer(arguments.model)
     model, tokenizer = load(arguments.model, DTYPES[arguments.dtype])
     longest = max(arguments.lengths or [0])
@@ -108,8 +110,15 @@ def _check_tokenizer(folder: Path) -> None:
         raise ValueError(f"{path} asks for code of its own (auto_map), which is not run")
 
 
+def names(text: str) -> list[str]:
+    """Names between commas, for argparse."""
+    if not all(found := text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} names no task before, between or behind commas")
+    return found
+
+
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tape.evaluation.lm_eval",
         description="Tasks of the Language Model Evaluation Harness (lm-eval).",
     )
@@ -118,9 +127,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     what.add_argument(
         "--table", type=Path, nargs="+", action=Distinct, help="compare these tables, ask nothing"
     )
-    parser.add_argument(
-        "--tasks", type=lambda text: text.split(","), help="names of tasks or groups, a,b,c"
-    )
+    parser.add_argument("--tasks", type=names, help="names of tasks or groups, a,b,c")
     parser.add_argument("--include_path", type=Path, help="a folder with more tasks, yaml files")
     parser.add_argument(
         "--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)"

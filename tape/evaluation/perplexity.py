@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import transformers
 
-from tape.command import Distinct, expected_errors, integer
+from tape.command import Distinct, Parser, expected_errors, integer
 from tape.evaluation.checkpoint import check_length, fingerprint, load_model
 from tape.evaluation.curves import Binned, binned, check_tables, write
 from tape.evaluation.journal import Incomplete, Journal, Shard, join
@@ -155,7 +155,7 @@ def markdown(found: list[Perplexity]) -> str:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tape.evaluation.perplexity",
         description="Perplexity of a model on a text, with windows of several lengths.",
     )

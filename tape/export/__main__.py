@@ -1,17 +1,16 @@
 """python -m tape.export FOLDER --out DIR [--format tape|llama]"""
 
-import argparse
 from pathlib import Path
 
 import transformers
 
-from tape.command import expected_errors
+from tape.command import Parser, expected_errors
 from tape.export import FORMATS, export
 
 
 @expected_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tape.export",
         description="Write a trained model as a folder that loads without this package.",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from datetime import datetime
 from os.path import realpath
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tape.command import expected_errors
+from tape.command import Parser, expected_errors
 from tape.files import write_text
 from tape.origin import commit, machine
 from tape.report.experiment import gather
@@ -82,7 +81,7 @@ def _head(path: Path) -> str:
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tape.report",
         description="Every result under some folders on one page of html.",
     )
