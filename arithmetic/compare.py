@@ -26,7 +26,7 @@ from tape.evaluation.journal import read_evaluated
 from tape.files import write_text
 
 # What makes the questions and the parts of the grid: it has to be the same for all.
-ASKED = (
+COMPARABILITY_KEYS = (
     *("max_length", "samples", "seed"),
     *(
         f"problems.{field.name}"
@@ -68,7 +68,7 @@ def rows_of(runs: list[Run[Grid]]) -> list[Row[Grid]]:
     """
     outside, everywhere = share_of("outside"), share_of("all")
     return sorted(
-        comparison.rows_of(runs, ASKED),
+        comparison.rows_of(runs, COMPARABILITY_KEYS),
         key=lambda row: -mean(row.shares(outside) or row.shares(everywhere)),
     )
 

@@ -27,7 +27,7 @@ from tape.adapters import Method, adapt
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import in_turn
 from tape.command import Parser
-from tape.frozen import BFLOAT16, hold
+from tape.frozen import BFLOAT16, cast_frozen
 
 LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 PLAIN = {"everything": False, "lora": None, "groups": None}
@@ -47,7 +47,7 @@ def step_of(method: str, arguments: argparse.Namespace) -> Callable[[], None]:
     tokens = random_tokens(base, batch, length)
     settings = {"name": method, "extra": not arguments.no_extra} | METHODS[method]
     model = adapt(base, Method.of(settings), "base", "").train()
-    hold(model, arguments.frozen)
+    cast_frozen(model, arguments.frozen)
     if arguments.checkpointing:
         model.activation_checkpointing_enable()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from retrieval.compare import ASKED as QUESTIONS
+from retrieval.compare import COMPARABILITY_KEYS as QUESTIONS
 from retrieval.results import read_results
 from tape.evaluation.compare import Run
-from tape.evaluation.perplexities import ASKED as PERPLEXITIES
+from tape.evaluation.perplexities import COMPARABILITY_KEYS as PERPLEXITIES
 from tape.evaluation.perplexities import read_perplexities
 
 Measure = Literal["perplexity", "passkey"]
 
 # What has to be the same for all, whatever they were trained with.
-ASKED: dict[Measure, tuple[str, ...]] = {
+COMPARABILITY_KEYS: dict[Measure, tuple[str, ...]] = {
     "perplexity": PERPLEXITIES,
     "passkey": tuple(name for name in QUESTIONS if name != "trained"),
 }

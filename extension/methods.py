@@ -12,14 +12,16 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from extension.measured import ASKED, Measure, Measured, read_runs
+from extension.measured import COMPARABILITY_KEYS, Measure, Measured, read_runs
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Row, Run
 from tape.training.runs import differences
 
 BASE = "not extended"
 # What belongs to a method, or says where its base lies. All else is what it was given to work with.
-OWN = r"peft\..*|position\..*|trainer\.learning_rate|learning_rates\..*|base_model|tokenizer"
+METHOD_SETTINGS = (
+    r"peft\..*|position\..*|trainer\.learning_rate|learning_rates\..*|base_model|tokenizer"
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def rows_of(runs: list[Run[Measured]], measure: Measure) -> list[Row[Measured]]:
         ValueError: if they were not asked the same, not given the same, or adapted another base.
     """
     check_given([run for run in runs if not is_base(run)], [run for run in runs if is_base(run)])
-    rows = comparison.rows_of(runs, ASKED[measure])
+    rows = comparison.rows_of(runs, COMPARABILITY_KEYS[measure])
     return [replace(row, label=_label(row, rows)) for row in rows]
 
 
@@ -93,7 +95,7 @@ def check_given(adapted: list[Run[Measured]], bases: list[Run[Measured]]) -> Non
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if not re.fullmatch(OWN, key)}
+    return {key: value for key, value in settings.items() if not re.fullmatch(METHOD_SETTINGS, key)}
 
 
 def _label(row: Row[Measured], rows: list[Row[Measured]]) -> str:

@@ -14,12 +14,12 @@ from scipy.stats import ttest_1samp
 from pretraining.trained import Trained, read_run
 from tape.command import in_one_line
 from tape.evaluation import compare as comparison
-from tape.evaluation.compare import FOLLOWS, Row, Run
+from tape.evaluation.compare import DERIVED_SETTINGS, Row, Run
 from tape.evaluation.intervals import student
-from tape.evaluation.perplexities import ASKED
+from tape.evaluation.perplexities import COMPARABILITY_KEYS
 from tape.training.runs import differences
 
-OWN = rf"position\..*|{FOLLOWS}"  # what rows may differ in
+OWN = rf"position\..*|{DERIVED_SETTINGS}"  # what rows may differ in
 
 
 class Difference(NamedTuple):
@@ -74,7 +74,7 @@ def compared(folders: Iterable[Path], name: str) -> Compared:
                 f"{runs[0].folder} and {run.folder} were not given the same: {'; '.join(changes)}; "
                 f"compare runs of one budget"
             )
-    rows = comparison.rows_of(runs, ASKED)
+    rows = comparison.rows_of(runs, COMPARABILITY_KEYS)
     rows.sort(key=lambda row: mean(run.results.shortest for run in row.runs))
     return Compared(rows, missing)
 

@@ -27,7 +27,7 @@ from tape.evaluation.intervals import student
 from tape.files import write_text
 
 # What makes the questions and where the training ends: it has to be the same for all.
-ASKED = (
+COMPARABILITY_KEYS = (
     *("trained", "max_tokens", "interval", "num_tests", "depths", "seed"),
     *("keys", "values", "plain", "original"),
 )
@@ -62,7 +62,9 @@ def rows_of(runs: list[Run[Retrieval]]) -> list[Row[Retrieval]]:
     Raises:
         ValueError: if they were not asked the same questions, or one seed is there twice.
     """
-    return sorted(comparison.rows_of(runs, ASKED), key=lambda row: -mean(row.shares(beyond)))
+    return sorted(
+        comparison.rows_of(runs, COMPARABILITY_KEYS), key=lambda row: -mean(row.shares(beyond))
+    )
 
 
 def read_run(folder: Path, name: str) -> Run[Retrieval]:

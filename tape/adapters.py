@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from tape.modeling import TapeForCausalLM
 from tape.names import check_arguments, check_integer
-from tape.positions import ContextUpdate, PositionModule
+from tape.positions import PositionModule, StateUpdate
 
 ADAPTER = "adapter_model.safetensors"
 # Trained as a whole besides LoRA or the encoding, in the recipe of LongLoRA and of TAPE's paper.
@@ -122,7 +122,7 @@ def adapt(
                 f"peft.groups={method.groups}: {length} tokens do not make so many groups with "
                 f"halves; take a length that is a multiple of {2 * method.groups}"
             )
-        model.train_in_groups(length // method.groups)
+        model.set_shifted_attention(length // method.groups)
     model.config.adaptation = {
         "base_model": base,
         "base_weights": base_weights,
@@ -149,7 +149,7 @@ def weights_of_encoding(model: TapeForCausalLM) -> set[str]:
     return {
         f"{prefix}.{name}"
         for prefix, module in model.named_modules()
-        if isinstance(module, PositionModule | ContextUpdate)
+        if isinstance(module, PositionModule | StateUpdate)
         for name, _ in module.named_parameters()
     }
 

@@ -24,11 +24,11 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import Cache, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
-from tape.blockwise import causal_attention, pays
+from tape.blockwise import causal_attention, is_profitable
 from tape.flash import flash
 from tape.indices import refuse_unless
 from tape.names import suggestion
-from tape.payload import Payload, apart, split, together
+from tape.payload import Payload, concat_payload, split, split_payload
 from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.base import ScoreMod, masked
 from tape.s2 import check_groups, shifted_groups
@@ -63,7 +63,7 @@ def eager(
 ) -> Attended:
     """The definition, step by step; the only kernel that has the weights to show."""
     H = q.shape[1]
-    v, payload = apart(v, payload)
+    v, payload = split_payload(v, payload)
     scores = q @ per_query_head(k, H).transpose(-1, -2) * scaling
     if bias is not None:
         scores = scores + bias.dense(scores.dtype)
@@ -90,10 +90,10 @@ def sdpa(
     is what pays for a single token on a CPU.
     """
     B, H, T, _ = q.shape
-    if pays_unfused(q, k, payload) and bias is None and not dropout:
-        attended = single_query(q, k, together(v, payload), mask, scaling)
+    if use_single_query_path(q, k, payload) and bias is None and not dropout:
+        attended = single_query(q, k, concat_payload(v, payload), mask, scaling)
         return *split(attended, payload), None
-    v, payload = apart(v, payload)
+    v, payload = split_payload(v, payload)
     is_causal = mask is None and T > 1  # the builder leaves causality to us
     if bias is not None:
         mask, is_causal = bias.masked(mask, q.dtype, causal=is_causal), False
@@ -112,13 +112,13 @@ def sdpa(
         return attend(v), None, None
     payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
     if dropout:  # drawn inside the kernel: one call, or the averages would drop different tokens
-        return *split(attend(together(v, payload)), payload), None
-    if is_causal and k.shape[2] == T and pays(q):
+        return *split(attend(concat_payload(v, payload)), payload), None
+    if is_causal and k.shape[2] == T and is_profitable(q):
         return *causal_attention(q, k, v, payload, scaling), None
     return attend(v), attend(payload), None
 
 
-def pays_unfused(q: Tensor, k: Tensor, payload: Payload) -> bool:
+def use_single_query_path(q: Tensor, k: Tensor, payload: Payload) -> bool:
     """Whether `single_query` beats fused calls: one reads what two would read, and the keys and
     values of a group of heads once."""
     shared = payload is not None or k.shape[1] != q.shape[1]
@@ -183,7 +183,7 @@ def flex(
     """
     _check_flex(q, dropout, any(x.requires_grad for x in (q, k, v)))
     (B, H, T, _), K, S = q.shape, *k.shape[1:3]
-    values = together(v, payload)
+    values = concat_payload(v, payload)
     score_mod = None
     if bias is not None:
         score_mod = bias.score_mod(torch.promote_types(q.dtype, torch.float32))

@@ -15,8 +15,10 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
 BLOCK = 64  # queries whose weights are in memory at once
-KEPT = 4  # weights are kept for texts of at most so many tokens per channel of a query
-LATER = torch.full((BLOCK, BLOCK), -torch.inf, device="cpu").triu(1)  # keys after a query
+# Attention weights are saved for the backward pass up to this many tokens per channel of a head.
+MAX_SAVED_LENGTH_RATIO = 4
+# Added to the scores of a block on the diagonal, for keys after a query.
+CAUSAL_BLOCK_MASK = torch.full((BLOCK, BLOCK), -torch.inf, device="cpu").triu(1)
 
 
 class _CausalAttention(torch.autograd.Function):
@@ -27,7 +29,7 @@ class _CausalAttention(torch.autograd.Function):
         """Softmax over keys 0..S-1 for the queries of a block, which begins at key `start`."""
         scores = q @ k.mT
         T = q.shape[1]
-        scores[..., start:] += LATER[:T, :T]
+        scores[..., start:] += CAUSAL_BLOCK_MASK[:T, :T]
         return scores.softmax(dim=-1)
 
     @staticmethod
@@ -38,7 +40,7 @@ class _CausalAttention(torch.autograd.Function):
         attended = [x.new_empty(B, T, H, x.shape[-1]).transpose(1, 2) for x in (v, payload)]
         q, k = (q * scaling).flatten(0, 1), k.flatten(0, 1)
         ctx.scaling = scaling
-        kept = [] if KEPT * q.shape[-1] >= T else None
+        kept = [] if MAX_SAVED_LENGTH_RATIO * q.shape[-1] >= T else None
         values = torch.cat((v, payload), dim=-1).flatten(0, 1)
         for start in range(0, T, BLOCK):
             block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
@@ -84,7 +86,7 @@ class _CausalAttention(torch.autograd.Function):
         return grad_q, grad_k, *grad_values.split(widths, dim=-1), None
 
 
-def pays(q: Tensor) -> bool:
+def is_profitable(q: Tensor) -> bool:
     """Whether `causal_attention` beats two fused calls: on a CPU, for its backward pass."""
     exact = q.dtype in (torch.float32, torch.float64)
     return q.device.type == "cpu" and exact and q.requires_grad and not is_compiling()

@@ -12,7 +12,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 
-class Room:
+class GrowableBuffer:
     """Memory for a tensor (.., S, channels) that grows, an eighth longer than it is."""
 
     def __init__(self) -> None:
@@ -51,35 +51,35 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.leave_rooms()
+        self.reset_buffers()
 
-    def leave_rooms(self) -> None:
+    def reset_buffers(self) -> None:
         """For what is another tensor now: it has no room behind it."""
-        self.rooms = Room(), Room()
+        self.buffers = GrowableBuffer(), GrowableBuffer()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
         if is_compiling() or torch.is_grad_enabled():
-            self.leave_rooms()
+            self.reset_buffers()
             return super().update(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        keys, values = self.rooms
+        keys, values = self.buffers
         self.keys = keys.append(self.keys, key_states)
         self.values = values.append(self.values, value_states)
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.leave_rooms()
+        self.reset_buffers()
         super().reorder_cache(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self.leave_rooms()
+        self.reset_buffers()
         super().batch_select_indices(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self.leave_rooms()
+        self.reset_buffers()
         super().batch_repeat_interleave(repeats)
 
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tape.payload import Payload, apart, split, together
+from tape.payload import Payload, concat_payload, split, split_payload
 from tape.positions import ScoreBias
 
 DTYPES = (torch.float16, torch.bfloat16)
 WIDEST = 256  # channels of a head, what the package has kernels for
-HERE = "attn_implementation='flash_attention_2'"
+ERROR_PREFIX = "attn_implementation='flash_attention_2'"
 INSTEAD = "allowed here: eager, sdpa, flex_attention"
 
 
@@ -28,7 +28,7 @@ def functions() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     try:
         from flash_attn import flash_attn_func, flash_attn_varlen_func
     except ImportError as error:
-        raise ValueError(f"{HERE}: the flash-attn package is missing; {INSTEAD}") from error
+        raise ValueError(f"{ERROR_PREFIX}: the flash-attn package is missing; {INSTEAD}") from error
     return flash_attn_func, flash_attn_varlen_func
 
 
@@ -53,12 +53,12 @@ def flash(
     settings = {"dropout_p": dropout, "softmax_scale": scaling, "causal": True}
     if bias is not None:
         settings["alibi_slopes"] = bias.alibi_slopes()
-    v, payload = apart(v, payload)
+    v, payload = split_payload(v, payload)
     if payload is None:
         return _attend(q, k, v, mask, settings), None, None
     payload = payload.expand(*k.shape[:-1], -1)
     if dropout:  # drawn inside the kernel: one call, or the averages would drop different tokens
-        attended = _attend(q, k, together(v, payload), mask, settings)
+        attended = _attend(q, k, concat_payload(v, payload), mask, settings)
         return *split(attended, payload), None
     return _attend(q, k, v, mask, settings), _attend(q, k, payload, mask, settings), None
 
@@ -66,18 +66,18 @@ def flash(
 def _check(q: Tensor, mask: Tensor | None, bias: ScoreBias | None) -> None:
     if q.dtype not in DTYPES:
         raise ValueError(
-            f"{HERE} with {q.dtype}: it takes float16 and bfloat16; load the model with "
+            f"{ERROR_PREFIX} with {q.dtype}: it takes float16 and bfloat16; load the model with "
             f"dtype=torch.bfloat16, or train with bf16=true; {INSTEAD}"
         )
     if mask is not None and mask.ndim != 2:
         raise ValueError(
-            f"{HERE} with an attention_mask of {mask.ndim} dimensions: it takes (B, S), zero at "
-            f"padding; {INSTEAD}"
+            f"{ERROR_PREFIX} with an attention_mask of {mask.ndim} dimensions: it takes (B, S), "
+            f"zero at padding; {INSTEAD}"
         )
     if bias is not None and bias.alibi_slopes() is None:
         raise ValueError(
-            f"{HERE} with a term on the scores that is not ALiBi's at consecutive positions; "
-            f"{INSTEAD}"
+            f"{ERROR_PREFIX} with a term on the scores that is not ALiBi's at consecutive "
+            f"positions; {INSTEAD}"
         )
 
 
@@ -86,9 +86,9 @@ def _attend(q: Tensor, k: Tensor, values: Tensor, mask: Tensor | None, settings:
     width = max(q.shape[-1], values.shape[-1])
     if width > WIDEST:
         raise ValueError(
-            f"{HERE}: a head of {q.shape[-1]} channels with values of {values.shape[-1]} is above "
-            f"its {WIDEST} (attention_dropout > 0 averages values and positional state together); "
-            f"{INSTEAD}"
+            f"{ERROR_PREFIX}: a head of {q.shape[-1]} channels with values of {values.shape[-1]} "
+            f"is above its {WIDEST} (attention_dropout > 0 averages values and positional state "
+            f"in one call); {INSTEAD}"
         )
     # Channels of zeros change no score; the scale is given, not told from the width.
     q_BTHW, k_BSKW, v_BSKW = (

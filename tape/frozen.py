@@ -69,7 +69,7 @@ def loading(frozen: str | None) -> dict[str, Any]:
     return {"dtype": "auto" if frozen == BFLOAT16 else torch.float32}
 
 
-def hold(model: nn.Module, frozen: str | None) -> None:
+def cast_frozen(model: nn.Module, frozen: str | None) -> None:
     """Cast the weights of a model that was loaded so, those that train to float32."""
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 IGNORED = -100  # the label of a token that is not predicted, as in the library
-AT_ONCE = {"cpu": 2**23, "cuda": 2**26}  # logits, where fewer and more were slower
+CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**26}  # logits, where fewer and more were slower
 
 
 class Head(nn.Linear):
@@ -60,7 +60,7 @@ class SummedCrossEntropy(torch.autograd.Function):
         grad_x = torch.empty_like(x_MC) if needs_x else None
         # Many chunks add up to this one.
         grad_weight = torch.zeros_like(weight_VC, dtype=wide) if needs_weight else None
-        budget = AT_ONCE.get(x_MC.device.type, AT_ONCE["cuda"])
+        budget = CHUNK_LOGITS.get(x_MC.device.type, CHUNK_LOGITS["cuda"])
         at_once = max(1, budget // len(weight_VC))
         for first in range(0, len(x_MC), at_once):
             part = slice(first, first + at_once)

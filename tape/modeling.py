@@ -34,8 +34,8 @@ from tape.cache import GrowingCache
 from tape.configuration import TapeConfig
 from tape.indices import check_draw, check_mask, keep_indices, token_indices
 from tape.loss import Head
-from tape.payload import together, width
-from tape.positions import ContextUpdate, PositionModule, Positions, ScoreBias
+from tape.payload import concat_payload, width
+from tape.positions import PositionModule, Positions, ScoreBias, StateUpdate
 from tape.s2 import padding
 
 Rotate = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         x_BTC: Tensor,
         e: Tensor | None,
         rotate: Rotate,
-        context: ContextUpdate | None,
+        context: StateUpdate | None,
         bias: ScoreBias | None,
         mask: Tensor | None,
         kernel: attention.Kernel,
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         if past_key_values is not None:
             # The state at a position depends on tokens up to it only: it can be cached like a
             # value, and it rides in the value's slot of any of the library's caches.
-            k, v = past_key_values.update(k, together(v, payload), slot)
+            k, v = past_key_values.update(k, concat_payload(v, payload), slot)
             payload = None if payload is None else width(payload)
         dropout = self.config.attention_dropout if self.training else 0.0
         attended, payload, weights = kernel(q, k, v, payload, mask, bias, self.scaling, dropout)
@@ -101,7 +101,7 @@ class DecoderLayer(GradientCheckpointingLayer):
     """One layer: x' = f(x, e), e' = g(x, e). X does not read E between attention and MLP, so g is
     called once, after both."""
 
-    def __init__(self, config: TapeConfig, context: ContextUpdate | None):
+    def __init__(self, config: TapeConfig, context: StateUpdate | None):
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = LlamaMLP(config)
@@ -203,7 +203,7 @@ class TapePreTrainedModel(PreTrainedModel):
         with self.base_model.position.sampler.evaluation_length(length):
             yield
 
-    def train_in_groups(self, group: int | None) -> None:
+    def set_shifted_attention(self, group: int | None) -> None:
         """Train with shifted sparse attention (LongLoRA's S2, `tape.s2`) in groups of so many
         tokens; None for full attention. Evaluation is always full, and so is what has a cache.
 
@@ -230,7 +230,7 @@ class TapeModel(TapePreTrainedModel):
             for layer_idx in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.group: int | None = None  # of `train_in_groups`
+        self.group: int | None = None  # of `set_shifted_attention`
         self.gradient_checkpointing = False
         self.post_init()
 

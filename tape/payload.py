@@ -12,7 +12,7 @@ from torch import Tensor
 Payload = Tensor | int | None
 
 
-def together(v: Tensor, payload: Payload) -> Tensor:
+def concat_payload(v: Tensor, payload: Payload) -> Tensor:
     """Values with the payload behind them, (B, K, S, D + P)."""
     if not isinstance(payload, Tensor):
         return v
@@ -20,14 +20,14 @@ def together(v: Tensor, payload: Payload) -> Tensor:
 
 
 def split(x: Tensor, payload: Payload) -> tuple[Tensor, Tensor | None]:
-    """The two parts of what `together` made, or of its averages; None without a payload."""
+    """The two parts of what `concat_payload` made, or of its averages; None without a payload."""
     if payload is None:
         return x, None
     P = width(payload)
     return x.split((x.shape[-1] - P, P), dim=-1)
 
 
-def apart(v: Tensor, payload: Payload) -> tuple[Tensor, Tensor | None]:
+def split_payload(v: Tensor, payload: Payload) -> tuple[Tensor, Tensor | None]:
     """Values and payload, each by itself."""
     return split(v, payload) if isinstance(payload, int) else (v, payload)
 

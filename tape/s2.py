@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Parts = list[Tensor]  # q, k, v and perhaps the payload
-WITHIN = ("sdpa", "flash_attention_2")  # causal where they get no mask
+SUPPORTED_BACKENDS = ("sdpa", "flash_attention_2")  # causal where they get no mask
 
 
 def check_groups(implementation: str, config: PretrainedConfig, group: int) -> None:
@@ -37,9 +37,10 @@ def check_groups(implementation: str, config: PretrainedConfig, group: int) -> N
         raise ValueError(
             f"{trying}: it takes an even number, 2 or more; half a group is shifted by"
         )
-    if implementation not in WITHIN:
+    if implementation not in SUPPORTED_BACKENDS:
         raise ValueError(
-            f"{trying} with attn_implementation={implementation!r}; allowed: {', '.join(WITHIN)}"
+            f"{trying} with attn_implementation={implementation!r}; allowed: "
+            f"{', '.join(SUPPORTED_BACKENDS)}"
         )
     if (name := config.position["name"]) not in able:
         raise ValueError(

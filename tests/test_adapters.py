@@ -20,7 +20,7 @@ from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
 from tape.evaluation.checkpoint import fingerprint, load, load_model
 from tape.export.llama import require_llama, write_llama_config
 from tape.export.source import Source
-from tape.frozen import hold, loading
+from tape.frozen import cast_frozen, loading
 from tape.training.build import adapt_model, adapted_config, identity
 from tape.training.progress import read_metrics
 
@@ -324,7 +324,7 @@ def test_frozen_weights_in_bfloat16_and_trained_ones_in_float32(extend, blocks, 
 def test_weights_that_train_are_not_rounded_on_the_way(base):
     model = adapted(base, "adape")
     before = {name: p.clone() for name, p in model.named_parameters()}
-    hold(model, "bfloat16")
+    cast_frozen(model, "bfloat16")
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert torch.equal(parameter, before[name])

@@ -24,7 +24,7 @@ from pyarrow import parquet
 from scrolls_data import write_task
 from test_scrolls import byte_tokenizer
 
-from tape.training.runs import HASHES, seal
+from tape.training.runs import HASHES, finalize_checkpoint
 
 # --- settings of a run
 
@@ -262,7 +262,7 @@ def test_a_foreign_pickle_in_a_checkpoint(train, run, tmp_path, name):
     checkpoint = run / "checkpoint-1"
     torch.save(Foreign(), checkpoint / name, pickle_module=pickle)
     (checkpoint / HASHES).unlink()
-    seal(checkpoint.rename(run / "work"), checkpoint)
+    finalize_checkpoint(checkpoint.rename(run / "work"), checkpoint)
     outcome = train("name=run")
     assert outcome.status == 1 and not (tmp_path / "loaded").exists()
     stem = name.split(".")[0]

@@ -6,7 +6,7 @@ from conftest import make_model, random_tokens
 from torch.autograd import gradcheck
 
 from tape.blockwise import BLOCK, causal_attention
-from tape.positions.rotary import turn
+from tape.positions.rotary import apply_rotary
 
 
 def random(*shape, seed=0):
@@ -76,6 +76,8 @@ def test_turning_has_the_gradients_of_its_formula(state, learned):
     x, e = random(2, 4, 5, 6), random(*state, seed=1).detach().requires_grad_(learned)
     as_complex = torch.complex(*x.chunk(2, -1)) * torch.complex(*e.unbind(-2))
     expected = torch.cat((as_complex.real, as_complex.imag), dim=-1)
-    torch.testing.assert_close(turn(x, e), expected, atol=1e-14, rtol=0)
-    torch.testing.assert_close(turn(x.detach(), e.detach()), expected.detach(), atol=1e-14, rtol=0)
-    assert gradcheck(turn, (x, e))
+    torch.testing.assert_close(apply_rotary(x, e), expected, atol=1e-14, rtol=0)
+    torch.testing.assert_close(
+        apply_rotary(x.detach(), e.detach()), expected.detach(), atol=1e-14, rtol=0
+    )
+    assert gradcheck(apply_rotary, (x, e))

@@ -42,7 +42,7 @@ def test_a_token_is_written_behind_the_others():
     for seed in range(60):
         extend(caches, 7, seed)
     for layer in caches[0].layers:
-        for room, x in zip(layer.rooms, (layer.keys, layer.values), strict=True):
+        for room, x in zip(layer.buffers, (layer.keys, layer.values), strict=True):
             assert x.shape[-2] < room.memory.shape[-2] <= x.shape[-2] * 9 / 8 + 64
 
 
@@ -111,11 +111,11 @@ def test_modes_follow_each_other():
 def test_memory_is_given_back_with_its_tokens(change):
     cache = GrowingCache()
     cache.update(*tokens(50, 0), 0)
-    memory = [weakref.ref(room.memory) for room in cache.layers[0].rooms]
+    memory = [weakref.ref(room.memory) for room in cache.layers[0].buffers]
     CHANGES[change](cache)
     assert all(each() is None for each in memory)
     cache.update(*tokens(1, 1, batch={"select": 1, "repeat": 4}.get(change, 2)), 0)
-    memory = [weakref.ref(room.memory) for room in cache.layers[0].rooms]
+    memory = [weakref.ref(room.memory) for room in cache.layers[0].buffers]
     with torch.enable_grad():
         cache.update(*tokens(1, 1, batch={"select": 1, "repeat": 4}.get(change, 2)), 0)
     assert all(each() is None for each in memory)

@@ -10,7 +10,7 @@ from arithmetic import Problems
 from arithmetic.compare import compare, grid_of, read_run, rows_of
 from arithmetic.grid import write_grid
 from tape.files import write_text
-from tape.training.runs import TRAINED, claim
+from tape.training.runs import TRAINED, register_run
 
 PROBLEMS = Problems(max_first=1, max_second=1)
 
@@ -23,7 +23,7 @@ def make_run(folder, position, seed, outside, asked=(), trainer=(), hidden=8, **
         **{"name": folder.name, "seed": seed, "length": 7, "model": {"hidden_size": hidden}},
         **{"position": {"name": position, **settings}, "trainer": trainer},
     }
-    write_text(folder / TRAINED, json.dumps(claim(folder, configuration)))
+    write_text(folder / TRAINED, json.dumps(register_run(folder, configuration)))
     evaluated = {
         **{"model": "-", "max_length": 2, "samples": 10, "seed": 0, "wrong": 0},
         **{f"problems.{name}": value for name, value in vars(PROBLEMS).items()},
@@ -120,8 +120,8 @@ def test_a_continued_run_is_what_it_was_until_it_ends(tmp_path):
     (run / "checkpoint-5").mkdir()
     longer = json.loads((run / "run.json").read_text())
     longer["trainer"]["max_steps"] = 9
-    recorded = claim(run, longer)
-    assert recorded["earlier_max_steps"] == [5] and claim(run, longer) == recorded
+    recorded = register_run(run, longer)
+    assert recorded["earlier_max_steps"] == [5] and register_run(run, longer) == recorded
     straight = make_run(tmp_path / "b", "rope", 1, 1, trainer={"max_steps": 9}.items())
     rows = rows_of([read_run(folder, "grid") for folder in (run, straight)])
     assert {row.label for row in rows} == {"rope trainer.max_steps=5", "rope trainer.max_steps=9"}

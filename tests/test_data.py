@@ -31,7 +31,7 @@ from tape.data import (
 from tape.data import blocks as blocks_module
 from tape.data.tokenizer import load_tokenizer
 from tape.files import new_folder, write_text
-from tape.training.runs import claim
+from tape.training.runs import register_run
 
 DOCUMENTS = [f"document {n}: " + "the quick brown fox jumps over the dog. " * 20 for n in range(60)]
 
@@ -423,10 +423,12 @@ def test_the_order_of_training_is_the_same_in_every_numpy(stream):
 
 def test_a_run_begun_in_another_order_is_not_continued(stream, tmp_path):
     order = TrainingOrder(TokenBlocks(stream, 4), total=24, seed=3)
-    claim(tmp_path, {"tokens": {"train": stream.fingerprint}})  # as recorded with default_rng
+    register_run(
+        tmp_path, {"tokens": {"train": stream.fingerprint}}
+    )  # as recorded with default_rng
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(ValueError, match=r"tokens\.train: of the text -> .*RandomState"):
-        claim(tmp_path, {"tokens": {"train": order.fingerprint}})
+        register_run(tmp_path, {"tokens": {"train": order.fingerprint}})
 
 
 def test_tokens_are_cached_by_content(tmp_path, corpus, monkeypatch):

@@ -17,14 +17,14 @@ from retrieval import Passkeys
 from retrieval.results import write_results
 from tape.evaluation.curves import binned, write
 from tape.files import write_text
-from tape.training.runs import TRAINED, claim
+from tape.training.runs import TRAINED, register_run
 
 BASE_HASH = 4 * "0123456789abcdef"
 ABOUT = {
     **{"data": "local (validation)", "data_hash": "d", "convention": "paper", "stride": 4},
     **{"batch_size": "", "dtype": "float32"},
 }
-ASKED = {
+COMPARABILITY_KEYS = {
     **{"max_tokens": 8, "interval": 4, "num_tests": 10, "depths": 1, "seed": 0},
     **{"keys": 1, "values": 1, "plain": True, "original": False, "wrong": 0},
 }
@@ -56,13 +56,13 @@ def make_run(folder, method, seed=0, perplexities=None, right=None, asked=(), **
     tables, its weights are not there."""
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     settings = settings_of(folder, method, seed, changes)
-    write_text(folder / TRAINED, json.dumps(claim(folder, settings)))
+    write_text(folder / TRAINED, json.dumps(register_run(folder, settings)))
     weights = BASE_HASH if method is None else "f" * 64
     if perplexities:
         measure(folder / "extend" / "perplexity.csv", weights, perplexities, dict(asked))
     if right:
         cells = [[length, 0.5, 10, n, n, 10 * length] for length, n in right.items()]
-        evaluated = {**ASKED, "model": weights, "trained": 8 if method else 4}
+        evaluated = {**COMPARABILITY_KEYS, "model": weights, "trained": 8 if method else 4}
         write_results(folder / "extend", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
     return folder
 

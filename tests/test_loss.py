@@ -31,7 +31,7 @@ def gradients(loss, *inputs):
 @pytest.mark.parametrize("num_items", [None, 5])
 @pytest.mark.parametrize("kept", [1.0, 0.3])
 def test_loss_and_gradients_are_those_of_all_logits(at_once, num_items, kept, monkeypatch):
-    monkeypatch.setitem(module.AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(module.CHUNK_LOGITS, "cpu", at_once)
     head, x, labels = setting(kept=kept)
     expected, found = plain(head, x, labels, num_items), head(x, labels, num_items)
     torch.testing.assert_close(found, expected, atol=0, rtol=1e-6)
@@ -76,7 +76,7 @@ def test_autocast_takes_products_in_its_dtype_and_adds_up_in_float32():
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_trains_as_by_its_logits(tied, monkeypatch):
-    monkeypatch.setitem(module.AT_ONCE, "cpu", 300)
+    monkeypatch.setitem(module.CHUNK_LOGITS, "cpu", 300)
     model = make_model("tape", tie_word_embeddings=tied, dtype=torch.float64)
     tokens = random_tokens(2, 15)
     labels = tokens.where(tokens % 3 > 0, IGNORED)

@@ -15,7 +15,7 @@ from retrieval.compare import compare, curves, read_run, rows_of
 from retrieval.results import write_results
 from tape.files import write_text
 from tape.training.progress import read_metrics
-from tape.training.runs import TRAINED, claim
+from tape.training.runs import TRAINED, register_run
 
 SETTINGS = [
     *("experiment=passkey", "length=38", "data.max_length=32", "randpe_length=280"),
@@ -105,7 +105,7 @@ def make_run(folder, position, seed, right):
         **{"name": folder.name, "seed": seed, "length": 10, "model": {"hidden_size": 8}},
         **{"position": {"name": position}, "trainer": {"seed": seed, "max_steps": 5}},
     }
-    write_text(folder / TRAINED, json.dumps(claim(folder, configuration)))
+    write_text(folder / TRAINED, json.dumps(register_run(folder, configuration)))
     evaluated = {
         **{"model": "-", "trained": 10, "max_tokens": 80, "interval": 10, "num_tests": 5},
         **{"depths": 2, "seed": 0, "keys": 1, "values": 1, "plain": True, "original": False},

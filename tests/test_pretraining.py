@@ -21,7 +21,7 @@ from pretraining.rows import compared, difference
 from tape import TapeConfig
 from tape.evaluation.curves import binned, write
 from tape.files import write_text
-from tape.training.runs import TRAINED, claim
+from tape.training.runs import TRAINED, register_run
 
 LENGTHS = (8, 16, 32)
 
@@ -33,7 +33,7 @@ def make_run(folder, position, seed, losses, *, speed=100.0, steps=5, asked=(), 
         "position": {"name": position, **arguments},
         "trainer": {"seed": seed, "max_steps": steps},
     }
-    write_text(folder / TRAINED, json.dumps(claim(folder, settings)))
+    write_text(folder / TRAINED, json.dumps(register_run(folder, settings)))
     rows = [
         {"step": step, "loss": 9.0 - step, "tokens_per_second": speed + step, "peak_memory_gib": 2}
         for step in (1, 2, 3)

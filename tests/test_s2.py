@@ -7,7 +7,7 @@ from conftest import make_model, random_tokens
 
 from tape import flash
 from tape.attention import KERNELS
-from tape.s2 import WITHIN, shifted_groups
+from tape.s2 import SUPPORTED_BACKENDS, shifted_groups
 
 GROUP = 4
 
@@ -86,7 +86,7 @@ def test_flash_attention_within_groups(monkeypatch):
     mask[0, :3] = False
     by_flash, by_sdpa = (
         shifted_groups(KERNELS[name], GROUP, q, k, v, v, mask, None, 0.3, 0.0)
-        for name in WITHIN[::-1]
+        for name in SUPPORTED_BACKENDS[::-1]
     )
     for one, other in zip(by_flash[:2], by_sdpa[:2], strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
@@ -94,7 +94,7 @@ def test_flash_attention_within_groups(monkeypatch):
 
 def in_groups(position="rope", group=GROUP, **changes):
     model = make_model(position, **changes).train()
-    model.train_in_groups(group)
+    model.set_shifted_attention(group)
     return model
 
 
@@ -152,7 +152,7 @@ def test_evaluation_and_caches_are_full_attention(tmp_path):
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path).train()
     assert again.model.group is None  # it belonged to a training run
-    model.train().train_in_groups(None)
+    model.train().set_shifted_attention(None)
     torch.testing.assert_close(model(tokens).logits, full(tokens).logits)
 
 

@@ -271,7 +271,7 @@ def test_memory_is_that_of_tensors_at_most():
 
 
 def test_what_does_not_fit_is_left_out():
-    with measuring.what_is_free(), pytest.raises(Exception) as failed:
+    with measuring.limit_memory(), pytest.raises(Exception) as failed:
         torch.empty(2**45, device=measuring.DEVICE)
     assert inability(failed.value) == "does not fit into memory"
     assert inability(RuntimeError("shapes differ")) is None

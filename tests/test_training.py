@@ -28,7 +28,13 @@ from tape.data import TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
 from tape.training.guard import NonFiniteLoss, Stopped
 from tape.training.progress import read_metrics
-from tape.training.runs import claim, damage, last_complete, remove_old, unfinished
+from tape.training.runs import (
+    last_complete,
+    register_run,
+    remove_old,
+    unfinished,
+    verify_checkpoint,
+)
 from tape.training.trainer import LanguageModelTrainer
 
 ROOT = Path(train.__file__).parent
@@ -290,7 +296,7 @@ def test_a_damaged_checkpoint_is_named_and_left_out(start, caplog, name, harm):
     assert last_complete(folder).name == "checkpoint-4"
     assert f"checkpoint-8 is left out: {name}" in caplog.text or name == "sha256.json"
     start()
-    assert damage(folder / "checkpoint-8") is None
+    assert verify_checkpoint(folder / "checkpoint-8") is None
     assert_same_weights(expected, weights(folder))
 
 
@@ -308,7 +314,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_others(start, monkeypatc
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert checkpoint_names(folder) == ["checkpoint-4"]
-    assert damage(folder / "checkpoint-4") is None
+    assert verify_checkpoint(folder / "checkpoint-4") is None
     assert not unfinished(folder).exists()
     start()
     assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
@@ -431,7 +437,7 @@ def test_another_configuration_in_the_same_folder_is_refused(start):
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="not a run's folder"):
-        claim(tmp_path, {})
+        register_run(tmp_path, {})
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(start):

@@ -45,7 +45,7 @@ from tape.evaluation.scoring import exp
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.positions import Positions
-from tape.positions.rotary import RoPE, turn
+from tape.positions.rotary import RoPE, apply_rotary
 
 ORIGIN = 2000  # of the original's random origins, the farthest
 BATCH = 8  # windows at once
@@ -106,7 +106,7 @@ def decoded(model: TapeForCausalLM, ids_BL: Tensor, turned_anew: bool) -> Tensor
         e = position.state(Positions(where, where), torch.float32)
         back = torch.stack((e[..., 0, :], -e[..., 1, :]), dim=-2)
         for layer in cache.layers:
-            layer.keys = turn(layer.keys.to(e.dtype), back).to(layer.keys.dtype)
+            layer.keys = apply_rotary(layer.keys.to(e.dtype), back).to(layer.keys.dtype)
         position.rotate = lambda q, k, e: (q, k)
     try:
         for t in range(half, ids_BL.shape[1] - 1):
@@ -136,7 +136,7 @@ def faults_of(model: TapeForCausalLM, length: int) -> dict[str, Measured]:
         "positions in bfloat16": moved(in_bfloat16),
     }
     position = model.model.position
-    if position.longest is None or position.longest >= ORIGIN + length:
+    if position.max_positions is None or position.max_positions >= ORIGIN + length:
         found |= {
             f"none, positions from {ORIGIN:,}": moved(lambda p: p + ORIGIN),
             f"positions in bfloat16 from {ORIGIN:,}": moved(lambda p: in_bfloat16(p + ORIGIN)),

@@ -113,7 +113,7 @@ def _kib(table: str, key: str) -> int:
 
 
 @contextmanager
-def what_is_free() -> Iterator[None]:
+def limit_memory() -> Iterator[None]:
     """Have a CPU refuse to allocate more than nine tenths of the memory that is free now, where it
     would have this process, or another, killed."""
     if DEVICE.type != "cpu" or sys.platform != "linux":

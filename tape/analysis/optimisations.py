@@ -31,7 +31,7 @@ from tape.command import Parser, expected_errors
 from tape.names import check_integer
 from tape.payload import Payload
 from tape.positions import Positions
-from tape.positions.rotary import turn
+from tape.positions.rotary import apply_rotary
 from tape.positions.tape import TapeUpdate
 
 SMALL = {"layers": 2, "kv_heads": None, "mlp": 8, "vocabulary": 8}  # none of it is timed
@@ -46,7 +46,7 @@ def whole(e: Tensor) -> Tensor:
 
 
 def turn_whole(x: Tensor, e: Tensor) -> Tensor:
-    """`turn` by a state that has every frequency twice."""
+    """`apply_rotary` by a state that has every frequency twice."""
     first, second = x.chunk(2, dim=-1)
     return x * e[..., 0, :] + torch.cat((-second, first), dim=-1) * e[..., 1, :]
 
@@ -91,19 +91,21 @@ def literal(update: TapeUpdate, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: T
 
 
 def half_layout(update: TapeUpdate, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
-    attended, average = in_one_call(eager, turn(q, e), turn(k, e), v, e.flatten(-2))
+    attended, average = in_one_call(eager, apply_rotary(q, e), apply_rotary(k, e), v, e.flatten(-2))
     return attended, update_in_turn(update, e, average, m)
 
 
 def by_heads(attend, update: TapeUpdate, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
     """The update by one matrix of heads per token."""
-    attended, average = attend(turn(q, e), turn(k, e), v, update.payload(e, v.dtype))
+    attended, average = attend(
+        apply_rotary(q, e), apply_rotary(k, e), v, update.payload(e, v.dtype)
+    )
     return attended, update(e, average, m)
 
 
 def rope(_: TapeUpdate, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
     phases = e[:1, :1].detach()
-    return (in_one_call(sdpa, turn(q, phases), turn(k, phases), v, None)[0],)
+    return (in_one_call(sdpa, apply_rotary(q, phases), apply_rotary(k, phases), v, None)[0],)
 
 
 def variants() -> dict[str, Layer]:

@@ -25,7 +25,7 @@ import tape
 from tape.analysis import peers
 from tape.analysis.comparison import SCOPES, Comparison, measure, methods
 from tape.analysis.cost import HELP, SHAPE, configuration
-from tape.analysis.measuring import DEVICE, machine, peak_flops, what_is_free
+from tape.analysis.measuring import DEVICE, limit_memory, machine, peak_flops
 from tape.analysis.speed_figure import draw
 from tape.analysis.speed_table import markdown, results, table
 from tape.analysis.workloads import WORK, Load
@@ -156,7 +156,7 @@ def measure_all(
     done = {row["batch"] for row in journal.rows}
     peak = peak_flops(getattr(torch, arguments.dtype)) if len(done) < len(comparisons) else None
     bar = tqdm(total=len(comparisons), initial=len(done), unit="comparison", disable=None)
-    with bar, what_is_free(), torch._dynamo.config.patch(recompile_limit=64):
+    with bar, limit_memory(), torch._dynamo.config.patch(recompile_limit=64):
         for number, comparison in enumerate(comparisons):
             if number in done:
                 continue

@@ -47,7 +47,7 @@ ATTENTION = "attention weight"
 DOTS = "positional dot product / frequencies"
 
 
-class Looked(NamedTuple):
+class ModelInspection(NamedTuple):
     """A row of models, and what is inside them: of all texts for the first, then for the next."""
 
     row: str
@@ -152,7 +152,10 @@ def differences(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarr
 
 
 def curves(
-    looked: list[Looked], of: Callable[[Inside, int], np.ndarray], title: str, **axes_settings: Any
+    looked: list[ModelInspection],
+    of: Callable[[Inside, int], np.ndarray],
+    title: str,
+    **axes_settings: Any,
 ) -> Figure:
     """A panel per row and a line per layer: the mean over models and texts of what `of` makes of a
     layer, against 1, 2, 3 ... tokens."""
@@ -172,7 +175,7 @@ def curves(
     return figure
 
 
-def sizes(looked: list[Looked]) -> Figure | None:
+def sizes(looked: list[ModelInspection]) -> Figure | None:
     """|e| over layers, a line per row; None if no model has a state."""
     stateful = [(row.row, row.inside) for row in looked if row.inside[0].states is not None]
     if not stateful:
@@ -211,7 +214,7 @@ def as_files(rows: list[str]) -> dict[str, str]:
     return found
 
 
-def draw(looked: list[Looked], heads: int, out: Path) -> list[str]:
+def draw(looked: list[ModelInspection], heads: int, out: Path) -> list[str]:
     """Write all pictures into a folder; their names."""
     figures: dict[str, Figure] = {}
     all_maps = {each.row: each.maps for each in looked}
@@ -278,11 +281,11 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, bool]:
-    looked: dict[str, Looked] = {}
+    looked: dict[str, ModelInspection] = {}
 
     def of(model: Model) -> Iterator[dict[str, Any]]:
         inside = look(arguments, model.folder)
-        looked.setdefault(model.row, Looked(model.row, [])).inside.extend(inside)
+        looked.setdefault(model.row, ModelInspection(model.row, [])).inside.extend(inside)
         return numbers(model, inside)
 
     rows, refused = measured(arguments.model, of)

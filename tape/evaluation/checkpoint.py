@@ -260,7 +260,7 @@ def fingerprint(folder: Path) -> str:
 
 def check_length(model: TapeForCausalLM, needed: int, purpose: str) -> None:
     """Raise a ValueError if the model's encoding has less than the `needed` positions."""
-    longest = model.base_model.position.longest
+    longest = model.base_model.position.max_positions
     if longest is not None and needed > longest:
         raise ValueError(
             f"{purpose} needs {needed} positions, but the model's "

@@ -18,7 +18,7 @@ from tape.evaluation.checkpoint import WEIGHTS, fingerprint
 from tape.evaluation.intervals import student
 from tape.training.runs import TRAINED, differences, influential, read_configuration
 
-FOLLOWS = r"length|model\.max_position_embeddings|tokens\..*"  # from other settings
+DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"  # from other settings
 Results = TypeVar("Results")
 Measure = Callable[[Results], float | None]  # a share; None where nothing was asked
 
@@ -112,21 +112,23 @@ def rows_of(runs: list[Run[Results]], asked: Iterable[str]) -> list[Row[Results]
                     f"{other.folder} and {run.folder} are the same run, seed {run.seed}: take one"
                 )
         group.append(run)
-    labels = labels_of([group[0].settings for group in groups])
+    labels = row_labels([group[0].settings for group in groups])
     return [
         Row(label, sorted(group, key=lambda run: run.seed))
         for label, group in zip(labels, groups, strict=True)
     ]
 
 
-def labels_of(groups: list[dict[str, Any]]) -> list[str]:
+def row_labels(groups: list[dict[str, Any]]) -> list[str]:
     """The encoding, and those settings of each group that not more than half of the groups share,
     but for arguments of other encodings, and for what follows from other settings unless nothing
     else tells two groups apart. `position.width` is `width`, if nothing else is."""
     known = {"seed", "name"}.union(*groups)
     short = {key: key.removeprefix("position.") for key in sorted(set().union(*groups))}
     short = {key: key if name in known else name for key, name in short.items()}
-    keys = [key for key in short if key != "position.name" and not re.fullmatch(FOLLOWS, key)]
+    keys = [
+        key for key in short if key != "position.name" and not re.fullmatch(DERIVED_SETTINGS, key)
+    ]
     labels = []
     for settings in groups:
         label = settings["position.name"]

@@ -10,7 +10,7 @@ from tape.evaluation.curves import ABOUT, position_table, read_curves
 from tape.evaluation.picture import curve
 
 # What has to be the same for runs that are compared, whatever they were trained with.
-ASKED = (*(c for c in ABOUT if c not in ("model", "model_hash", "length")), "lengths")
+COMPARABILITY_KEYS = (*(c for c in ABOUT if c not in ("model", "model_hash", "length")), "lengths")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tape.evaluation.tables import Row, add_rows, read_table
 KEY = ("model", "model_hash", "task", "metric", "shots", "max_length", "dtype", "limit")
 COLUMNS = (*KEY, "value", "stderr", "questions", "version", "lm_eval")
 # What has to be the same for all models.
-ASKED = ("shots", "limit", "questions", "version")
+COMPARABILITY_KEYS = ("shots", "limit", "questions", "version")
 
 PAPER = Path(__file__).with_name("zero_shot_paper.csv")
 TABLE_9 = {
@@ -139,7 +139,7 @@ def table(rows: list[Row], metric: str = "acc") -> str:
 
 
 def _check_asked(rows: list[Row]) -> None:
-    for name in ASKED:
+    for name in COMPARABILITY_KEYS:
         if len(values := {row[name]: row["model"] for row in rows}) > 1:
             (a, one), (b, other), *_ = values.items()
             raise ValueError(

@@ -21,9 +21,9 @@ from tape.training.runs import (
     CONFIGURATION,
     HASHES,
     checkpoints,
-    damage,
     last_complete,
     step_of,
+    verify_checkpoint,
 )
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", ADAPTER)
@@ -57,7 +57,7 @@ class Source:
         run = folder.parent if is_checkpoint else folder
         run = run if (run / CONFIGURATION).exists() else None
         hashed = (folder / HASHES).exists() or (is_checkpoint and run is not None)
-        if hashed and (found := damage(folder)) is not None:
+        if hashed and (found := verify_checkpoint(folder)) is not None:
             raise ValueError(
                 f"{folder} is a damaged checkpoint ({found}): {_other_checkpoints(folder)}"
             )
@@ -123,7 +123,7 @@ def _step_of_final(run: Path) -> int | None:
     may have gone on since; without such a checkpoint, what the report says."""
     weights = sorted(path.name for path in run.glob("*model*.safetensors"))
     for checkpoint in reversed(checkpoints(run)):
-        if damage(checkpoint) is None and not any(
+        if verify_checkpoint(checkpoint) is None and not any(
             filecmp.cmpfiles(run, checkpoint, weights, False)[1:]
         ):
             return step_of(checkpoint)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from tape.names import check_arguments, look_up
 from tape.positions.absolute import Learned, NoPE, SinCos
 from tape.positions.base import (
-    ContextUpdate,
     PositionEncoding,
     PositionModule,
     Positions,
     ScoreBias,
+    StateUpdate,
 )
 from tape.positions.bias import FIRE, ALiBi, T5Bias
 from tape.positions.rotary import RandPE, RoPE, XPos, YaRN
@@ -88,11 +88,11 @@ def build(config: PretrainedConfig) -> PositionEncoding:
 __all__ = [
     "ALIASES",
     "ENCODINGS",
-    "ContextUpdate",
     "PositionEncoding",
     "PositionModule",
     "Positions",
     "ScoreBias",
+    "StateUpdate",
     "build",
     "configure",
     "override",

@@ -67,8 +67,8 @@ class Learned(PositionEncoding):
         return arguments
 
     @property
-    def longest(self) -> int:
-        return len(self.table) if self.sampler.longest is None else self.sampler.longest
+    def max_positions(self) -> int:
+        return len(self.table) if self.sampler.max_positions is None else self.sampler.max_positions
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -96,7 +96,7 @@ class PositionModule(nn.Module):
         raise NotImplementedError
 
 
-class ContextUpdate(nn.Module):
+class StateUpdate(nn.Module):
     """g of E' = g(X, E): how one decoder layer moves the positional state on, and its parameters.
 
     Attributes:
@@ -140,9 +140,9 @@ class PositionEncoding(PositionModule):
         self._constants: dict[str, Tensor] = {}
 
     @property
-    def longest(self) -> int | None:
+    def max_positions(self) -> int | None:
         """The most tokens that there are positions for; None without an end."""
-        return self.sampler.longest
+        return self.sampler.max_positions
 
     @classmethod
     def able_backends(cls, arguments: dict[str, Any]) -> frozenset[str]:
@@ -204,6 +204,6 @@ class PositionEncoding(PositionModule):
         """The bias of every layer: one shared object, or one per layer where parameters are."""
         return [None] * num_layers
 
-    def layer(self, layer_idx: int) -> ContextUpdate | None:
+    def layer(self, layer_idx: int) -> StateUpdate | None:
         """A new update for this layer; None where the state stays as it is (g = identity)."""
         return None

@@ -44,7 +44,7 @@ def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
         return 1.0 / config.rope_parameters["rope_theta"] ** exponent, 1.0
 
 
-def turn(x: Tensor, e: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
     """Pairs (x_f, x_{f+F}) of the last axis times e_f = (cosine, sine), (.., 2, F), as complex
     numbers."""
     if x.requires_grad and not is_compiling():
@@ -54,8 +54,10 @@ def turn(x: Tensor, e: Tensor) -> Tensor:
 
 
 class _Turn(torch.autograd.Function):
-    """`turn` for training: half of the passes over memory that its formula takes there. Products
-    are added without rounding in between, so that its last bit may be another."""
+    """`apply_rotary` for training, in half as many passes over memory as its formula takes.
+
+    Fused multiply-adds may change the last bit of a result.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, e: Tensor) -> Tensor:
@@ -157,7 +159,7 @@ class RoPE(PositionEncoding):
 
     def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         e = e.to(q_BHTD.dtype)
-        return turn(q_BHTD, self.per_query_head(e)), turn(k_BKTD, e)
+        return apply_rotary(q_BHTD, self.per_query_head(e)), apply_rotary(k_BKTD, e)
 
     def per_query_head(self, e: Tensor) -> Tensor:
         """The state of key/value heads, repeated for the query heads of its group."""
@@ -243,7 +245,7 @@ class XPos(RoPE):
         dtype = torch.get_autocast_dtype(device) if autocast else x_BTC.dtype
         # Reading positions would wait for a GPU: there they lie below the number of slots, or in
         # the range that they are drawn from.
-        last = (self.sampler.longest or positions.key.shape[-1]) - 1
+        last = (self.sampler.max_positions or positions.key.shape[-1]) - 1
         if device == "cpu":
             last = int(positions.query.max())
         nats = math.log(torch.finfo(dtype).max / self.HEADROOM)
@@ -267,7 +269,7 @@ class XPos(RoPE):
     def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         turned, scale = e.split((2, 1), dim=-2)
         grown, shrunk = ((turned * s).to(q_BHTD.dtype) for s in (scale, 1 / scale))
-        return turn(q_BHTD, grown), turn(k_BKTD, shrunk)
+        return apply_rotary(q_BHTD, grown), apply_rotary(k_BKTD, shrunk)
 
 
 class RandPE(RoPE):

@@ -25,7 +25,7 @@ class IndexSampler:
 
     arguments: ClassVar[tuple[str, ...]] = ()
     consecutive: ClassVar[bool] = True  # neighbouring tokens lie one apart
-    longest: int | None = None  # the most tokens that there are coordinates for
+    max_positions: int | None = None  # the most tokens that there are coordinates for
     draw: tuple[int, ...] | None = None  # what the coordinates of an evaluation depend on
 
     @classmethod
@@ -81,7 +81,7 @@ class SubsetSampler(IndexSampler):
 
     def __init__(self, length: int, eval_length: int, seed: int = 0):
         self.length, self.eval_length, self.seed = length, eval_length, seed
-        self.longest = length
+        self.max_positions = length
 
     @property
     def draw(self) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import ContextUpdate, PositionModule
+from tape.positions.base import PositionModule, StateUpdate
 from tape.positions.rotary import RoPE, YaRN
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ ORDERS = {
 }
 
 
-class TapeUpdate(ContextUpdate):
+class TapeUpdate(StateUpdate):
     """g of one layer. The state is laid out as (B T, M, N), or (2, B T, M, N) for two sets of maps:
     M is the axis that they mix, N what they leave alone:
 
@@ -188,7 +188,7 @@ class Tape(RoPE):
             )
         return super().configure(config, arguments | {"width": width})
 
-    def layer(self, layer_idx: int) -> ContextUpdate | None:
+    def layer(self, layer_idx: int) -> StateUpdate | None:
         """None in the last layer: nobody reads its result, its parameters would get no gradient.
         With recurrences the first layer reads it, in all but the last of them."""
         last = layer_idx == self.config.num_hidden_layers - 1 and self.config.num_recurrences == 1

@@ -29,7 +29,7 @@ def perplexities(
     """Perplexity at 1x, 2x and 4x the training length on the same tokens, as far as the text and
     the encoding's range go."""
     stride = length // 2
-    longest = model.model.position.longest or len(stream)
+    longest = model.model.position.max_positions or len(stream)
     lengths = [n * length for n in (1, 2, 4) if n * length <= min(longest, len(stream))]
     if not lengths:
         raise ValueError(
@@ -46,7 +46,7 @@ def continuation(
     """A third of 144 tokens from the validation text, the rest added by the model; fewer if the
     encoding has fewer positions."""
     set_seed(seed)
-    total = min(144, model.model.position.longest or 144)
+    total = min(144, model.model.position.max_positions or 144)
     ids = torch.from_numpy(stream.tokens[: total // 3].astype("int64"))[None].to(model.device)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     with torch.no_grad(), model.evaluation_length(total):

@@ -15,7 +15,7 @@ from tape import origin
 from tape.adapters import Method, adapt, describe
 from tape.data import StreamedBlocks
 from tape.evaluation.checkpoint import check_length, load_model, restore
-from tape.frozen import check_frozen, hold
+from tape.frozen import cast_frozen, check_frozen
 from tape.training.arguments import check_fields, check_training, sequences_per_step
 from tape.training.build import (
     adapt_model,
@@ -26,7 +26,7 @@ from tape.training.build import (
     new_config,
 )
 from tape.training.guard import Stopped
-from tape.training.runs import claim, last_complete, locked, step_of
+from tape.training.runs import last_complete, locked, register_run, step_of
 from tape.training.streaming import ContinuedStream, follow_stream
 from tape.training.trainer import LanguageModelTrainer
 
@@ -103,7 +103,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         )
         if method:
             model = adapt(model, method, base, recorded["base_weights"])
-            hold(model, settings["frozen"])
+            cast_frozen(model, settings["frozen"])
             log.info(describe(model))
         if finished:
             restore(model, checkpoint)
@@ -155,7 +155,7 @@ def begin(
                 f"{checkpoint} is beyond trainer.max_steps={arguments.max_steps}; raise it, or "
                 f"give the shorter run another name=..."
             )
-        settings = claim(folder, settings)
+        settings = register_run(folder, settings)
         origin.record(folder)
     checkpoint = broadcast_object_list([checkpoint])[0]
     finished = checkpoint is not None and step_of(checkpoint) == arguments.max_steps

@@ -43,7 +43,7 @@ NO_INFLUENCE = (
 MAY_CHANGE = (*NO_INFLUENCE, r"trainer\.max_steps", EARLIER)
 
 
-def claim(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
+def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
     """Make `folder` the place of the run with this configuration, or find that it is already.
 
     Returns:
@@ -81,8 +81,10 @@ def claim(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any]:
-    """What `claim` recorded, flat: `trainer.max_steps` and so on. As TRAINED, what the weights in
-    the folder were trained with: a run that goes on is ahead of them.
+    """Returns what `register_run` recorded, flat: `trainer.max_steps` and so on.
+
+    With the name TRAINED, returns what the weights in the folder were trained with: a run that
+    continues is ahead of them.
 
     Raises:
         ValueError: if there is no such file, or it is damaged.
@@ -173,7 +175,7 @@ def unfinished(folder: Path) -> Path:
     return folder / ".saving"
 
 
-def seal(work: Path, checkpoint: Path) -> None:
+def finalize_checkpoint(work: Path, checkpoint: Path) -> None:
     """Record the hashes of all files in `work` and give the folder its name."""
     files = sorted(path for path in work.rglob("*") if path.is_file())
     hashes = {str(path.relative_to(work)): _sha256(path, flush=True) for path in files}
@@ -183,7 +185,7 @@ def seal(work: Path, checkpoint: Path) -> None:
     work.rename(checkpoint)
 
 
-def damage(checkpoint: Path) -> str | None:
+def verify_checkpoint(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint; None if every file is as it was written."""
     try:
         hashes = read_object(checkpoint / HASHES)
@@ -210,7 +212,7 @@ def _sha256(path: Path, flush: bool = False) -> str:
 def last_complete(folder: Path) -> Path | None:
     """The newest checkpoint that is whole; those that are not are named in the log."""
     for checkpoint in reversed(checkpoints(folder)):
-        found = damage(checkpoint)
+        found = verify_checkpoint(checkpoint)
         if found is None:
             return checkpoint
         log.warning("%s is left out: %s", checkpoint, found)

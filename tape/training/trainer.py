@@ -28,7 +28,13 @@ from tape.files import write_text
 from tape.loss import IGNORED
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
 from tape.training.progress import Console, MetricsFile, read_metrics
-from tape.training.runs import TRAINED, clear_unfinished, remove_old, seal, unfinished
+from tape.training.runs import (
+    TRAINED,
+    clear_unfinished,
+    finalize_checkpoint,
+    remove_old,
+    unfinished,
+)
 
 
 class LanguageModelTrainer(Trainer):
@@ -161,7 +167,7 @@ class LanguageModelTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()  # each process writes a part
             if self.is_world_process_zero():
-                seal(work, target)
+                finalize_checkpoint(work, target)
         if self.is_world_process_zero():
             unfinished(folder).rmdir()
             remove_old(target, self.args.save_total_limit)
