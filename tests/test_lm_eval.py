@@ -131,7 +131,7 @@ def test_answers_that_were_given_are_not_asked_again(tasks, tmp_path, monkeypatc
     monkeypatch.setattr(TapeForCausalLM, "forward", forward)
     assert ask(folder, tasks, "sums,spoken") == first
     assert zero_shot.read([folder / "zero_shot.csv"]) == first
-    with pytest.raises(AssertionError, match="again"):
+    with pytest.raises(ValueError, match="AssertionError: the model was asked again"):
         ask(folder, tasks, "sums", "--dtype", "bfloat16")
 
 

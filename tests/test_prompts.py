@@ -214,7 +214,7 @@ def test_settings_in_a_file(tmp_path):
     path = tmp_path / "needles.json"
     save(Needles(2, 3), path)
     assert load(Needles, path) == Needles(2, 3)
-    for text in ("{", "[]", "3"):
+    for text, message in {"{": "is damaged", "[]": "a JSON object", "3": "a JSON object"}.items():
         path.write_text(text)
-        with pytest.raises(ValueError, match="does not hold settings of Needles"):
+        with pytest.raises(ValueError, match=rf"needles\.json:? .*{message}"):
             load(Needles, path)
