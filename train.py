@@ -8,6 +8,7 @@ python train.py -m position=tape,rope,alibi seed=0,1,2
 import atexit
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,6 +42,8 @@ def instantiate(settings: dict[str, Any]) -> Any:
     except InstantiationException as error:
         if error.__cause__ is None:
             raise ValueError(f"_target_={settings.get('_target_')}: {error}") from error
+        if unknown := re.search(r"unexpected keyword argument ('\w+')", str(error.__cause__)):
+            raise ValueError(f"{settings['_target_']} takes no argument {unknown[1]}") from error
         raise error.__cause__ from None
 
 

@@ -44,11 +44,13 @@ class Grid:
         Raises:
             ValueError: if they are not those of every pair of lengths.
         """
-        size = evaluated["max_length"]
-        if {(n, m) for n, m, *_ in cells} != {*product(range(1, size + 1), repeat=2)}:
+        size, found = evaluated["max_length"], {(n, m) for n, m, *_ in cells}
+        if len(found) != size**2 or found != {*product(range(1, size + 1), repeat=2)}:
             raise ValueError(f"these are not the pairs of all lengths up to {size}: evaluate again")
         counts = np.zeros((2, size, size), dtype=np.int64)
         for n, m, *count in cells:
+            if not all(type(number) is int for number in count):
+                raise ValueError(f"the cell of {n} x {m} digits holds {count}: evaluate again")
             counts[:, n - 1, m - 1] += count
         correct, total = counts
         if not ((correct >= 0) & (correct <= total) & (total > 0)).all():

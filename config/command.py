@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -42,6 +44,7 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise, and do not print
     try:
+        check_added(sys.argv[1:], name, folder)
         main()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         refuse(unknown(sys.argv[1:], name, folder) or error)
@@ -53,12 +56,33 @@ def refuse(error: object) -> NoReturn:
     sys.exit(f"error: {'; '.join(line.strip() for line in lines if line)}")
 
 
-def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
-    """What is wrong with the first override that names no setting or no file of a group, if any."""
+def parsed(words: list[str]) -> list[Override]:
+    """The overrides among the words of a command line."""
     parser, overrides = OverridesParser.create(), []
     for word in words:
         with suppress(HydraException):  # a flag, or what Hydra itself complains about
             overrides.append(parser.parse_override(word))
+    return overrides
+
+
+def check_added(words: list[str], name: str, folder: Path) -> None:
+    """Raises a ValueError for a setting that is added (+) outside the groups of settings, where
+    nothing would read it."""
+    known = {*_names(OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml")))}
+    groups = {path.name for path in folder.iterdir() if path.is_dir()} | {"hydra"}
+    for override in parsed(words):
+        setting = override.key_or_group
+        added = override.is_add() or override.is_force_add()
+        if added and setting not in known and re.split(r"[./]", setting)[0] not in groups:
+            raise ValueError(
+                f"{override.input_line}: there is no such setting{hint(setting, known)} "
+                f"--help lists all"
+            )
+
+
+def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
+    """What is wrong with the first override that names no setting or no file of a group, if any."""
+    overrides = parsed(words)
     defaults = OmegaConf.load(folder / f"{name}.yaml").get("defaults", [])
     needed = {group for each in defaults if each != "_self_" for group in each if each[group]}
     groups = {}

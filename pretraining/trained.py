@@ -69,6 +69,6 @@ def _curve(rows: list[dict[str, float]], column: str) -> Curve:
 
 def _column(rows: list[dict[str, float]], column: str) -> list[float]:
     found = [float(row[column]) for row in rows]
-    if not all(map(math.isfinite, found)):
-        raise ValueError(f"{column} is not finite")
+    if not all(0 <= value < math.inf for value in found):
+        raise ValueError(f"{column} must be finite and not negative")
     return found

@@ -4,6 +4,7 @@ traceback, and nothing left behind."""
 import gzip
 import io
 import json
+import math
 import os
 import pickle
 import re
@@ -24,6 +25,8 @@ from pyarrow import parquet
 from scrolls_data import write_task
 from test_scrolls import byte_tokenizer
 
+from arithmetic.tokenizer import character_tokenizer
+from tape import TapeForCausalLM
 from tape.training.runs import HASHES, finalize_checkpoint
 
 # --- settings of a run
@@ -154,6 +157,9 @@ SETTINGS = [
     ("model=null", r"unknown model 'null'\. Known: arithmetic"),
     ("trainer=null", r"unknown trainer 'null'\. Known: base"),
     ("~position", r"position=null: choose one of adape"),
+    ("+foo=3", r"\+foo=3: there is no such setting"),
+    ("+report.foo=3", r"\+report\.foo=3: there is no such setting; did you mean 'report"),
+    ("+data.foo=3", r"TextCorpus takes no argument 'foo'"),
     ("lenght=3", r"lenght=3: there is no such setting; did you mean 'length'\?"),
     ("trainer.lerning_rate=1", r"there is no such setting; did you mean 'trainer\.learning_rate'"),
     ("model.hidden=3", r"model\.hidden=3: there is no such setting; did you mean 'model\.hidden_"),
@@ -709,6 +715,10 @@ GRID_OF_1 = {
         }
     ),
 }
+BIG = GRID_OF_1["summary.json"].replace('"max_length": 1', '"max_length": 1000000000')
+UNHASHED = GRID_OF_1["summary.json"].replace("0" * 64, "")
+PERPLEXITIES = "model,model_hash,data,data_hash,convention,length,stride,batch_size,dtype"
+PERPLEXITIES += ",tokens,nll,perplexity"
 # Folders of `made`, each a good model but for one file: its name, what it holds, the folder's name.
 DAMAGED = {
     "config.json": {
@@ -726,8 +736,17 @@ DAMAGED = {
     "metrics.jsonl": {"nested": NESTED, "number": "5\n", "text": '{"step": "a", "loss": 3}\n'},
     "perplexity.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\x00\udcff"},
     "zero_shot.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\x00\udcff"},
+    "compare/perplexity.csv": {
+        "untrue": f"{PERPLEXITIES}\nm,{'0' * 16},d,d,sliding,64,32,,float32,9,6.1,1.5\n",
+    },
     "grid/grid.csv": {"empty": "", "text": "n,m,correct,total\n1,1,a,2\n", "binary": "\udcff"},
-    "grid/summary.json": {"nested": NESTED, "number": "5", "key": '{"evaluated": {}}'},
+    "grid/summary.json": {
+        "nested": NESTED,
+        "number": "5",
+        "key": '{"evaluated": {}}',
+        "size": BIG,
+        "hash": UNHASHED,
+    },
     "passkey/passkey.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\udcff"},
 }
 
@@ -760,6 +779,13 @@ def made(given, tmp_path_factory):
             shutil.copytree(without, folder / f"{kind}_{file}")
         (folder / f"folder_{file}" / file).mkdir()
         (folder / f"loop_{file}" / file).symlink_to(file)
+    broken = TapeForCausalLM.from_pretrained(model)
+    torch.nn.init.constant_(broken.model.embed_tokens.weight, math.nan)
+    broken.save_pretrained(shutil.copytree(model, folder / "nan"))
+    characters = character_tokenizer()
+    small = make_model("tape", vocab_size=len(characters), max_position_embeddings=64)
+    small.save_pretrained(folder / "characters")
+    characters.save_pretrained(folder / "characters")
     return folder
 
 
@@ -799,6 +825,27 @@ EVALUATIONS = [
     ("-m tape.export --out o {made}/model_text", r"model\.safetensors is damaged"),
     ("-m tape.export --out o {made}/loop", r"loop is not a folder"),
     (f"{KEYS}prompts --base_model {{made}}/loop", r"loop has no model\.safetensors"),
+    *(
+        (f"{command} {{made}}/nan", r"made\d+/nan: some weights are not finite, such as model\.")
+        for command in (
+            PERPLEXITY,
+            STABILITY,
+            f"{KEYS}prompts --base_model",
+            "-m tape.export --out o",
+            "-m tape.analysis.faults --out o --model",
+            "-m tape.analysis.visualize --out o --model",
+        )
+    ),
+    (f"{GRID}digits model={{made}}/nan", r"made\d+/nan: some weights are not finite"),
+    # A tokenizer of characters, and other text
+    *(
+        (f"{command} {{made}}/characters", r"the tokenizer has no token for a part of the text \(W")
+        for command in (
+            "-m tape.evaluation.perplexity --data local --lengths 64 --out o.csv --model",
+            STABILITY,
+            "-m tape.analysis.visualize --text words --out o --model",
+        )
+    ),
     # Flags
     *(
         (f"{MEASURED} --lengths {value}", rf"--lengths: '{value}' must be an integer >= 2")
@@ -846,6 +893,8 @@ EVALUATIONS = [
     (f"{GRID}digits samples=null", r"samples=None must be an integer >= 1"),
     (f"{GRID}digits seed=-1", r"seed=-1 must be an integer >= 0"),
     (f"{GRID}digits processes=a", r"processes='a' must be an integer >= 1"),
+    (f"{GRID}digits +foo=3", r"\+foo=3: there is no such setting"),
+    (f"{GENERATED}rows +foo=3", r"\+foo=3: there is no such setting"),
     (f"{GRID}digits debug=maybe", r"debug='maybe' must be true or false"),
     (f"{PASSKEYS} --name ../../x", rf"--name='\.\./\.\./x': {NO_NAME}"),
     (f"{PASSKEYS} --name ''", rf"--name='': {NO_NAME}"),
@@ -875,6 +924,19 @@ EVALUATIONS = [
     *(
         (f"-m arithmetic.heatmap {{made}}/summary_{damage} --out o", r"grid/summary\.json")
         for damage in ("nested", "number", "key")
+    ),
+    (
+        "-m pretraining.compare {made}/perplexity_untrue --out o",
+        r"line 2: perplexity=1\.5 is not e",
+    ),
+    ("-m extension.compare --name compare {made}/perplexity_untrue --out o", r"is not exp\(nll\)"),
+    (
+        "-m arithmetic.compare {made}/summary_hash --out o",
+        r"evaluated with other weights",
+    ),
+    (
+        "-m arithmetic.heatmap {made}/summary_size --out o",
+        r"not the pairs of all lengths up to 10+",
     ),
     *(
         (f"-m retrieval.{command} {{made}}/passkey_{damage} --out o", rf"passkey_{damage}/passkey/")

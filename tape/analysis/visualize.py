@@ -37,6 +37,7 @@ from tape.analysis.texts import (
     with_refused,
 )
 from tape.command import Parser, integer
+from tape.data.blocks import writable
 from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
@@ -255,7 +256,8 @@ def look(arguments: argparse.Namespace, folder: Path) -> list[Inside]:
     """Inside a model, for each text."""
     model, tokenizer = load(folder)
     if arguments.text is not None:
-        texts = [torch.tensor(tokenizer(arguments.text)["input_ids"])]
+        with writable():
+            texts = [torch.tensor(tokenizer(arguments.text)["input_ids"])]
     else:
         _, texts = windows(arguments, folder, model, arguments.length)
     if len(texts[0]) < 8:

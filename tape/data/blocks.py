@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -135,14 +136,29 @@ def batches(documents: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
+@contextmanager
+def writable() -> Iterator[None]:
+    """Turns the error of a tokenizer that has no token for a part of a text into a ValueError."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:  # the library raises the bare class
+            raise
+        raise ValueError(
+            f"the tokenizer has no token for a part of the text ({error}): take a model that was "
+            f"trained on such text"
+        ) from error
+
+
 def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.ndarray]:
     """The tokens of each text, without special ones: what looks like one in a text is text."""
     found = []
     for group in _by_size(texts):
         # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
-        encoded = tokenizer(
-            group, add_special_tokens=False, split_special_tokens=True, verbose=False
-        )
+        with writable():
+            encoded = tokenizer(
+                group, add_special_tokens=False, split_special_tokens=True, verbose=False
+            )
         found += [np.array(ids, dtype=token_dtype(tokenizer)) for ids in encoded["input_ids"]]
     return found
 

@@ -80,7 +80,7 @@ def load_model(
 
     Raises:
         ValueError: if the folder holds no trained model, not all of one, or more; for an adapter
-            without its base.
+            without its base; for weights that are not finite.
     """
     adapted = weight_files(folder)[0].name == ADAPTER
     config = read_config(folder)
@@ -101,7 +101,15 @@ def load_model(
             f"{folder}: {len(left)} weights belong to no part of the model in {CONFIG}, such as "
             f"{left[0]}"
         )
+    check_finite(folder, model)
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_finite(source: str | Path, model: TapeForCausalLM) -> None:
+    """Raises a ValueError if a weight of the model, which comes from `source`, is not finite."""
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and not weight.is_meta and not weight.isfinite().all():
+            raise ValueError(f"{source}: some weights are not finite, such as {name}")
 
 
 def with_weights(

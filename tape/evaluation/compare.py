@@ -16,6 +16,8 @@ from typing import Any, Generic, TypeVar
 from tape.adapters import ADAPTER
 from tape.evaluation.checkpoint import WEIGHTS, fingerprint
 from tape.evaluation.intervals import student
+from tape.files import reading
+from tape.names import check_name
 from tape.training.runs import TRAINED, differences, influential, read_configuration
 
 DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"  # from other settings
@@ -34,6 +36,8 @@ def settings_of(folder: Path) -> tuple[int, dict[str, Any]]:
     kinds = {"seed": int, "trainer.seed": int, "position.name": str, "length": int}
     if wrong := [key for key in kinds if not isinstance(settings.get(key), kinds[key])]:
         raise ValueError(f"{folder / TRAINED} has no {', '.join(wrong)}: train again")
+    with reading(folder / TRAINED):
+        check_name("position.name", settings["position.name"])
     seed = settings.pop("seed")
     if settings["trainer.seed"] == seed:
         del settings["trainer.seed"]
@@ -65,7 +69,8 @@ def check_weights(folder: Path, name: str, evaluated: dict[str, Any]) -> None:
     """Raise a ValueError if what is in the folder `name` of a run was evaluated with other weights
     than those of the run. Results that were put aside have no weights with them."""
     here = any((folder / weights).is_file() for weights in (WEIGHTS, ADAPTER))
-    if here and not fingerprint(folder).startswith(evaluated["model"]):  # tables have it cut short
+    recorded = evaluated["model"]  # tables have it cut short
+    if here and (len(recorded) < 16 or not fingerprint(folder).startswith(recorded)):
         raise ValueError(
             f"{folder / name} was evaluated with other weights than those in {folder}: remove it "
             f"and evaluate again"

@@ -76,6 +76,9 @@ def read_curves(path: Path) -> tuple[list[Row], list[Row]]:
         ValueError: if one of them is another table, or damaged.
     """
     rows = read_table(path, COLUMNS, ("length", "tokens"), ("nll", "perplexity"))
+    for n, row in enumerate(rows, start=2):
+        if not math.isclose(float(row["perplexity"]), math.exp(float(row["nll"])), rel_tol=1e-6):
+            raise ValueError(f"{path}, line {n}: perplexity={row['perplexity']} is not exp(nll)")
     beside = position_table(path)
     bins = read_table(beside, POSITION_COLUMNS, ("length", "first", "last", "tokens"), ("nll",))
     for n, row in enumerate(bins, start=2):

@@ -17,7 +17,7 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 
 from tape.adapters import ADAPTER
 from tape.configuration import TapeConfig
-from tape.evaluation.checkpoint import fingerprint, with_weights
+from tape.evaluation.checkpoint import check_finite, fingerprint, with_weights
 from tape.frozen import loading
 from tape.modeling import TapeForCausalLM
 from tape.names import check_arguments
@@ -154,6 +154,7 @@ def adapt_model(
         model, left = with_weights(base, config, new_encoding=changed, **loading(frozen))
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"base_model={base} cannot be taken: {error}") from error
+    check_finite(f"base_model={base}", model)
     if left := [key for key in left if "inv_freq" not in key]:
         log.info("weights of %s that are not taken: %s", base, ", ".join(left))
     log.info(
