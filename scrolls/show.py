@@ -12,13 +12,14 @@ import textwrap
 from pathlib import Path
 
 from scrolls.answers import Asked, Reading, harmless, read, read_folder
-from scrolls.page import page
 from scrolls.scoring import Golds
 from scrolls.tasks import SPLITS, TASKS
 from tape.command import Parser
 from tape.files import write_text
+from tape.report.html import page
 
 WIDTH = 100
+TEMPLATE = Path(__file__).with_name("templates") / "answers.html"
 
 
 def text(reading: Reading) -> str:
@@ -87,7 +88,8 @@ def main() -> None:
         limit = None if arguments.ids else arguments.limit
         reading = read(reference, predictions, arguments.ids, arguments.sort, limit)
         if arguments.out is not None:
-            write_text(arguments.out, page(reading))
+            given = {"reading": reading, "harmless": harmless}
+            write_text(arguments.out, page(TEMPLATE, harmless(reading.title), **given))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know all characters

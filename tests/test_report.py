@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import shlex
 import shutil
@@ -10,7 +11,6 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-import browser
 import numpy as np
 import pytest
 
@@ -21,10 +21,10 @@ from scrolls.table import Row, markdown, paper_rows, table
 from tape import origin
 from tape.analysis import stability
 from tape.evaluation import curves, zero_shot
+from tape.report import html
 from tape.report.__main__ import main
-from tape.report.blocks import Code, Heading, Paragraph, Table, from_markdown
-from tape.report.html import Album, render
-from tape.report.page import SCRIPT
+from tape.report.blocks import Markdown, Paragraph
+from tape.report.html import SCRIPT, Album
 from tape.training.report import publish
 
 ROOT = Path(__file__).parent.parent
@@ -237,7 +237,9 @@ def test_nothing_that_was_read_becomes_a_part_of_the_page(results, report):
     assert "</pre><img src=x onerror=alert(2)>" in page.text
     assert "</td></table><script>x</script>" in page.text
     assert "said: <b>&amp; more</b>" in page.text
-    assert render([Paragraph("a\x00\x1b[2J\udcff\u202eb")], Album()) == "<p>a��[2J��b</p>\n"
+    control = Paragraph("a\x00\x1b[2J\udcff\u202eb")
+    given = {"about": [], "overview": [control], "sections": []}
+    assert "<p>a��[2J��b</p>\n" in html.page(html.TEMPLATES / "page.html", "t", **given)
 
 
 def test_what_is_broken_or_unfinished_is_listed(results, report, tmp_path):
@@ -362,17 +364,18 @@ def test_pictures_are_as_they_are_or_left_out(tmp_path):
         album.data(tmp_path / "whole.png")
 
 
-def test_tables_of_markdown():
-    table = "| a | b\\|c |\n|---|:-:|\n| 1 |  |"
-    text = f"# Title\n\nsome\nwords\n\n{table}\n\n* one\n* two\n\n    x = 1\n\n      y\n"
-    assert from_markdown(text) == [
-        Heading("Title"),
-        Paragraph("some words"),
-        Table(["a", "b|c"], [["1", ""]]),
-        Paragraph("* one"),
-        Paragraph("* two"),
-        Code("x = 1\n\n  y"),
-    ]
+def test_texts_with_tables(tmp_path):
+    """Within a line, text is text: no emphasis, link, entity or tag."""
+    table = "| a | b\\|c |\n|---|:-:|\n| 1,000 |  |\n| x | [y](z) `*&amp;* |"
+    text = f"# Title\n\nsome\nwords\n\n{table}\n\n    <b>x</b>\n\n      y\n\n* one\n* two\n"
+    given = {"about": [], "overview": [Markdown(text)], "sections": []}
+    path = tmp_path / "page.html"
+    path.write_text(shown := html.page(html.TEMPLATES / "page.html", "t", **given))
+    page = Page(path)
+    assert page.tables == [[["a", "b|c"], ["1,000", ""], ["x", "[y](z) `*&amp;*"]]]
+    assert '<td class="number">1,000</td>' in shown and "<b>" not in shown
+    assert "<b>x</b>\n\n  y\n" in page.text and "<li>one</li>" in shown
+    assert Markdown(text).has_table and not Markdown("a | b").has_table
 
 
 def test_what_cannot_be_reported_is_refused(results, tmp_path, capsys):
@@ -412,61 +415,72 @@ def test_a_report_among_the_results_is_not_read(results, tmp_path):
     assert page.rows("experiment", "found")[0][1] == "runs: 1"
 
 
+CHROMIUM = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+
+
 @pytest.fixture
 def opened(tmp_path):
-    if browser.executable() is None:
-        names = ", ".join(browser.NAMES)
-        pytest.skip(f"no browser is installed ({names}); $CHROMIUM may be the path of one")
-    page = browser.Browser(tmp_path / "profile")
-    yield page
-    page.close()
+    """Opens the report in the system's browser; notes what the page says and asks for."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if program is None:
+        pytest.skip(f"no browser is installed ({', '.join(CHROMIUM)}); $CHROMIUM may name one")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        said = []
+
+        def opened(width, scheme="light"):
+            view = {"width": width, "height": 900}
+            page = browser.new_page(viewport=view, color_scheme=scheme, is_mobile=width < 600)
+            page.on("console", lambda message: said.append(message.text))
+            page.on("pageerror", lambda error: said.append(str(error)))
+            page.on("request", lambda request: said.append(request.url))
+            page.goto((tmp_path / "report" / "index.html").as_uri())
+            return page
+
+        yield opened
+        browser.close()
+    assert [url for url in said if not url.startswith(("file:", "data:"))] == []
 
 
-def test_in_a_browser(results, report, opened, tmp_path):
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
+
+
+def test_in_a_browser(results, report, opened):
     report(results)
-    file = tmp_path / "report" / "index.html"
     colours = {}
     for width, scheme in ((1280, "light"), (390, "dark"), (390, "light")):
-        opened.open(file, width, scheme=scheme)
-        assert opened.said() == [] and opened.requested() == []
-        opened.run("for (const each of document.querySelectorAll('details')) each.open = true")
-        assert opened.run("document.images.length") == 6
-        assert opened.run("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
-        assert opened.run("document.documentElement.scrollWidth") <= width
-        overflowing = (
-            "[...document.querySelectorAll('.wide')].some(e => e.scrollWidth > innerWidth)"
-        )
-        assert opened.run(overflowing) == (width == 390)
-        colours[scheme] = opened.run("getComputedStyle(document.body).backgroundColor")
+        page = opened(width, scheme)
+        page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+        assert page.evaluate("document.images.length") == 6
+        assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        wide = "[...document.querySelectorAll('.wide')].some(e => e.scrollWidth > innerWidth)"
+        assert page.evaluate(wide) == (width == 390)
+        colours[scheme] = page.evaluate(BACKGROUND)
     assert colours["light"] != colours["dark"]
-    opened.click("#theme")
-    assert opened.run("getComputedStyle(document.body).backgroundColor") == colours["dark"]
+    page.click("#theme")
+    assert page.evaluate(BACKGROUND) == colours["dark"]
 
 
-def test_titles_sort_in_a_browser(results, report, opened, tmp_path):
+def test_titles_sort_in_a_browser(results, report, opened):
     report(results)
-    opened.open(tmp_path / "report" / "index.html", 1280)
-    column = """[...document.querySelectorAll('#arithmetic table')].find(t =>
-        t.textContent.includes('beyond them')).tBodies[0].rows"""
-    titles = "#arithmetic table th:nth-child(4) button"
+    page = opened(1280)
+    table = page.locator("#arithmetic table").filter(has_text="beyond them").first
+    title = table.locator("th").nth(3)
 
     def values():
-        return opened.run(f"[...{column}].map(row => row.cells[3].textContent)")
+        cells = table.locator("td:nth-child(4)").all_inner_texts()
+        return [float(re.match(r"[\d.]+", cell)[0]) for cell in cells]
 
     before = values()
-    numbers = [float(re.match(r"[\d.]+", text).group()) for text in before]
-    assert len(set(numbers)) > 2
-    opened.click(titles)
-    ascending = [float(re.match(r"[\d.]+", text).group()) for text in values()]
-    assert ascending == sorted(numbers)
-    opened.click(titles)
-    descending = [float(re.match(r"[\d.]+", text).group()) for text in values()]
-    assert descending == sorted(numbers, reverse=True)
-    sort = "document.querySelector('#arithmetic th:nth-child(4)').getAttribute('aria-sort')"
-    assert opened.run(sort) == "descending"
-    runs = """[...document.querySelector('#pretraining > .wide table').tBodies[0].rows]
-        .map(row => row.cells[0].textContent)"""
-    opened.click("#pretraining > .wide th:first-child button")
-    names = [Path(name).name for name in opened.run(runs)]
+    assert len(set(before)) > 2
+    title.locator("button").click()
+    assert values() == sorted(before)
+    title.locator("button").click()
+    assert values() == sorted(before, reverse=True)
+    assert title.get_attribute("aria-sort") == "descending"
+    page.click("#pretraining > .wide th:first-child button")
+    runs = page.locator("#pretraining > .wide td:first-child").all_inner_texts()
+    names = [Path(name).name for name in runs]
     assert names.index("run_9") < names.index("run_10")
-    assert opened.said() == []

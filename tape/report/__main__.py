@@ -15,7 +15,8 @@ from tape.origin import commit, machine
 from tape.report.experiment import gather
 from tape.report.experiments import experiments
 from tape.report.finding import Fault, walk
-from tape.report.page import GENERATOR, page
+from tape.report.html import GENERATOR
+from tape.report.page import page
 
 INDEX = "index.html"
 

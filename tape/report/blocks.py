@@ -1,16 +1,29 @@
-"""What a section of the page is made of, and tables of markdown as such blocks."""
+"""The blocks that a section of the page is made of."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
+
+# Tables, headings, lists and indented code; within a line, text is text and nothing else.
+PARSER = MarkdownIt("zero").enable(["table", "heading", "list", "code"])
+PARSER.renderer.rules |= {
+    "text": lambda tokens, n, options, env: escapeHtml(tokens[n].content).replace("/", "/<wbr>"),
+    "table_open": lambda *_: '<div class="wide" tabindex="0">\n<table>\n',
+    "table_close": lambda *_: "</table>\n</div>\n",
+    "th_open": lambda *_: '<th scope="col"><button type="button">',
+    "th_close": lambda *_: "</button></th>\n",
+}
 
 
 @dataclass(frozen=True)
 class Paragraph:
+    kind: ClassVar = "paragraph"
     text: str
 
 
@@ -18,11 +31,25 @@ class Paragraph:
 class Code:
     """Text as it is, in letters of one width."""
 
+    kind: ClassVar = "code"
     text: str
 
 
 @dataclass(frozen=True)
+class Markdown:
+    """A text of the project with tables."""
+
+    kind: ClassVar = "markdown"
+    text: str
+
+    @property
+    def has_table(self) -> bool:
+        return any(token.type == "table_open" for token in PARSER.parse(self.text))
+
+
+@dataclass(frozen=True)
 class Heading:
+    kind: ClassVar = "heading"
     text: str
 
 
@@ -36,6 +63,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Table:
+    kind: ClassVar = "table"
     head: Sequence[str]
     rows: Sequence[Sequence[str | Link]]
     caption: str = ""
@@ -45,6 +73,7 @@ class Table:
 class Pictures:
     """Files side by side, each with its name below."""
 
+    kind: ClassVar = "pictures"
     paths: Sequence[Path]
 
 
@@ -52,11 +81,12 @@ class Pictures:
 class Details:
     """What is shown when its title is clicked."""
 
+    kind: ClassVar = "details"
     title: str
     blocks: Sequence[Block] = field(default_factory=tuple)
 
 
-Block = Paragraph | Code | Heading | Table | Pictures | Details
+Block = Paragraph | Code | Markdown | Heading | Table | Pictures | Details
 
 
 def number(value: Any) -> str:
@@ -73,29 +103,3 @@ def records(rows: Iterable[dict[str, str]], caption: str = "") -> Table:
     rows = list(rows)
     head = list(dict.fromkeys(key for row in rows for key in row))
     return Table(head, [[row.get(key, "") for key in head] for row in rows], caption)
-
-
-def from_markdown(text: str) -> list[Block]:
-    """The tables, headings, paragraphs, lists and indented lines of a text of the project."""
-    blocks: list[Block] = []
-    for part in re.split(r"\n\s*\n", text.strip("\n")):
-        lines = part.splitlines()
-        if part.startswith("    "):
-            before = blocks.pop().text + "\n\n" if blocks and isinstance(blocks[-1], Code) else ""
-            blocks.append(Code(before + "\n".join(line[4:] for line in lines)))
-        elif len(lines) > 1 and part.startswith("|") and set(lines[1]) <= set("|-: "):
-            head, _, *rows = (cells(line) for line in lines)
-            blocks.append(Table(head, rows))
-        elif part.startswith("* "):
-            blocks += [Paragraph(line) for line in lines]
-        elif part.startswith("#"):
-            blocks.append(Heading(part.lstrip("# ")))
-        elif part.strip():
-            blocks.append(Paragraph(" ".join(lines)))
-    return blocks
-
-
-def cells(line: str) -> list[str]:
-    """Of a line | of | a | table |, in which \\| is no border."""
-    inside = line.strip().removeprefix("|").removesuffix("|")
-    return [part.strip().replace("\\|", "|") for part in re.split(r"(?<!\\)\|", inside)]

@@ -1,34 +1,31 @@
-"""Blocks as html. Whatever was read from a file is escaped here, and nowhere else."""
+"""Pages of HTML from the templates beside this file, which need nothing but themselves.
+
+Jinja2 escapes whatever is put into them. A page runs no script but its own: a policy in its head
+allows these only.
+"""
 
 from __future__ import annotations
 
 import base64
-import html
+import hashlib
 import re
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from tape.report.blocks import (
-    Block,
-    Code,
-    Details,
-    Heading,
-    Link,
-    Paragraph,
-    Pictures,
-    Table,
-)
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from tape.report.blocks import PARSER, Markdown
 from tape.training.report import printable
 
+GENERATOR = '<meta name="generator" content="tape.report">'
 LARGEST = 2 * 2**20  # bytes of a picture
 ALBUM = 24 * 2**20  # of all pictures: a page that a browser opens at once
 BEGIN, END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 NUMBER = re.compile(r"[-+\N{MINUS SIGN}]?[\d,]*\.?\d[\s\S]*|-|")
-
-
-def text(value: str) -> str:
-    """Escaped, with a sign in place of what no page may hold: control characters, and bytes of file
-    names that are no UTF-8."""
-    return html.escape(printable(value))
+TEMPLATES = Path(__file__).with_name("templates")
+STYLE, SCRIPT = ((TEMPLATES / name).read_text() for name in ("page.css", "page.js"))
 
 
 class Album:
@@ -38,7 +35,7 @@ class Album:
         self.largest, self.left = largest, limit
 
     def data(self, path: Path) -> str:
-        """A picture as an address that holds it.
+        """Returns a picture as an address that holds it.
 
         Raises:
             OSError, ValueError: if it cannot be read, is not whole, or is too large.
@@ -53,55 +50,60 @@ class Album:
         self.left -= len(content)
         return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
-
-def render(blocks: list[Block] | tuple[Block, ...], album: Album) -> str:
-    """Blocks one after the other."""
-    return "".join(_render(block, album) for block in blocks)
-
-
-def _render(block: Block, album: Album) -> str:
-    match block:
-        case Paragraph():
-            return f"<p>{text(block.text)}</p>\n"
-        case Code():
-            return f"<pre>{text(block.text)}</pre>\n"
-        case Heading():
-            return f"<h3>{text(block.text)}</h3>\n"
-        case Table():
-            return table(block)
-        case Pictures():
-            figures = "".join(picture(path, album) for path in block.paths)
-            return f'<div class="pictures">\n{figures}</div>\n' if figures else ""
-        case Details():
-            inside = render(block.blocks, album)
-            return f"<details><summary>{text(block.title)}</summary>\n{inside}</details>\n"
+    def picture(self, path: Path) -> tuple[str, str]:
+        """Returns the address of a picture, or why it is left out."""
+        try:
+            return self.data(path), ""
+        except (OSError, ValueError) as error:
+            return "", str(error)
 
 
-def table(block: Table) -> str:
-    """Every title is a button that sorts; what is wider than the page scrolls by itself."""
-    head = "".join(
-        f'<th scope="col"><button type="button">{text(title) or "&nbsp;"}</button></th>'
-        for title in block.head
-    )
-    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in block.rows)
-    caption = f'<p class="faint">{text(block.caption)}</p>\n' if block.caption else ""
+def page(template: Path, title: str, **given: Any) -> str:
+    """Returns a page.
+
+    Args:
+        template: extends base.html.
+        given: what it shows.
+    """
     return (
-        f'{caption}<div class="wide" tabindex="0">\n<table><thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{rows}</tbody></table>\n</div>\n"
+        _environment(template.parent)
+        .get_template(template.name)
+        .render(title=title, album=Album(), style=STYLE, script=SCRIPT, digest=_digest, **given)
     )
 
 
-def _cell(value: str | Link) -> str:
-    if isinstance(value, Link):
-        return f'<td><a href="#{text(value.to)}">{text(value.text)}</a></td>'
-    kind = ' class="number"' if NUMBER.fullmatch(value) and len(value) < 24 else ""
-    return f"<td{kind}>{text(value).replace('/', '/<wbr>')}</td>"  # where a path may break
+def _environment(folder: Path) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader([folder, TEMPLATES]),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
+    )
+    environment.filters |= {"rendered": _rendered, "breakable": _breakable}
+    environment.tests["number_like"] = is_number
+    return environment
 
 
-def picture(path: Path, album: Album) -> str:
-    name = text(str(path))
-    try:
-        shown = f'<img alt="{name}" src="{album.data(path)}" decoding="async">'
-    except (OSError, ValueError) as error:
-        shown = f'<p class="fault">{text(str(error))}</p>'
-    return f"<figure>{shown}<figcaption>{name}</figcaption></figure>\n"
+def _digest(source: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell of a table is set as a number."""
+    return NUMBER.fullmatch(cell) is not None and len(cell) < 24
+
+
+def _breakable(text: str) -> Markup:
+    """A text that may break behind a slash, as a path has them."""
+    return escape(printable(text)).replace("/", Markup("/<wbr>"))
+
+
+def _rendered(block: Markdown) -> Markup:
+    tokens = PARSER.parse(printable(block.text))
+    for token, following in pairwise(tokens):
+        if token.type == "td_open" and is_number(following.content):
+            token.attrSet("class", "number")
+    return Markup(PARSER.renderer.render(tokens, PARSER.options, {}))

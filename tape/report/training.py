@@ -16,10 +16,10 @@ from tape.report.blocks import (
     Block,
     Code,
     Details,
+    Markdown,
     Paragraph,
     Pictures,
     Table,
-    from_markdown,
     number,
 )
 from tape.report.experiment import Kind, Read
@@ -197,7 +197,8 @@ def inside(folder: Folder, run: TrainingRun) -> list[Block]:
         blocks.append(Paragraph(", ".join([run.left, *last]) + "."))
     report = folder.path / "report"
     if (written := report / "report.md").is_file():
-        blocks += from_markdown(written.read_text(encoding="utf-8", errors="replace"))[1:]
+        _, _, below = written.read_text(encoding="utf-8", errors="replace").partition("\n")
+        blocks.append(Markdown(below))
     if report.is_dir():
         drawn = sorted(path for path in report.iterdir() if is_png(path.name))
         blocks.append(Pictures(drawn))

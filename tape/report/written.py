@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tape.evaluation.tables import Row, read_table
-from tape.report.blocks import Block, Heading, Paragraph, Pictures, Table, from_markdown, records
+from tape.report.blocks import Block, Heading, Markdown, Paragraph, Pictures, Table, records
 from tape.report.experiment import Kind, Read
 from tape.report.finding import Folder, natural
 from tape.report.training import origin
@@ -78,10 +78,10 @@ def read_comparison(folder: Folder) -> list[Block]:
 
 
 def blocks_of(path: Path) -> list[Block]:
-    blocks = from_markdown(path.read_text(encoding="utf-8"))
-    if not any(isinstance(block, Table) for block in blocks):
+    text = Markdown(path.read_text(encoding="utf-8"))
+    if not text.has_table:
         raise ValueError(f"{path} holds no table: make it again")
-    return blocks
+    return [text]
 
 
 def show(found: Read[list[Block]]) -> list[Block]:

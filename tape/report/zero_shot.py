@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tape.evaluation.tables import Row
 from tape.evaluation.zero_shot import read, table
-from tape.report.blocks import Block, Heading, Paragraph, from_markdown
+from tape.report.blocks import Block, Heading, Markdown, Paragraph
 from tape.report.experiment import Experiment, Kind, Read
 from tape.report.finding import Folder
 from tape.report.written import rows_of
@@ -20,13 +20,13 @@ def read_folder(folder: Folder) -> list[Row]:
 def show(found: Read[list[Row]]) -> list[Block]:
     """One table of all models; one for each if they were not asked the same."""
     try:
-        return from_markdown(table([row for _, rows in found for row in rows]))
+        return [Markdown(table([row for _, rows in found for row in rows]))]
     except ValueError as error:
         blocks: list[Block] = [Paragraph(f"No common table: {error}.")]
     for folder, rows in found:
         blocks.append(Heading(str(folder.path)))
         try:
-            blocks += from_markdown(table(rows))
+            blocks.append(Markdown(table(rows)))
         except ValueError as error:
             blocks.append(Paragraph(f"No table: {error}."))
     return blocks
