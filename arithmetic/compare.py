@@ -7,8 +7,6 @@ What makes a row, and what it is called, is in tape/evaluation/compare.py.
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import fields
 from pathlib import Path
 from statistics import mean
@@ -23,6 +21,7 @@ from tape.command import Parser, expected_errors, folder_name
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
 from tape.evaluation.journal import read_evaluated
+from tape.evaluation.tables import csv_table
 from tape.files import write_text
 
 # What makes the questions and the parts of the grid: it has to be the same for all.
@@ -84,17 +83,15 @@ def grid_of(row: Row[Grid]) -> Grid:
 
 def table(rows: list[Row[Grid]]) -> str:
     """A line per run and part of the grid: label, seed, region, accuracy, correct, total."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["encoding", "seed", "region", "accuracy", "correct", "total"])
+    lines = [["encoding", "seed", "region", "accuracy", "correct", "total"]]
     for row in rows:
         for run in row.runs:
             summary = run.results.summary()
             for region in REGIONS:
                 if share := summary[region]:
                     numbers = (share["accuracy"], share["correct"], share["total"])
-                    writer.writerow([row.label, run.seed, region, *numbers])
-    return text.getvalue()
+                    lines.append([row.label, run.seed, region, *numbers])
+    return csv_table(lines)
 
 
 def compare(folders: list[Path], name: str, out: Path) -> str:

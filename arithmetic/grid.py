@@ -6,8 +6,6 @@ the second; summary.json holds the means, wrong.jsonl some of the wrong answers 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from dataclasses import dataclass
 from itertools import product
@@ -18,7 +16,7 @@ import numpy as np
 
 from tape.evaluation.intervals import with_interval
 from tape.evaluation.journal import read_evaluated, some_of_each
-from tape.evaluation.tables import read_table
+from tape.evaluation.tables import csv_table, read_table
 from tape.files import reading, write_text
 
 COLUMNS = ("n", "m", "correct", "total")
@@ -87,12 +85,9 @@ def write_grid(folder: Path, evaluated: dict[str, Any], rows: list[dict[str, Any
     with reading(folder):
         grid = Grid.of([cell for row in rows for cell in row["cells"]], evaluated)
         wrong = some_of_each(rows, evaluated["wrong"], lambda answer: (answer["n"], answer["m"]))
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for (n, m), correct in np.ndenumerate(grid.correct):
-        writer.writerow([n + 1, m + 1, correct, grid.total[n, m]])
-    write_text(folder / "grid.csv", table.getvalue())
+    counts = np.ndenumerate(grid.correct)
+    cells = [[n + 1, m + 1, correct, grid.total[n, m]] for (n, m), correct in counts]
+    write_text(folder / "grid.csv", csv_table([COLUMNS, *cells]))
     summary = {**grid.summary(), "evaluated": evaluated}
     write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     write_text(folder / "wrong.jsonl", wrong)

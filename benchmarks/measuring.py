@@ -17,9 +17,9 @@ import transformers
 from torch import nn
 
 from tape import TapeConfig
-from tape.analysis.cost_table import rows_of
 from tape.analysis.decoders import decoder, library_llama
 from tape.analysis.measuring import Seconds, machine, memory_in_use, reset_peak
+from tape.evaluation.tables import markdown_table
 from tape.positions import ENCODINGS
 
 METHODS = [*ENCODINGS, "llama"]
@@ -116,7 +116,7 @@ def arguments_of_steps(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    return rows_of([list(rows[0]), *(list(row.values()) for row in rows)])
+    return markdown_table([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
 def publish(name: str, text: str, folder: str | None) -> None:

@@ -7,8 +7,6 @@ A row is a method of config/peft over its seeds; a run that adapted nothing is t
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 from extension.figures import figure_of
@@ -18,6 +16,7 @@ from tape import origin
 from tape.command import Parser, expected_errors, folder_name
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
+from tape.evaluation.tables import csv_table, markdown_table
 from tape.files import write_text
 
 TITLES: dict[Measure, str] = {"perplexity": "perplexity", "passkey": "pass keys, %"}
@@ -27,29 +26,27 @@ def markdown(methods: list[Method]) -> str:
     """In the shape of the paper's Table 2: mean and 95 % interval over seeds."""
     columns = [(measure, n) for measure in TITLES for n in lengths_of(methods, measure)]
     titles = [f"{TITLES[measure]} {length:,}" for measure, length in columns]
-    lines = [f"| method | seeds | {' | '.join(titles)} |", "|---|---|" + "---|" * len(columns)]
+    lines = [["method", "seeds", *titles]]
     for method in methods:
         seeds = sorted({len(row.runs) for row in method.rows.values()})
         cells = [method.label, " or ".join(map(str, seeds))]
         for measure, length in columns:
             values, share = method.values(measure, length), measure == "passkey"
             cells.append(over_seeds([100 * v if share else v for v in values], 1 if share else 2))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown_table(lines)
 
 
 def table(methods: list[Method]) -> str:
     """A line per run and length: method, seed, learning rate, what was measured, and its value."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "seed", "learning_rate", "measure", "length", "value"])
+    lines = [["method", "seed", "learning_rate", "measure", "length", "value"]]
     for method in methods:
         for measure, row in method.rows.items():
             for run in row.runs:
                 rate = "" if is_base(run) else run.settings.get("trainer.learning_rate")
                 for length, value in run.results.at.items():
-                    writer.writerow([method.label, run.seed, rate, measure, length, value])
-    return text.getvalue()
+                    lines.append([method.label, run.seed, rate, measure, length, value])
+    return csv_table(lines)
 
 
 def compare(folders: list[Path], name: str, out: Path) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 
 from pretraining.rows import Compared, difference
 from pretraining.trained import Trained
 from tape.evaluation.compare import Row, over_seeds
+from tape.evaluation.tables import csv_table, markdown_table
 
 
 def cells(found: Compared, baseline: str) -> list[list[str]]:
@@ -43,20 +42,13 @@ with the same seed, p that of the paired t-test; tokens/s and memory are those o
 
 
 def markdown(found: Compared, baseline: str) -> str:
-    head, *lines = cells(found, baseline)
-    rule = "|" + "---|" * len(head)
-    table = "\n".join([_line(head), rule, *map(_line, lines)])
-    parts = [table, NOTE]
+    parts = [markdown_table(cells(found, baseline)), NOTE]
     if found.row(baseline) is None:
         parts.append(f"Without differences: none of the rows is {baseline}.")
     if found.missing:
         parts.append("Not in the table:")
         parts.append("\n".join(f"* {folder}: {why}" for folder, why in found.missing.items()))
     return "\n\n".join(parts)
-
-
-def _line(values: list[str]) -> str:
-    return f"| {' | '.join(values)} |"
 
 
 def latex(found: Compared, baseline: str) -> str:
@@ -83,16 +75,13 @@ def _escaped(text: str) -> str:
 
 def lines_of(found: Compared) -> str:
     """csv: a line per run and length."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["encoding", "seed", "length", "loss", "perplexity", "tokens_per_second", "peak_memory_gib"]
-    )
+    head = ["encoding", "seed", "length", "loss", "perplexity"]
+    lines = [[*head, "tokens_per_second", "peak_memory_gib"]]
     for row in found.rows:
         for run in row.runs:
             results = run.results
             spent = (results.speed, results.memory)
             for length, loss in results.perplexities.losses.items():
                 perplexity = results.perplexities.at[length]
-                writer.writerow([row.label, run.seed, length, loss, perplexity, *spent])
-    return text.getvalue()
+                lines.append([row.label, run.seed, length, loss, perplexity, *spent])
+    return csv_table(lines)

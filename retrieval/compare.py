@@ -7,8 +7,6 @@ What makes a row, and what it is called, is in tape/evaluation/compare.py.
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -24,6 +22,7 @@ from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
 from tape.evaluation.figures import write_figure
 from tape.evaluation.intervals import student
+from tape.evaluation.tables import csv_table
 from tape.files import write_text
 
 # What makes the questions and where the training ends: it has to be the same for all.
@@ -88,16 +87,14 @@ def results_of(row: Row[Retrieval]) -> Retrieval:
 
 def table(rows: list[Row[Retrieval]]) -> str:
     """A line per run and length: label, seed, length, accuracy, correct, total."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["encoding", "seed", "length", "accuracy", "correct", "total"])
+    lines = [["encoding", "seed", "length", "accuracy", "correct", "total"]]
     for row in rows:
         for run in row.runs:
             for length in run.results.lengths:
                 share = run.results.at(length)
                 numbers = (share["accuracy"], share["correct"], share["total"])
-                writer.writerow([row.label, run.seed, length, *numbers])
-    return text.getvalue()
+                lines.append([row.label, run.seed, length, *numbers])
+    return csv_table(lines)
 
 
 def curves(rows: list[Row[Retrieval]]) -> Figure:

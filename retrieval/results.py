@@ -6,9 +6,8 @@ wrong.jsonl some of the wrong answers of each cell.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 
 from tape.evaluation.intervals import wilson, with_interval
 from tape.evaluation.journal import read_evaluated, some_of_each
-from tape.evaluation.tables import read_table
+from tape.evaluation.tables import csv_table, read_table
 from tape.files import reading, write_text
 
 FIELDS = ("length", "depth", "prompts", "right", "found", "tokens")
@@ -99,12 +98,10 @@ class Retrieval:
     def table(self) -> str:
         """passkey.csv: mean tokens of a prompt, right answers, prompts, their share with its
         interval, and how many values were found of how many."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        lines: list[Iterable[object]] = [COLUMNS]
         for (row, column), prompts in np.ndenumerate(self.prompts):
             right, depth = self.right[row, column], self.depths[column]
-            writer.writerow(
+            lines.append(
                 [
                     self.lengths[row],
                     NOT_GIVEN if depth is None else round(depth, 4),
@@ -116,7 +113,7 @@ class Retrieval:
                     prompts * self.evaluated["values"],
                 ]
             )
-        return text.getvalue()
+        return csv_table(lines)
 
 
 def write_results(folder: Path, evaluated: dict[str, Any], rows: list[dict[str, Any]]) -> Retrieval:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+
+from tape.evaluation.tables import csv_table, markdown_table
 
 PAPER = Path(__file__).with_name("paper.csv")
 
@@ -56,22 +57,17 @@ def paper_rows() -> list[Row]:
 
 def markdown(rows: list[Row]) -> str:
     """With two decimals, as in the paper; "-" for what is not there."""
-    lines = [
-        f"| encoding | {' | '.join(COLUMNS.values())} | Avg | from |",
-        f"|---|{'---|' * len(COLUMNS)}---|---|",
-    ]
+    lines = [["encoding", *COLUMNS.values(), "Avg", "from"]]
     for row in rows:
         cells = ["-" if cell is None else f"{cell:.2f}" for cell in row.cells]
-        lines.append(f"| {' | '.join([row.encoding, *cells, row.origin])} |")
-    return "\n".join([*lines, "", NOTE])
+        lines.append([row.encoding, *cells, row.origin])
+    return f"{markdown_table(lines)}\n\n{NOTE}"
 
 
 def table(rows: list[Row]) -> str:
     """The same as csv, with all four decimals; empty for what is not there."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["encoding", *COLUMNS, "mean", "from"])
+    lines = [["encoding", *COLUMNS, "mean", "from"]]
     for row in rows:
         cells = ["" if cell is None else round(cell, 4) for cell in row.cells]
-        writer.writerow([row.encoding, *cells, row.origin])
-    return text.getvalue()
+        lines.append([row.encoding, *cells, row.origin])
+    return csv_table(lines)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import io
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tape import TapeConfig
 from tape.analysis import formulas, original
+from tape.evaluation.tables import csv_table, markdown_table
 
 PAPER = Path(__file__).with_name("table3.csv")
 NOTE = """\
@@ -41,13 +41,11 @@ def paper() -> dict[str, dict[str, str]]:
 
 def table(costs: list[Cost], length: int) -> str:
     """As csv; memory in bytes per token."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(asdict(costs[0]))
+    lines = [list(asdict(costs[0]))]
     for cost in costs:
         *counts, eager, sdpa, cache = asdict(cost).values()
-        writer.writerow([*counts, *(round(x / length, 2) for x in (eager, sdpa, cache))])
-    return text.getvalue()
+        lines.append([*counts, *(round(x / length, 2) for x in (eager, sdpa, cache))])
+    return csv_table(lines)
 
 
 def markdown(costs: list[Cost], tape: TapeConfig, length: int, beside_paper: bool) -> str:
@@ -61,11 +59,6 @@ def markdown(costs: list[Cost], tape: TapeConfig, length: int, beside_paper: boo
     if tape.num_key_value_heads == tape.num_attention_heads:
         parts.append(difference(tape, length))
     return "\n\n".join(parts) + "\n"
-
-
-def rows_of(lines: list[list[str]]) -> str:
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _decimals(x: float) -> str:
@@ -89,7 +82,7 @@ def arithmetic(costs: list[Cost], beside_paper: bool) -> str:
             if beside_paper:
                 cells.append(published.get(cost.encoding, {}).get(name, ""))
         lines.append([*cells, f"{cost.parameters:,}"])
-    return rows_of(lines)
+    return markdown_table(lines)
 
 
 def memory(costs: list[Cost], length: int) -> str:
@@ -103,7 +96,7 @@ def memory(costs: list[Cost], length: int) -> str:
     for cost in costs:
         cells = (f"{getattr(cost, kind) / length / 2**10:,.1f}" for kind in kinds)
         lines.append([cost.encoding, *cells])
-    return rows_of(lines)
+    return markdown_table(lines)
 
 
 def difference(tape: TapeConfig, length: int) -> str:
@@ -121,4 +114,4 @@ def difference(tape: TapeConfig, length: int) -> str:
         sum(ours.values()),
     ]
     lines.append(["all", *(_decimals(x / 1e9) for x in sums)])
-    return rows_of(lines)
+    return markdown_table(lines)

@@ -27,7 +27,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tape import origin
-from tape.analysis.cost_table import rows_of
 from tape.analysis.texts import (
     Model,
     add_arguments,
@@ -42,6 +41,7 @@ from tape.command import Distinct, Parser, integer
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.scoring import exp
+from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.positions import Positions
@@ -188,7 +188,7 @@ def markdown(found: list[dict[str, Any]]) -> str:
         line += [over_seeds([row["perplexity"] for row in each], 2) for each in of]
         more = [[row["nll"] - right[row["model"], row["length"]] for row in each] for each in of]
         lines.append([*line, *("-" if fault == RIGHT else over_seeds(each, 4) for each in more)])
-    return f"{rows_of(lines)}\n\n{NOTE}"
+    return f"{markdown_table(lines)}\n\n{NOTE}"
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, bool]:

@@ -23,11 +23,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from tape import TapeConfig
 from tape.analysis.cost import configuration
-from tape.analysis.cost_table import rows_of
 from tape.analysis.decoders import decoder
 from tape.analysis.measuring import DEVICE, in_turn, machine, observed, synchronize
 from tape.attention import eager, flex, sdpa
 from tape.command import Parser, expected_errors
+from tape.evaluation.tables import markdown_table
 from tape.names import check_integer
 from tape.payload import Payload
 from tape.positions import Positions
@@ -173,7 +173,7 @@ def run(batch: int, length: int, hidden: int, heads: int, rounds: int) -> str:
             ]
         )
     about = f"{batch} x {length:,} tokens, {heads} heads of {hidden // heads}"
-    return f"{about}, {machine()}, torch {torch.__version__}\n\n{rows_of(lines)}"
+    return f"{about}, {machine()}, torch {torch.__version__}\n\n{markdown_table(lines)}"
 
 
 @expected_errors()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections import defaultdict
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tape.analysis.comparison import HERE, ROPE, Comparison, Method
-from tape.analysis.cost_table import rows_of
 from tape.analysis.measuring import Seconds
+from tape.evaluation.tables import csv_table, markdown_table
 
 PAPER = Path(__file__).with_name("table4.csv")
 PAPERS = {"hidden": 768, "heads": 12, "kv_heads": None, "batch": 1}  # what its times are of
@@ -132,13 +131,11 @@ def _speed(
 
 def table(found: list[Result]) -> str:
     """As csv, numbers with six digits."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in fields(Result))
+    lines = [[field.name for field in fields(Result)]]
     for result in found:
         cells = asdict(result).values()
-        writer.writerow(f"{x:.6g}" if isinstance(x, float) else x for x in cells)
-    return text.getvalue()
+        lines.append([f"{x:.6g}" if isinstance(x, float) else x for x in cells])
+    return csv_table(lines)
 
 
 def markdown(found: list[Result], about: dict[str, Any]) -> str:
@@ -186,7 +183,7 @@ def by_length(group: list[Result]) -> str:
                 last.kernels or "unfused",
             ]
         )
-    return rows_of(lines)
+    return markdown_table(lines)
 
 
 def _time(result: Result | None) -> str:
@@ -232,7 +229,7 @@ def beside_paper(timed: list[Result]) -> str | None:
             cells = [f"{ours.milliseconds:.3g}", f"{ratio:.2f}", ours.backend + compiled]
         against = float(row["time"]) / float(published[0]["time"])
         lines.append([row["name"], f"{paper:.3f}", f"{against:.2f}", *cells])
-    return rows_of(lines)
+    return markdown_table(lines)
 
 
 def compared(timed: list[Result]) -> str | None:
@@ -246,7 +243,7 @@ def compared(timed: list[Result]) -> str | None:
             lines.append(
                 [result.implementation, result.encoding, *about, f"{result.peer_ratio:.2f}"]
             )
-    return f"## Peers\n\n{rows_of(lines)}" if len(lines) > 1 else None
+    return f"## Peers\n\n{markdown_table(lines)}" if len(lines) > 1 else None
 
 
 def left_out(found: list[Result]) -> str | None:
@@ -265,4 +262,4 @@ def left_out(found: list[Result]) -> str | None:
     lines = [["work", "lengths", "not measured", "why"]]
     for (why, place, missing), left in methods.items():
         lines.append([place, missing, "; ".join(left), why.replace("|", "/")])
-    return f"## Left out\n\n{rows_of(lines)}"
+    return f"## Left out\n\n{markdown_table(lines)}"

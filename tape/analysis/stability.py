@@ -36,6 +36,7 @@ from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.intervals import student
 from tape.evaluation.perplexity import DTYPES
+from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 
@@ -130,24 +131,21 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     layers = [layer for layer in SHOWN if layer <= last] + ([last] if last not in SHOWN else [])
     parts = []
     for measure, title in (("attention", "Attention weights, x 1e-2"), ("dot", "Dot products, %")):
-        head = [f"| {title} | dtype | move | by | seeds |", *(f" layer {n} |" for n in layers)]
-        lines = ["".join(head), "|" + "---|" * (5 + len(layers))]
+        lines = [[title, "dtype", "move", "by", "seeds", *(f"layer {n}" for n in layers)]]
         cells: dict[tuple, dict[int, list[Any]]] = {}
         for row in rows:
             key = row["row"], row["dtype"], KINDS[row["move"]], row["by"]
             cells.setdefault(key, {}).setdefault(row["layer"], []).append(row[measure])
         for key, found in cells.items():
             values = (_over_seeds(found.get(layer, [""])) for layer in layers)
-            lines.append(
-                f"| {' | '.join(map(str, key))} | {len(found[1])} | {' | '.join(values)} |"
-            )
+            lines.append([*key, len(found[1]), *values])
         with PAPER.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 if row["measure"] == measure:
                     values = (row.get(str(layer)) or "-" for layer in layers)
-                    key = f"{row['method']} (paper) | | {KINDS[row['move']]} | {row['by']} |"
-                    lines.append(f"| {key} | {' | '.join(values)} |")
-        parts.append("\n".join(lines))
+                    move = KINDS[row["move"]]
+                    lines.append([f"{row['method']} (paper)", "", move, row["by"], "", *values])
+        parts.append(markdown_table(lines))
     return "\n\n".join([*parts, DEFINITIONS])
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from tape.command import EXPECTED, expected_errors, in_one_line
 from tape.evaluation.compare import Run, rows_of, settings_of
+from tape.evaluation.tables import csv_table
 from tape.evaluation.texts import CORPORA, open_text
 from tape.files import make_folder
 from tape.modeling import TapeForCausalLM
@@ -120,11 +119,7 @@ def windows(
 
 def table(rows: list[dict[str, Any]]) -> str:
     """csv"""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_table([rows[0], *(row.values() for row in rows)])
 
 
 @expected_errors()

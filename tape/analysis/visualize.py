@@ -25,7 +25,6 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from tape import origin
-from tape.analysis.cost_table import rows_of
 from tape.analysis.inside import Inside, look_inside
 from tape.analysis.texts import (
     Model,
@@ -41,6 +40,7 @@ from tape.data.blocks import writable
 from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
+from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 
 PANEL = 1.9  # inches
@@ -279,7 +279,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         spread = over_seeds([row["entropy"] for row in group], 3)
         size = over_seeds([row["magnitude"] for row in group if row["magnitude"] != ""], 3)
         lines.append([name, str(layer), str(len(group)), far, spread, size])
-    return rows_of(lines)
+    return markdown_table(lines)
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, bool]:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from tape.adapters import ADAPTER
 from tape.evaluation.checkpoint import WEIGHTS, fingerprint
 from tape.evaluation.intervals import student
+from tape.evaluation.tables import markdown_table
 from tape.files import reading
 from tape.names import check_name
 from tape.training.runs import TRAINED, differences, influential, read_configuration
@@ -160,16 +161,13 @@ def row_labels(groups: list[dict[str, Any]]) -> list[str]:
 
 def markdown(rows: list[Row[Results]], columns: dict[str, Measure[Results]]) -> str:
     """Mean and 95 % interval over seeds, in percent."""
-    lines = [
-        f"| encoding | seeds | {' | '.join(columns)} |",
-        "|---|---|" + "---|" * len(columns),
-    ]
+    lines = [["encoding", "seeds", *columns]]
     for row in rows:
         cells = [row.label, str(len(row.runs))]
         for measure in columns.values():
             cells.append(over_seeds([100 * share for share in row.shares(measure)], 1))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown_table(lines)
 
 
 def over_seeds(values: list[float], digits: int) -> str:

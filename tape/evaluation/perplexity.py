@@ -25,6 +25,7 @@ from tape.evaluation.curves import Binned, binned, check_tables, write
 from tape.evaluation.journal import Incomplete, Journal, Shard, join
 from tape.evaluation.picture import draw
 from tape.evaluation.scoring import BATCH_TOKENS, Perplexity, losses, windows_at_once
+from tape.evaluation.tables import markdown_table
 from tape.evaluation.texts import CORPORA, Text, open_text
 from tape.evaluation.windows import (
     CONVENTIONS,
@@ -147,11 +148,9 @@ def _report(
 
 def markdown(found: list[Perplexity]) -> str:
     lines = [
-        f"| {result.length:,} | {result.tokens:,} | {result.nll:.4f} | {result.perplexity:.3f} |"
-        for result in found
+        [f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"] for x in found
     ]
-    head = "| window | scored tokens | loss | perplexity |"
-    return "\n".join([head, "|---|---|---|---|", *lines])
+    return markdown_table([["window", "scored tokens", "loss", "perplexity"], *lines])
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:

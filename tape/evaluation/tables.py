@@ -1,4 +1,4 @@
-"""Tables of results as csv files, to which several processes may add rows."""
+"""Tables of results: as text, and as csv files to which several processes may add rows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,20 @@ from tape.files import reading, write_text
 
 Row = dict[str, str]
 NUMBER = r"\d{1,17}(\.\d+)?(e[+-]?\d{1,3})?|inf"
+
+
+def markdown_table(lines: Iterable[Iterable[object]]) -> str:
+    """Returns lines of cells as a table of markdown; the first is its head."""
+    head, *rows = ([*map(str, line)] for line in lines)
+    shown = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    return "\n".join([shown[0], "|" + "---|" * len(head), *shown[1:]])
+
+
+def csv_table(lines: Iterable[Iterable[object]]) -> str:
+    """Returns lines of cells as csv; the first is its head."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
 
 
 def read_table(
@@ -63,8 +77,4 @@ def add_rows(path: Path, columns: tuple[str, ...], key: int, added: list[dict[st
         for row in added:
             text = {column: str(row[column]) for column in columns}
             rows[tuple(text.values())[:key]] = text
-        table = io.StringIO()
-        writer = csv.DictWriter(table, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows.values())
-        write_text(path, table.getvalue())
+        write_text(path, csv_table([columns, *(row.values() for row in rows.values())]))
