@@ -2,7 +2,7 @@
 # Context extension on a laptop: two small RoPE models (made first if they are missing) go on with
 # four times their length by every method, and all are compared: bash script/extend_demo.sh [settings]
 #
-#   TYPES      the methods, files of config/peft; all seven by default
+#   TYPES      the methods, entries of config/peft; all seven by default
 #   SEEDS      of the new weights and the order of the text; 0 by default
 #   JOBS       see script/comparison.sh
 #   NAME       the folder in output/ of the runs, their logs, the table and the picture; extend by default

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import train
+from config import options
 from tape import TapeConfig
 from tape.data import TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
@@ -38,21 +39,20 @@ from tape.training.runs import (
 from tape.training.trainer import LanguageModelTrainer
 
 ROOT = Path(train.__file__).parent
-CONFIG = ROOT / "config"
 
 
 def choices(group):
-    return sorted(path.stem for path in (CONFIG / group).glob("*.yaml"))
+    return sorted(options(group))
 
 
 @pytest.mark.parametrize("position", sorted({*choices("position")} - {"keep"}))
-def test_every_position_file_builds_with_known_arguments(position):
+def test_every_position_builds_with_known_arguments(position):
     settings = OmegaConf.to_container(composed(f"position={position}"), resolve=True)
     config = TapeConfig(**settings["model"] | {"position": settings["position"], "vocab_size": 99})
     assert config.position["name"] == ALIASES.get(position, position)
 
 
-def test_there_is_a_file_for_every_encoding_and_alias():
+def test_there_is_an_entry_for_every_encoding_and_alias():
     assert choices("position") == sorted([*ENCODINGS, *ALIASES, "keep"])
 
 

@@ -33,7 +33,7 @@ NO_INFLUENCE = (
     r"name|output_dir|trainer\.output_dir|cache_dir|debug|launcher",
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
     r"report\..*|data\.max_bad|eval_blocks|task\.samples",
-    r"tape_sampler|randpe_length",  # what becomes of them is in position.*
+    r"encodings\..*|tape_sampler|randpe_length",  # defaults of position.*; the last two of old runs
     r"trainer\.(disable_tqdm|report_to|run_name)",
     r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",
     r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
