@@ -49,12 +49,14 @@ INTERVAL = Kind(
     "an integer >= 1, or a number in (0, 1)",
     lambda x: type(x) in (int, float) and ((x >= 1 and float(x).is_integer()) or 0 < x < 1),
 )
+FOLDER = Kind(
+    "one folder of up to 200 letters, digits and ._-+=, beginning with a letter, digit or _",
+    lambda x: isinstance(x, str) and NAME.fullmatch(x) is not None,
+)
 SETTINGS = {
-    "name": Kind(
-        "one folder of up to 200 letters, digits and ._-+=, beginning with a letter, digit or _",
-        lambda x: isinstance(x, str) and NAME.fullmatch(x) is not None,
-    ),
+    "name": FOLDER,
     "output_dir": TEXT,
+    "alias": optional(FOLDER),
     "cache_dir": TEXT,
     "seed": integer(0, 2**32 - 1),
     "debug": SWITCH,
