@@ -24,6 +24,10 @@ check_runs "$@"
 
 check_base() { # folder length
     local length
+    if [[ ! -f $1/model.safetensors ]]; then
+        echo "error: $1 holds a run that has not finished: finish it, or rename it" >&2
+        exit 1
+    fi
     length=$(trained_length "$1")
     if ((length != $2)); then
         echo "error: $1 was trained on $length tokens, and what is extended here has $2: rename it," \
