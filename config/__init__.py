@@ -1,0 +1,67 @@
+"""The settings of the commands that Hydra configures, in groups of files.
+
+Some entries of groups have no file. They are registered with Hydra here:
+
+* the other names of encodings (`tape.positions.ALIASES`), and encodings without own arguments;
+* config/variants.yaml, entries that differ from another one by a few settings;
+* config/ablations.yaml, the group `ablation` and an experiment for each of its tables.
+"""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+CONFIG = Path(__file__).parent
+ENCODINGS = CONFIG.resolve().parent / "tape" / "positions" / "__init__.py"
+ABLATIONS = OmegaConf.load(CONFIG / "ablations.yaml")
+
+_entries: dict[str, set[str]] = defaultdict(set)  # by group
+
+
+def options(group: str, folder: Path = CONFIG) -> set[str]:
+    """Returns the names that a group of configuration files has: those of its files in `folder`,
+    and in the folder of train.py those that are registered here."""
+    files = {path.stem for path in (folder / group).glob("*.yaml")}
+    return files | (_entries.get(group, set()) if folder == CONFIG else set())
+
+
+def _register(group: str, name: str, content: Any, package: str | None = "_global_") -> None:
+    ConfigStore.instance().store(name, content, group, package)
+    _entries[group].add(name)
+
+
+def _register_encodings() -> None:
+    """Reads the tables of encodings from their source: importing it would import torch."""
+    tables = {}
+    for node in ast.parse(ENCODINGS.read_text()).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            tables[target.id] = node.value
+    for key in tables["ENCODINGS"].keys:
+        if key.value not in options("position"):
+            content = {"name": key.value, "sampler": "index"}  # the argument that all have
+            _register("position", key.value, content, None)
+    for alias, name in ast.literal_eval(tables["ALIASES"]).items():
+        _register("position", alias, {"defaults": [name, "_self_"]}, None)
+
+
+def _register_ablations() -> None:
+    for row, arguments in ABLATIONS.rows.items():
+        name = {"name": f"ablation_{row}_${{seed}}", "position": arguments} if arguments else {}
+        _register("ablation", row, name)
+    seeds = ",".join(map(str, ABLATIONS.seeds))
+    for table, rows in ABLATIONS.tables.items():
+        swept = {"seed": seeds, "ablation": ",".join(rows)}
+        content = {"defaults": ["ablation"], "hydra": {"sweeper": {"params": swept}}}
+        _register("experiment", f"ablation_{table}", content)
+
+
+_register_encodings()
+for _group, _variants in OmegaConf.load(CONFIG / "variants.yaml").items():
+    for _name, _content in _variants.items():
+        _register(_group, _name, _content)
+_register_ablations()

@@ -18,8 +18,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-CONFIG = Path(__file__).parent
-
+from config import CONFIG, options
+from config.settings import RENAMED, renamed
 
 EXPECTED = (
     *(ValueError, TypeError, OSError, ImportError, RecursionError, MemoryError),
@@ -88,10 +88,13 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
     groups = {}
     for override in overrides:
         group = override.key_or_group
-        if files := {path.stem for path in (folder / group).glob("*.yaml")}:
-            choices = [*override.input_line.partition("=")[2].split(",")]
-            for choice in {*choices} - files - ({"null"} if group not in needed else set()):
-                return f"unknown {group} {choice!r}{hint(choice, files)} Known: {listed(files)}"
+        value = override.input_line.partition("=")[2]
+        if group in RENAMED and folder == CONFIG:
+            return renamed(group, value)
+        if names := options(group, folder):
+            choices = value.split(",")
+            for choice in {*choices} - names - ({"null"} if group not in needed else set()):
+                return f"unknown {group} {choice!r}{hint(choice, names)} Known: {listed(names)}"
             groups[group] = choices[0]
     with initialize_config_dir(version_base=None, config_dir=str(folder)):
         composed = compose(name, [f"{group}={choice}" for group, choice in groups.items()])

@@ -10,10 +10,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-CONFIG = Path(__file__).parent
+from config import options
+
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
 
 
@@ -49,12 +49,14 @@ INTERVAL = Kind(
     "an integer >= 1, or a number in (0, 1)",
     lambda x: type(x) in (int, float) and ((x >= 1 and float(x).is_integer()) or 0 < x < 1),
 )
+FOLDER = Kind(
+    "one folder of up to 200 letters, digits and ._-+=, beginning with a letter, digit or _",
+    lambda x: isinstance(x, str) and NAME.fullmatch(x) is not None,
+)
 SETTINGS = {
-    "name": Kind(
-        "one folder of up to 200 letters, digits and ._-+=, beginning with a letter, digit or _",
-        lambda x: isinstance(x, str) and NAME.fullmatch(x) is not None,
-    ),
+    "name": FOLDER,
     "output_dir": TEXT,
+    "alias": optional(FOLDER),
     "cache_dir": TEXT,
     "seed": integer(0, 2**32 - 1),
     "debug": SWITCH,
@@ -85,6 +87,8 @@ SETTINGS = {
     "trainer.save_total_limit": optional(integer(1)),
     "trainer.dataloader_num_workers": integer(0),
 }
+# Former names of settings, with the present ones.
+RENAMED = {"tape_sampler": "position.sampler", "randpe_length": "position.length"}
 # Groups of the configuration that a run cannot do without.
 GROUPS = ("model", "position", "task", "data", "trainer")
 
@@ -94,12 +98,20 @@ def shown(value: Any) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
+def renamed(name: str, value: str) -> str:
+    """The error for a former name of a setting."""
+    new = RENAMED[name]
+    return f"{name}={value}: the name of this setting is {new}; give {new}={value}"
+
+
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Checks the settings of a run, as composed and resolved.
 
     Raises:
-        ValueError: for the first setting that is missing or out of bounds.
+        ValueError: for the first setting that is missing, out of bounds or has a new name.
     """
+    for name in RENAMED.keys() & settings.keys():
+        raise ValueError(renamed(name, shown(settings[name])))
     for name, kind in SETTINGS.items():
         *above, last = name.split(".")
         owner: Any = settings
@@ -121,5 +133,5 @@ def check_groups(settings: Mapping[str, Any]) -> None:
     """
     for group in GROUPS:
         if not isinstance(settings.get(group), Mapping):
-            files = ", ".join(sorted(path.stem for path in (CONFIG / group).glob("*.yaml")))
-            raise ValueError(f"{group}={shown(settings.get(group))}: choose one of {files}")
+            names = ", ".join(sorted(options(group)))
+            raise ValueError(f"{group}={shown(settings.get(group))}: choose one of {names}")

@@ -4,7 +4,7 @@
 #
 #   TABLES="width" SEEDS="0 1 2" bash script/ablations.sh [settings]
 #
-#   TABLES       architecture, equivariance and width (config/experiment/ablation_*); all by default
+#   TABLES       architecture, equivariance and width (config/ablations.yaml); all by default
 #   SEEDS, JOBS, NAME (ablation by default): see script/comparison.sh
 #   EVALUATION   flags of python -m tape.evaluation.perplexity, e.g. --data text --files github/
 #   settings     of the training, e.g. data=text data.files=code/ model=base length=1024; the text
@@ -15,23 +15,26 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-read -rd '' -a tables <<<"${TABLES:-architecture equivariance width}" || true
-rows() { # table
-    local file=config/experiment/ablation_$1.yaml
-    if [[ ! -f $file ]]; then
-        echo "error: TABLES: no '$1'; known: architecture equivariance width" >&2
+source script/comparison.sh
+
+declare -A rows
+while read -r table listed; do
+    rows[$table]=$listed
+    known+=" $table"
+done < <("$python" -c 'import config
+for table, rows in config.ABLATIONS.tables.items():
+    print(table, *rows)')
+read -rd '' -a tables <<<"${TABLES:-$known}" || true
+types=()
+for table in "${tables[@]}"; do
+    if [[ -z ${rows[$table]:-} ]]; then
+        echo "error: TABLES: no '$table'; known:$known" >&2
         exit 1
     fi
-    sed -nE "s/.*ablation: '?([a-z0-9_,]+)'?.*/\1/p" "$file" | tr , ' '
-}
-TYPES=
-for table in "${tables[@]}"; do
-    listed=$(rows "$table")
-    for row in $listed; do
-        [[ " $TYPES " == *" $row "* ]] || TYPES+=" $row"
+    for row in ${rows[$table]}; do
+        [[ " ${types[*]} " == *" $row "* ]] || types+=("$row")
     done
 done
-source script/comparison.sh
 
 group=ablation
 experiment=ablation
@@ -56,7 +59,7 @@ compare() { # runs
     done
     for table in "${tables[@]}"; do
         runs=()
-        for row in $(rows "$table"); do
+        for row in ${rows[$table]}; do
             for seed in "${seeds[@]}"; do
                 runs+=("output/${NAME}_${row}_$seed")
             done

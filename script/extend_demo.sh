@@ -2,7 +2,7 @@
 # Context extension on a laptop: two small RoPE models (made first if they are missing) go on with
 # four times their length by every method, and all are compared: bash script/extend_demo.sh [settings]
 #
-#   TYPES      the methods, files of config/peft; all seven by default
+#   TYPES      the methods, entries of config/peft; all seven by default
 #   SEEDS      of the new weights and the order of the text; 0 by default
 #   JOBS       see script/comparison.sh
 #   NAME       the folder in output/ of the runs, their logs, the table and the picture; extend by default
@@ -24,6 +24,10 @@ check_runs "$@"
 
 check_base() { # folder length
     local length
+    if [[ ! -f $1/model.safetensors ]]; then
+        echo "error: $1 holds a run that has not finished: finish it, or rename it" >&2
+        exit 1
+    fi
     length=$(trained_length "$1")
     if ((length != $2)); then
         echo "error: $1 was trained on $length tokens, and what is extended here has $2: rename it," \

@@ -1,5 +1,5 @@
 # Sourced by scripts that start runs, for `types` x `seeds`: what they may be, and how they are stopped.
-# Types are files of config/$group.
+# Types are entries of config/$group.
 if ((BASH_VERSINFO[0] < 5)); then
     echo "error: bash 5 or newer is needed, this is $BASH_VERSION" >&2
     exit 1
@@ -12,14 +12,15 @@ fi
 
 group=position
 check_runs() { # settings
-    local type seed setting
+    local type seed setting known
+    known=$("$python" -c 'import sys, config; print(*sorted(config.options(sys.argv[1])))' "$group")
     for type in "${types[@]}"; do
         if [[ $group/$type == position/keep ]]; then
             echo "error: TYPES: 'keep' is the encoding of a base_model; name an encoding" >&2
             exit 1
         fi
-        if [[ ! $type =~ ^[A-Za-z0-9_]+$ || ! -f config/$group/$type.yaml ]]; then
-            echo "error: TYPES: no '$type' in config/$group" >&2
+        if [[ " $known " != *" $type "* ]]; then
+            echo "error: TYPES: no '$type' in config/$group; known: $known" >&2
             exit 1
         fi
     done

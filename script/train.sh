@@ -6,8 +6,14 @@
 #   NGPUS, NNODES   processes, see script/launch.sh
 #   settings        as for train.py, e.g. launcher=fsdp2 trainer.max_steps=1000 experiment=c4
 #
-# The result is in output/${TYPE}_c4. The same command continues a run that was stopped; exit
+# The result is in output/${TYPE}_${data.name}: output/adape_local, and output/adape_c4 with
+# experiment=c4. Where there is no output/${TYPE}_c4, that is made a link to the result of another
+# text, for commands that begin with it. The same command continues a run that was stopped; exit
 # status 75 says that it was told to stop (SIGTERM), has saved, and can be continued.
 set -euo pipefail
 TYPE=${TYPE:-adape}
-exec bash "$(dirname "${BASH_SOURCE[0]}")/launch.sh" position="$TYPE" name="${TYPE}_c4" "$@"
+text='${oc.select:data.name,${hydra:runtime.choices.data}}'
+if [[ " $*" != *" name="* && " $*" != *" output_dir="* ]]; then
+    set -- "name='${TYPE}_$text'" alias="${TYPE}_c4" "$@"
+fi
+exec bash "$(dirname "${BASH_SOURCE[0]}")/launch.sh" position="$TYPE" "$@"

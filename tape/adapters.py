@@ -27,8 +27,6 @@ from tape.positions import PositionModule, StateUpdate
 ADAPTER = "adapter_model.safetensors"
 # Trained as a whole besides LoRA or the encoding, in the recipe of LongLoRA and of TAPE's paper.
 EXTRA = ("embed_tokens", "norm", "input_layernorm", "post_attention_layernorm")
-# What the peft library adds to the name of a weight.
-WRAPPING = r"^base_model\.model\.|\.(default|modules_to_save|weight)(?=\.|$)"
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 

@@ -15,7 +15,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 import train
-from config.command import CONFIG
+from config import CONFIG
 from tape import TapeConfig, TapeForCausalLM
 
 # rouge_score has absl log to the stderr of the moment, here pytest's; Hydra's set-up of logging has

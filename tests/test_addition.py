@@ -47,7 +47,7 @@ def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
 
 @pytest.mark.parametrize("position", ["tape", "randpe"])
 def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position):
-    settings = [f"position={position}", "+model.num_recurrences=2", "tape_sampler=shift"]
+    settings = [f"position={position}", "+model.num_recurrences=2", "+encodings.tape.sampler=shift"]
     whole = start(*settings, folder=tmp_path / "whole")
     parts = start(*settings)
     shutil.rmtree(parts / "checkpoint-8")

@@ -137,8 +137,13 @@ SETTINGS = [
     ("position=learned position.length=5", r"position 63 is beyond the learned table of length=5"),
     ("position.width=-1", r"width=-1 must be"),
     ("position.width=99999999999999999999", r"width=9+ must be"),
-    ("tape_sampler=5", r"unknown sampler 5"),
-    ("tape_sampler={name:shift,maximum:9223372036854775808}", r"maximum=9223372036854775808 must"),
+    ("position.sampler=5", r"unknown sampler 5"),
+    ("position.sampler={name:shift,maximum:9223372036854775808}", r"maximum=9223372036854775808 m"),
+    (
+        "tape_sampler=shift",
+        r"tape_sampler=shift: .* is position\.sampler; give position\.sampler",
+    ),
+    ("+randpe_length=9", r"randpe_length=9: .* is position\.length; give position\.length=9"),
     ("position.name=5", r"unknown position encoding 5"),
     ("position=keep", r"position=keep .* a base_model=\.\.\.: give one"),
     # names, folders and groups
@@ -323,11 +328,12 @@ def test_a_full_disk_is_called_so(train, tmp_path, monkeypatch):
 def script(tmp_path):
     """Runs a script where there is nothing to install and nothing to start."""
     shutil.copytree(ROOT / "script", tmp_path / "script")
-    (tmp_path / "config").symlink_to(ROOT / "config")
+    for package in ("config", "tape"):
+        (tmp_path / package).symlink_to(ROOT / package)
     (tmp_path / "script" / "setup.sh").write_text("# installed\n")
 
     def script(name, **variables):
-        environment = {**os.environ, "VIRTUAL_ENV": "/no/such/environment", **variables}
+        environment = {**os.environ, "VIRTUAL_ENV": sys.prefix, **variables}
         return subprocess.run(
             ["bash", f"script/{name}"],
             cwd=tmp_path,

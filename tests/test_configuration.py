@@ -2,6 +2,10 @@
 
 import ast
 import pathlib
+import re
+import sys
+import tomllib
+from importlib import metadata
 
 import pytest
 import torch
@@ -192,6 +196,45 @@ def test_a_position_set_later_counts():
     config.position = {"name": "rope", "tehta": 1.0}
     with pytest.raises(ValueError, match="did you mean 'theta'"):
         TapeForCausalLM(config)
+
+
+def canonical(requirement):
+    return re.match(r"[\w-]+", requirement)[0].lower().replace("_", "-")
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.split(".")[0]
+
+
+def test_every_import_is_declared_and_every_dependency_is_used():
+    root = pathlib.Path(tape.__file__).parent.parent
+    packages = [path.parent for path in root.glob("*/__init__.py")]
+    files = [path for package in packages for path in package.rglob("*.py")]
+    scripts = [
+        path for folder in (".", "benchmarks", "tests") for path in root.glob(f"{folder}/*.py")
+    ]
+    ours = {package.name for package in packages} | {path.stem for path in scripts}
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    required = {canonical(each) for each in project["dependencies"]}
+    extras = {
+        canonical(each) for extra in project["optional-dependencies"].values() for each in extra
+    }
+    installed = metadata.packages_distributions()
+    imported = {
+        canonical(installed.get(name, [name])[0])
+        for path in files + scripts
+        for name in imports(path)
+        if name not in ours | sys.stdlib_module_names
+    }
+    assert imported <= required | extras
+    # Loaded by transformers, lm-eval, Hydra and pytest, or run as a command.
+    by_name = {"wandb", "tensorboard", "deepspeed", "wonderwords"}
+    by_name |= {"hydra-joblib-launcher", "hydra-submitit-launcher", "pytest-xdist", "ruff"}
+    assert (required | extras) - imported == {"tape"} | by_name
 
 
 def test_dependencies_point_one_way():

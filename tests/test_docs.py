@@ -10,6 +10,7 @@ import yaml
 from conftest import make_model
 
 from arithmetic.compare import compare as grids
+from config import ABLATIONS
 from extension.compare import compare as methods
 from pretraining.compare import compare as encodings
 from retrieval.compare import compare as passkeys
@@ -102,23 +103,16 @@ def test_tables_are_those_of_the_results(results, compare, evaluation, page, tmp
     assert compare(runs, evaluation, tmp_path) in (ROOT / "docs" / f"{page}.md").read_text()
 
 
-def ablations():
-    """The rows of each table, from its experiment."""
-    for table in ("architecture", "equivariance", "width"):
-        file = ROOT / "config" / "experiment" / f"ablation_{table}.yaml"
-        yield table, yaml.safe_load(file.read_text())["hydra"]["sweeper"]["params"]["ablation"]
-
-
 def test_the_comparison_in_the_findings_is_that_of_the_results(tmp_path):
     runs = sorted((RESULTS / "encodings").iterdir())
     text, found = encodings(runs, "compare", "rope", tmp_path)
     assert text in FINDINGS.read_text() and not found.missing
 
 
-@pytest.mark.parametrize(("table", "rows"), list(ablations()))
+@pytest.mark.parametrize(("table", "rows"), list(ABLATIONS.tables.items()))
 def test_ablations_in_the_findings_are_those_of_the_results(table, rows, tmp_path):
     folder = RESULTS / "ablations"
-    runs = [folder / f"ablation_{row}_{seed}" for row in rows.split(",") for seed in range(3)]
+    runs = [folder / f"ablation_{row}_{seed}" for row in rows for seed in range(3)]
     text, found = encodings(runs, "compare", str(folder / "ablation_full_0"), tmp_path)
     assert text in FINDINGS.read_text() and not found.missing
 

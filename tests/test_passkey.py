@@ -18,7 +18,7 @@ from tape.training.progress import read_metrics
 from tape.training.runs import TRAINED, register_run
 
 SETTINGS = [
-    *("experiment=passkey", "length=38", "data.max_length=32", "randpe_length=280"),
+    *("experiment=passkey", "length=38", "data.max_length=32", "encodings.randpe.length=280"),
     *("task.samples=1", "eval_blocks=8", "model.hidden_size=32", "model.intermediate_size=48"),
     *("trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4"),
     *("trainer.logging_steps=1", "trainer.per_device_train_batch_size=4"),
@@ -68,7 +68,7 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position):
         (["eval_blocks=null"], "eval_blocks=null: prompts are without end"),
         (["task.samples=0"], r"task\.samples=0 must be an integer"),
         (
-            ["position=randpe", "randpe_length=200"],
+            ["position=randpe", "position.length=200"],
             r"up to 8 times the trained length needs 265 positions, .* 'randpe' has 200",
         ),
     ],
@@ -81,7 +81,7 @@ def test_bad_settings_are_refused(start, overrides, message):
 def test_the_experiment_composes():
     cfg = composed("experiment=passkey", "position=randpe")
     assert cfg.length == Passkeys(max_length=cfg.data.max_length).length
-    assert cfg.position.length == cfg.randpe_length >= 8 * cfg.data.max_length + 9
+    assert cfg.position.length == cfg.encodings.randpe.length >= 8 * cfg.data.max_length + 9
     assert cfg.name == "passkey_randpe_0"
     assert composed("position=randpe").position.length is None
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import composed
-from omegaconf import OmegaConf
 from scipy.stats import ttest_rel
-from test_grid import ROOT
 
+from config import ABLATIONS
 from pretraining import compare as entry
 from pretraining.compare import compare
 from pretraining.figures import figure_of
@@ -188,8 +187,7 @@ def test_every_row_of_the_papers_ablations_composes():
     table6, table7 = (len((paper / f"table{n}.csv").read_text().splitlines()) - 1 for n in (6, 7))
     rows = {}
     for table in ("architecture", "equivariance", "width"):
-        experiment = ROOT / "config" / "experiment" / f"ablation_{table}.yaml"
-        swept = OmegaConf.load(experiment).hydra.sweeper.params.ablation.split(",")
+        swept = ABLATIONS.tables[table]
         chosen = [composed(f"experiment=ablation_{table}", f"ablation={row}") for row in swept]
         rows[table] = {row: cfg.position for row, cfg in zip(swept, chosen, strict=True)}
         assert all(each.name == "tape" for each in rows[table].values())

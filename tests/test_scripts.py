@@ -13,6 +13,7 @@ import time
 import pytest
 import test_passkey
 import torch
+import yaml
 from scrolls_data import write_task
 from test_addition import SETTINGS
 from test_grid import ROOT
@@ -47,6 +48,22 @@ def run_script(tmp_path):
         )
 
     return run_script
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "alias"),
+    [
+        ([], "adape_local", "adape_c4"),
+        (["experiment=c4"], "adape_c4", "adape_c4"),
+        (["data=text", "data.name=code"], "adape_code", "adape_c4"),
+        (["experiment=addition"], "adape_addition", "adape_c4"),
+        (["name=mine"], "mine", None),
+    ],
+)
+def test_a_run_is_named_after_its_text(run_script, settings, name, alias):
+    printed, _ = run_script("train.sh", *settings, "--cfg", "job", "--resolve").communicate()
+    composed = yaml.safe_load(printed)
+    assert (composed["name"], composed["alias"]) == (name, alias), printed
 
 
 def of_a_script(settings):

@@ -23,12 +23,14 @@ from transformers import (
 )
 
 import train
+from config import options
 from tape import TapeConfig
 from tape.data import TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
 from tape.training.guard import NonFiniteLoss, Stopped
 from tape.training.progress import read_metrics
 from tape.training.runs import (
+    clear_alias,
     last_complete,
     register_run,
     remove_old,
@@ -38,21 +40,20 @@ from tape.training.runs import (
 from tape.training.trainer import LanguageModelTrainer
 
 ROOT = Path(train.__file__).parent
-CONFIG = ROOT / "config"
 
 
 def choices(group):
-    return sorted(path.stem for path in (CONFIG / group).glob("*.yaml"))
+    return sorted(options(group))
 
 
 @pytest.mark.parametrize("position", sorted({*choices("position")} - {"keep"}))
-def test_every_position_file_builds_with_known_arguments(position):
+def test_every_position_builds_with_known_arguments(position):
     settings = OmegaConf.to_container(composed(f"position={position}"), resolve=True)
     config = TapeConfig(**settings["model"] | {"position": settings["position"], "vocab_size": 99})
     assert config.position["name"] == ALIASES.get(position, position)
 
 
-def test_there_is_a_file_for_every_encoding_and_alias():
+def test_there_is_an_entry_for_every_encoding_and_alias():
     assert choices("position") == sorted([*ENCODINGS, *ALIASES, "keep"])
 
 
@@ -100,6 +101,20 @@ def test_runs_of_a_sweep_have_their_own_folders():
         for data in ("local", "text")
     ]
     assert len({cfg.output_dir for cfg in sweep}) == 8
+
+
+def test_an_alias_is_a_link_that_replaces_nothing_and_gives_way_to_a_run(start, tmp_path):
+    alias, run = tmp_path / "tape_c4", start("alias=tape_c4", folder=tmp_path / "tape_text")
+    assert alias.readlink() == Path(run.name) and (alias / "model.safetensors").is_file()
+    start("alias=tape_c4", "seed=1", folder=tmp_path / "tape_other")
+    assert alias.readlink() == Path(run.name)
+    start("alias=tape_c4", "seed=1", folder=alias)
+    assert not alias.is_symlink() and (alias / "model.safetensors").is_file()
+
+    elsewhere = tmp_path / "linked"
+    elsewhere.symlink_to(alias)
+    clear_alias(elsewhere)
+    assert elsewhere.is_symlink()  # a link to another disk is the user's
 
 
 @pytest.mark.parametrize("position", ["tape", "randpe", "fire"])

@@ -1,6 +1,7 @@
 """Encodings of positions, by name.
 
-A new encoding is one file here, one line in `ENCODINGS` and one YAML in config/position/.
+A new encoding is one file here, one line in `ENCODINGS` and, if it has arguments, one YAML in
+config/position/.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def walk(root: Path, leave_out: Path, faults: list[Fault]) -> Iterator[Folder]:
         )
         inside = sorted((each for each in folders if not WITHIN.fullmatch(each)), key=natural)
         folders.clear()
-        for folder in inside:
+        for folder in sorted(inside, key=lambda each: (path / each).is_symlink()):
             if (target := realpath(path / folder)) not in left_out:
                 left_out.add(target)
                 folders.append(folder)

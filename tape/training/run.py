@@ -26,7 +26,14 @@ from tape.training.build import (
     new_config,
 )
 from tape.training.guard import Stopped
-from tape.training.runs import last_complete, locked, register_run, step_of
+from tape.training.runs import (
+    clear_alias,
+    last_complete,
+    link_alias,
+    locked,
+    register_run,
+    step_of,
+)
 from tape.training.streaming import ContinuedStream, follow_stream
 from tape.training.trainer import LanguageModelTrainer
 
@@ -78,6 +85,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     transformers.logging.disable_progress_bar()
     set_seed(settings["seed"])
 
+    if main and settings["alias"] == folder.name:
+        clear_alias(folder)
     with locked(folder):
         with arguments.main_process_first():  # the other processes find its work in the cache
             task = instantiate(settings["task"])(instantiate(settings["data"]), settings, arguments)
@@ -139,6 +148,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         report = task.report(folder, saved.to(arguments.device))
     print(report)
     log.info("model, tokenizer and report are in %s", folder)
+    if settings["alias"]:
+        link_alias(folder, settings["alias"])
     return report
 
 

@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 # Settings without an influence on what is learned: where a run lies, what is looked at, and how
 # the sequences of a step (their number is recorded) are spread over time and devices.
 NO_INFLUENCE = (
-    r"name|output_dir|trainer\.output_dir|cache_dir|debug|launcher",
+    r"name|output_dir|alias|trainer\.output_dir|cache_dir|debug|launcher",
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
     r"report\..*|data\.max_bad|eval_blocks|task\.samples",
-    r"tape_sampler|randpe_length",  # what becomes of them is in position.*
+    r"encodings\..*|tape_sampler|randpe_length",  # defaults of position.*; the last two of old runs
     r"trainer\.(disable_tqdm|report_to|run_name)",
     r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",
     r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
@@ -119,6 +119,20 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]
+
+
+def clear_alias(folder: Path) -> None:
+    """Removes `folder` if it is a link that `link_alias` made: a run with this name replaces it."""
+    if folder.is_symlink() and folder.readlink().parts == (folder.readlink().name,):
+        folder.unlink()
+
+
+def link_alias(folder: Path, alias: str) -> None:
+    """Makes `alias` a link to the folder of a run beside it, unless something has that name."""
+    link = folder.with_name(alias)
+    if not os.path.lexists(link):
+        link.symlink_to(folder.name)
+        log.info("%s -> %s", link, folder.name)
 
 
 @contextmanager
