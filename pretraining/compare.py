@@ -15,7 +15,7 @@ from pretraining.figures import figure_of
 from pretraining.rows import Compared, compared
 from pretraining.tables import latex, lines_of, markdown
 from tape import origin
-from tape.command import Parser, expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
 
@@ -51,7 +51,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=result_folder,
         default=Path("output/compare_encodings"),
         help="folder of the results (default: output/compare_encodings)",
     )

@@ -16,7 +16,7 @@ from scrolls.rows import read_rows
 from scrolls.sources import find
 from scrolls.tasks import SPLITS, TASKS, Split, Task
 from tape.command import Parser
-from tape.files import write_text
+from tape.files import check_replaceable, write_text
 
 
 def majority(task: Task, split: Split, data_dir: Path | None, cache: Path) -> dict[str, str]:
@@ -46,7 +46,9 @@ def main() -> None:
     given = parser.parse_args()
     try:
         found = majority(TASKS[given.dataset_name], given.split, given.data_dir, given.cache_dir)
-        write_text(given.output, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        check_replaceable("--output", given.output, text)
+        write_text(given.output, text)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     print(f"{len(found):,} answers are in {given.output}")

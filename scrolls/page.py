@@ -6,6 +6,7 @@ from html import escape
 
 from scrolls.answers import Answer, Asked, Reading, harmless
 
+GENERATOR = '<meta name="generator" content="scrolls.show">'
 STYLE = """
 :root { color-scheme: light dark; --faint: #0000000d; --line: #00000026; --best: #1a7f37;
   font: 16px/1.5 system-ui, sans-serif }
@@ -38,6 +39,7 @@ def page(reading: Reading) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
+{GENERATOR}
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>{_html(reading.title)}</title>
 <style>{STYLE}</style>

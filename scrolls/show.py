@@ -12,11 +12,11 @@ import textwrap
 from pathlib import Path
 
 from scrolls.answers import Asked, Reading, harmless, read, read_folder
-from scrolls.page import page
+from scrolls.page import GENERATOR, page
 from scrolls.scoring import Golds
 from scrolls.tasks import SPLITS, TASKS
 from tape.command import Parser
-from tape.files import write_text
+from tape.files import check_replaceable, write_text
 
 WIDTH = 100
 
@@ -81,6 +81,8 @@ def main() -> None:
     try:
         if arguments.limit < 1:
             raise ValueError(f"--limit {arguments.limit} must be at least 1")
+        if arguments.out is not None:
+            check_replaceable("--out", arguments.out, GENERATOR)
         golds = Golds(arguments.split, arguments.data_dir, arguments.cache_dir, with_inputs=True)
         reference = golds.of(TASKS[arguments.dataset_name])
         predictions = read_folder(arguments.predictions, reference)

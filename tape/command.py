@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -15,6 +16,7 @@ from tape.names import check_name
 
 EXPECTED = (ValueError, OSError, MemoryError, SafetensorError, torch.OutOfMemoryError)
 MOST = 10**12
+OF_A_MODEL = ("run.json", "trained.json", "config.json")
 NO_MEMORY = "can't allocate memory"  # torch's, on a CPU
 
 
@@ -59,6 +61,10 @@ def in_one_line(error: Exception) -> str:
 class Parser(argparse.ArgumentParser):
     """A parser of a command line that refuses in one line; --help shows the usage."""
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.register("type", Path, path)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message.removeprefix('argument ')}\n")
 
@@ -82,6 +88,23 @@ def folder_name(text: str) -> str:
         return check_name("name", text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def path(text: str) -> Path:
+    """Any path for argparse, which takes an empty one for the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' must be a path")
+    return Path(text)
+
+
+def result_folder(text: str) -> Path:
+    """A folder to write results to for argparse: origin.json there is theirs, not a training's."""
+    folder = path(text)
+    if found := [name for name in OF_A_MODEL if (folder / name).exists()]:
+        raise argparse.ArgumentTypeError(
+            f"{text} is the folder of a run or a model ({found[0]}); give another one"
+        )
+    return folder
 
 
 class Distinct(argparse.Action):

@@ -126,6 +126,15 @@ def write_text(target: Path, text: str) -> None:
     write_bytes(target, text.encode(errors="backslashreplace"))
 
 
+def check_replaceable(setting: str, target: Path, mark: str) -> None:
+    """Raise a ValueError for a file without the text `mark`, which shows that it may be written
+    anew."""
+    if target.is_file() and mark.encode() not in target.read_bytes():
+        raise ValueError(
+            f"{setting} {target} holds something else: remove it, or give another file"
+        )
+
+
 def write_bytes(target: Path, content: bytes) -> None:
     """Write a file under a temporary name, then rename it."""
     make_folder(target.parent)

@@ -586,12 +586,15 @@ VALID = "--split validation --data_dir {given}/scrolls --predictions {given}/ans
 TESTED = "--data_dir {given}/scrolls --predictions {given}/answers/tape.json --test_data_file"
 ALL = "eval_scrolls.py --all --cache_dir {store} --data_dir {given}/scrolls --predictions"
 SHOWN = "-m scrolls.show --dataset_name qasper --cache_dir {store} --data_dir {given}/scrolls"
+MAJORITY = "-m scrolls.majority --dataset_name qasper"
 GENERATED = (
     "-m scrolls.generate task=qasper processes=1 limit=1 max_batch_tokens=300 output=o.json "
     "cache_dir={store} data_dir={given}/scrolls model={given}/scrolls_"
 )
 GRID = "-m arithmetic.evaluate samples=1 max_length=2 processes=1 model={given}/problems_"
 KEYS = "eval_retrieval.py --num_tests 1 --depths 1 --processes 1 --base_model {given}/passkeys_"
+OTHER = r"--\w+ \S+ holds something else: remove it, or give another file"
+A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
 FILES = [
     (f"{SCORED} {VALID} --data_dir {{given}}/zip_locked", r"qasper\.zip.* cannot be .*encrypted"),
     (f"{SCORED} {VALID} --data_dir {{given}}/zip", r"qasper\.zip.* cannot be read"),
@@ -628,14 +631,21 @@ FILES = [
         r"line 1, id 'a': field 'input' is 5",
     ),
     (
-        "-m scrolls.majority --dataset_name qasper --data_dir {given}/zip_locked --output o.json",
+        f"{MAJORITY} --data_dir {{given}}/zip_locked --output o.json",
         r"qasper\.zip.* cannot be read .*encrypted",
     ),
     (
-        "-m scrolls.majority --dataset_name qasper --data_dir {given}/scrolls "
-        "--output {given}/folder.txt",
+        f"{MAJORITY} --data_dir {{given}}/scrolls --output {{given}}/folder.txt",
         r"folder\.txt is a folder: give the file",
     ),
+    # What would be written over
+    (f"{SHOWN} --predictions {{given}}/answers --out {{given}}/answers/tape.json", OTHER),
+    (f"{SHOWN} --predictions {{given}}/answers --out {{given}}/model/config.json", OTHER),
+    (f"{MAJORITY} --data_dir {{given}}/scrolls --output {{given}}/answers/tape.json", OTHER),
+    (f"{MAJORITY} --data_dir {{given}}/scrolls --output {{given}}/model/config.json", OTHER),
+    (f"{GENERATED}rows output={{given}}/model/config.json", r"config\.json is there, but not its"),
+    (f"{ALL} {{given}} --metrics_output_dir m --type a --submission {{given}}/text.jsonl", OTHER),
+    (f"{SCORED} {VALID} --metrics_output_dir {{given}}/model", A_MODEL),
     (f"{GENERATED}nested", r"scrolls_nested/scrolls\.json is damaged .*recursion.*budget=\.\.\."),
     (f"{GENERATED}number", r"scrolls\.json is damaged .*give budget=\.\.\."),
     (f"{GENERATED}key", r"scrolls\.json is damaged .*give budget=\.\.\."),
@@ -690,8 +700,10 @@ def test_data_of_a_run(words, message, given, store, tmp_path):
 
 @pytest.mark.parametrize(("words", "message"), FILES, ids=names_of(FILES))
 def test_files_of_a_command(words, message, given, store, tmp_path):
+    before = files(given)
     words = words.replace("{given}", str(given)).replace("{store}", str(store)).split()
     check_refusal(run_command(*words, folder=tmp_path), message, tmp_path)
+    assert files(given) == before
 
 
 # --- evaluations and results
@@ -834,6 +846,22 @@ EVALUATIONS = [
     ),
     (f"-m tape.export {GOOD} --out {GOOD}", r"problems_digits is there already; choose another"),
     (f"-m tape.export {GOOD} --out o --format onnx", r"--format: invalid choice: 'onnx'"),
+    # Results among the files of a model
+    *(
+        (f"-m {command} --out {{given}}/model", rf"--out: \S+model {A_MODEL}")
+        for command in (
+            *(f"{name}.compare {GOOD}" for name in ("arithmetic", "retrieval", "pretraining")),
+            f"extension.compare {GOOD}",
+            *(f"tape.analysis.{name} --model {GOOD}" for name in ("stability", "visualize")),
+            f"tape.analysis.faults --model {GOOD}",
+            *("tape.analysis.cost", "tape.analysis.speed"),
+        )
+    ),
+    # Empty paths
+    ("-m tape.report ''", r"folders: '' must be a path"),
+    (f"-m arithmetic.heatmap {GOOD} --out ''", r"--out: '' must be a path"),
+    (f"-m arithmetic.compare {GOOD} --out ''", r"--out: '' must be a path"),
+    ("-m tape.export --out o ''", r"folder: '' must be a path"),
     # Names of evaluations, and their numbers
     *(
         (f"{GRID}digits name={name}", rf"name='?{name}'?: {NO_NAME}")

@@ -31,7 +31,7 @@ from tape.analysis.texts import (
     windows,
     with_refused,
 )
-from tape.command import Distinct, Parser, integer
+from tape.command import Distinct, Parser, integer, result_folder
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.intervals import student
@@ -187,7 +187,9 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--dtypes", choices=DTYPES, nargs="+", action=Distinct, default=["float32", "bfloat16"]
     )
-    parser.add_argument("--out", type=Path, default=Path("output/stability"), help="a folder")
+    parser.add_argument(
+        "--out", type=result_folder, default=Path("output/stability"), help="a folder"
+    )
     return parser.parse_args(given)
 
 

@@ -36,7 +36,7 @@ from tape.analysis.texts import (
     windows,
     with_refused,
 )
-from tape.command import Parser, integer
+from tape.command import Parser, integer, result_folder
 from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
@@ -316,7 +316,9 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", type=integer(8), default=256, help="tokens of a window")
     parser.add_argument("--windows", type=integer(1), default=8, help="of the text")
     parser.add_argument("--heads", type=integer(1), default=4, help="to show of each layer")
-    parser.add_argument("--out", type=Path, default=Path("output/visualize"), help="a folder")
+    parser.add_argument(
+        "--out", type=result_folder, default=Path("output/visualize"), help="a folder"
+    )
     return parser.parse_args(given)
 
 
