@@ -160,6 +160,7 @@ SETTINGS = [
     ("a=b=c", r"mismatched input '='"),
     ("name=${nothing}", r"nothing"),
     ("task._target_=foo.bar", r"foo"),
+    ("hydra.run.dir=/dev/null/x", r"hydra\.run\.dir, .*: no folder /dev/null/x can be made"),
     # bases
     ("peft=lora", r"peft=lora adapts a trained model: give base_model=\.\.\."),
     ("peft=lor", r"unknown peft 'lor'; did you mean 'lora'\?"),
@@ -210,6 +211,10 @@ def check_refusal(outcome, message, folder, before=frozenset()):
 @pytest.mark.parametrize(("settings", "message"), SETTINGS, ids=[case[0] for case in SETTINGS])
 def test_settings_of_a_run(train, settings, message, tmp_path):
     check_refusal(train(*re.split(r" (?=\S+=)", settings)), message, tmp_path)
+
+
+def test_debug_shows_where_a_setting_was_refused(train):
+    assert "Traceback" in train("debug=true", "length=1").err
 
 
 def test_bad_settings_are_refused_before_torch_is_imported():
@@ -662,6 +667,7 @@ FILES = [
     (f"{GENERATED}rows sample=true temperature=inf", r"temperature=inf must be a number above 0"),
     (f"{GENERATED}rows sample=true temperature=true", r"temperature=True must be a number above"),
     (f"{GENERATED}rows sample=true top_p=nan", r"top_p=nan must lie in \(0, 1\]"),
+    (f"{GENERATED}rows -m limit=1,2", r"--multirun is for train\.py: repeat this command"),
     (f"{GRID}nested", r"problems_nested/problems\.json is damaged \(RecursionError"),
     (f"{GRID}number", r"problems\.json: it must be a JSON object"),
     (f"{GRID}key", r"problems_key/problems\.json: .*max_first='many' must be an integer"),
@@ -899,6 +905,8 @@ EVALUATIONS = [
     (f"{GRID}digits name=null", rf"name=None: {NO_NAME}"),
     (f"{GRID}digits name=report", r"name='report' belongs to .* itself; choose another"),
     (f"{GRID}digits name=checkpoint-4", r"name='checkpoint-4' belongs to .* itself"),
+    (f"{GRID}digits max_length=1,2 --multirun", r"--multirun is for train\.py: repeat this"),
+    (f"{GRID}digits hydra.run.dir=/dev/null/x", r"hydra\.run\.dir, .*: no folder /dev/null/x"),
     (f"{GRID}digits shard=3/2", r"shard='3/2' must be i/n"),
     (f"{GRID}digits samples=null", r"samples=None must be an integer >= 1"),
     (f"{GRID}digits seed=-1", r"seed=-1 must be an integer >= 0"),
