@@ -18,7 +18,7 @@ from scrolls.scoring import Golds, evaluate_file, read_predictions
 from scrolls.sources import Source
 from scrolls.submission import COLUMNS
 from scrolls.tasks import SPLITS, TASKS
-from tape.command import Parser, result_folder
+from tape.command import Parser, expected_errors, result_folder
 from tape.files import check_replaceable
 
 
@@ -85,12 +85,8 @@ def run(arguments: argparse.Namespace) -> bool:
 def main() -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("scrolls").setLevel(logging.INFO)
-    try:
+    with expected_errors():
         valid = run(parser().parse_args())
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
     if not valid:
         sys.exit(os.EX_DATAERR)
 

@@ -56,7 +56,7 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
 def refuse(error: object) -> NoReturn:
     """Ends the process with an error in one line."""
     lines = str(error).splitlines() or [type(error).__name__]
-    sys.exit(f"error: {'; '.join(line.strip() for line in lines if line)}")
+    sys.exit(f"error: {'; '.join(line.strip() for line in lines if line).replace(':; ', ': ')}")
 
 
 def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:

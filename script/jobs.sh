@@ -13,6 +13,10 @@ fi
 group=position
 check_runs() { # settings
     local type seed setting
+    if ((!${#types[@]} || !${#seeds[@]})); then
+        echo "error: TYPES='${types[*]}', SEEDS='${seeds[*]}': name one or more of each" >&2
+        exit 1
+    fi
     for type in "${types[@]}"; do
         if [[ $group/$type == position/keep ]]; then
             echo "error: TYPES: 'keep' is the encoding of a base_model; name an encoding" >&2

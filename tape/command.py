@@ -69,14 +69,14 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message.removeprefix('argument ')}\n")
 
 
-def integer(least: int) -> Callable[[str], int]:
-    """Returns a parser of integers >= `least` for argparse."""
+def integer(least: int, most: int = MOST) -> Callable[[str], int]:
+    """Returns a parser of integers from `least` to `most` for argparse."""
 
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} must be an integer >= {least}")
-        if int(text) > MOST:
-            raise argparse.ArgumentTypeError(f"{text} is more than {MOST:,}")
+        if int(text) > most:
+            raise argparse.ArgumentTypeError(f"{text} is more than {most:,}")
         return int(text)
 
     return number
@@ -105,6 +105,14 @@ def result_folder(text: str) -> Path:
             f"{text} is the folder of a run or a model ({found[0]}); give another one"
         )
     return folder
+
+
+def picture(text: str) -> Path:
+    """A file for argparse that is written with two suffixes, .png and .svg."""
+    target = path(text)
+    if target.name in ("", ".."):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a file, without .png and .svg")
+    return target.with_suffix("") if target.suffix in (".png", ".svg") else target
 
 
 class Distinct(argparse.Action):

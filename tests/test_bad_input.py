@@ -84,6 +84,7 @@ SETTINGS = [
     ("trainer.train_sampling_strategy=random", r"train_sampling_strategy=random: .* order"),
     ("+trainer.num_train_epochs=x", r"trainer\.num_train_epochs='x' must be a number"),
     ("+trainer.accelerator_config=5", r"trainer\.accelerator_config=5 must be text"),
+    ("+trainer.deepspeed=text.txt", r"trainer(\.deepspeed=text\.txt)?: "),
     ("+trainer.fsdp=true", r"trainer\.fsdp=true with one process has nothing to shard over"),
     ("trainer.output_dir=x", r"trainer\.output_dir=x and output_dir=.*: set the latter"),
     (
@@ -255,6 +256,16 @@ def test_a_damaged_record_of_a_run(train, run, tmp_path, content):
     assert files(tmp_path) == before
 
 
+def test_a_run_with_other_settings(train, run, tmp_path):
+    (run / ".lock").unlink()
+    before = files(tmp_path)
+    outcome = train("name=run", "trainer.learning_rate=0.5")
+    difference = (
+        r"another configuration: trainer\.learning_rate: \S+ -> 0\.5; give this run its own"
+    )
+    check_refusal(outcome, difference, tmp_path, before)
+
+
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_a_foreign_pickle_in_a_checkpoint(train, run, tmp_path, name):
     """It is never loaded, whatever its hash says."""
@@ -359,6 +370,8 @@ def script(tmp_path):
         ("compare.sh", {"SEEDS": "0 x"}),
         ("compare.sh", {"SEEDS": "a[$(touch harm)]"}),
         ("compare.sh", {"SEEDS": "0 0"}),
+        ("compare.sh", {"TYPES": " "}),
+        ("compare.sh", {"SEEDS": " "}),
         ("compare.sh", {"TYPES": "keep"}),
         ("compare.sh", {"TYPES": "rope ../task/text"}),
         ("compare.sh", {"TYPES": "rope rope"}),
@@ -513,6 +526,7 @@ DATA = [
     ("data=text data.files={given}/nowhere.txt", r"data\.files: .*nowhere.txt is a link to no"),
     ("data=text data.files={given}/folder.txt", r"data\.files: no \.txt, .* in folder .*folder"),
     ("data=text data.files={given}/file", r"data\.files: .*file is none of \.txt"),
+    ("data=text data.files=/dev/zero", r"data\.files: /dev/zero is neither a file nor a folder"),
     ("data=text data.files={given}/empty.txt", r"the train split of text has no documents"),
     ("data=text data.files={given}/blank.jsonl", r"the train split of text has no documents"),
     # What is no path
@@ -673,6 +687,8 @@ FILES = [
     (f"{GRID}key", r"problems_key/problems\.json: .*max_first='many' must be an integer"),
     (f"{GRID}digits max_length=99999", r"max_length=99999 must be an integer in 1..1000"),
     (f"{GRID}digits model=null", r"give model=\.\.\., the folder of a trained run"),
+    (f"{GRID}digits model=[a]", r"model=\['a'\] must be a path"),
+    (f"{MAJORITY} --data_dir {{given}}/scrolls --output /proc/x.json", r"(: |')/proc/x\.json"),
     (f"{GRID}digits model={{given}}/loop.txt", r"loop\.txt has no problems\.json"),
     (f"{KEYS}nested", r"passkeys_nested/passkeys\.json is damaged \(RecursionError"),
     (f"{KEYS}number", r"passkeys\.json: it must be a JSON object"),
@@ -760,6 +776,8 @@ def made(given, tmp_path_factory):
     (folder / "loop").symlink_to("loop")
     (folder / "file").touch()
     (folder / "empty").mkdir()
+    (folder / "tasks").mkdir()
+    (folder / "tasks" / "a.yaml").write_text("task: t1\n: [")
     model = given / "problems_digits"
     for file, contents in DAMAGED.items():
         for name, content in contents.items():
@@ -835,6 +853,23 @@ EVALUATIONS = [
     (f"{MEASURED} --data {{made}}/empty", r"--data \S+empty is neither a file nor a corpus"),
     (f"{MEASURED} --out {{made}}/empty", r"--out \S+empty must end in \.csv"),
     (f"{MEASURED} --out {{made}}/file/o.csv", r"file is a file; give another one"),
+    (f"{MEASURED} --data {{made}}/file", r"file has 0 bytes, none: it is no file of uint16"),
+    *(
+        (
+            f"-m tape.evaluation.perplexity --plot o.csv --out {out}",
+            rf"--out {out} must end in \.png",
+        )
+        for out in ("o.csv", "o", "o.json")
+    ),
+    *(
+        (f"-m {command}.heatmap {GOOD} --out {out}", rf"--out: '{re.escape(out)}' must be a file")
+        for command in ("arithmetic", "retrieval")
+        for out in (".", "..", "/")
+    ),
+    (f"{LM_EVAL} --include_path {{made}}/tasks", r"tasks/a\.yaml is damaged \(ParserError"),
+    (f"{STABILITY} {GOOD} --data {{made}}/file", r"file has 0 bytes, none"),
+    (f"{STABILITY} {GOOD} --shifts 999999999999", r"--shifts: 9+ is more than 1,000,000"),
+    (f"-m tape.export {GOOD} --out /proc/x", r"/proc/x cannot be used"),
     (f"{LM_EVAL} --batch_size 0", r"--batch_size: '0' must be an integer >= 1"),
     (f"{LM_EVAL} --max_length 1", r"--max_length: '1' must be an integer >= 2"),
     (f"{LM_EVAL} --tasks ,", r"--tasks: ',' names no task"),
@@ -932,7 +967,7 @@ EVALUATIONS = [
     *(
         (
             f"-m arithmetic.{command} {{made}}/grid_{damage} --out o",
-            rf"grid_{damage}/grid/grid\.csv",
+            r"grid/grid\.csv, line 2: correct='a' is" if damage == "text" else r"grid/grid\.csv",
         )
         for command in ("compare", "heatmap")
         for damage in ("empty", "text", "binary")

@@ -182,7 +182,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", type=integer(2), default=128, help="tokens of a window")
     parser.add_argument("--windows", type=integer(1), default=16, help="of the text")
     parser.add_argument(
-        "--shifts", type=integer(1), nargs="+", action=Distinct, default=[3, 10, 100, 1000]
+        "--shifts", type=integer(1, 10**6), nargs="+", action=Distinct, default=[3, 10, 100, 1000]
     )
     parser.add_argument(
         "--dtypes", choices=DTYPES, nargs="+", action=Distinct, default=["float32", "bfloat16"]
