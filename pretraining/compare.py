@@ -46,7 +46,6 @@ def main() -> None:
     )
     parser.add_argument(
         "--baseline",
-        default="rope",
         help="the row that others are compared with, or one of its runs (default: rope)",
     )
     parser.add_argument(
@@ -56,11 +55,16 @@ def main() -> None:
         help="folder of the results (default: output/compare_encodings)",
     )
     arguments = parser.parse_args()
-    text, found = compare(arguments.runs, arguments.name, arguments.baseline, arguments.out)
+    given = arguments.baseline
+    baseline = "rope" if given is None else given
+    text, found = compare(arguments.runs, arguments.name, baseline, arguments.out)
     print(text)
     print(f"\nalso in {arguments.out}, with a line per run and length, LaTeX, and the picture")
     if found.missing:
         sys.exit(f"error: {len(found.missing)} of {len(arguments.runs)} runs are not in the table")
+    if given is not None and found.row(given) is None:
+        labels = ", ".join(row.label for row in found.rows)
+        sys.exit(f"error: --baseline {given!r} is none of the rows: {labels}")
 
 
 if __name__ == "__main__":

@@ -319,7 +319,12 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=result_folder, default=Path("output/visualize"), help="a folder"
     )
-    return parser.parse_args(given)
+    arguments = parser.parse_args(given)
+    if arguments.text is not None:
+        for name in ("data", "files", "length", "windows"):
+            if getattr(arguments, name) != parser.get_default(name):
+                parser.error(f"--{name} goes with a text of --data, not with --text: give one")
+    return arguments
 
 
 def main() -> None:
