@@ -16,8 +16,10 @@ from pathlib import Path
 from scrolls.benchmark import Submission, evaluate_all
 from scrolls.scoring import Golds, evaluate_file, read_predictions
 from scrolls.sources import Source
+from scrolls.submission import COLUMNS
 from scrolls.tasks import SPLITS, TASKS
-from tape.command import Parser
+from tape.command import Parser, expected_errors, result_folder
+from tape.files import check_replaceable
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         help="score all <task>/<TYPE>.json in the folder of predictions, and write a table of them",
     )
     add("--predictions", type=Path, required=True, help="a file {id: text}; with --all a folder")
-    add("--metrics_output_dir", type=Path, required=True, help="the folder for the results")
+    add("--metrics_output_dir", type=result_folder, required=True, help="a folder for the results")
     add("--split", choices=SPLITS, help="default: test, as officially; with --all validation")
     add("--data_dir", type=Path, help="a folder with the official zips, or what they hold")
     add("--test_data_file", type=Path, help="the test split with answers, as .jsonl")
@@ -56,6 +58,8 @@ def check(arguments: argparse.Namespace) -> None:
         raise ValueError("--submission and --type go together: the file, and whose predictions")
     if arguments.submission is not None and not arguments.all:
         raise ValueError("--submission needs --all: it holds the predictions for all tasks")
+    if arguments.submission is not None:
+        check_replaceable("--submission", arguments.submission, '","'.join(COLUMNS))
     if arguments.test_data_file is not None and (arguments.all or arguments.split != "test"):
         raise ValueError("--test_data_file is the test split of one --dataset_name")
 
@@ -81,12 +85,8 @@ def run(arguments: argparse.Namespace) -> bool:
 def main() -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("scrolls").setLevel(logging.INFO)
-    try:
+    with expected_errors():
         valid = run(parser().parse_args())
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
     if not valid:
         sys.exit(os.EX_DATAERR)
 

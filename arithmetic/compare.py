@@ -17,7 +17,7 @@ from arithmetic.grid import Grid, read_grid
 from arithmetic.heatmap import draw
 from arithmetic.problems import Problems
 from tape import origin
-from tape.command import Parser, expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
 from tape.evaluation.journal import read_evaluated
@@ -116,7 +116,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=result_folder,
         default=Path("output/comparison"),
         help="folder of the results (default: output/comparison)",
     )

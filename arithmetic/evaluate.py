@@ -56,7 +56,7 @@ def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict[str, Any]:
 
 def run(cfg: DictConfig) -> None:
     """One share of an evaluation, and its results if that share is all of it."""
-    if OmegaConf.is_missing(cfg, "model") or not isinstance(cfg.model, str):
+    if OmegaConf.is_missing(cfg, "model") or cfg.model is None:
         raise ValueError("give model=..., the folder of a trained run")
     check_flag("debug", cfg.debug)
     shard, folder = Shard.parse(str(cfg.shard)), check_path("model", cfg.model)

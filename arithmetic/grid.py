@@ -104,7 +104,7 @@ def read_grid(folder: Path) -> Grid:
     if not path.is_file():
         raise ValueError(f"{folder} has no grid.csv: evaluate that run first, or merge its shards")
     evaluated = read_evaluated(folder, "max_length")
-    rows = read_table(path, COLUMNS)
+    rows = read_table(path, COLUMNS, whole=("n", "m", "total"), counts=("correct",))
     with reading(path):
         if len(rows) > evaluated["max_length"] ** 2:
             raise ValueError("a pair of lengths is there twice: evaluate again")

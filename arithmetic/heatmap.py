@@ -17,7 +17,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from arithmetic.grid import Grid, read_grid
-from tape.command import Parser, expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name, picture
 from tape.evaluation.figures import side_by_side, write_figure
 
 
@@ -64,16 +64,13 @@ def main() -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=picture,
         default=Path("output/heatmaps"),
         help="without .png and .svg, which are both written (default: output/heatmaps)",
     )
     arguments = parser.parse_args()
-    out = (
-        arguments.out.with_suffix("") if arguments.out.suffix in (".png", ".svg") else arguments.out
-    )
-    draw([(run.name, read_grid(run / arguments.name)) for run in arguments.runs], out)
-    print(f"{out}.png and {out}.svg")
+    draw([(run.name, read_grid(run / arguments.name)) for run in arguments.runs], arguments.out)
+    print(f"{arguments.out}.png and {arguments.out}.svg")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from train_step import step
 from tape.adapters import Method, adapt
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import in_turn
-from tape.command import Parser
+from tape.command import Parser, expected_errors
 from tape.frozen import BFLOAT16, cast_frozen
 
 LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
@@ -60,12 +60,13 @@ def step_of(method: str, arguments: argparse.Namespace) -> Callable[[], None]:
     return one
 
 
+@expected_errors()
 def main(arguments: argparse.Namespace) -> None:
     methods = arguments.methods
     if arguments.memory_only:
         print(json.dumps(peak_memory(step_of(methods[0], arguments))))
         return
-    memory = {method: in_its_own_process(method) for method in methods}
+    memory = {method: in_its_own_process(method, "--memory-only") for method in methods}
     work = {method: step_of(method, arguments) for method in methods}
     publish(
         "adapters",

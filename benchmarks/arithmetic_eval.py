@@ -23,7 +23,7 @@ from arithmetic.decoding import answers
 from arithmetic.plan import Batch, plan
 from tape import TapeConfig, TapeForCausalLM
 from tape.analysis.measuring import DEVICE, in_turn, synchronize
-from tape.command import Parser
+from tape.command import Parser, expected_errors, integer
 from tape.evaluation.workers import side_by_side
 from tape.positions import ENCODINGS
 
@@ -60,6 +60,7 @@ def cells(batches: list[Batch]) -> list[Batch]:
     ]
 
 
+@expected_errors()
 def main(arguments: argparse.Namespace, work: Path) -> None:
     tokenizer, problems = character_tokenizer(), Problems()
     batches = plan(problems, arguments.digits, arguments.samples, 0, arguments.batch)
@@ -84,7 +85,9 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
             f"cached, {arguments.processes} processes": share,
             "cell by cell": lambda decode=decode: decode(cells(batches), False),
         }
-        ways = {name: ways[name] for name in ways if name.startswith(arguments.only)}
+        if not (chosen := [name for name in ways if name.startswith(arguments.only)]):
+            raise ValueError(f"--only {arguments.only!r}: no way begins so: {', '.join(ways)}")
+        ways = {name: ways[name] for name in chosen}
         seconds = in_turn(ways, arguments.repeats, warm_up=0)
         questions = sum(len(batch.questions) for batch in batches)
         rows += [
@@ -103,12 +106,12 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
 def parse() -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--methods", nargs="+", choices=ENCODINGS, default=["rope", "tape"])
-    parser.add_argument("--digits", type=int, default=20, help="the longest operands")
-    parser.add_argument("--samples", type=int, default=10, help="questions of each cell")
-    parser.add_argument("--batch", type=int, default=256, help="questions decoded together")
-    parser.add_argument("--processes", type=int, default=2, help="of the second way")
+    parser.add_argument("--digits", type=integer(1), default=20, help="the longest operands")
+    parser.add_argument("--samples", type=integer(1), default=10, help="questions of each cell")
+    parser.add_argument("--batch", type=integer(1), default=256, help="questions decoded together")
+    parser.add_argument("--processes", type=integer(1), default=2, help="of the second way")
     parser.add_argument("--only", default="", help="ways whose name begins so")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds")
+    parser.add_argument("--repeats", type=integer(1), default=3, help="rounds")
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")
     return parser.parse_args()
 

@@ -10,12 +10,13 @@ methods take turns in one process; the ratios of speeds are medians over the rou
 import argparse
 
 import torch
-from measuring import METHODS, SHAPES, build, publish, rounds, table
+from measuring import METHODS, SHAPES, build, publish, table
 from torch import nn
 
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import in_turn, synchronize
-from tape.command import Parser
+from tape.attention import KERNELS
+from tape.command import Parser, expected_errors, integer
 
 
 @torch.no_grad()
@@ -32,6 +33,7 @@ def generate(model: nn.Module, prompt: torch.Tensor, arguments: argparse.Namespa
     return output
 
 
+@expected_errors()
 def main(arguments: argparse.Namespace) -> None:
     length = arguments.prompt + arguments.new
     models = {
@@ -63,11 +65,11 @@ def parse() -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["rope", "tape", "llama"])
-    parser.add_argument("--prompt", type=int, default=256, help="tokens before")
-    parser.add_argument("--new", type=int, default=64, help="tokens to decode")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--repeats", type=rounds, default=15, help="rounds; at least 7")
-    parser.add_argument("--attention", default="sdpa")
+    parser.add_argument("--prompt", type=integer(1), default=256, help="tokens before")
+    parser.add_argument("--new", type=integer(1), default=64, help="tokens to decode")
+    parser.add_argument("--batch", type=integer(1), default=1)
+    parser.add_argument("--repeats", type=integer(7), default=15, help="rounds; at least 7")
+    parser.add_argument("--attention", choices=KERNELS, default="sdpa")
     parser.add_argument("--static", action="store_true", help="a static cache; compiled on a GPU")
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")
     return parser.parse_args()

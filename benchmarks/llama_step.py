@@ -18,12 +18,13 @@ from functools import partial
 import torch
 from adapters import step_of
 from decode import generate
-from measuring import SHAPES, build, publish, rounds, table
+from measuring import SHAPES, build, publish, table
 from tqdm import tqdm
 
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import DEVICE, Seconds, in_turn, memory_in_use, reset_peak
-from tape.command import Parser
+from tape.attention import KERNELS
+from tape.command import Parser, expected_errors, integer
 
 STEPS = ["lora", "longlora", "adape"]
 ENCODINGS = ["rope", "tape"]
@@ -93,6 +94,7 @@ def inference(encoding: str, arguments: argparse.Namespace) -> dict[str, str]:
     }
 
 
+@expected_errors()
 def main(arguments: argparse.Namespace) -> None:
     about = f"{arguments.shape}, 1 x {arguments.length:,} tokens, bfloat16, {arguments.attention}"
     for title, measure, names in (
@@ -106,16 +108,16 @@ def main(arguments: argparse.Namespace) -> None:
 def parse() -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="llama2_7b")
-    parser.add_argument("--length", type=int, default=8192, help="tokens of a step, of a prompt")
-    parser.add_argument("--new", type=int, default=64, help="tokens to decode")
-    parser.add_argument("--attention", default="sdpa")
-    parser.add_argument("--repeats", type=rounds, default=7, help="rounds; at least 7")
+    parser.add_argument(
+        "--length", type=integer(1), default=8192, help="tokens of a step, of a prompt"
+    )
+    parser.add_argument("--new", type=integer(1), default=64, help="tokens to decode")
+    parser.add_argument("--attention", choices=KERNELS, default="sdpa")
+    parser.add_argument("--repeats", type=integer(7), default=7, help="rounds; at least 7")
     parser.add_argument("--out", help="a folder for the tables; on the console alone by default")
     arguments = parser.parse_args()
-    if arguments.length < 8 or arguments.length % 8:
+    if arguments.length % 8:
         parser.error(f"--length {arguments.length}: longlora takes a multiple of 8")
-    if arguments.new < 1:
-        parser.error(f"--new {arguments.new}: there is nothing to time; give 1 or more")
     if arguments.shape == "llama2_7b" and DEVICE.type == "cpu":
         parser.error("--shape llama2_7b is for a GPU, and there is none; --shape small rehearses")
     return arguments

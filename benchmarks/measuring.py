@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -19,6 +19,8 @@ from torch import nn
 from tape import TapeConfig
 from tape.analysis.decoders import decoder, library_llama
 from tape.analysis.measuring import Seconds, machine, memory_in_use, reset_peak
+from tape.attention import KERNELS
+from tape.command import integer
 from tape.evaluation.tables import markdown_table
 from tape.positions import ENCODINGS
 
@@ -69,10 +71,14 @@ def peak_memory(work: Callable[[], object]) -> float:
     return (memory_in_use(peak=True) - before) / 2**20
 
 
-def in_its_own_process(method: str) -> float:
-    """What this script prints for one method with --memory-only, in a process of its own."""
-    command = [sys.executable, *sys.argv, "--methods", method, "--memory-only"]
-    outcome = subprocess.run(command, check=True, capture_output=True, text=True)
+def in_its_own_process(method: str, flag: str) -> Any:
+    """What this script prints for one method with a flag, in a process of its own, whose errors
+    are those of this one."""
+    command = [sys.executable, *sys.argv, "--methods", method, flag]
+    outcome = subprocess.run(command, capture_output=True, text=True)
+    if outcome.returncode:
+        ended = f"error: the process of {method} ended with status {outcome.returncode}"
+        sys.exit(outcome.stderr.strip() or ended)
     return json.loads(outcome.stdout.splitlines()[-1])
 
 
@@ -94,19 +100,12 @@ def compare_steps(seconds: Seconds, memory: dict[str, float], methods: list[str]
     )
 
 
-def rounds(text: str) -> int:
-    """A number of rounds for argparse."""
-    if not text.isdecimal() or int(text) < 7:
-        raise argparse.ArgumentTypeError(f"medians of {text!r} say nothing; give 7 or more")
-    return int(text)
-
-
 def arguments_of_steps(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The arguments of scripts that compare training steps, besides their own."""
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--repeats", type=rounds, default=15, help="rounds; at least 7")
-    parser.add_argument("--tokens", type=int, nargs=2, metavar=("BATCH", "LENGTH"))
-    parser.add_argument("--attention", default="sdpa")
+    parser.add_argument("--repeats", type=integer(7), default=15, help="rounds; at least 7")
+    parser.add_argument("--tokens", type=integer(1), nargs=2, metavar=("BATCH", "LENGTH"))
+    parser.add_argument("--attention", choices=KERNELS, default="sdpa")
     parser.add_argument("--autocast", choices=["bfloat16"], help="as trainer.bf16 does")
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")
     parser.add_argument("--memory-only", action="store_true", help=argparse.SUPPRESS)

@@ -15,20 +15,20 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 
 import numpy as np
 import torch
-from measuring import SHAPES, build, publish, table
+from measuring import SHAPES, build, in_its_own_process, publish, table
 from torch import nn
 
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import Seconds, memory_in_use, reset_peak, synchronize
-from tape.command import Parser
+from tape.attention import KERNELS
+from tape.command import Parser, expected_errors, integer
 from tape.evaluation.scoring import perplexity
-from tape.evaluation.windows import windows_of
+from tape.evaluation.windows import strides_of, windows_of
 from tape.positions import ENCODINGS
 
 
@@ -69,22 +69,17 @@ def measure(method: str, arguments: argparse.Namespace) -> dict[str, float]:
     return {"seconds": seconds, "peak": peak, "loss": loss}
 
 
-def measured(method: str) -> dict[str, float]:
-    """`measure` in a process of its own."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--methods", method, "--here"]
-    outcome = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(outcome.stdout.splitlines()[-1])
-
-
+@expected_errors()
 def main(arguments: argparse.Namespace) -> None:
     if arguments.here:
         print(json.dumps(measure(arguments.methods[0], arguments)))
         return
+    strides_of("sliding", [arguments.length], arguments.stride)  # refuses what is no stride
     methods = ["loop", *arguments.methods]
     found: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
     for number in range(arguments.repeats):
         for method in methods if number % 2 else methods[::-1]:
-            found[method].append(measured(method))
+            found[method].append(in_its_own_process(method, "--here"))
             print(method, found[method][-1], file=sys.stderr)
     seconds = Seconds({method: [run["seconds"] for run in runs] for method, runs in found.items()})
     memory = {
@@ -111,11 +106,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--methods", nargs="+", choices=[*ENCODINGS, "loop"], default=["rope", "tape"]
     )
-    parser.add_argument("--tokens", type=int, default=65_536, help="of the text")
-    parser.add_argument("--length", type=int, default=1024, help="of a window")
-    parser.add_argument("--stride", type=int, default=256)
-    parser.add_argument("--attention", default="sdpa")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds")
+    parser.add_argument("--tokens", type=integer(2), default=65_536, help="of the text")
+    parser.add_argument("--length", type=integer(2), default=1024, help="of a window")
+    parser.add_argument("--stride", type=integer(1), default=256)
+    parser.add_argument("--attention", choices=KERNELS, default="sdpa")
+    parser.add_argument("--repeats", type=integer(1), default=3, help="rounds")
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()

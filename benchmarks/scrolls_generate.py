@@ -18,7 +18,7 @@ from scrolls.generation import Batch, answers
 from scrolls.prompts import Budget
 from tape import TapeForCausalLM
 from tape.analysis.measuring import in_turn, synchronize
-from tape.command import Parser
+from tape.command import Parser, expected_errors, integer
 from tape.positions import ENCODINGS
 
 
@@ -44,6 +44,7 @@ def batches_of(prompts: list[np.ndarray], budget: Budget, size: int) -> list[Bat
     ]
 
 
+@expected_errors()
 def main(arguments: argparse.Namespace) -> None:
     vocabulary = SHAPES[arguments.shape].vocabulary
     tokenizer, rows = words(vocabulary), []
@@ -91,15 +92,25 @@ def parse() -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--methods", nargs="+", choices=ENCODINGS, default=["rope", "tape"])
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--prompts", type=integer(1), default=64)
     parser.add_argument(
-        "--prompt", type=int, nargs=2, default=[64, 823], help="the shortest and longest, tokens"
+        "--prompt",
+        type=integer(1),
+        nargs=2,
+        default=[64, 823],
+        help="the shortest and longest, tokens",
     )
-    parser.add_argument("--new", type=int, default=32, help="tokens of every answer")
-    parser.add_argument("--batch", type=int, default=16, help="prompts that are answered together")
-    parser.add_argument("--repeats", type=int, default=1, help="rounds")
+    parser.add_argument("--new", type=integer(1), default=32, help="tokens of every answer")
+    parser.add_argument(
+        "--batch", type=integer(1), default=16, help="prompts that are answered together"
+    )
+    parser.add_argument("--repeats", type=integer(1), default=1, help="rounds")
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    shortest, longest = arguments.prompt
+    if shortest > longest:
+        parser.error(f"--prompt {shortest} {longest}: give the shortest length first")
+    return arguments
 
 
 if __name__ == "__main__":

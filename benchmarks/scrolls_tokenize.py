@@ -20,7 +20,7 @@ from scrolls.examples import tokenize_split
 from scrolls.prompts import Prompts, budget_of
 from scrolls.tasks import task_named
 from tape.analysis.measuring import memory_in_use, reset_peak
-from tape.command import Parser
+from tape.command import Parser, expected_errors, integer
 from tape.data import LocalCorpus, train_tokenizer
 
 
@@ -42,6 +42,7 @@ def write_rows(path: Path, documents: int, words: int) -> int:
     return size
 
 
+@expected_errors()
 def main(arguments: argparse.Namespace, work: Path) -> None:
     (work / "gov_report").mkdir()
     size = write_rows(work / "gov_report" / "train.jsonl", arguments.documents, arguments.words)
@@ -68,9 +69,9 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
 
 def parse() -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--documents", type=int, default=10_000)
-    parser.add_argument("--words", type=int, default=5_000, help="of each document")
-    parser.add_argument("--vocabulary", type=int, default=4096)
+    parser.add_argument("--documents", type=integer(1), default=10_000)
+    parser.add_argument("--words", type=integer(1), default=5_000, help="of each document")
+    parser.add_argument("--vocabulary", type=integer(258), default=4096)
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")
     return parser.parse_args()
 

@@ -28,7 +28,7 @@ from torch import nn
 
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import in_turn, synchronize
-from tape.command import Parser
+from tape.command import Parser, expected_errors
 
 
 def step(model: nn.Module, tokens: torch.Tensor, dtype: torch.dtype | None) -> None:
@@ -47,6 +47,7 @@ def prepare(method: str, arguments: argparse.Namespace) -> tuple[nn.Module, torc
     return model, random_tokens(model, batch, length)
 
 
+@expected_errors()
 def main(arguments: argparse.Namespace) -> None:
     methods = arguments.methods
 
@@ -57,7 +58,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.memory_only:
         print(json.dumps(peak_memory(step_of(methods[0]))))
         return
-    memory = {method: in_its_own_process(method) for method in methods}
+    memory = {method: in_its_own_process(method, "--memory-only") for method in methods}
     seconds = in_turn({method: step_of(method) for method in methods}, arguments.repeats)
     publish("train_step", compare_steps(seconds, memory, methods), arguments.out)
 

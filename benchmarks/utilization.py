@@ -19,8 +19,8 @@ from transformers import AutoConfig
 from tape import TapeForCausalLM
 from tape.analysis.decoders import random_tokens
 from tape.analysis.measuring import DEVICE, peak_flops
-from tape.command import Parser
-from tape.training.progress import read_metrics
+from tape.command import Parser, expected_errors
+from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import last_complete, read_configuration, step_of
 
 
@@ -37,8 +37,12 @@ def flops_per_token(folder: Path, length: int) -> float:
 
 def row(folder: Path) -> dict[str, str]:
     columns = ("run", "steps", "tokens/s", "TFLOP/s", "peak", "MFU")
-    saved, metrics = last_complete(folder), folder / "metrics.jsonl"
-    rows = read_metrics(metrics) if metrics.exists() else []
+    metrics = folder / MetricsFile.FILE
+    lines = metrics.read_text(errors="replace").splitlines() if metrics.exists() else []
+    rows = read_metrics(metrics) if lines else []
+    if lines and len(rows) < max(1, len(lines) - 1):  # the last may be half-written
+        raise ValueError(f"{metrics}, line {len(rows) + 1}, is damaged: train again")
+    saved = last_complete(folder)
     speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     if saved is None or not speeds:  # it has hardly begun
         return {**dict.fromkeys(columns, "-"), "run": folder.name}
@@ -64,4 +68,5 @@ if __name__ == "__main__":
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
     parser.add_argument("--out", help="a folder for the table; on the console alone by default")
     arguments = parser.parse_args()
-    publish("utilization", table([row(run) for run in arguments.runs]), arguments.out)
+    with expected_errors():
+        publish("utilization", table([row(run) for run in arguments.runs]), arguments.out)

@@ -37,23 +37,29 @@ def is_expected(error: Exception) -> bool:
 
 def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
     """Calls what `hydra.main` made of a function. What Hydra or OmegaConf refuses ends the process
-    with one line, where Hydra would print several.
+    with one line, where Hydra would print several, unless debug=true asks for all of it.
 
     Args:
         name: the composed file of `folder`.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise, and do not print
+    if folder != CONFIG and any(word == "-m" or word.startswith("--mu") for word in sys.argv[1:]):
+        refuse("--multirun is for train.py: repeat this command for each of the values")
     try:
         check_added(sys.argv[1:], name, folder)
         main()
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+        if "debug=true" in sys.argv:
+            raise
+        if isinstance(error, OSError):  # those of `main` did not come here
+            error = f"hydra.run.dir, hydra.sweep.dir: no folder {error.filename} can be made"
         refuse(unknown(sys.argv[1:], name, folder) or error)
 
 
 def refuse(error: object) -> NoReturn:
     """Ends the process with an error in one line."""
     lines = str(error).splitlines() or [type(error).__name__]
-    sys.exit(f"error: {'; '.join(line.strip() for line in lines if line)}")
+    sys.exit(f"error: {'; '.join(line.strip() for line in lines if line).replace(':; ', ': ')}")
 
 
 def parsed(words: list[str]) -> list[Override]:

@@ -123,6 +123,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={shown(owner[last])} must be {kind.words}")
         if last not in owner and not above:
             raise ValueError(f"{name} is missing: it must be {kind.words}")
+    warmup, steps = (settings["trainer"].get(key, 0) for key in ("warmup_steps", "max_steps"))
+    if warmup > steps:
+        raise ValueError(f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}")
 
 
 def check_groups(settings: Mapping[str, Any]) -> None:

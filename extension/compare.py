@@ -13,7 +13,7 @@ from extension.figures import figure_of
 from extension.measured import Measure
 from extension.methods import Method, is_base, lengths_of, methods_of
 from tape import origin
-from tape.command import Parser, expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import csv_table, markdown_table
@@ -74,7 +74,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=result_folder,
         default=Path("output/extend"),
         help="folder of the results (default: output/extend)",
     )

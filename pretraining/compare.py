@@ -15,7 +15,7 @@ from pretraining.figures import figure_of
 from pretraining.rows import Compared, compared
 from pretraining.tables import latex, lines_of, markdown
 from tape import origin
-from tape.command import Parser, expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
 
@@ -46,21 +46,25 @@ def main() -> None:
     )
     parser.add_argument(
         "--baseline",
-        default="rope",
         help="the row that others are compared with, or one of its runs (default: rope)",
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=result_folder,
         default=Path("output/compare_encodings"),
         help="folder of the results (default: output/compare_encodings)",
     )
     arguments = parser.parse_args()
-    text, found = compare(arguments.runs, arguments.name, arguments.baseline, arguments.out)
+    given = arguments.baseline
+    baseline = "rope" if given is None else given
+    text, found = compare(arguments.runs, arguments.name, baseline, arguments.out)
     print(text)
     print(f"\nalso in {arguments.out}, with a line per run and length, LaTeX, and the picture")
     if found.missing:
         sys.exit(f"error: {len(found.missing)} of {len(arguments.runs)} runs are not in the table")
+    if given is not None and found.row(given) is None:
+        labels = ", ".join(row.label for row in found.rows)
+        sys.exit(f"error: --baseline {given!r} is none of the rows: {labels}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from retrieval.heatmap import end_of_training, figure_of
 from retrieval.results import Retrieval, read_results
 from tape import origin
-from tape.command import Parser, expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
 from tape.evaluation.figures import write_figure
@@ -140,7 +140,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=result_folder,
         default=Path("output/compare_passkey"),
         help="folder of the results (default: output/compare_passkey)",
     )

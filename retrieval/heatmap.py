@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from retrieval.results import Retrieval, read_results
-from tape.command import Parser, expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name, picture
 from tape.evaluation.figures import side_by_side, write_figure
 
 LABELS = 8  # of lengths below a panel, at most
@@ -98,7 +98,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=picture,
         default=Path("output/passkey_heatmaps"),
         help="without .png and .svg, which are both written (default: output/passkey_heatmaps)",
     )

@@ -145,7 +145,7 @@ def read_results(folder: Path) -> Retrieval:
     if not (path := folder / "passkey.csv").is_file():
         raise ValueError(f"{folder} has no passkey.csv: evaluate that run first")
     evaluated = read_evaluated(folder, "trained", "keys", "values")
-    rows = read_table(path, COLUMNS)
+    rows = read_table(path, COLUMNS, ("length", "prompts"), ("tokens",), ("right", "found"))
     with reading(path):
         if len({(row["length"], row["depth"]) for row in rows}) < len(rows):
             raise ValueError("a length and depth is there twice: evaluate again")

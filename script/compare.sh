@@ -32,7 +32,7 @@ found() { # log
     perplexities "$1" 3
 }
 compare() { # runs
-    "$python" -m pretraining.compare "$@" --baseline "${BASELINE:-rope}" --out "$out"
+    "$python" -m pretraining.compare "$@" ${BASELINE:+--baseline "$BASELINE"} --out "$out"
 }
 if [[ -n ${LAUNCHER:-} ]]; then
     check_runs "$@"

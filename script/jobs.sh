@@ -13,6 +13,10 @@ fi
 group=position
 check_runs() { # settings
     local type seed setting known
+    if ((!${#types[@]} || !${#seeds[@]})); then
+        echo "error: TYPES='${types[*]}', SEEDS='${seeds[*]}': name one or more of each" >&2
+        exit 1
+    fi
     known=$("$python" -c 'import sys, config; print(*sorted(config.options(sys.argv[1])))' "$group")
     for type in "${types[@]}"; do
         if [[ $group/$type == position/keep ]]; then

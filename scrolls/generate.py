@@ -38,8 +38,7 @@ log = logging.getLogger(__name__)
 def sampling_of(cfg: DictConfig) -> Sampling | None:
     """Raises a ValueError for numbers that cannot be sampled with."""
     check_flag("sample", cfg.sample)
-    if not cfg.sample:
-        return None
+    usual = OmegaConf.load(CONFIG / "generate.yaml")
     for name, most, allowed in (
         ("temperature", sys.float_info.max, "be a number above 0"),
         ("top_p", 1, "lie in (0, 1]"),
@@ -47,6 +46,11 @@ def sampling_of(cfg: DictConfig) -> Sampling | None:
         number = isinstance(cfg[name], int | float) and not isinstance(cfg[name], bool)
         if not number or not 0 < cfg[name] <= most:
             raise ValueError(f"{name}={cfg[name]!r} must {allowed}")
+    for name in () if cfg.sample else ("temperature", "top_p", "seed"):
+        if cfg[name] != usual[name]:
+            raise ValueError(f"{name}={cfg[name]} is for sample=true: give both, or none")
+    if not cfg.sample:
+        return None
     return Sampling(float(cfg.temperature), float(cfg.top_p), cfg.seed)
 
 

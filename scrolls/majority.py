@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
 from scrolls.rows import read_rows
 from scrolls.sources import find
 from scrolls.tasks import SPLITS, TASKS, Split, Task
-from tape.command import Parser
-from tape.files import write_text
+from tape.command import Parser, expected_errors
+from tape.files import check_replaceable, write_text
 
 
 def majority(task: Task, split: Split, data_dir: Path | None, cache: Path) -> dict[str, str]:
@@ -34,6 +33,7 @@ def majority(task: Task, split: Split, data_dir: Path | None, cache: Path) -> di
     return found
 
 
+@expected_errors()
 def main() -> None:
     parser = Parser(
         prog="python -m scrolls.majority", description="Answer without reading: a baseline."
@@ -44,11 +44,10 @@ def main() -> None:
     parser.add_argument("--cache_dir", type=Path, default=os.environ.get("TAPE_CACHE", "cache"))
     parser.add_argument("--output", type=Path, required=True, help="the file to write, {id: text}")
     given = parser.parse_args()
-    try:
-        found = majority(TASKS[given.dataset_name], given.split, given.data_dir, given.cache_dir)
-        write_text(given.output, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    found = majority(TASKS[given.dataset_name], given.split, given.data_dir, given.cache_dir)
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    check_replaceable("--output", given.output, text)
+    write_text(given.output, text)
     print(f"{len(found):,} answers are in {given.output}")
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from scrolls.answers import Asked, Reading, harmless, read, read_folder
 from scrolls.scoring import Golds
 from scrolls.tasks import SPLITS, TASKS
-from tape.command import Parser
-from tape.files import write_text
-from tape.report.html import page
+from tape.command import Parser, expected_errors
+from tape.files import check_replaceable, write_text
+from tape.report.html import mark, page
 
+PROGRAM = "scrolls.show"
 WIDTH = 100
 TEMPLATE = Path(__file__).with_name("templates") / "answers.html"
 
@@ -77,22 +78,21 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@expected_errors()
 def main() -> None:
     arguments = parser().parse_args()
-    try:
-        if arguments.limit < 1:
-            raise ValueError(f"--limit {arguments.limit} must be at least 1")
-        golds = Golds(arguments.split, arguments.data_dir, arguments.cache_dir, with_inputs=True)
-        reference = golds.of(TASKS[arguments.dataset_name])
-        predictions = read_folder(arguments.predictions, reference)
-        limit = None if arguments.ids else arguments.limit
-        reading = read(reference, predictions, arguments.ids, arguments.sort, limit)
-        if arguments.out is not None:
-            given = {"reading": reading, "harmless": harmless}
-            write_text(arguments.out, page(TEMPLATE, harmless(reading.title), **given))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know all characters
+    if arguments.limit < 1:
+        raise ValueError(f"--limit {arguments.limit} must be at least 1")
+    if arguments.out is not None:
+        check_replaceable("--out", arguments.out, mark(PROGRAM))
+    golds = Golds(arguments.split, arguments.data_dir, arguments.cache_dir, with_inputs=True)
+    reference = golds.of(TASKS[arguments.dataset_name])
+    predictions = read_folder(arguments.predictions, reference)
+    limit = None if arguments.ids else arguments.limit
+    reading = read(reference, predictions, arguments.ids, arguments.sort, limit)
+    if arguments.out is not None:
+        given = {"reading": reading, "harmless": harmless}
+        write_text(arguments.out, page(TEMPLATE, PROGRAM, harmless(reading.title), **given))
     also = f"\n\nalso in {arguments.out}" if arguments.out is not None else ""
     try:
         print(text(reading) + also, flush=True)

@@ -76,6 +76,8 @@ def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source
         ValueError: for a zip that is damaged.
     """
     if task.name == SAMPLE:
+        if data_dir is not None:
+            raise ValueError(f"{SAMPLE} is made here and read from no {data_dir}: leave that out")
         from scrolls.sample import write_sample  # it has the local corpus behind it
 
         source = Source(write_sample(cache) / f"{split}.jsonl")

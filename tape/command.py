@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -15,6 +16,7 @@ from tape.names import check_name
 
 EXPECTED = (ValueError, OSError, MemoryError, SafetensorError, torch.OutOfMemoryError)
 MOST = 10**12
+OF_A_MODEL = ("run.json", "trained.json", "config.json")
 NO_MEMORY = "can't allocate memory"  # torch's, on a CPU
 
 
@@ -59,18 +61,22 @@ def in_one_line(error: Exception) -> str:
 class Parser(argparse.ArgumentParser):
     """A parser of a command line that refuses in one line; --help shows the usage."""
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.register("type", Path, path)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message.removeprefix('argument ')}\n")
 
 
-def integer(least: int) -> Callable[[str], int]:
-    """Returns a parser of integers >= `least` for argparse."""
+def integer(least: int, most: int = MOST) -> Callable[[str], int]:
+    """Returns a parser of integers from `least` to `most` for argparse."""
 
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} must be an integer >= {least}")
-        if int(text) > MOST:
-            raise argparse.ArgumentTypeError(f"{text} is more than {MOST:,}")
+        if int(text) > most:
+            raise argparse.ArgumentTypeError(f"{text} is more than {most:,}")
         return int(text)
 
     return number
@@ -82,6 +88,31 @@ def folder_name(text: str) -> str:
         return check_name("name", text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def path(text: str) -> Path:
+    """Any path for argparse, which takes an empty one for the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' must be a path")
+    return Path(text)
+
+
+def result_folder(text: str) -> Path:
+    """A folder to write results to for argparse: origin.json there is theirs, not a training's."""
+    folder = path(text)
+    if found := [name for name in OF_A_MODEL if (folder / name).exists()]:
+        raise argparse.ArgumentTypeError(
+            f"{text} is the folder of a run or a model ({found[0]}); give another one"
+        )
+    return folder
+
+
+def picture(text: str) -> Path:
+    """A file for argparse that is written with two suffixes, .png and .svg."""
+    target = path(text)
+    if target.name in ("", ".."):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a file, without .png and .svg")
+    return target.with_suffix("") if target.suffix in (".png", ".svg") else target
 
 
 class Distinct(argparse.Action):

@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 from tape import positions
 from tape.names import check_integer, suggestion
 
+MOST_LAYERS = 10_000  # that are applied, one after the other
 OPTIONAL = ("num_key_value_heads", "head_dim")
 COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences"),
@@ -60,6 +61,11 @@ class TapeConfig(LlamaConfig):
         for name in COUNTS:
             if name not in OPTIONAL or getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
+        if self.num_hidden_layers * self.num_recurrences > MOST_LAYERS:
+            raise ValueError(
+                f"num_hidden_layers={self.num_hidden_layers} times num_recurrences="
+                f"{self.num_recurrences} must be at most {MOST_LAYERS:,}"
+            )
         if self.hidden_act not in ACT2FN:
             raise ValueError(
                 f"unknown hidden_act {self.hidden_act!r}{suggestion(self.hidden_act, ACT2FN)}"

@@ -50,7 +50,10 @@ def new_folder(target: Path, most: int = 0) -> Iterator[Path]:
     for left in target.parent.glob(f".{target.name}-*"):  # by a process that was killed
         if left.stat().st_mtime < time.time() - 24 * 3600:
             shutil.rmtree(left, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    try:
+        work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
     try:
         yield work
         work.chmod(0o755)
@@ -126,6 +129,15 @@ def write_text(target: Path, text: str) -> None:
     write_bytes(target, text.encode(errors="backslashreplace"))
 
 
+def check_replaceable(setting: str, target: Path, mark: str) -> None:
+    """Raise a ValueError for a file without the text `mark`, which shows that it may be written
+    anew."""
+    if target.is_file() and mark.encode() not in target.read_bytes():
+        raise ValueError(
+            f"{setting} {target} holds something else: remove it, or give another file"
+        )
+
+
 def write_bytes(target: Path, content: bytes) -> None:
     """Write a file under a temporary name, then rename it."""
     make_folder(target.parent)
@@ -138,5 +150,7 @@ def write_bytes(target: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         work.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
         work.unlink(missing_ok=True)

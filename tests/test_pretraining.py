@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import run_command
 from conftest import composed
 from scipy.stats import ttest_rel
 
@@ -172,6 +173,10 @@ def test_a_baseline_is_a_row_or_one_of_its_runs_and_is_missed(runs, tmp_path):
     by_label, _ = compare(runs, "compare", "rope", tmp_path / "out")
     by_run, _ = compare(runs, "compare", str(runs[1]), tmp_path / "out")
     assert by_label == by_run and "| loss - rope, 8 |" in by_label
+    for given, status in (("tpae", 1), ("", 1), ("rope", 0), (str(runs[1]), 0), (None, 0)):
+        flag = [] if given is None else ["--baseline", given]
+        outcome = run_command("-m", "pretraining.compare", *map(str, runs), *flag, folder=tmp_path)
+        assert outcome.status == status and (given in ("tpae", "")) == ("error: " in outcome.err)
     without, _ = compare(runs, "compare", "tpae", tmp_path / "out")
     assert "loss - " not in without
     assert "Without differences: none of the rows is tpae." in without

@@ -239,7 +239,7 @@ def test_nothing_that_was_read_becomes_a_part_of_the_page(results, report):
     assert "said: <b>&amp; more</b>" in page.text
     control = Paragraph("a\x00\x1b[2J\udcff\u202eb")
     given = {"about": [], "overview": [control], "sections": []}
-    assert "<p>a��[2J��b</p>\n" in html.page(html.TEMPLATES / "page.html", "t", **given)
+    assert "<p>a��[2J��b</p>\n" in html.page(html.TEMPLATES / "page.html", "p", "t", **given)
 
 
 def test_what_is_broken_or_unfinished_is_listed(results, report, tmp_path):
@@ -370,7 +370,7 @@ def test_texts_with_tables(tmp_path):
     text = f"# Title\n\nsome\nwords\n\n{table}\n\n    <b>x</b>\n\n      y\n\n* one\n* two\n"
     given = {"about": [], "overview": [Markdown(text)], "sections": []}
     path = tmp_path / "page.html"
-    path.write_text(shown := html.page(html.TEMPLATES / "page.html", "t", **given))
+    path.write_text(shown := html.page(html.TEMPLATES / "page.html", "p", "t", **given))
     page = Page(path)
     assert page.tables == [[["a", "b|c"], ["1,000", ""], ["x", "[y](z) `*&amp;*"]]]
     assert '<td class="number">1,000</td>' in shown and "<b>" not in shown

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from tape import TapeConfig, origin
 from tape.analysis import counting, formulas
 from tape.analysis.cost_table import Cost, markdown, table
-from tape.command import Parser, expected_errors
+from tape.command import Parser, expected_errors, result_folder
 from tape.files import write_text
 from tape.names import check_integer
 from tape.positions import ENCODINGS
@@ -138,7 +138,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         if default is not None:
             about += f" (default: {default})"
         parser.add_argument(f"--{name}", type=int, default=default, help=about)
-    parser.add_argument("--out", type=Path, default=Path("output/cost"), help="a folder")
+    parser.add_argument("--out", type=result_folder, default=Path("output/cost"), help="a folder")
     return parser.parse_args(given)
 
 

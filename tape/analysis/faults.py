@@ -37,7 +37,7 @@ from tape.analysis.texts import (
     with_refused,
 )
 from tape.cache import GrowingCache
-from tape.command import Distinct, Parser, integer
+from tape.command import Distinct, Parser, integer, result_folder
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.scoring import exp
@@ -214,7 +214,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         help="of windows; 1, 2 and 4 times the trained",
     )
     parser.add_argument("--windows", type=integer(1), default=64, help="of the text, each length")
-    parser.add_argument("--out", type=Path, default=Path("output/faults"), help="a folder")
+    parser.add_argument("--out", type=result_folder, default=Path("output/faults"), help="a folder")
     return parser.parse_args(given)
 
 

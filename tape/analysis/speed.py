@@ -30,7 +30,7 @@ from tape.analysis.speed_figure import draw
 from tape.analysis.speed_table import markdown, results, table
 from tape.analysis.workloads import WORK, Load
 from tape.attention import KERNELS
-from tape.command import Parser, expected_errors
+from tape.command import Parser, expected_errors, result_folder
 from tape.evaluation.journal import Journal, Shard
 from tape.files import write_text
 from tape.names import check_integer
@@ -200,7 +200,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default, help=about)
     parser.add_argument("--rounds", type=int, default=DEFAULT["rounds"], help="at least 7")
     parser.add_argument("--seconds", type=float, help="begin no comparison after so many")
-    parser.add_argument("--out", type=Path, default=Path("output/speed"), help="a folder")
+    parser.add_argument("--out", type=result_folder, default=Path("output/speed"), help="a folder")
     return parser.parse_args(given)
 
 

@@ -31,7 +31,7 @@ from tape.analysis.texts import (
     windows,
     with_refused,
 )
-from tape.command import Distinct, Parser, integer
+from tape.command import Distinct, Parser, integer, result_folder
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.intervals import student
@@ -180,12 +180,14 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", type=integer(2), default=128, help="tokens of a window")
     parser.add_argument("--windows", type=integer(1), default=16, help="of the text")
     parser.add_argument(
-        "--shifts", type=integer(1), nargs="+", action=Distinct, default=[3, 10, 100, 1000]
+        "--shifts", type=integer(1, 10**6), nargs="+", action=Distinct, default=[3, 10, 100, 1000]
     )
     parser.add_argument(
         "--dtypes", choices=DTYPES, nargs="+", action=Distinct, default=["float32", "bfloat16"]
     )
-    parser.add_argument("--out", type=Path, default=Path("output/stability"), help="a folder")
+    parser.add_argument(
+        "--out", type=result_folder, default=Path("output/stability"), help="a folder"
+    )
     return parser.parse_args(given)
 
 

@@ -35,7 +35,7 @@ from tape.analysis.texts import (
     windows,
     with_refused,
 )
-from tape.command import Parser, integer
+from tape.command import Parser, integer, result_folder
 from tape.data.blocks import writable
 from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.compare import over_seeds
@@ -318,8 +318,15 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", type=integer(8), default=256, help="tokens of a window")
     parser.add_argument("--windows", type=integer(1), default=8, help="of the text")
     parser.add_argument("--heads", type=integer(1), default=4, help="to show of each layer")
-    parser.add_argument("--out", type=Path, default=Path("output/visualize"), help="a folder")
-    return parser.parse_args(given)
+    parser.add_argument(
+        "--out", type=result_folder, default=Path("output/visualize"), help="a folder"
+    )
+    arguments = parser.parse_args(given)
+    if arguments.text is not None:
+        for name in ("data", "files", "length", "windows"):
+            if getattr(arguments, name) != parser.get_default(name):
+                parser.error(f"--{name} goes with a text of --data, not with --text: give one")
+    return arguments
 
 
 def main() -> None:

@@ -229,6 +229,8 @@ def _inside(setting: str, path: Path) -> list[Path]:
         if not path.name.endswith(KNOWN):
             raise ValueError(f"{setting}: {path} is none of {', '.join(KNOWN)}")
         return [path]
+    if not path.is_dir():
+        raise ValueError(f"{setting}: {path} is neither a file nor a folder")
     tree = os.walk(path, onerror=_refuse)
     files = (Path(folder, name) for folder, _, names in tree for name in names)
     inside = [file for file in files if file.name.endswith(KNOWN) and file.is_file()]

@@ -25,7 +25,8 @@ MOST = 10**7  # batches
 
 # What belongs to a run itself, in its folder.
 OF_THE_RUN = re.compile(
-    r"report|perplexity|checkpoint-\d+|.*\.(json|jsonl|safetensors|model|csv|png|md|txt)"
+    r"report|perplexity|checkpoint-\d+|.*\.(json|jsonl|safetensors|model|csv|png|md|txt)",
+    re.IGNORECASE,  # as the file systems of some machines
 )
 
 

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+import yaml
 
 from tape.command import Distinct, Parser, expected_errors, integer
 from tape.evaluation import zero_shot
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.tables import Row
-from tape.files import read_object
+from tape.files import read_object, reading
 from tape.training.runs import locked
 
 TOKENIZER = "tokenizer_config.json"
@@ -45,6 +46,9 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         ) from error
     if arguments.include_path is not None and not arguments.include_path.is_dir():
         raise ValueError(f"--include_path {arguments.include_path} is not a folder")
+    for path in sorted(arguments.include_path.rglob("*.yaml") if arguments.include_path else ()):
+        with reading(path):  # lm-eval leaves out what it cannot read
+            yaml.compose(path.read_bytes())
     _check_tokenizer(arguments.model)
     model, tokenizer = load(arguments.model, DTYPES[arguments.dtype])
     longest = max(arguments.lengths or [0])

@@ -199,6 +199,8 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         if others := sorted(n for n in chosen if getattr(arguments, n) != parser.get_default(n)):
             parser.error(f"--plot takes --out and nothing else, not --{others[0]}")
         arguments.out = arguments.out or Path("perplexity.png")
+        if arguments.out.suffix not in (".png", ".svg", ".pdf"):
+            parser.error(f"--out {arguments.out} must end in .png, .svg or .pdf")
         return arguments
     if arguments.data is None:
         parser.error("--model needs --data")

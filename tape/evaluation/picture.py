@@ -32,7 +32,7 @@ def draw(tables: list[Path], target: Path) -> None:
     if not rows:
         raise ValueError(f"nothing to draw in {', '.join(map(str, tables))}")
     content = io.BytesIO()
-    figure_of(rows, bins).savefig(content, format=target.suffix[1:] or "png", dpi=150)
+    figure_of(rows, bins).savefig(content, format=target.suffix[1:], dpi=150)
     write_bytes(target, content.getvalue())
 
 

@@ -31,12 +31,17 @@ def csv_table(lines: Iterable[Iterable[object]]) -> str:
 
 
 def read_table(
-    path: Path, columns: tuple[str, ...], whole: Iterable[str] = (), real: Iterable[str] = ()
+    path: Path,
+    columns: tuple[str, ...],
+    whole: Iterable[str] = (),
+    real: Iterable[str] = (),
+    counts: Iterable[str] = (),
 ) -> list[Row]:
     """The rows of a table; none if there is no file.
 
     Args:
-        whole, real: columns of whole numbers, 1 or more, and of other numbers, 0 or more.
+        whole, real, counts: columns of whole numbers, 1 or more, of any numbers, 0 or more, and of
+            whole numbers, 0 or more.
 
     Raises:
         ValueError: if the file is damaged, has other columns, or something else in those of
@@ -56,6 +61,7 @@ def read_table(
     if torn := [n for n, row in enumerate(rows, start=2) if None in row or None in row.values()]:
         raise ValueError(f"{path}, line {torn[0]}: not as many values as there are columns")
     numbers = dict.fromkeys(whole, r"[1-9]\d{0,14}") | dict.fromkeys(real, NUMBER)
+    numbers |= dict.fromkeys(counts, r"\d{1,15}")
     for n, row in enumerate(rows, start=2):
         for column, pattern in numbers.items():
             if not re.fullmatch(pattern, row[column], re.ASCII):

@@ -107,8 +107,7 @@ def _file_text(data: str) -> Text:
     if not path.is_file():
         raise ValueError(f"--data {data} is neither a file nor a corpus{suggestion(data, CORPORA)}")
     size = path.stat().st_size
-    if size % 2:
-        raise ValueError(
-            f"{path} has {size:,} bytes, an odd number: it is no file of uint16 token ids"
-        )
+    if size % 2 or not size:
+        reason = "an odd number" if size else "none"
+        raise ValueError(f"{path} has {size:,} bytes, {reason}: it is no file of uint16 token ids")
     return Text(path.name, path, "<u2", size // 2)

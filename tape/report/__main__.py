@@ -15,8 +15,8 @@ from tape.origin import commit, machine
 from tape.report.experiment import gather
 from tape.report.experiments import experiments
 from tape.report.finding import Fault, walk
-from tape.report.html import GENERATOR
-from tape.report.page import page
+from tape.report.html import mark
+from tape.report.page import PROGRAM, page
 
 INDEX = "index.html"
 
@@ -67,7 +67,7 @@ def check_out(out: Path) -> None:
         return
     index = out / INDEX
     files = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
-    if out.is_dir() and (not files or (files == {INDEX} and GENERATOR in _head(index))):
+    if out.is_dir() and (not files or (files == {INDEX} and mark(PROGRAM) in _head(index))):
         return
     raise ValueError(
         f"--out {out} holds something else than a report ({', '.join(sorted(files)[:3])}): give a "

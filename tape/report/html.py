@@ -19,7 +19,6 @@ from markupsafe import Markup, escape
 from tape.report.blocks import PARSER, Markdown
 from tape.training.report import printable
 
-GENERATOR = '<meta name="generator" content="tape.report">'
 LARGEST = 2 * 2**20  # bytes of a picture
 ALBUM = 24 * 2**20  # of all pictures: a page that a browser opens at once
 BEGIN, END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
@@ -58,17 +57,32 @@ class Album:
             return "", str(error)
 
 
-def page(template: Path, title: str, **given: Any) -> str:
+def mark(program: str) -> str:
+    """Returns what a page of this program is known by."""
+    return f'<meta name="generator" content="{program}">'
+
+
+def page(template: Path, program: str, title: str, **given: Any) -> str:
     """Returns a page.
 
     Args:
         template: extends base.html.
+        program: that makes the page.
         given: what it shows.
     """
     return (
         _environment(template.parent)
         .get_template(template.name)
-        .render(title=title, album=Album(), style=STYLE, script=SCRIPT, digest=_digest, **given)
+        .render(
+            program=program,
+            mark=mark,
+            title=title,
+            album=Album(),
+            style=STYLE,
+            script=SCRIPT,
+            digest=_digest,
+            **given,
+        )
     )
 
 

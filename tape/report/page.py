@@ -9,6 +9,8 @@ from tape.report.blocks import Block, Heading, Link, Table
 from tape.report.experiment import Section
 from tape.report.finding import Fault
 
+PROGRAM = "tape.report"
+
 
 def page(title: str, about: Sequence[str], sections: Sequence[Section], others: list[Fault]) -> str:
     """Returns the whole page.
@@ -19,7 +21,7 @@ def page(title: str, about: Sequence[str], sections: Sequence[Section], others: 
     """
     overview = summary(sections, others)
     given = {"about": about, "overview": overview, "sections": sections}
-    return html.page(html.TEMPLATES / "page.html", title, **given)
+    return html.page(html.TEMPLATES / "page.html", PROGRAM, title, **given)
 
 
 def summary(sections: Sequence[Section], others: list[Fault]) -> list[Block]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from dataclasses import fields
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any, get_args
 
 from transformers import TrainingArguments
@@ -27,6 +28,11 @@ def check_fields(settings: dict[str, Any]) -> None:
             raise ValueError(f"trainer.{name}={value!r} must be true or false")
         if type(value) in (int, float) and not kinds & {int, float, bool}:
             raise ValueError(f"trainer.{name}={value!r} must be text, a list or a mapping")
+    if settings.get("deepspeed") and find_spec("deepspeed") is None:
+        raise ValueError(
+            f"trainer.deepspeed={settings['deepspeed']}: DeepSpeed is not installed; do "
+            f"EXTRAS=dev,deepspeed bash script/setup.sh"
+        )
 
 
 def check_training(arguments: TrainingArguments) -> None:

@@ -62,7 +62,7 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"{folder} holds a run with another configuration:\n"
                 + "\n".join(f"  {change}" for change in changes)
-                + "\nGive this run its own name=... or output_dir=..., or remove that folder."
+                + "\ngive this run its own name=... or output_dir=..., or remove that folder."
             )
         if begun:
             earlier = before.get(EARLIER) or []
