@@ -28,7 +28,7 @@ check_runs() { # settings
     done
     if (($(printf '%s\n' "${types[@]}" | sort -u | wc -l) < ${#types[@]})) ||
         (($(printf '%s\n' "${seeds[@]}" | sort -u | wc -l) < ${#seeds[@]})); then
-        echo "error: TYPES='${types[*]}', SEEDS='${seeds[*]}': one is there twice" >&2
+        echo "error: TYPES='${types[*]}', SEEDS='${seeds[*]}': duplicate value" >&2
         exit 1
     fi
     for setting in "$@"; do

@@ -822,7 +822,7 @@ EVALUATIONS = [
     (f"{LM_EVAL} --tasks ,", r"--tasks: ',' names no task"),
     (f"{LM_EVAL} --include_path {{made}}/file", r"--include_path \S+file is not a folder"),
     (f"{STABILITY} {GOOD} --shifts 0", r"--shifts: '0' must be an integer >= 1"),
-    (f"{STABILITY} {GOOD} --shifts 3 3", r"--shifts: 3 is there twice"),
+    (f"{STABILITY} {GOOD} --shifts 3 3", r"--shifts: duplicate value 3"),
     (f"{STABILITY} {GOOD} --dtypes int8", r"--dtypes: invalid choice: 'int8'"),
     (f"{STABILITY} {GOOD} --out {{made}}/file", r"file is a file; give another one"),
     (f"{PICTURES} --length 7", r"--length: '7' must be an integer >= 8"),

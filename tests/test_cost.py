@@ -134,7 +134,7 @@ def test_the_tables_of_a_small_decoder(tmp_path, capsys):
         ("--heads 5", "error: --hidden 768 must be a multiple of --heads 5"),
         ("--kv_heads 5", "error: num_attention_heads=12 must be a multiple of num_key_value"),
         ("--length 0", "error: --length=0 must be an integer in 1..10000000"),
-        ("--hidden 36", "error: rotary positions turn pairs of channels: head_dim=3"),
+        ("--hidden 36", "error: rotary positions need pairs of channels: head_dim=3"),
         ("--out file", "error: --out file is a file; give a folder"),
     ],
 )

@@ -117,8 +117,8 @@ def test_retrieval_is_compared_in_the_same_way(run_script, tmp_path):
     ("settings", "variables", "message"),
     [
         ([], {"TYPES": "rope nop"}, "TYPES: no 'nop' in config/position"),
-        ([], {"TYPES": "rope rope"}, "one is there twice"),
-        ([], {"SEEDS": "0\n1\n0"}, "SEEDS='0 1 0': one is there twice"),
+        ([], {"TYPES": "rope rope"}, "duplicate value"),
+        ([], {"SEEDS": "0\n1\n0"}, "SEEDS='0 1 0': duplicate value"),
         (["seed=1"], {}, "seed=1 is this script's to set"),
         (["output_dir=x"], {}, "output_dir=x is this script's to set"),
     ],
