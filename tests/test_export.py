@@ -330,7 +330,7 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     shutil.copytree(run, cut)
     weights = cut / "checkpoint-8" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    assert "damaged checkpoint (model.safetensors is not as it was written)" in (
+    assert "damaged checkpoint (model.safetensors changed after it was written)" in (
         message := error(cut / "checkpoint-8")
     )
     assert "checkpoint-4 is complete" in message

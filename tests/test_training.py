@@ -294,7 +294,7 @@ def test_a_damaged_checkpoint_is_named_and_left_out(start, caplog, name, harm):
     harm(folder / "checkpoint-8" / name)
     caplog.clear()
     assert last_complete(folder).name == "checkpoint-4"
-    assert f"checkpoint-8 is left out: {name}" in caplog.text or name == "sha256.json"
+    assert f"checkpoint-8 is skipped: {name}" in caplog.text or name == "sha256.json"
     start()
     assert verify_checkpoint(folder / "checkpoint-8") is None
     assert_same_weights(expected, weights(folder))
@@ -466,7 +466,7 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
         (["trainer.output_dir=elsewhere"], r"output_dir=elsewhere and output_dir="),
         (["model.vocab_size=50"], r"tokenizer has 300 tokens, more than model\.vocab_size=50"),
         (["data.files=null"], r"data=text needs data\.files"),
-        (["length=100000"], r"less than one block of length=100000"),
+        (["length=100000"], r"fewer than one block of length=100000"),
         (["tokenizer=no/such"], r"tokenizer='no/such' is neither"),
         (["position=fire", "model.attn_implementation=flash_attention_2"], r"'fire'.*learned term"),
         (["model.attn_implementation=flash_attention_3"], r"'flash_attention_3'.*no such"),

@@ -1,4 +1,4 @@
-"""What the numbers of a run's settings allow, and what follows from them."""
+"""Checks of a run's TrainingArguments, and values derived from them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 
 def check_fields(settings: dict[str, Any]) -> None:
-    """Raises a ValueError for the first of the trainer's settings that is no field of
-    TrainingArguments, or text in place of a number or a truth value."""
+    """Raises a ValueError for the first trainer setting that is not a field of TrainingArguments,
+    or is text where a number or a truth value is needed."""
     types = {field.name: {field.type, *get_args(field.type)} for field in fields(TrainingArguments)}
     for name, value in settings.items():
         if name not in {*types, "_target_"}:
@@ -30,7 +30,7 @@ def check_fields(settings: dict[str, Any]) -> None:
 
 
 def check_training(arguments: TrainingArguments) -> None:
-    """Raise a ValueError for what the library allows but a run here cannot honour."""
+    """Raises a ValueError for settings that the library allows but runs here do not support."""
     gpus = arguments.n_gpu
     own_order = "the sequences come in an order of their own, counted in steps"
     wrong = {
@@ -89,6 +89,6 @@ def sequences_per_step(arguments: TrainingArguments) -> int:
 
 
 def training_order(arguments: TrainingArguments) -> tuple[int, int]:
-    """How many sequences a run takes, and the seed of their order."""
+    """Returns the number of sequences of a run and the seed of their order."""
     seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
     return arguments.max_steps * sequences_per_step(arguments), seed
