@@ -1,5 +1,5 @@
-# Sourced by scripts that start runs, for `types` x `seeds`: what they may be, and how they are stopped.
-# Types are files of config/$group.
+# Sourced by scripts that start runs for `types` x `seeds`: checks both and handles signals. Types are
+# files of config/$group.
 if ((BASH_VERSINFO[0] < 5)); then
     echo "error: bash 5 or newer is needed, this is $BASH_VERSION" >&2
     exit 1
@@ -34,15 +34,15 @@ check_runs() { # settings
     for setting in "$@"; do
         case $setting in
         name=* | output_dir=* | "$group"=* | seed=*)
-            echo "error: $setting is this script's to set, from NAME, TYPES and SEEDS" >&2
+            echo "error: $setting is set by this script; use NAME, TYPES and SEEDS" >&2
             exit 1
             ;;
         esac
     done
 }
 
-# Each run is a process group of its own, and a signal reaches all of it. This script waits until
-# they have saved.
+# Each run is a process group, which receives signals as a whole. This script waits until all have
+# saved.
 set -m
 told=
 forward() { # signal, exit status

@@ -119,8 +119,8 @@ def test_retrieval_is_compared_in_the_same_way(run_script, tmp_path):
         ([], {"TYPES": "rope nop"}, "TYPES: no 'nop' in config/position"),
         ([], {"TYPES": "rope rope"}, "duplicate value"),
         ([], {"SEEDS": "0\n1\n0"}, "SEEDS='0 1 0': duplicate value"),
-        (["seed=1"], {}, "seed=1 is this script's to set"),
-        (["output_dir=x"], {}, "output_dir=x is this script's to set"),
+        (["seed=1"], {}, "seed=1 is set by this script"),
+        (["output_dir=x"], {}, "output_dir=x is set by this script"),
     ],
 )
 def test_runs_that_cannot_be_are_refused_before_the_first(
@@ -304,7 +304,7 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
 
     third = demo("peft=lora", types="ft")
     printed, _ = third.communicate()
-    assert third.returncode == 1 and "error: peft=lora is this script's to set" in printed
+    assert third.returncode == 1 and "error: peft=lora is set by this script" in printed
     shutil.copytree(
         tmp_path / "output" / "passkey_rope_0", tmp_path / "output" / "rope_c4", dirs_exist_ok=True
     )
