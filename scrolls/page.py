@@ -1,4 +1,4 @@
-"""Answers of encodings side by side as one page of html, which needs nothing besides itself."""
+"""Answers of several encodings side by side on one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def page(reading: Reading) -> str:
 <h1>{_html(reading.title)}</h1>
 <table>
 {means}</table>
-<p>{_html(reading.legend)} The best of each are marked.</p>
+<p>{_html(reading.legend)} The best ones are marked.</p>
 {"".join(_section(asked) for asked in reading.asked)}</body>
 </html>
 """

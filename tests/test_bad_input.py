@@ -607,8 +607,11 @@ FILES = [
     (f"{SCORED} {VALID} --predictions {{given}}/loop.txt", r"no file of predictions .*loop"),
     (f"{SCORED} {VALID} --predictions {{given}}/folder.txt", r"no file of predictions .*folder"),
     (f"{SCORED} {VALID} --predictions {{given}}/empty.txt", r"empty\.txt cannot be read as pred"),
-    (f"{SCORED} {VALID} --predictions {{given}}/answers/twice.json", r"the id 'a' is there twice"),
-    (f"{SCORED} {VALID} --predictions {{given}}/answers/half.json", r"'a': a lone surrogate"),
+    (f"{SCORED} {VALID} --predictions {{given}}/answers/twice.json", r"duplicate id 'a'"),
+    (
+        f"{SCORED} {VALID} --predictions {{given}}/answers/half.json",
+        r"'a': it contains a lone surrogate",
+    ),
     (f"{SCORED} {VALID} --metrics_output_dir {{given}}/file", r"file cannot be made: .* is a f"),
     (f"{SCORED} {VALID} --cache_dir {{given}}/file", r"given.*/file.* cannot be made: .* is a f"),
     (f"{SCORED} {TESTED} {{given}}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"),
