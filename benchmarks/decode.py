@@ -1,10 +1,10 @@
-"""What a generated token costs: greedy decoding with a cache, method against method.
+"""Cost of a generated token by method: greedy decoding with a KV cache.
 
 python benchmarks/decode.py --shape small
 python benchmarks/decode.py --shape base --methods rope tape llama fire --out benchmarks/results
 
 A method is an encoding, or `llama`: the library's LlamaForCausalLM with the weights of `rope`. The
-methods take turns in one process; the ratios of speeds are medians over the rounds.
+methods run alternately in one process; ratios of speeds are medians over the rounds.
 """
 
 import argparse
@@ -63,13 +63,13 @@ def parse() -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["rope", "tape", "llama"])
-    parser.add_argument("--prompt", type=int, default=256, help="tokens before")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
     parser.add_argument("--new", type=int, default=64, help="tokens to decode")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--repeats", type=rounds, default=15, help="rounds; at least 7")
     parser.add_argument("--attention", default="sdpa")
-    parser.add_argument("--static", action="store_true", help="a static cache; compiled on a GPU")
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--static", action="store_true", help="static cache; compiled on a GPU")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     return parser.parse_args()
 
 

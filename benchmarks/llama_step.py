@@ -1,11 +1,11 @@
-"""What a Llama of 7 billion takes at 8,192 tokens: training steps by method, prompts and decoding.
+"""Cost of a Llama of 7 billion at 8,192 tokens: training steps by method, prompts and decoding.
 
 python benchmarks/llama_step.py --out output/llama_step                    # on a GPU: minutes
 python benchmarks/llama_step.py --shape small --length 256 --new 16        # a rehearsal anywhere
 
-Weights are random, in bfloat16; those that train are float32, under autocast. Steps are those of
-adapters.py, with gradient checkpointing and AdamW. A model is measured alone and then dropped; the
-memory is all that is in use, weights included.
+Weights are random, in bfloat16; trainable ones are float32, under autocast. Steps are those of
+adapters.py, with gradient checkpointing and AdamW. Each model is measured alone and then deleted;
+memory is the total in use, including weights.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Work = dict[str, Callable[[], object]]
 
 
 def measured(prepare: Callable[[], Work], repeats: int) -> tuple[Seconds, dict[str, str]]:
-    """The times of some work, and the memory before it and at most during it. What is prepared
-    belongs to this call alone, so that the next one has all of the memory."""
+    """Returns the times of some work, and the memory before it and at its peak. The prepared
+    objects are local to this call, so that the next call has all of the memory."""
     gc.collect()
     work = prepare()
     reset_peak()
@@ -68,7 +68,7 @@ def training(method: str, arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def inference(encoding: str, arguments: argparse.Namespace) -> dict[str, str]:
-    """A prompt with the first token after it, and the tokens after that one."""
+    """Measures a prompt with the first new token, and the remaining tokens."""
 
     def prepare() -> Work:
         length = arguments.length + arguments.new + 1
@@ -106,18 +106,18 @@ def main(arguments: argparse.Namespace) -> None:
 def parse() -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="llama2_7b")
-    parser.add_argument("--length", type=int, default=8192, help="tokens of a step, of a prompt")
+    parser.add_argument("--length", type=int, default=8192, help="tokens of a step or prompt")
     parser.add_argument("--new", type=int, default=64, help="tokens to decode")
     parser.add_argument("--attention", default="sdpa")
     parser.add_argument("--repeats", type=rounds, default=7, help="rounds; at least 7")
-    parser.add_argument("--out", help="a folder for the tables; on the console alone by default")
+    parser.add_argument("--out", help="folder for the tables; printed only by default")
     arguments = parser.parse_args()
     if arguments.length < 8 or arguments.length % 8:
-        parser.error(f"--length {arguments.length}: longlora takes a multiple of 8")
+        parser.error(f"--length {arguments.length}: longlora needs a multiple of 8")
     if arguments.new < 1:
-        parser.error(f"--new {arguments.new}: there is nothing to time; give 1 or more")
+        parser.error(f"--new {arguments.new}: must be an integer >= 1")
     if arguments.shape == "llama2_7b" and DEVICE.type == "cpu":
-        parser.error("--shape llama2_7b is for a GPU, and there is none; --shape small rehearses")
+        parser.error("--shape llama2_7b needs a GPU, and there is none; take --shape small")
     return arguments
 
 

@@ -61,7 +61,7 @@ def build(method: str, shape: str, attention: str = "sdpa", length: int | None =
 
 
 def peak_memory(work: Callable[[], object]) -> float:
-    """MiB above what is in use, at most while the work is done three times."""
+    """Returns the peak memory of the work, repeated three times, in MiB above that in use."""
     reset_peak()
     before = memory_in_use(peak=False)
     for _ in range(3):
@@ -70,14 +70,14 @@ def peak_memory(work: Callable[[], object]) -> float:
 
 
 def in_its_own_process(method: str) -> float:
-    """What this script prints for one method with --memory-only, in a process of its own."""
+    """Returns what this script prints for one method with --memory-only, in a new process."""
     command = [sys.executable, *sys.argv, "--methods", method, "--memory-only"]
     outcome = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(outcome.stdout.splitlines()[-1])
 
 
 def compare_steps(seconds: Seconds, memory: dict[str, float], methods: list[str]) -> str:
-    """The table of time and memory of a training step, next to those of the first method."""
+    """Tabulates time and memory of a training step, relative to the first method."""
     first = methods[0]
     return table(
         [
@@ -95,20 +95,20 @@ def compare_steps(seconds: Seconds, memory: dict[str, float], methods: list[str]
 
 
 def rounds(text: str) -> int:
-    """A number of rounds for argparse."""
+    """Parses a number of rounds for argparse."""
     if not text.isdecimal() or int(text) < 7:
-        raise argparse.ArgumentTypeError(f"medians of {text!r} say nothing; give 7 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} must be an integer >= 7, for medians")
     return int(text)
 
 
 def arguments_of_steps(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The arguments of scripts that compare training steps, besides their own."""
+    """Adds the arguments of scripts that compare training steps."""
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--repeats", type=rounds, default=15, help="rounds; at least 7")
     parser.add_argument("--tokens", type=int, nargs=2, metavar=("BATCH", "LENGTH"))
     parser.add_argument("--attention", default="sdpa")
     parser.add_argument("--autocast", choices=["bfloat16"], help="as trainer.bf16 does")
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     parser.add_argument("--memory-only", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.dtype = arguments.autocast and getattr(torch, arguments.autocast)
@@ -120,7 +120,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def publish(name: str, text: str, folder: str | None) -> None:
-    """Print the result with date, machine and command, and add it to folder/<name>.md."""
+    """Prints the result with date, machine and command, and appends it to folder/<name>.md."""
     command = shlex.join(["python", *sys.argv])
     heading = (
         f"## {datetime.date.today()}: {machine()}, torch {torch.__version__}, "

@@ -1,13 +1,13 @@
-"""What scoring a text costs: by tape.evaluation, and by the loop of the library's guide.
+"""Cost of scoring a text: by tape.evaluation, and by the loop in the library's guide.
 
 python benchmarks/perplexity.py
 python benchmarks/perplexity.py --shape base --tokens 8192 --methods rope tape alibi
 
-`loop` is the sliding window of the guide to perplexity in the library's documentation over its
-LlamaForCausalLM: one window at a time, labels of -100 for what is scored already, logits of all
-tokens. A method is an encoding; `rope` has the weights of the Llama, and has to give its loss. Each
-is a process of its own, the methods in turn: seconds and memory are of the same run, without
-loading the model. Ratios are medians over the rounds.
+`loop` is the sliding window of the perplexity guide in the library's documentation with its
+LlamaForCausalLM: one window at a time, labels of -100 for tokens scored before, logits of all
+tokens. A method is an encoding; `rope` has the weights of the Llama and must reproduce its loss.
+Each method runs in its own process, alternately; seconds and memory are from the same run and
+exclude loading the model. Ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tape.positions import ENCODINGS
 
 @torch.no_grad()
 def loop(model: nn.Module, tokens: np.ndarray, arguments: argparse.Namespace) -> float:
-    """The mean loss, from the means of the windows by how many tokens they score."""
+    """Returns the mean loss: the windows' means weighted by their numbers of scored tokens."""
     ids = torch.from_numpy(tokens.astype(np.int64))[None].to(model.device)
     total, scored, before = 0.0, 0, 0
     for start in range(0, ids.shape[1], arguments.stride):
@@ -56,7 +56,7 @@ def ours(model: nn.Module, tokens: np.ndarray, arguments: argparse.Namespace) ->
 
 
 def measure(method: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Seconds, MiB above the loaded model, and the loss, in this process: call it in a new one."""
+    """Returns seconds, MiB above the loaded model, and the loss; to be called in a new process."""
     score, name = (loop, "llama") if method == "loop" else (ours, method)
     model = build(name, arguments.shape, arguments.attention, arguments.length).eval()
     tokens = random_tokens(model, 1, arguments.tokens)[0].cpu().numpy().astype(np.uint16)
@@ -70,7 +70,7 @@ def measure(method: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def measured(method: str) -> dict[str, float]:
-    """`measure` in a process of its own."""
+    """Runs `measure` in a new process."""
     command = [sys.executable, __file__, *sys.argv[1:], "--methods", method, "--here"]
     outcome = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(outcome.stdout.splitlines()[-1])
@@ -111,12 +111,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--methods", nargs="+", choices=[*ENCODINGS, "loop"], default=["rope", "tape"]
     )
-    parser.add_argument("--tokens", type=int, default=65_536, help="of the text")
-    parser.add_argument("--length", type=int, default=1024, help="of a window")
+    parser.add_argument("--tokens", type=int, default=65_536, help="tokens of the text")
+    parser.add_argument("--length", type=int, default=1024, help="tokens per window")
     parser.add_argument("--stride", type=int, default=256)
     parser.add_argument("--attention", default="sdpa")
     parser.add_argument("--repeats", type=int, default=3, help="rounds")
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""What tokenising and packing long documents costs: time, cores in use, and peak memory.
+"""Cost of tokenizing and packing long documents: time, cores in use and peak memory.
 
 python benchmarks/scrolls_tokenize.py --documents 10000 --words 5000
 """
@@ -25,7 +25,8 @@ from tape.data import LocalCorpus, train_tokenizer
 
 
 def write_rows(path: Path, documents: int, words: int) -> int:
-    """Rows of gov_report, each another stretch of Python's library; the bytes of their texts."""
+    """Writes rows of gov_report with text from Python's library; returns their text size in
+    bytes."""
     stream: Iterator[str] = (
         word
         for text in cycle([*LocalCorpus().documents("train")])
@@ -69,9 +70,9 @@ def main(arguments: argparse.Namespace, work: Path) -> None:
 def parse() -> argparse.Namespace:
     parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--documents", type=int, default=10_000)
-    parser.add_argument("--words", type=int, default=5_000, help="of each document")
+    parser.add_argument("--words", type=int, default=5_000, help="words per document")
     parser.add_argument("--vocabulary", type=int, default=4096)
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     return parser.parse_args()
 
 
