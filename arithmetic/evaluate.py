@@ -1,4 +1,4 @@
-"""Evaluate a trained model on every pair of operand lengths, by exact match.
+"""Evaluates a trained model on all pairs of operand lengths, by exact match.
 
 python -m arithmetic.evaluate model=output/add_adape max_length=10 samples=100
 python -m arithmetic.evaluate model=output/add_adape shard=1/4       # and 2/4, 3/4, 4/4; then
@@ -30,15 +30,15 @@ from tape.evaluation.workers import answering, complete
 from tape.names import check_flag, check_integer, check_path
 from tape.training.runs import locked
 
-LONGEST = 1000  # digits of the operands: the grid is their square
+LONGEST = 1000  # digits of an operand; the grid has their square
 CONFIG, SETTINGS = Path(__file__).parent.parent / "config" / "arithmetic", "evaluate_add"
 log = logging.getLogger(__name__)
 
 
 def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict[str, Any]:
-    """Counts per cell, [n, m, correct, total], and the first `keep` wrong answers of each.
+    """Returns counts per cell, [n, m, correct, total], and the first `keep` wrong answers of each.
 
-    An answer is right if all of it is, and `end` follows.
+    An answer is right if it matches in full and is followed by `end`.
     """
     cells: dict[tuple[int, int], list[int]] = {}
     wrong = []
@@ -55,7 +55,7 @@ def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict[str, Any]:
 
 
 def run(cfg: DictConfig) -> None:
-    """One share of an evaluation, and its results if that share is all of it."""
+    """Evaluates one shard, and merges the results if it is the only one."""
     if OmegaConf.is_missing(cfg, "model") or not isinstance(cfg.model, str):
         raise ValueError("give model=..., the folder of a trained run")
     check_flag("debug", cfg.debug)

@@ -835,7 +835,7 @@ EVALUATIONS = [
         f"-m tape.analysis.faults --lengths 3 --model {GOOD}",
         r"--lengths: '3' must be an int",
     ),
-    (f"-m tape.export {GOOD} --out {GOOD}", r"problems_digits is there already; choose another"),
+    (f"-m tape.export {GOOD} --out {GOOD}", r"problems_digits already exists; choose another"),
     (f"-m tape.export {GOOD} --out o --format onnx", r"--format: invalid choice: 'onnx'"),
     # Names of evaluations, and their numbers
     *(
