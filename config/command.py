@@ -26,21 +26,21 @@ EXPECTED = (
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether an error is of the kind that wrong settings, broken files and full machines raise.
-    Others are faults of the program, and keep their traceback."""
+    """Returns whether an error is due to wrong settings, broken files or exhausted resources. Other
+    errors are bugs and keep their traceback."""
     package = type(error).__module__.partition(".")[0]
     memory = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     return isinstance(error, EXPECTED) or memory or package in ("safetensors_rust", "wandb")
 
 
 def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
-    """Calls what `hydra.main` made of a function. What Hydra or OmegaConf refuses ends the process
-    with one line, where Hydra would print several.
+    """Calls a function decorated by `hydra.main`. Errors of Hydra and OmegaConf end the process
+    with one line instead of several.
 
     Args:
-        name: the composed file of `folder`.
+        name: configuration file in `folder`.
     """
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise, and do not print
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing
     try:
         main()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -48,16 +48,16 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
 
 
 def refuse(error: object) -> NoReturn:
-    """Ends the process with an error in one line."""
+    """Exits with an error in one line."""
     lines = str(error).splitlines() or [type(error).__name__]
     sys.exit(f"error: {'; '.join(line.strip() for line in lines if line)}")
 
 
 def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
-    """What is wrong with the first override that names no setting or no file of a group, if any."""
+    """Describes the first override with an unknown setting or group file, if any."""
     parser, overrides = OverridesParser.create(), []
     for word in words:
-        with suppress(HydraException):  # a flag, or what Hydra itself complains about
+        with suppress(HydraException):  # a flag, or an error that Hydra reports itself
             overrides.append(parser.parse_override(word))
     defaults = OmegaConf.load(folder / f"{name}.yaml").get("defaults", [])
     needed = {group for each in defaults if each != "_self_" for group in each if each[group]}
@@ -82,7 +82,7 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
 
 
 def _names(tree: Any, prefix: str = "") -> Iterator[str]:
-    """The settings of a composed configuration, such as `trainer.max_steps`."""
+    """Yields the settings of a composed configuration, such as `trainer.max_steps`."""
     for key, value in tree.items():
         yield prefix + str(key)
         if isinstance(value, Mapping):

@@ -79,18 +79,18 @@ unfinished() { # settings: whether any run is left to do
 }
 
 learn() { # name type seed settings
-    local name=$1 log told= before
+    local name=$1 log stopped= before
     log=$(log_of "$name")
     before=$(asked "${@:2}")
-    trap 'told=yes' TERM INT HUP # the run saves, and nothing follows it
+    trap 'stopped=yes' TERM INT HUP # the run saves and is not evaluated
     if "$python" train.py experiment="$experiment" name="${name##*/}" output_dir="output/$name" \
         "$group=$2" seed="$3" "${@:4}" \
-        >>"$log" 2>&1 && [[ -z $told ]] && evaluate "output/$name" >>"$log" 2>&1; then
+        >>"$log" 2>&1 && [[ -z $stopped ]] && evaluate "output/$name" >>"$log" 2>&1; then
         if [[ $before == "$(asked "${@:2}")" ]] && ! from_files "output/$name"; then
             { echo "$before"; holds "output/$name"; } >"${log%.log}.finished"
         fi
         echo "$name: $(found "$log")"
-    elif [[ -z $told ]]; then
+    elif [[ -z $stopped ]]; then
         echo "error: $name did not finish, see $log" >&2
         return 1
     fi
@@ -109,13 +109,13 @@ comparison() { # settings of the training
             names+=("$name")
             if finished "$name" "$type" "$seed" "$@"; then
                 echo "$name: $(found "$(log_of "$name")")"
-                end_if_told
+                exit_if_stopped
                 continue
             fi
-            end_if_told
+            exit_if_stopped
             while (($(jobs -pr | wc -l) >= JOBS)); do
                 wait -n || true # the exit status is collected below
-                end_if_told
+                exit_if_stopped
             done
             echo "$name: run ${#names[@]} of $((${#types[@]} * ${#seeds[@]})) begins, see $(log_of "$name")"
             learn "$name" "$type" "$seed" "$@" &
@@ -124,7 +124,7 @@ comparison() { # settings of the training
     done
     for pid in "${pids[@]}"; do
         wait "$pid" || failed=1
-        end_if_told
+        exit_if_stopped
     done
     if ((failed)) && [[ -z ${partial:-} ]]; then
         exit 1

@@ -26,8 +26,8 @@ check_base() { # folder length
     local length
     length=$(trained_length "$1")
     if ((length != $2)); then
-        echo "error: $1 was trained on $length tokens, and what is extended here has $2: rename it," \
-            "and one of $2 is made (for a base of your own: script/train_llama.sh)" >&2
+        echo "error: $1 was trained on $length tokens, this demo extends models of $2: rename it," \
+            "and one of $2 is trained (for a base model of your own: script/train_llama.sh)" >&2
         exit 1
     fi
 }

@@ -44,9 +44,9 @@ check_runs() { # settings
 # Each run is a process group, which receives signals as a whole. This script waits until all have
 # saved.
 set -m
-told=
+stopped=
 forward() { # signal, exit status
-    told=$2
+    stopped=$2
     local run
     for run in $(jobs -p); do
         kill "-$1" -- "-$run" 2>/dev/null || true
@@ -54,10 +54,10 @@ forward() { # signal, exit status
 }
 trap 'forward TERM 75' TERM HUP
 trap 'forward INT 130' INT
-end_if_told() {
-    if [[ -n $told ]]; then
+exit_if_stopped() {
+    if [[ -n $stopped ]]; then
         trap '' TERM HUP INT
         wait
-        exit "$told"
+        exit "$stopped"
     fi
 }

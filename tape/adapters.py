@@ -119,8 +119,8 @@ def adapt(
         length = model.config.max_position_embeddings
         if length % (2 * method.groups):
             raise ValueError(
-                f"peft.groups={method.groups}: {length} tokens do not make so many groups with "
-                f"halves; take a length that is a multiple of {2 * method.groups}"
+                f"peft.groups={method.groups}: length={length} must be a multiple of "
+                f"{2 * method.groups}, so that groups can be shifted by half"
             )
         model.set_shifted_attention(length // method.groups)
     model.config.adaptation = {
@@ -219,7 +219,7 @@ def merged(model: TapeForCausalLM, folder: Path) -> TapeForCausalLM:
     if found != wanted:
         example = min(found ^ wanted)
         raise ValueError(
-            f"{folder}: the adapter is not the one of the decoder in its config.json; "
+            f"{folder}: the adapter does not match the decoder in its config.json: "
             f"{'it lacks' if example in wanted else 'there is no'} {example}"
         )
     return adapted.merge_and_unload().requires_grad_(True)

@@ -31,7 +31,9 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
         reason = error.strerror if file is None else f"{file} is a file"
-        raise OSError(f"the folder {folder} cannot be made: {reason}; give another one") from error
+        raise OSError(
+            f"the folder {folder} cannot be created: {reason}; give another one"
+        ) from error
 
 
 @contextmanager
@@ -89,7 +91,7 @@ def reading(path: Path) -> Iterator[None]:
         if type(error) is ValueError:  # already says what is wrong
             raise ValueError(f"{path}: {error}") from error
         what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is damaged ({what}): make it again, or remove it") from error
+        raise ValueError(f"{path} is damaged ({what}): create it again, or remove it") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def intact(folder: Path, read: Callable[[Path], Content]) -> Content | None:
         return read(folder)
     except DAMAGED as error:
         reason = " ".join(str(error).split())
-        log.warning("%s is damaged (%s): it is made again", folder, reason)
+        log.warning("%s is damaged (%s): it is created again", folder, reason)
         shutil.rmtree(folder)
         return None
 

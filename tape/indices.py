@@ -74,9 +74,9 @@ def token_indices(
             rises = found.expand(B, T).diff(dim=-1, prepend=last.expand(B, 1)) > 0
             refuse_unless(
                 rises >= real if padded else rises,
-                "position_ids that do not increase from 0 on, from token to token and behind a "
-                "cache: tokens would see another document; give one document a row, or an "
-                "attention_mask of (B, 1, T, S) that keeps documents apart",
+                "position_ids must increase from token to token, also after cached tokens, or "
+                "tokens see other documents; give one document per row, or an attention_mask of "
+                "(B, 1, T, S) that separates documents",
                 now=T > 1 and not training,
             )
     if cache is None:
@@ -137,8 +137,8 @@ def check_mask(mask: Tensor | None, T: int, cache: Cache | None, training: bool 
     if mask.dtype != torch.bool:
         refuse_unless(
             mask == mask.bool(),
-            "attention_mask of (B, S) with other values: it is 0 at padding and 1 at tokens; for "
-            "anything else, such as documents in a row, give one of (B, 1, T, S)",
+            "attention_mask of (B, S) must be 0 at padding and 1 at tokens; for anything else, "
+            "such as several documents per row, give one of (B, 1, T, S)",
             now=T > 1 and not training,
         )
 

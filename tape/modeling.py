@@ -423,7 +423,7 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         )
 
     def _get_stopping_criteria(self, *args, **kwargs):
-        """As in the library, without the warning at the training length, which is no limit here."""
+        """As in the library, without the warning at the training length, which is not a limit."""
         criteria = super()._get_stopping_criteria(*args, **kwargs)
         for criterion in criteria:
             if isinstance(criterion, MaxLengthCriteria):

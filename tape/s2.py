@@ -35,7 +35,7 @@ def check_groups(implementation: str, config: PretrainedConfig, group: int) -> N
     able = [name for name, cls in ENCODINGS.items() if cls.biases is PositionEncoding.biases]
     if type(group) is not int or group < 2 or group % 2:
         raise ValueError(
-            f"{trying}: it takes an even number, 2 or more; half a group is shifted by"
+            f"{trying}: it must be an even integer >= 2, because groups are shifted by half"
         )
     if implementation not in SUPPORTED_BACKENDS:
         raise ValueError(

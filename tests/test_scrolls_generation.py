@@ -273,7 +273,7 @@ def test_the_validation_loss_is_that_of_all_tokens(base, data, tmp_path):
         (["+position.width=4"], r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
         (
             ["base_model=null", "tokenizer=null"],
-            r"position=keep and model=keep keep those of a base_model=\.\.\.: give one",
+            r"position=keep and model=keep need a base_model=\.\.\.",
         ),
         (["base_model=output/no_c4"], "base_model=output/no_c4: there is no such folder; pre"),
         (["task.samples=0"], r"task\.samples=0 must be an integer"),

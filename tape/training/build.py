@@ -45,10 +45,10 @@ def new_config(shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
             decoder that does not fit into this machine's memory.
     """
     if position.get("name") == KEEP or "hidden_size" not in shape:
-        raise ValueError("position=keep and model=keep keep those of a base_model=...: give one")
+        raise ValueError("position=keep and model=keep need a base_model=...")
     _check_fields(shape)
     for name in OF_TOKENIZER & shape.keys():
-        raise ValueError(f"model.{name}={shape[name]}: it is the tokenizer's; leave it out")
+        raise ValueError(f"model.{name}={shape[name]}: it is set by the tokenizer; leave it out")
     known = {name: value for name, value in shape.items() if name != "vocab_size"}
     config = _settled("model", lambda: TapeConfig(**known, position=position))
     with torch.device("meta"):  # runs the constructor's checks without allocating memory
@@ -62,8 +62,8 @@ def check_memory(needed: int, owner: str, what: str, remedy: str) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise ValueError(
-            f"{owner}: {needed / 2**30:,.0f} GiB {what} are more than the {memory / 2**30:,.0f} "
-            f"GiB of memory here; {remedy}"
+            f"{owner}: {needed / 2**30:,.0f} GiB {what} exceed the {memory / 2**30:,.0f} GiB "
+            f"of memory of this machine; {remedy}"
         )
 
 

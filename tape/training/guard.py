@@ -34,7 +34,7 @@ class Guard(TrainerCallback):
 
     def __init__(self):
         self.losses: list[Tensor] = []  # of the current step's batches
-        self.told = self.stopped = False
+        self.sigterm = self.stopped = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -49,13 +49,13 @@ class Guard(TrainerCallback):
             signal.signal(signal.SIGTERM, before)
 
     def _note(self, number, frame) -> None:
-        self.told = True
+        self.sigterm = True
 
     def on_pre_optimizer_step(self, args, state, control, lr_scheduler=None, **kwargs):
         losses = torch.stack(self.losses)
         self.losses.clear()
         broken = ~torch.isfinite(losses).all()
-        answers = torch.stack((broken, torch.tensor(self.told, device=broken.device))).int()
+        answers = torch.stack((broken, torch.tensor(self.sigterm, device=broken.device))).int()
         if args.world_size > 1:
             torch.distributed.all_reduce(answers, torch.distributed.ReduceOp.MAX)
         not_finite, self.stopped = map(bool, answers.tolist())

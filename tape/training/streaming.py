@@ -22,7 +22,7 @@ def follow_stream(
     if arguments.dataloader_num_workers > 1:
         raise ValueError(
             f"trainer.dataloader_num_workers={arguments.dataloader_num_workers} with a streamed "
-            f"corpus: one stream has at most 1; the tokenizer uses all cores by itself with 0"
+            f"corpus: must be 0 or 1; with 0 the tokenizer uses all cores by itself"
         )
     arguments.ignore_data_skip = True  # skipping would read the stream from its beginning, for days
     blocks.seek((step_of(checkpoint) if checkpoint else 0) * sequences_per_step(arguments))
