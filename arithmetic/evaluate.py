@@ -30,7 +30,7 @@ from tape.evaluation.workers import answering, complete
 from tape.names import check_flag, check_integer, check_path
 from tape.training.runs import locked
 
-LONGEST = 1000  # digits of an operand; the grid has their square
+MAX_DIGITS = 1000  # digits of an operand; the grid has their square
 CONFIG, SETTINGS = Path(__file__).parent.parent / "config" / "arithmetic", "evaluate_add"
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def run(cfg: DictConfig) -> None:
     shard, folder = Shard.parse(str(cfg.shard)), check_path("model", cfg.model)
     for name, least in {"samples": 1, "seed": 0, "batch_size": 1, "wrong": 0}.items():
         check_integer(name, cfg[name], least)
-    for name, most in {"max_length": LONGEST, "processes": None}.items():
+    for name, most in {"max_length": MAX_DIGITS, "processes": None}.items():
         if cfg[name] is not None:
             check_integer(name, cfg[name], most=most)
     problems = Problems.load(folder)

@@ -24,7 +24,7 @@ from tape.settings import load, save
 GAP, EOS = 0, 1
 FILE = "problems.json"
 CHUNK = 1024  # training problems generated at a time
-LONGEST = 10_000  # digits of an operand
+MAX_DIGITS = 10_000  # digits of an operand
 TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # random streams of a seed
 
 
@@ -64,7 +64,7 @@ class Problems:
     def __post_init__(self):
         look_up("data.task", self.task, TASKS)
         for name in ("max_first", "max_second"):
-            check_integer(f"data.{name}", getattr(self, name), most=LONGEST)
+            check_integer(f"data.{name}", getattr(self, name), most=MAX_DIGITS)
         for name in ("reverse", "leading_zeros"):
             check_flag(f"data.{name}", getattr(self, name))
         number = isinstance(self.spaces, int | float) and not isinstance(self.spaces, bool)

@@ -15,7 +15,9 @@ import math
 import numpy as np
 
 HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
-PARTED_FROM = 10_000  # digit strings in a cell; smaller cells are used for training as a whole
+MIN_SPLIT_STRINGS = (
+    10_000  # digit strings in a cell; smaller cells are used for training as a whole
+)
 
 
 class Task:
@@ -56,7 +58,7 @@ class Task:
         small to be split: their problems may be drawn in either case.
         """
         widths = self.operand_widths(n, m)
-        parted = widths.sum(axis=1) * math.log10(self.base) >= math.log10(PARTED_FROM)
+        split = widths.sum(axis=1) * math.log10(self.base) >= math.log10(MIN_SPLIT_STRINGS)
         digits = np.empty((*widths.shape, widths.max()), dtype=np.int64)
         lengths = np.empty_like(widths)
         missing = np.arange(len(widths))
@@ -64,7 +66,7 @@ class Task:
             drawn = self._numbers(rng, widths[missing], digits.shape[-1], leading_zeros)
             digits[missing], lengths[missing] = drawn
             wrong = is_held_out(*drawn) != held_out
-            missing = missing[wrong & parted[missing]]
+            missing = missing[wrong & split[missing]]
         return digits, lengths
 
     def _numbers(

@@ -18,8 +18,8 @@ from retrieval.texts import BENCHMARK, NAMES, Text
 from tape.names import check_integer
 
 LOW, HIGH = 1, 50_000  # keys are in range(LOW, HIGH)
-ROUNDS = 3  # estimates of the amount of garbage for a number of tokens
-REACH = 100  # units around the last estimate that are tried
+MAX_ESTIMATES = 3  # estimates of the amount of garbage for a number of tokens
+MAX_CHANGE = 100  # units around the last estimate that are tried
 Count = Callable[[str], int]
 
 
@@ -109,7 +109,7 @@ class Draft:
                 f"a prompt of {tokens} tokens has no room for its description, pass keys and "
                 f"question, which take {bare}: ask for longer prompts"
             )
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ESTIMATES):
             if found == tokens:
                 return prompt
             units = max(0, units + round((tokens - found) * rate))
@@ -125,7 +125,7 @@ class Draft:
     @staticmethod
     def _nearby(stretches: list[int]) -> Iterator[list[int]]:
         longest = int(np.argmax(stretches))
-        for change in sorted(range(-REACH, REACH + 1), key=abs):
+        for change in sorted(range(-MAX_CHANGE, MAX_CHANGE + 1), key=abs):
             if stretches[longest] + change >= 0:
                 yield [units + (change if n == longest else 0) for n, units in enumerate(stretches)]
 

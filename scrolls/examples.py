@@ -19,7 +19,7 @@ from scrolls.rows import Row, read_rows
 from scrolls.sources import find
 from scrolls.tasks import TASKS, Split, Task
 from tape.data.blocks import batches, token_dtype, tokenize, tokenizer_fingerprint
-from tape.files import intact, new_folder
+from tape.files import new_folder, read_or_discard
 from tape.names import check_path, look_up
 
 TEXTS = ("documents", "questions", "answers")
@@ -163,7 +163,7 @@ def tokenize_split(
     fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / "scrolls" / fingerprint
     read = partial(_read, tokenizer)
-    examples = intact(folder, read)
+    examples = read_or_discard(folder, read)
     if examples is None:
         with new_folder(folder) as work:
             rows = tqdm(

@@ -197,7 +197,7 @@ def describe(model: torch.nn.Module) -> str:
     return "\n".join(lines + [f"  {name}  {count:,}" for name, count in counts.items()])
 
 
-def complete(model: PeftModel, folder: Path) -> None:
+def save_configuration(model: PeftModel, folder: Path) -> None:
     """Adds the decoder's configuration to a saved adapter and removes peft's model card, a template
     that contains the base model's local path."""
     model.config.dtype = torch.float32  # dtype of the trained weights; the base is loaded in it too

@@ -28,7 +28,7 @@ class GrowableBuffer:
         """
         start = content.shape[-2] if content.ndim > 1 else 0  # the library's empty one has one axis
         stop = start + new.shape[-2]
-        if content is not self.content or not self._takes(new, stop):
+        if content is not self.content or not self._fits(new, stop):
             spare = new.new_empty((*new.shape[:-2], 64 + stop // 8, new.shape[-1]))
             self.memory = torch.cat((content, new, spare), dim=-2)
         else:
@@ -36,13 +36,13 @@ class GrowableBuffer:
         self.content = self.memory[..., :stop, :]
         return self.content
 
-    def _takes(self, new: Tensor, stop: int) -> bool:
-        there = self.memory
+    def _fits(self, new: Tensor, stop: int) -> bool:
+        memory = self.memory
         return (
-            stop <= there.shape[-2]
-            and new.shape[:-2] == there.shape[:-2]
-            and new.dtype == there.dtype
-            and there.is_inference() == torch.is_inference_mode_enabled()
+            stop <= memory.shape[-2]
+            and new.shape[:-2] == memory.shape[:-2]
+            and new.dtype == memory.dtype
+            and memory.is_inference() == torch.is_inference_mode_enabled()
         )
 
 

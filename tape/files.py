@@ -108,7 +108,7 @@ def read_object(path: Path) -> dict[str, Any]:
         return found
 
 
-def intact(folder: Path, read: Callable[[Path], Content]) -> Content | None:
+def read_or_discard(folder: Path, read: Callable[[Path], Content]) -> Content | None:
     """Returns `read(folder)` for a cached folder; None if there is none. A folder that `read` finds
     damaged is removed, to be created again."""
     if not folder.exists():

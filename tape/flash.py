@@ -17,9 +17,9 @@ from tape.payload import Payload, concat_payload, split, split_payload
 from tape.positions import ScoreBias
 
 DTYPES = (torch.float16, torch.bfloat16)
-WIDEST = 256  # the package's maximum head dimension
+MAX_HEAD_DIM = 256  # the package's maximum head dimension
 ERROR_PREFIX = "attn_implementation='flash_attention_2'"
-INSTEAD = "allowed here: eager, sdpa, flex_attention"
+ALTERNATIVES = "allowed here: eager, sdpa, flex_attention"
 
 
 def functions() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
@@ -28,7 +28,9 @@ def functions() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     try:
         from flash_attn import flash_attn_func, flash_attn_varlen_func
     except ImportError as error:
-        raise ValueError(f"{ERROR_PREFIX}: the flash-attn package is missing; {INSTEAD}") from error
+        raise ValueError(
+            f"{ERROR_PREFIX}: the flash-attn package is missing; {ALTERNATIVES}"
+        ) from error
     return flash_attn_func, flash_attn_varlen_func
 
 
@@ -67,28 +69,28 @@ def _check(q: Tensor, mask: Tensor | None, bias: ScoreBias | None) -> None:
     if q.dtype not in DTYPES:
         raise ValueError(
             f"{ERROR_PREFIX} with {q.dtype}: it takes float16 and bfloat16; load the model with "
-            f"dtype=torch.bfloat16, or train with bf16=true; {INSTEAD}"
+            f"dtype=torch.bfloat16, or train with bf16=true; {ALTERNATIVES}"
         )
     if mask is not None and mask.ndim != 2:
         raise ValueError(
             f"{ERROR_PREFIX} with an attention_mask of {mask.ndim} dimensions: it takes (B, S), "
-            f"zero at padding; {INSTEAD}"
+            f"zero at padding; {ALTERNATIVES}"
         )
     if bias is not None and bias.alibi_slopes() is None:
         raise ValueError(
             f"{ERROR_PREFIX} with a term on the scores that is not ALiBi's at consecutive "
-            f"positions; {INSTEAD}"
+            f"positions; {ALTERNATIVES}"
         )
 
 
 def _attend(q: Tensor, k: Tensor, values: Tensor, mask: Tensor | None, settings: dict) -> Tensor:
     """Averages `values` (B, K, S, P) of any width P; returns (B, H, T, P)."""
     width = max(q.shape[-1], values.shape[-1])
-    if width > WIDEST:
+    if width > MAX_HEAD_DIM:
         raise ValueError(
-            f"{ERROR_PREFIX}: a head of {q.shape[-1]} channels with values of {values.shape[-1]} "
-            f"is above its {WIDEST} (attention_dropout > 0 averages values and positional state "
-            f"in one call); {INSTEAD}"
+            f"{ERROR_PREFIX}: head_dim={q.shape[-1]} with values of width {values.shape[-1]}: both "
+            f"must be <= {MAX_HEAD_DIM} (attention_dropout > 0 appends the positional state to the "
+            f"values); {ALTERNATIVES}"
         )
     # Zero channels leave scores unchanged; the scale is passed explicitly.
     q_BTHW, k_BSKW, v_BSKW = (

@@ -311,7 +311,10 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
     fourth = demo(types="ft")
     printed, _ = fourth.communicate()
     assert fourth.returncode == 1
-    assert "error: output/rope_c4 was trained on 134 tokens, and what is extended here" in printed
+    assert (
+        "error: output/rope_c4 was trained on 134 tokens, and this demo extends models of"
+        in printed
+    )
 
 
 def test_encodings_are_compared_and_a_run_that_fails_is_named(run_script, tmp_path):

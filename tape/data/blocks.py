@@ -23,13 +23,13 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape.data.corpora import Corpus, Split, no_documents
-from tape.files import intact, new_folder
+from tape.files import new_folder, read_or_discard
 
 log = logging.getLogger(__name__)
 
 DOCUMENTS_AT_ONCE = 256
 CHARACTERS_AT_ONCE = 2**23
-HEAD = 2**20  # bytes
+HEAD_BYTES = 2**20
 Item = TypeVar("Item")
 
 
@@ -56,7 +56,7 @@ def tokenize_corpus(
     """
     fingerprint = token_fingerprint(corpus, split, tokenizer)
     folder = cache_dir / "tokens" / fingerprint
-    stream = intact(folder, partial(_read_stream, tokenizer))
+    stream = read_or_discard(folder, partial(_read_stream, tokenizer))
     if stream is None:
         most = (corpus.size() or 0) * token_dtype(tokenizer).itemsize  # a token has a byte of text
         with new_folder(folder, most) as work:
@@ -87,7 +87,7 @@ def _read_stream(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenStrea
 def _head(path: Path) -> str:
     """Returns a hash of the first bytes."""
     with path.open("rb") as file:
-        return hashlib.sha256(file.read(HEAD)).hexdigest()
+        return hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
 
 
 def _write_stream(

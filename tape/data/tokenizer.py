@@ -14,22 +14,22 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tape.data.corpora import Corpus, no_documents
-from tape.files import intact, new_folder
+from tape.files import new_folder, read_or_discard
 from tape.names import check_text
 
 log = logging.getLogger(__name__)
 
 END, PADDING = "<|endoftext|>", "<|padding|>"
 BYTES = 256
-LONGEST = 256  # characters per piece in texts with longer runs of characters
-LONG_RUN = rf"\S{{{LONGEST}}}|\s{{{LONGEST}}}"
+MAX_PIECE = 256  # characters per piece in texts with longer runs of characters
+LONG_RUN = rf"\S{{{MAX_PIECE}}}|\s{{{MAX_PIECE}}}"
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
     """Trains a byte-level BPE with `vocab_size` tokens on the corpus's sample, cached on disk.
 
     Its end-of-text token serves as BOS and EOS; padding has its own token. If the sample has longer
-    runs without a space, such as Chinese or DNA, texts are cut into pieces of at most `LONGEST`
+    runs without a space, such as Chinese or DNA, texts are cut into pieces of at most `MAX_PIECE`
     characters in training and encoding, because training time is quadratic in a piece's length.
 
     Raises:
@@ -38,7 +38,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
     if vocab_size < BYTES + 2:
         raise ValueError(f"vocab_size={vocab_size} is below {BYTES + 2}: every byte and 2 special")
     folders = []
-    for kind in ("bpe", f"bpe of pieces up to {LONGEST}"):
+    for kind in ("bpe", f"bpe of pieces up to {MAX_PIECE}"):
         content = f"{corpus.fingerprint()} {kind} {vocab_size}"
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         folders.append(cache_dir / "tokenizers" / key)
@@ -50,7 +50,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
         return tokenizer
 
     for folder in folders:
-        if (tokenizer := intact(folder, read)) is not None:
+        if (tokenizer := read_or_discard(folder, read)) is not None:
             return tokenizer
     log.info("training a tokenizer of %s tokens", f"{vocab_size:,}")
     trained, is_cut = _train(corpus, vocab_size)

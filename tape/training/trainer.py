@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from tape.adapters import complete
+from tape.adapters import save_configuration
 from tape.files import write_text
 from tape.loss import IGNORED
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
@@ -176,7 +176,7 @@ class LanguageModelTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
         if isinstance(self.model, PeftModel) and self.args.should_save:
-            complete(self.model, Path(output_dir or self.args.output_dir))
+            save_configuration(self.model, Path(output_dir or self.args.output_dir))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with reading(checkpoint, "rng_state*.pth"):
