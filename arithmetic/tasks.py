@@ -15,9 +15,7 @@ import math
 import numpy as np
 
 HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
-MIN_SPLIT_STRINGS = (
-    10_000  # digit strings in a cell; smaller cells are used for training as a whole
-)
+MIN_SPLIT_STRINGS = 10_000  # digit strings per cell; smaller cells have no held-out problems
 
 
 class Task:
