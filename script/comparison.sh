@@ -1,4 +1,4 @@
-# Sourced, in the project's folder, by scripts that compare encodings x seeds. They set `experiment` and
+# Sourced by scripts that compare encodings x seeds, in the project's folder. They set `experiment` and
 # the output folder `out`, define `evaluate` for a run and `compare` for all runs, and call `comparison`.
 # If runs failed there is no comparison unless `partial` is set, and the exit status is 1.
 #
