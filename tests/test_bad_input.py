@@ -137,7 +137,7 @@ SETTINGS = [
     ("tape_sampler=5", r"unknown sampler 5"),
     ("tape_sampler={name:shift,maximum:9223372036854775808}", r"maximum=9223372036854775808 must"),
     ("position.name=5", r"unknown position encoding 5"),
-    ("position=keep", r"position=keep .* a base_model=\.\.\.: give one"),
+    ("position=keep", r"position=keep .* need a base_model=\.\.\."),
     # names, folders and groups
     ("name=null", r"name=null must be one folder"),
     ("name=../../esc", r"name='\.\./\.\./esc' must be one folder"),
@@ -505,7 +505,7 @@ DATA = [
     ("data=text data.files={given}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"),
     ("data=text data.files={given}/latin.jsonl", r"latin\.jsonl is not UTF-8"),
     ("data=text data.files={given}/loop.txt", r"data\.files: .*loop\.txt is a broken link"),
-    ("data=text data.files={given}/nowhere.txt", r"data\.files: .*nowhere.txt is a link to no"),
+    ("data=text data.files={given}/nowhere.txt", r"data\.files: .*nowhere.txt is a broken link"),
     ("data=text data.files={given}/folder.txt", r"data\.files: no \.txt, .* in folder .*folder"),
     ("data=text data.files={given}/file", r"data\.files: .*file is none of \.txt"),
     ("data=text data.files={given}/empty.txt", r"the train split of text has no documents"),

@@ -514,7 +514,7 @@ def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog, name, change):
     again = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
     assert again.tokens.tolist() == expected
     assert (again.documents, again.bytes) == (whole.documents, whole.bytes)
-    assert f"{file.parent} is damaged" in caplog.text and "made again" in caplog.text
+    assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
     assert [path.name for path in file.parent.parent.iterdir()] == [whole.fingerprint]
 
 

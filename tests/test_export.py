@@ -323,8 +323,8 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     assert "has no model.safetensors" in error(write_config(tmp_path / "b", "tape"))
     assert "a Llama's rotations are the same in every layer" in error(run, "--format", "llama")
     assert "already exists" in error(run, out=run)
-    assert "in or looks like a checkpoint" in error(run, out=run / "checkpoint-9")
-    assert "in or looks like a checkpoint" in error(run, out=run / "checkpoint-4" / "out")
+    assert "inside or named like a checkpoint" in error(run, out=run / "checkpoint-9")
+    assert "inside or named like a checkpoint" in error(run, out=run / "checkpoint-4" / "out")
 
     cut = tmp_path / "cut"
     shutil.copytree(run, cut)

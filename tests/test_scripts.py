@@ -187,7 +187,7 @@ def test_efficiency_is_measured_slice_by_slice(run_script, tmp_path):
 def test_seven_billion_weights_want_a_gpu(run_script, tmp_path):
     refused = run_script("gpu/llama_step.sh", "here")
     printed, _ = refused.communicate()
-    assert refused.returncode == 2 and "--shape small rehearses" in printed
+    assert refused.returncode == 2 and "take --shape small" in printed
     assert not (tmp_path / "here").exists()
 
 

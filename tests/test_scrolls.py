@@ -243,7 +243,7 @@ def test_damaged_tokens_are_made_again(tmp_path, caplog, name, change):
         file.write_bytes(changed)
     again, _ = examples_of(tmp_path)
     assert [again.documents.ends.tolist(), again.document.tolist(), again.ids] == kept
-    assert f"{file.parent} is damaged" in caplog.text and "made again" in caplog.text
+    assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
 
 
 def examples_of_changed(folder, monkeypatch):
