@@ -1,4 +1,4 @@
-"""What a model answers: greedy decoding with its cache, one batch of equal prompts at a time."""
+"""Greedy decoding of answers with a KV cache, for batches of prompts of equal length."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def answers(
     batch: Batch,
     use_cache: bool = True,
 ) -> list[str]:
-    """What the model writes after each prompt, up to and with EOS; without EOS, if it did not come
-    in time for a right answer; without spaces, if it was trained with them.
+    """Decodes an answer to each prompt, including EOS unless it comes too late for a right answer;
+    without spaces, if the model was trained with them.
 
-    Positions that are drawn at random are drawn for the longest problem with such a prompt, so
-    that the result does not depend on which questions share a batch.
+    Random positions are drawn for the longest problem with such a prompt, so that answers do not
+    depend on which questions share a batch.
     """
     prompts = [question.prompt for question in batch.questions]
     ids = torch.tensor(tokenizer(prompts, add_special_tokens=False)["input_ids"])
     ids = ids.to(model.device)
     positions = {}
-    if batch.problems.abacus_offset is not None:  # the answer's places go on from 0 at '='
+    if batch.problems.abacus_offset is not None:  # places of the answer start after '=', at 0
         texts = np.frombuffer("".join(prompts).encode(), dtype=np.uint8).reshape(len(prompts), -1)
         positions["position_ids"] = torch.from_numpy(places(texts)).to(model.device)
     with model.evaluation_length(batch.length):

@@ -1,4 +1,4 @@
-"""Evaluate a trained model on every pair of operand lengths, by exact match.
+"""Evaluates a trained model on all pairs of operand lengths, by exact match.
 
 python -m arithmetic.evaluate model=output/add_adape max_length=10 samples=100
 python -m arithmetic.evaluate model=output/add_adape shard=1/4       # and 2/4, 3/4, 4/4; then
@@ -30,15 +30,15 @@ from tape.evaluation.workers import answering, complete
 from tape.names import check_flag, check_integer, check_path
 from tape.training.runs import locked
 
-LONGEST = 1000  # digits of the operands: the grid is their square
+MAX_DIGITS = 1000  # digits of an operand; the grid has their square
 CONFIG, SETTINGS = Path(__file__).parent.parent / "config" / "arithmetic", "evaluate_add"
 log = logging.getLogger(__name__)
 
 
 def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict[str, Any]:
-    """Counts per cell, [n, m, correct, total], and the first `keep` wrong answers of each.
+    """Returns counts per cell, [n, m, correct, total], and the first `keep` wrong answers of each.
 
-    An answer is right if all of it is, and `end` follows.
+    An answer is right if it matches in full and is followed by `end`.
     """
     cells: dict[tuple[int, int], list[int]] = {}
     wrong = []
@@ -62,7 +62,7 @@ def run(cfg: DictConfig) -> None:
     shard, folder = Shard.parse(str(cfg.shard)), check_path("model", cfg.model)
     for name, least in {"samples": 1, "seed": 0, "batch_size": 1, "wrong": 0}.items():
         check_integer(name, cfg[name], least)
-    for name, most in {"max_length": LONGEST, "processes": None}.items():
+    for name, most in {"max_length": MAX_DIGITS, "processes": None}.items():
         if cfg[name] is not None:
             check_integer(name, cfg[name], most=most)
     problems = Problems.load(folder)

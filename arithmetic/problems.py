@@ -1,8 +1,8 @@
-"""Problems as text: how they are written, those to train on and those to evaluate on.
+"""Arithmetic problems as text, for training and evaluation.
 
-Operands and answer are written least significant digit first, `21+3=51` for 12 + 3 = 15, and EOS
-follows. Until it is tokens, a text is a row of bytes: ASCII, or a code below. Parts of unequal
-length are written side by side with gaps, which are closed at the end.
+Operands and answer are written least significant digit first, `21+3=51` for 12 + 3 = 15, followed
+by EOS. Before tokenization a text is a row of bytes: ASCII, or one of the codes below. Parts of
+unequal length are joined with gaps, which are removed at the end.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from tape.settings import load, save
 
 GAP, EOS = 0, 1
 FILE = "problems.json"
-CHUNK = 1024  # training problems made at once
-LONGEST = 10_000  # digits of an operand
-TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # streams of random numbers of a seed
+CHUNK = 1024  # training problems generated at a time
+MAX_DIGITS = 10_000  # digits of an operand
+TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # random streams of a seed
 
 
 @dataclass(frozen=True)
 class Problems:
-    """What is asked and how it is written.
+    """A task and its notation.
 
-    A cell (n, m) is all problems with operands of n and m digits; of sorting, n numbers of up to m
-    digits. Operands do not begin with a zero, but for the number 0.
+    A cell (n, m) is the set of problems with operands of n and m digits; for sorting, n numbers of
+    up to m digits. Operands other than 0 have no leading zeros.
 
     Args:
-        task: one of `TASKS`, where each has an example.
-        max_first, max_second: training draws each cell of 1..max_first x 1..max_second equally
-            often.
-        reverse: whether numbers are written with the least significant digit first.
-        leading_zeros: whether operands may begin with zeros, and answers are filled up with them
-            to the length of the longest answer of the cell (a '-' comes on top).
-        spaces: the probability of a space after each character in training. It takes part in the
-            loss like any other character after '='.
+        task: one of `TASKS`, which has an example of each.
+        max_first, max_second: training draws uniformly from the cells 1..max_first x
+            1..max_second.
+        reverse: whether numbers are written least significant digit first.
+        leading_zeros: whether operands may have leading zeros; answers are then padded with zeros
+            to the longest answer of the cell (a '-' is extra).
+        spaces: probability of a space after each character in training. Spaces after '=' count in
+            the loss like other characters.
         abacus_offset: if given, the position of a digit is its place in its number, from 1, and
-            that of other characters 0 (the Abacus positions of McLeish et al. 2024, arXiv
-            2405.17399; for position=learned). In training the digits of a problem are moved on by
-            one number, uniform in 0..abacus_offset.
+            that of other characters 0 (Abacus, McLeish et al. 2024, arXiv 2405.17399; for
+            position=learned). In training all digits of a problem are shifted by one number,
+            uniform in 0..abacus_offset.
 
     Raises:
         ValueError: for an unknown task, or values that are not allowed.
@@ -64,7 +64,7 @@ class Problems:
     def __post_init__(self):
         look_up("data.task", self.task, TASKS)
         for name in ("max_first", "max_second"):
-            check_integer(f"data.{name}", getattr(self, name), most=LONGEST)
+            check_integer(f"data.{name}", getattr(self, name), most=MAX_DIGITS)
         for name in ("reverse", "leading_zeros"):
             check_flag(f"data.{name}", getattr(self, name))
         number = isinstance(self.spaces, int | float) and not isinstance(self.spaces, bool)
@@ -77,42 +77,42 @@ class Problems:
             task = TASKS[self.task]
             if self.spaces or task.signed or task.answer_widths(2, 1).size > 1:
                 raise ValueError(
-                    f"data.abacus_offset={self.abacus_offset} needs an answer of digits alone, in "
-                    f"which places count up by one: not data.task={self.task} with "
+                    f"data.abacus_offset={self.abacus_offset} needs an answer of digits only, "
+                    f"whose places increase by one: not data.task={self.task} with "
                     f"data.spaces={self.spaces}"
                 )
 
     @property
     def length(self) -> int:
-        """Tokens of a training sequence: those of the longest problem, with EOS."""
+        """Tokens of a training sequence: the longest problem with EOS."""
         cell = self.max_first, self.max_second
         characters = self.prompt_width(*cell) + self.answer_width(*cell)
         return characters * (2 if self.spaces else 1) + 1
 
     @property
     def positions(self) -> int:
-        """How many positions a training sequence may take."""
+        """Upper bound on the positions in a training sequence."""
         if self.abacus_offset is None:
             return self.length
         answer = self.answer_width(self.max_first, self.max_second)
         return max(self.max_first, self.max_second, answer) + self.abacus_offset + 1
 
     def prompt_width(self, n: int, m: int) -> int:
-        """Characters of the longest prompt of a cell, '=' included, without spaces."""
+        """Returns the length in characters of a cell's longest prompt, with '=', without spaces."""
         widths = self._task(n, m).operand_widths(n, m)
         return int(widths.sum()) + len(widths)
 
     def answer_width(self, n: int, m: int) -> int:
-        """Characters of the longest answer of a cell, without EOS and spaces."""
+        """Returns the length in characters of a cell's longest answer, without EOS and spaces."""
         task = self._task(n, m)
         widths = task.answer_widths(n, m)
         return int(widths.sum()) + len(widths) - 1 + task.signed
 
     def evaluation(self, n: int, m: int, count: int, seed: int) -> list[tuple[str, str]]:
-        """`count` problems of a cell as (prompt, answer), such as ("21+3=", "51").
+        """Draws `count` problems of a cell as (prompt, answer), such as ("21+3=", "51").
 
-        No training problem of any seed is among them where the cell is large enough (see
-        `Task.draw`). They may repeat. But for sorting, all prompts are equally long.
+        No training problem of any seed is among them if the cell is large enough (see `Task.draw`).
+        Problems may repeat. All prompts have the same length, except for sorting.
 
         Raises:
             ValueError: for n, m or count below 1, or a negative seed.
@@ -128,7 +128,7 @@ class Problems:
     def draw(
         self, rng: np.random.Generator, n: np.ndarray, m: np.ndarray, held_out: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Prompts and answers of cells n, m (B,): bytes (B, characters and gaps) each."""
+        """Draws prompts and answers of cells n, m (B,): bytes (B, characters and gaps) each."""
         task = TASKS[self.task]
         operands, lengths = task.draw(
             rng, n, m, leading_zeros=self.leading_zeros, held_out=held_out
@@ -140,15 +140,15 @@ class Problems:
         return prompts, written(answers, widths, ",", GAP, self.reverse)
 
     def save(self, folder: str | Path) -> None:
-        """Write problems.json, which belongs beside the model that was trained on them."""
+        """Writes problems.json to the folder of the model trained on them."""
         save(self, Path(folder) / FILE)
 
     @classmethod
     def load(cls, folder: str | Path) -> Problems:
-        """What `save` wrote.
+        """Reads problems written by `save`.
 
         Raises:
-            ValueError: if the folder has no problems.json, or one with other settings than these.
+            ValueError: if the folder has no problems.json, or one with other settings.
         """
         path = Path(folder) / FILE
         if not path.is_file():
@@ -156,18 +156,18 @@ class Problems:
         return load(cls, path)
 
     def _task(self, n: int, m: int) -> Task:
-        """The task, for a cell that exists."""
+        """Returns the task after checking the cell."""
         check_integer("n", n)
         check_integer("m", m)
         return TASKS[self.task]
 
 
 class ProblemSequences(Dataset):
-    """Problem after problem as a model is trained on them, `total` of them, all of
-    `problems.length` tokens: those to train on, or those held out (as in `Problems.evaluation`).
+    """`total` problems as training sequences of `problems.length` tokens: training problems, or
+    held-out ones (as in `Problems.evaluation`).
 
-    The i-th is a function of i and the seed: batches, processes and whether a run was ever stopped
-    make no difference. They are made in chunks, of which the latest is kept: read them in order.
+    Sequence i is a function of i and the seed, independent of batches, processes and interruptions.
+    Sequences are generated in chunks, and only the latest chunk is kept: read them in order.
 
     Raises:
         ValueError: for total below 1, a negative seed, or a tokenizer without a token for each
@@ -202,9 +202,9 @@ class ProblemSequences(Dataset):
         return self.total
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """input_ids and labels (-100 up to '=' and on padding), and position_ids if the positions
-        are not those of the tokens: (length,) each. Nothing needs a mask: padding comes last, and
-        is never looked at by what comes before."""
+        """Returns input_ids and labels (-100 up to '=' and on padding), and with Abacus positions
+        also position_ids: (length,) each. Padding comes last, where causal attention does not look,
+        so no mask is needed."""
         if not 0 <= i < self.total:
             raise IndexError(f"problem {i} of {self.total}")
         chunk, place = divmod(i, CHUNK)
@@ -213,7 +213,7 @@ class ProblemSequences(Dataset):
         return {name: rows[place] for name, rows in self._latest[1].items()}
 
     def _make(self, chunk: int) -> dict[str, Tensor]:
-        """The problems of a chunk: (CHUNK, length) each."""
+        """Generates the problems of a chunk: (CHUNK, length) each."""
         stream = SEQUENCES_HELD_OUT if self.held_out else TRAINING
         rng = np.random.default_rng((self.seed, stream, chunk))
         n, m = (
@@ -237,26 +237,26 @@ class ProblemSequences(Dataset):
 def written(
     numbers: np.ndarray, lengths: np.ndarray, separator: str, end: int, reverse: bool
 ) -> np.ndarray:
-    """Numbers (B, K, W), of which the first `lengths` (B, K) digits count, as (B, characters and
-    gaps): their signs and digits, a separator between them and `end` after the last."""
+    """Writes numbers (B, K, W), whose first `lengths` (B, K) digits count, as (B, characters and
+    gaps): signs and digits, separators between the numbers, and `end` after the last one."""
     there = lengths[..., None]
     digits = np.where(np.arange(numbers.shape[-1]) < there, np.abs(numbers) + ord("0"), GAP)
     signs = np.where((numbers < 0).any(axis=-1, keepdims=True), ord("-"), GAP)
     follows = np.where(there, ord(separator), GAP)
-    follows[:, -1] = end  # the last number is always there
+    follows[:, -1] = end  # the last number is always present
     parts = (signs, digits if reverse else digits[..., ::-1], follows)
     return np.concatenate(parts, axis=-1).reshape(len(numbers), -1).astype(np.uint8)
 
 
 def spaced(texts: np.ndarray, probability: float, rng: np.random.Generator) -> np.ndarray:
-    """A space after each character with a probability: (B, T) -> (B, 2 T)."""
+    """Adds a space after each character with the given probability: (B, T) -> (B, 2 T)."""
     chosen = (texts != GAP) & (rng.random(texts.shape) < probability)
     spaces = np.where(chosen, ord(" "), GAP)
     return np.stack((texts, spaces), axis=-1).reshape(len(texts), -1).astype(np.uint8)
 
 
 def packed(texts: np.ndarray, length: int) -> np.ndarray:
-    """Texts without their gaps, filled up with them on the right: (B, T) -> (B, length)."""
+    """Moves the gaps of texts to the right: (B, T) -> (B, length)."""
     there = texts != GAP
     closed = np.full((len(texts), length), GAP, dtype=np.uint8)
     closed[np.arange(length) < there.sum(axis=1, keepdims=True)] = texts[there]
@@ -264,7 +264,7 @@ def packed(texts: np.ndarray, length: int) -> np.ndarray:
 
 
 def places(texts: np.ndarray) -> np.ndarray:
-    """The place of each digit in its number, from 1, and 0 for other characters: (B, T)."""
+    """Returns the place of each digit in its number, from 1, and 0 for other characters: (B, T)."""
     index = np.arange(texts.shape[1])
     digits = (texts >= ord("0")) & (texts <= ord("9"))
     return index - np.maximum.accumulate(np.where(digits, -1, index), axis=1)

@@ -1,8 +1,9 @@
-"""Tasks: what is asked in a cell (n, m) of the grid, and what the answer is, in arrays of digits.
+"""Tasks: the operands of a cell (n, m) of the grid and their answers, as arrays of digits.
 
-B problems of up to K operands of up to W digits are one array (B, K, W), and so are their answers.
-The first digit is the least significant one, beyond the last are zeros, and those of a negative
-number are all negative. No number becomes a machine integer, so it may have any length.
+B problems with up to K operands of up to W digits are one array (B, K, W), as are their answers.
+The first digit is the least significant one; arrays are padded with zeros, and the digits of a
+negative number are all negative. Numbers never become machine integers, so their length is
+unlimited.
 
 A new task is a class here and a line in `TASKS`.
 """
@@ -13,21 +14,21 @@ import math
 
 import numpy as np
 
-HELD_OUT_BITS = 4  # one problem of 2**4 is for evaluation only
-PARTED_FROM = 10_000  # strings of digits in a cell; smaller cells are trained on as a whole
+HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
+MIN_SPLIT_STRINGS = 10_000  # digit strings per cell; smaller cells have no held-out problems
 
 
 class Task:
-    """Two operands of n and m digits; subclasses say what is to be made of them.
+    """Two operands of n and m digits; subclasses define the answer.
 
-    Widths are how long numbers may become: arrays (..., K), for n and m of shape (...), with 0
-    where a problem has fewer than K numbers. Those it has come last. They grow with n and m.
+    Widths are the maximum lengths of numbers: arrays (..., K) for n and m of shape (...). They
+    increase with n and m. For problems with fewer than K numbers the first widths are 0.
     """
 
     symbol: str  # one ASCII character, between the operands
     base = 10
     signed = False  # whether answers may be negative
-    ragged = False  # whether operands may be shorter than their widths: any length is as likely
+    ragged = False  # whether operands may be shorter than their widths, uniformly in length
 
     def operand_widths(self, n: np.ndarray | int, m: np.ndarray | int) -> np.ndarray:
         return np.stack((n, m), axis=-1)
@@ -36,7 +37,7 @@ class Task:
         raise NotImplementedError
 
     def answer(self, operands: np.ndarray) -> np.ndarray:
-        """Operands (B, K, W) to answers (B, numbers, digits)."""
+        """Maps operands (B, K, W) to answers (B, numbers, digits)."""
         raise NotImplementedError
 
     def draw(
@@ -48,14 +49,14 @@ class Task:
         leading_zeros: bool,
         held_out: bool,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Random operands (B, K, W) and their lengths (B, K) for cells n, m (B,), of which none is
-        held out, or all are.
+        """Draws operands (B, K, W) and their lengths (B, K) for cells n, m (B,), either all or none
+        of them held out.
 
-        A cell with fewer than 10,000 strings of digits (n + m < 4 for two decimal operands) is too
-        small to be parted: there, any problem may come either way.
+        Cells with fewer than 10,000 digit strings (n + m < 4 for two decimal operands) are too
+        small to be split: their problems may be drawn in either case.
         """
         widths = self.operand_widths(n, m)
-        parted = widths.sum(axis=1) * math.log10(self.base) >= math.log10(PARTED_FROM)
+        split = widths.sum(axis=1) * math.log10(self.base) >= math.log10(MIN_SPLIT_STRINGS)
         digits = np.empty((*widths.shape, widths.max()), dtype=np.int64)
         lengths = np.empty_like(widths)
         missing = np.arange(len(widths))
@@ -63,7 +64,7 @@ class Task:
             drawn = self._numbers(rng, widths[missing], digits.shape[-1], leading_zeros)
             digits[missing], lengths[missing] = drawn
             wrong = is_held_out(*drawn) != held_out
-            missing = missing[wrong & parted[missing]]
+            missing = missing[wrong & split[missing]]
         return digits, lengths
 
     def _numbers(
@@ -127,8 +128,8 @@ class Multiplication(Task):
 
 
 class Sorting(Task):
-    """`21,3,5=3,5,21` puts 12, 3 and 5 in ascending order: n numbers of 1 to m digits each, of m
-    digits with leading zeros."""
+    """`21,3,5=3,5,21` sorts 12, 3 and 5 in ascending order: n numbers of 1 to m digits each, or of
+    exactly m digits with leading zeros."""
 
     symbol = ","
     ragged = True
@@ -140,14 +141,14 @@ class Sorting(Task):
     answer_widths = operand_widths
 
     def answer(self, operands):
-        # Numbers that are not there are zeros: they sort to the front, where widths are 0.
+        # Absent numbers are zeros: they sort to the front, where widths are 0.
         order = np.lexsort(np.moveaxis(operands, -1, 0), axis=-1)
         return np.take_along_axis(operands, order[..., None], axis=1)
 
 
 class BitwiseOr(Task):
-    """`011|1=111` is 110 | 1 = 111 in binary: operands of n and m bits. With leading zeros they
-    are any vectors of bits."""
+    """`011|1=111` is 110 | 1 = 111 in binary: operands of n and m bits, with leading zeros any bit
+    vectors."""
 
     symbol = "|"
     base = 2
@@ -169,8 +170,8 @@ TASKS: dict[str, Task] = {
 
 
 def carried(columns: np.ndarray) -> np.ndarray:
-    """Decimal digits (B, W + 1) of numbers of which `columns` (B, W) are the tens' coefficients,
-    of any size and sign."""
+    """Returns decimal digits (B, W + 1) of the numbers sum_i columns[:, i] 10^i, for `columns`
+    (B, W) of any size and sign."""
     digits = np.empty((len(columns), columns.shape[1] + 1), dtype=np.int64)
     carry = np.zeros(len(columns), dtype=np.int64)
     for place, column in enumerate(columns.T):
@@ -180,17 +181,17 @@ def carried(columns: np.ndarray) -> np.ndarray:
 
 
 def significant(numbers: np.ndarray) -> np.ndarray:
-    """How many digits each number has (..., W) -> (...) without leading zeros: 1 for zero."""
+    """Returns the number of digits of each number without leading zeros, (..., W) -> (...)."""
     return np.max((numbers != 0) * np.arange(1, numbers.shape[-1] + 1), axis=-1, initial=1)
 
 
 def is_held_out(digits: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Which problems (B,) are for evaluation only: by a hash of the operands, whatever the seed.
+    """Returns which problems (B,) are for evaluation only, by a hash of the operands, for any seed.
 
-    The hash is a sum of a random 64-bit number per operand and place, each times what is there.
+    The hash sums a random 64-bit number per operand and place, multiplied by the digit.
     """
     operands, places = digits.shape[1:]
-    operand = np.arange(operands, 0, -1, dtype=np.uint64)[:, None]  # from the last: see Task
+    operand = np.arange(operands, 0, -1, dtype=np.uint64)[:, None]  # from the last, see Task
     place = np.arange(places, dtype=np.uint64)
     written = np.where(place < lengths[..., None], digits + 1, 0).astype(np.uint64)
     hashes = (written * mixed(operand << 32 | place)).sum(axis=(1, 2))
@@ -198,7 +199,7 @@ def is_held_out(digits: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def mixed(x: np.ndarray) -> np.ndarray:
-    """Each uint64 to another that looks random (SplitMix64: Steele, Lea and Flood 2014)."""
+    """Hashes each uint64 bijectively (SplitMix64: Steele, Lea and Flood 2014)."""
     x = x + 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB

@@ -1,4 +1,4 @@
-"""The tokenizer of arithmetic: a token per character."""
+"""Tokenizer of arithmetic: one token per character."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CHARACTERS = "".join(dict.fromkeys("0123456789=-, " + "".join(t.symbol for t in 
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of digits, '=', '-', ',', the space and the symbol of every task, one token each,
-    and of EOS and padding. It refuses other characters."""
+    """Returns a tokenizer with one token each for digits, '=', '-', ',', space, the symbol of every
+    task, EOS and padding. It refuses other characters."""
     vocabulary = {token: index for index, token in enumerate((END, PADDING, *CHARACTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")

@@ -1,4 +1,4 @@
-"""Learning arithmetic: problems made on the fly, and accuracy within and beyond their lengths."""
+"""Training on arithmetic: generated problems, and accuracy within and beyond trained lengths."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SHOWN = 10  # problems in the report
 
 class Answered(NamedTuple):
     question: Question
-    given: str  # up to and with EOS
+    given: str  # including EOS
     right: bool
 
 
 class ArithmeticTask(Task):
-    """Train on `problems`. Each validation also answers a fixed sample of the grid that reaches to
-    twice the trained lengths, `samples` problems a cell: the share of right answers is `accuracy
-    in` the trained lengths and `accuracy out` of them.
+    """Trains on `problems`. Each validation also answers a fixed sample of the grid up to twice the
+    trained lengths, `samples` problems per cell: `accuracy in` and `accuracy out` are the
+    fractions answered correctly within and beyond the trained lengths.
 
     Raises:
-        ValueError: unless the run's `length` is that of the problems.
+        ValueError: unless the run's `length` equals that of the problems.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class ArithmeticTask(Task):
     ):
         if settings["length"] != problems.length:
             raise ValueError(
-                f"length={settings['length']}: these problems have {problems.length} tokens, give "
+                f"length={settings['length']}: these problems have {problems.length} tokens; give "
                 f"length={problems.length}"
             )
         if settings["eval_blocks"] is None:
-            raise ValueError("eval_blocks=null: problems are without end, give a number")
+            raise ValueError("eval_blocks=null: the number of problems is unlimited; give a number")
         check_integer("task.samples", samples)
         self.problems = problems
         self.tokenizer = character_tokenizer()
         self.train = ProblemSequences(problems, self.tokenizer, *training_order(arguments))
-        # What is held out is the same for all seeds of a comparison.
+        # All seeds of a comparison share the held-out problems.
         self.evaluation = ProblemSequences(
             problems, self.tokenizer, settings["eval_blocks"], seed=0, held_out=True
         )
@@ -79,8 +79,8 @@ class ArithmeticTask(Task):
         name = model.config.position["name"]
         if self.problems.abacus_offset is not None and name != "learned":
             raise ValueError(
-                f"data.abacus_offset={self.problems.abacus_offset}: positions that begin again "
-                f"with each number are for position=learned, not position={name}"
+                f"data.abacus_offset={self.problems.abacus_offset}: positions that restart in "
+                f"each number are for position=learned, not position={name}"
             )
         check_length(model, self.problems.positions, "training on these problems")
         needed = max(batch.positions for batch in self.batches)
@@ -109,7 +109,7 @@ class ArithmeticTask(Task):
         ]
 
     def _accuracies(self, answered: list[Answered]) -> dict[str, float]:
-        """Of problems in the trained lengths, and of those beyond."""
+        """Returns accuracies within and beyond the trained lengths."""
         right: dict[str, list[bool]] = {"accuracy_in": [], "accuracy_out": []}
         for question, _, is_right in answered:
             inside = (

@@ -1,10 +1,10 @@
-"""What a training step on a base model costs: forward, backward and AdamW, method against method.
+"""Cost of a training step on a base model by method: forward, backward and AdamW.
 
 python benchmarks/adapters.py                                  # 4 layers of 256
 python benchmarks/adapters.py --shape base --methods lora adape --out benchmarks/results
 
 A method is a file of config/peft. Embeddings and norms train as in the paper's recipe, unless
---no-extra is given. Times and memory are taken as by train_step.py.
+--no-extra is given. Times and memory are measured as in train_step.py.
 """
 
 import argparse
@@ -78,9 +78,9 @@ def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
-    parser.add_argument("--no-extra", action="store_true", help="embeddings and norms are frozen")
+    parser.add_argument("--no-extra", action="store_true", help="freeze embeddings and norms")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
-    parser.add_argument("--frozen", choices=[BFLOAT16], help="how frozen weights are held")
+    parser.add_argument("--frozen", choices=[BFLOAT16], help="dtype of frozen weights")
     arguments = arguments_of_steps(parser)
     if arguments.frozen and not arguments.autocast:
         parser.error(f"--frozen {arguments.frozen} needs --autocast {BFLOAT16}")

@@ -1,11 +1,11 @@
-"""What evaluating a grid costs: cached decoding of equal prompts together, or cell by cell without.
+"""Cost of evaluating a grid: cached decoding of equal prompts in batches, or cell by cell.
 
 python benchmarks/arithmetic_eval.py
 python benchmarks/arithmetic_eval.py --samples 100 --only cached --repeats 1   # the grid of a run
 
-The model is random, of 4 layers of 128 and 4 heads, and rarely ends an answer by itself. The ways
-take turns, on the same questions; ratios are medians over the rounds. Several processes are timed
-with their start, which takes seconds: give them something to do.
+The model is random (4 layers of 128, 4 heads) and rarely ends an answer by itself. The variants run
+alternately on the same questions; ratios are medians over the rounds. Times of several processes
+include their start of several seconds, so give them enough work.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def build(position: str, digits: int) -> TapeForCausalLM:
 
 
 def cells(batches: list[Batch]) -> list[Batch]:
-    """The same questions, one cell at a time."""
+    """Returns the same questions, one cell per batch."""
     found: dict[tuple[int, int], list] = {}
     for batch in batches:
         for question in batch.questions:

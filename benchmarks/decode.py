@@ -1,10 +1,10 @@
-"""What a generated token costs: greedy decoding with a cache, method against method.
+"""Cost of a generated token by method: greedy decoding with a KV cache.
 
 python benchmarks/decode.py --shape small
 python benchmarks/decode.py --shape base --methods rope tape llama fire --out benchmarks/results
 
 A method is an encoding, or `llama`: the library's LlamaForCausalLM with the weights of `rope`. The
-methods take turns in one process; the ratios of speeds are medians over the rounds.
+methods run alternately in one process; ratios of speeds are medians over the rounds.
 """
 
 import argparse

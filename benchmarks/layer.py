@@ -1,8 +1,8 @@
-"""What the parts of a layer cost, of RoPE and of TAPE: forward and backward pass, in milliseconds.
+"""Cost of the parts of a layer, of RoPE and of TAPE: forward and backward pass, in milliseconds.
 
 python benchmarks/layer.py --shape base
 
-The parts take turns in one process; the times are medians.
+The parts run alternately in one process; times are medians.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tape.positions import Positions
 
 
 def parts(shape: str) -> dict[str, Callable[[], None]]:
-    """Forward and backward pass of each part, for the tokens of a training step."""
+    """Returns forward and backward pass of each part, for the tokens of a training step."""
     sizes = SHAPES[shape]
     hidden, H, (B, T) = sizes.hidden, sizes.heads, sizes.tokens
     torch.manual_seed(0)

@@ -1,11 +1,11 @@
-"""What a Llama of 7 billion takes at 8,192 tokens: training steps by method, prompts and decoding.
+"""Cost of a Llama of 7 billion at 8,192 tokens: training steps by method, prompts and decoding.
 
 python benchmarks/llama_step.py --out output/llama_step                    # on a GPU: minutes
 python benchmarks/llama_step.py --shape small --length 256 --new 16        # a rehearsal anywhere
 
-Weights are random, in bfloat16; those that train are float32, under autocast. Steps are those of
-adapters.py, with gradient checkpointing and AdamW. A model is measured alone and then dropped; the
-memory is all that is in use, weights included.
+Weights are random, in bfloat16; trainable ones are float32, under autocast. Steps are those of
+adapters.py, with gradient checkpointing and AdamW. Each model is measured alone and then deleted;
+memory is the total in use, including weights.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Work = dict[str, Callable[[], object]]
 
 
 def measured(prepare: Callable[[], Work], repeats: int) -> tuple[Seconds, dict[str, str]]:
-    """The times of some work, and the memory before it and at most during it. What is prepared
-    belongs to this call alone, so that the next one has all of the memory."""
+    """Returns the times of some work, and the memory before it and at its peak. The prepared
+    objects are local to this call, so that the next call has all of the memory."""
     gc.collect()
     work = prepare()
     reset_peak()
@@ -69,7 +69,7 @@ def training(method: str, arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def inference(encoding: str, arguments: argparse.Namespace) -> dict[str, str]:
-    """A prompt with the first token after it, and the tokens after that one."""
+    """Measures a prompt with the first new token, and the remaining tokens."""
 
     def prepare() -> Work:
         length = arguments.length + arguments.new + 1
@@ -119,7 +119,7 @@ def parse() -> argparse.Namespace:
     if arguments.length % 8:
         parser.error(f"--length {arguments.length}: longlora takes a multiple of 8")
     if arguments.shape == "llama2_7b" and DEVICE.type == "cpu":
-        parser.error("--shape llama2_7b is for a GPU, and there is none; --shape small rehearses")
+        parser.error("--shape llama2_7b needs a GPU, and there is none; take --shape small")
     return arguments
 
 

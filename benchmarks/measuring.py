@@ -63,7 +63,7 @@ def build(method: str, shape: str, attention: str = "sdpa", length: int | None =
 
 
 def peak_memory(work: Callable[[], object]) -> float:
-    """MiB above what is in use, at most while the work is done three times."""
+    """Returns the peak memory of the work, repeated three times, in MiB above that in use."""
     reset_peak()
     before = memory_in_use(peak=False)
     for _ in range(3):
@@ -83,7 +83,7 @@ def in_its_own_process(method: str, flag: str) -> Any:
 
 
 def compare_steps(seconds: Seconds, memory: dict[str, float], methods: list[str]) -> str:
-    """The table of time and memory of a training step, next to those of the first method."""
+    """Tabulates time and memory of a training step, relative to the first method."""
     first = methods[0]
     return table(
         [
@@ -101,13 +101,13 @@ def compare_steps(seconds: Seconds, memory: dict[str, float], methods: list[str]
 
 
 def arguments_of_steps(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The arguments of scripts that compare training steps, besides their own."""
+    """Adds the arguments of scripts that compare training steps."""
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--repeats", type=integer(7), default=15, help="rounds; at least 7")
     parser.add_argument("--tokens", type=integer(1), nargs=2, metavar=("BATCH", "LENGTH"))
     parser.add_argument("--attention", choices=KERNELS, default="sdpa")
     parser.add_argument("--autocast", choices=["bfloat16"], help="as trainer.bf16 does")
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     parser.add_argument("--memory-only", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.dtype = arguments.autocast and getattr(torch, arguments.autocast)
@@ -119,7 +119,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def publish(name: str, text: str, folder: str | None) -> None:
-    """Print the result with date, machine and command, and add it to folder/<name>.md."""
+    """Prints the result with date, machine and command, and appends it to folder/<name>.md."""
     command = shlex.join(["python", *sys.argv])
     heading = (
         f"## {datetime.date.today()}: {machine()}, torch {torch.__version__}, "

@@ -1,13 +1,13 @@
-"""What scoring a text costs: by tape.evaluation, and by the loop of the library's guide.
+"""Cost of scoring a text: by tape.evaluation, and by the loop in the library's guide.
 
 python benchmarks/perplexity.py
 python benchmarks/perplexity.py --shape base --tokens 8192 --methods rope tape alibi
 
-`loop` is the sliding window of the guide to perplexity in the library's documentation over its
-LlamaForCausalLM: one window at a time, labels of -100 for what is scored already, logits of all
-tokens. A method is an encoding; `rope` has the weights of the Llama, and has to give its loss. Each
-is a process of its own, the methods in turn: seconds and memory are of the same run, without
-loading the model. Ratios are medians over the rounds.
+`loop` is the sliding window of the perplexity guide in the library's documentation with its
+LlamaForCausalLM: one window at a time, labels of -100 for tokens scored before, logits of all
+tokens. A method is an encoding; `rope` has the weights of the Llama and must reproduce its loss.
+Each method runs in its own process, alternately; seconds and memory are from the same run and
+exclude loading the model. Ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tape.positions import ENCODINGS
 
 @torch.no_grad()
 def loop(model: nn.Module, tokens: np.ndarray, arguments: argparse.Namespace) -> float:
-    """The mean loss, from the means of the windows by how many tokens they score."""
+    """Returns the mean loss: the windows' means weighted by their numbers of scored tokens."""
     ids = torch.from_numpy(tokens.astype(np.int64))[None].to(model.device)
     total, scored, before = 0.0, 0, 0
     for start in range(0, ids.shape[1], arguments.stride):
@@ -56,7 +56,7 @@ def ours(model: nn.Module, tokens: np.ndarray, arguments: argparse.Namespace) ->
 
 
 def measure(method: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Seconds, MiB above the loaded model, and the loss, in this process: call it in a new one."""
+    """Returns seconds, MiB above the loaded model, and the loss; to be called in a new process."""
     score, name = (loop, "llama") if method == "loop" else (ours, method)
     model = build(name, arguments.shape, arguments.attention, arguments.length).eval()
     tokens = random_tokens(model, 1, arguments.tokens)[0].cpu().numpy().astype(np.uint16)

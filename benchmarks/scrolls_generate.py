@@ -1,8 +1,8 @@
-"""What answering prompts of mixed lengths costs: in batches with a cache, or one by one without.
+"""Cost of answering prompts of different lengths: in batches with a KV cache, or one by one.
 
 python benchmarks/scrolls_generate.py --methods rope tape
 
-The answers have one length here, as an untrained model rarely ends one; both ways give the same.
+Answers have a fixed length, because an untrained model rarely ends one; both variants agree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tape.positions import ENCODINGS
 
 
 def words(count: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of so many tokens: to decode what no model has learned. The last one is EOS."""
+    """Returns a tokenizer of `count` words to decode random outputs; the last word is EOS."""
     vocabulary = {f"w{number}": number for number in range(count)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=f"w{count - 1}")
@@ -35,7 +35,7 @@ def prompts_of(lengths: np.ndarray, vocabulary: int) -> list[np.ndarray]:
 
 
 def batches_of(prompts: list[np.ndarray], budget: Budget, size: int) -> list[Batch]:
-    """By length, `size` prompts each."""
+    """Groups prompts by length, `size` per batch."""
     ordered = sorted(prompts, key=len)
     groups = [ordered[first : first + size] for first in range(0, len(ordered), size)]
     return [
@@ -54,7 +54,7 @@ def main(arguments: argparse.Namespace) -> None:
     together, alone = (batches_of(prompts, budget, size) for size in (arguments.batch, 1))
     for method in arguments.methods:
         model = build(method, arguments.shape, length=budget.length).eval()
-        model.lm_head.weight.data[-1] = 0.0  # EOS is never the likeliest: all write as much
+        model.lm_head.weight.data[-1] = 0.0  # EOS is never the likeliest: equal lengths
 
         def answer(
             batches: list[Batch], use_cache: bool, model: TapeForCausalLM = model
@@ -71,7 +71,7 @@ def main(arguments: argparse.Namespace) -> None:
             "batches, cache": lambda answer=answer: answer(together, True),
             "one by one, no cache": lambda answer=answer: answer(alone, False),
         }
-        texts = {name: way() for name, way in ways.items()}  # a warm-up, too
+        texts = {name: way() for name, way in ways.items()}  # also a warm-up
         same = sum(a == b for a, b in zip(*texts.values(), strict=True))
         seconds = in_turn(ways, arguments.repeats, warm_up=0)
         rows += [

@@ -1,4 +1,4 @@
-"""What tokenising and packing long documents costs: time, cores in use, and peak memory.
+"""Cost of tokenizing and packing long documents: time, cores in use and peak memory.
 
 python benchmarks/scrolls_tokenize.py --documents 10000 --words 5000
 """
@@ -25,7 +25,8 @@ from tape.data import LocalCorpus, train_tokenizer
 
 
 def write_rows(path: Path, documents: int, words: int) -> int:
-    """Rows of gov_report, each another stretch of Python's library; the bytes of their texts."""
+    """Writes rows of gov_report with text from Python's library; returns their text size in
+    bytes."""
     stream: Iterator[str] = (
         word
         for text in cycle([*LocalCorpus().documents("train")])

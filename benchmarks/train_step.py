@@ -1,12 +1,12 @@
-"""What a training step costs: forward and backward pass, time and memory, method against method.
+"""Cost of a training step by method: time and memory of a forward and backward pass.
 
 python benchmarks/train_step.py --shape small
 python benchmarks/train_step.py --shape base --methods rope tape llama --out benchmarks/results
 
-A method is an encoding, or `llama`: the library's LlamaForCausalLM with the weights of `rope`.
-Times are taken in one process, the methods in turn, so that a slow minute of the machine hits all
-of them; the ratios are medians over the rounds. Memory is the peak above the loaded model,
-gradients included, each method in a process of its own.
+A method is an encoding, or `llama`: the library's LlamaForCausalLM with the weights of `rope`. The
+methods run alternately in one process, so that fluctuations of the machine affect all of them;
+ratios are medians over the rounds. Memory is the peak above the loaded model, including gradients,
+each method in its own process.
 """
 
 import argparse

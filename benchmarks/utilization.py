@@ -1,9 +1,8 @@
-"""What runs made of the device: python benchmarks/utilization.py output/addition_20_adape ...
+"""Device utilization of runs: python benchmarks/utilization.py output/addition_20_adape ...
 
-The model FLOPs utilization (Chowdhery et al. 2022) is the arithmetic of the forward and backward
-pass, as torch counts it with whole attention matrices and without recomputation, at the speed of
-training of one device, divided by what it is seen to reach in a product of two large matrices in
-the run's number format.
+Model FLOPs utilization (Chowdhery et al. 2022): FLOPs of the forward and backward pass, counted by
+torch with full attention matrices and without recomputation, at the training speed of one device,
+divided by the FLOP/s that the device reaches in a product of two large matrices in the run's dtype.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ from tape.training.runs import last_complete, read_configuration, step_of
 
 
 def flops_per_token(folder: Path, length: int) -> float:
-    """Of training the model whose configuration is in a folder on sequences of `length` tokens."""
+    """Returns training FLOPs per token of the model in a folder, for sequences of `length`
+    tokens."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    config._attn_implementation = "eager"  # the counter does not see into every fused kernel
+    config._attn_implementation = "eager"  # the counter does not support every fused kernel
     model = TapeForCausalLM(config).to(DEVICE)
     ids = random_tokens(model, 1, length)
     with FlopCounterMode(display=False) as counter:
@@ -44,7 +44,7 @@ def row(folder: Path) -> dict[str, str]:
         raise ValueError(f"{metrics}, line {len(rows) + 1}, is damaged: train again")
     saved = last_complete(folder)
     speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
-    if saved is None or not speeds:  # it has hardly begun
+    if saved is None or not speeds:  # the run has barely started
         return {**dict.fromkeys(columns, "-"), "run": folder.name}
     settings = read_configuration(folder)
     in_turn = settings["trainer.gradient_accumulation_steps"]
@@ -66,7 +66,7 @@ def row(folder: Path) -> dict[str, str]:
 if __name__ == "__main__":
     parser = Parser(description=__doc__.split(":")[0])
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     arguments = parser.parse_args()
     with expected_errors():
         publish("utilization", table([row(run) for run in arguments.runs]), arguments.out)

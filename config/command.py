@@ -28,8 +28,8 @@ EXPECTED = (
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether an error is of the kind that wrong settings, broken files and full machines raise.
-    Others are faults of the program, and keep their traceback."""
+    """Returns whether an error is due to wrong settings, broken files or exhausted resources. Other
+    errors are bugs and keep their traceback."""
     package = type(error).__module__.partition(".")[0]
     memory = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     return isinstance(error, EXPECTED) or memory or package in ("safetensors_rust", "wandb")
@@ -40,7 +40,7 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
     with one line, where Hydra would print several, unless debug=true asks for all of it.
 
     Args:
-        name: the composed file of `folder`.
+        name: configuration file in `folder`.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise, and do not print
     if folder != CONFIG and any(word == "-m" or word.startswith("--mu") for word in sys.argv[1:]):
@@ -57,7 +57,7 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
 
 
 def refuse(error: object) -> NoReturn:
-    """Ends the process with an error in one line."""
+    """Exits with an error in one line."""
     lines = str(error).splitlines() or [type(error).__name__]
     sys.exit(f"error: {'; '.join(line.strip() for line in lines if line).replace(':; ', ': ')}")
 
@@ -66,7 +66,7 @@ def parsed(words: list[str]) -> list[Override]:
     """The overrides among the words of a command line."""
     parser, overrides = OverridesParser.create(), []
     for word in words:
-        with suppress(HydraException):  # a flag, or what Hydra itself complains about
+        with suppress(HydraException):  # a flag, or an error that Hydra reports itself
             overrides.append(parser.parse_override(word))
     return overrides
 
@@ -115,7 +115,7 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
 
 
 def _names(tree: Any, prefix: str = "") -> Iterator[str]:
-    """The settings of a composed configuration, such as `trainer.max_steps`."""
+    """Yields the settings of a composed configuration, such as `trainer.max_steps`."""
     for key, value in tree.items():
         yield prefix + str(key)
         if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Every setting of a run with its type and its bounds, checked before anything slow is imported.
+"""Types and bounds of all settings of a run, checked before slow imports.
 
-Settings of `data` are checked by the corpus that they make, arguments of `position` and fields of
-`model` by `tape.TapeConfig`, which Python users call as well.
+Settings of `data` are checked by the corpus, arguments of `position` and fields of `model` by
+`tape.TapeConfig`, which is also called from Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
 
 
 class Kind(NamedTuple):
-    """What a setting may be: in words, to follow "must be", and as a test of a value."""
+    """Allowed values of a setting: in words that follow "must be", and as a predicate."""
 
     words: str
     admits: Callable[[Any], bool]
@@ -31,7 +31,7 @@ def integer(least: int, most: int | None = None) -> Kind:
 
 
 def number(words: str, admits: Callable[[float], bool]) -> Kind:
-    """A finite number."""
+    """Returns the kind of finite numbers that `admits` accepts."""
     return Kind(
         f"a number {words}", lambda x: type(x) in (int, float) and abs(x) < math.inf and admits(x)
     )
@@ -44,7 +44,7 @@ def optional(kind: Kind) -> Kind:
 TEXT = Kind("text", lambda x: isinstance(x, str) and x.strip() != "")
 SWITCH = Kind("true or false", lambda x: isinstance(x, bool))
 NOT_NEGATIVE = number(">= 0", lambda x: x >= 0)
-# Of logging, evaluation and saving: steps, or a share of trainer.max_steps.
+# Intervals of logging, evaluation and saving: steps, or fractions of trainer.max_steps.
 INTERVAL = Kind(
     "an integer >= 1, or a number in (0, 1)",
     lambda x: type(x) in (int, float) and ((x >= 1 and float(x).is_integer()) or 0 < x < 1),
@@ -94,7 +94,7 @@ GROUPS = ("model", "position", "task", "data", "trainer")
 
 
 def shown(value: Any) -> str:
-    """As it is written in YAML."""
+    """Formats a value as in YAML."""
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
@@ -105,7 +105,7 @@ def renamed(name: str, value: str) -> str:
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Checks the settings of a run, as composed and resolved.
+    """Checks the composed and resolved settings of a run.
 
     Raises:
         ValueError: for the first setting that is missing, out of bounds or has a new name.
@@ -129,7 +129,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def check_groups(settings: Mapping[str, Any]) -> None:
-    """Checks that a file of every group is chosen, before interpolations are resolved.
+    """Checks that a file is chosen in every group, before interpolations are resolved.
 
     Raises:
         ValueError: for the first group that is not.

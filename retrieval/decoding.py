@@ -1,4 +1,4 @@
-"""What a model answers: greedy decoding with its cache, and which answers are right."""
+"""Greedy decoding of answers with a KV cache, and their scoring."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tape.evaluation.padding import left_padded
 class Answer(NamedTuple):
     """
     Attributes:
-        text: what the model wrote, with EOS if it came.
-        found: of how many values that were asked for.
-        right: whether these are all.
+        text: generated text, with EOS if generated.
+        found: number of requested values in it.
+        right: whether all of them were found.
     """
 
     text: str
@@ -34,18 +34,17 @@ def answers(
     batch: Batch,
     original: bool = False,
 ) -> list[Answer]:
-    """What the model writes after each prompt, marked.
+    """Decodes and scores an answer to each prompt.
 
-    Shorter prompts of a batch are padded on the left. Positions that are drawn at random are drawn
-    for the longest prompt of that length, so that the result does not depend on which questions
-    share a batch.
+    Shorter prompts of a batch are padded on the left. Random positions are drawn for the longest
+    prompt of that length, so that answers do not depend on which questions share a batch.
 
     Args:
-        original: mark as the original code does.
+        original: score as the original code does.
     """
     texts = [question.prompt.text for question in batch.questions]
     rows = [tokenizer(text)["input_ids"] for text in texts]
-    ids, mask = left_padded(rows, 0)  # padding is masked: any token will do
+    ids, mask = left_padded(rows, 0)  # padding is masked, so any token will do
     end = tokenizer.eos_token_id
     with model.evaluation_length(batch.positions):
         output = model.generate(
@@ -66,13 +65,13 @@ def answers(
 
 
 def up_to(end: int | None, tokens: list[int]) -> list[int]:
-    """Tokens up to and with the first `end`, all if there is none."""
+    """Returns tokens up to and including the first `end`, or all."""
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
 def marked(question: Question, written: list[int], tokenizer: PreTrainedTokenizerBase) -> Answer:
-    """Of k values that are asked for, those among the first k numbers are found. A number counts if
-    something follows it, be it EOS: the last one may have been cut."""
+    """Counts which of k requested values are among the first k numbers. A number counts if followed
+    by anything, including EOS; otherwise it may be truncated."""
     text = tokenizer.decode(written, clean_up_tokenization_spaces=False)
     values = question.prompt.values
     numbers = re.findall(r"\d+(?=\D)", text)[: len(values)]
@@ -91,6 +90,6 @@ def marked_as_original(
 
 
 def answer_tokens(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Those of the answer where it follows the prompt."""
+    """Returns the tokens of the answer as it follows the prompt."""
     before = len(tokenizer(prompt.text)["input_ids"])
     return tokenizer(prompt.text + prompt.answer)["input_ids"][before:]

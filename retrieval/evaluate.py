@@ -1,4 +1,4 @@
-"""Passkey retrieval of a trained model over lengths and depths: the whole of eval_retrieval.py."""
+"""Passkey retrieval of a trained model over lengths and depths; implements eval_retrieval.py."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tape.evaluation.workers import answering, complete
 from tape.names import check_integer
 from tape.training.runs import locked
 
-WRONG = 3  # wrong answers of each length and depth that are kept
-LENGTHS = 8  # by default; up to so many times the trained length, if that was of plain prompts
+WRONG = 3  # wrong answers kept per length and depth
+LENGTHS = 8  # default multiple of the trained length, for models trained on plain prompts
 log = logging.getLogger(__name__)
 
 
 def row(batch: Batch, given: list[Answer]) -> dict[str, Any]:
-    """Counts per length and depth (`results.FIELDS`), and the first wrong answers of each."""
+    """Returns counts per length and depth (`results.FIELDS`), and the first wrong answers."""
     cells: dict[tuple[int, float | None], list[int]] = {}
     wrong = []
     for question, answer in zip(batch.questions, given, strict=True):
@@ -49,7 +49,7 @@ def row(batch: Batch, given: list[Answer]) -> dict[str, Any]:
 
 
 def questions_for(arguments: argparse.Namespace, trained: Passkeys | None) -> Questions:
-    """What to ask: a model that was trained on plain prompts is asked such."""
+    """Returns the questions: plain prompts for models trained on them, else the benchmark's."""
     needles = Needles(
         arguments.keys or (trained.keys if trained else 1),
         arguments.values or (trained.values if trained else 1),
@@ -75,7 +75,7 @@ def questions_for(arguments: argparse.Namespace, trained: Passkeys | None) -> Qu
 
 
 def check_context(batches: list[Batch], context_size: int | None) -> None:
-    """Raise a ValueError if a prompt and its answer do not fit into the context."""
+    """Raises a ValueError if a prompt and its answer do not fit into the context."""
     longest = max(batches, key=lambda batch: batch.positions)
     if context_size is not None and longest.positions > context_size:
         raise ValueError(
@@ -86,7 +86,7 @@ def check_context(batches: list[Batch], context_size: int | None) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
-    """One share of an evaluation; the results, if that share was the last."""
+    """Evaluates one shard; returns the results if it was the last one."""
     shard, folder = Shard.parse(arguments.shard), arguments.base_model
     for name in ("keys", "values", "context_size", "processes"):
         if getattr(arguments, name) is not None:
@@ -123,7 +123,7 @@ def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
             title=lambda batch: f"{batch.questions[0].length} tokens",
         )
     if sum(len(rows) for _, rows in journals(results).values()) < len(batches):
-        log.info("shard %s is done; the one that ends last writes the results", shard)
+        log.info("shard %s is done; the last one to finish writes the results", shard)
         return None
     found = write_results(results, *join(results))
     draw(folder.resolve().name, found, results)
@@ -132,7 +132,7 @@ def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
 
 
 def default_name(questions: Questions, trained: Passkeys | None) -> str:
-    """passkey, and what is not as usual."""
+    """Returns passkey, plus all settings that differ from the defaults."""
     needles = questions.needles
     parts = ["passkey"]
     if questions.original:
@@ -143,8 +143,8 @@ def default_name(questions: Questions, trained: Passkeys | None) -> str:
 
 
 def describe(results: Retrieval) -> str:
-    """A line per length, and one for those within and beyond the trained ones: the accuracy, and
-    what it was seen in."""
+    """Formats a line per length, and one each within and beyond the trained lengths: the accuracy,
+    its interval and the counts."""
     summary = results.summary()
     shares = {f"{share['length']} tokens": share for share in summary["lengths"]}
     shares |= {part: summary[part] for part in ("inside", "outside") if summary[part]}
@@ -167,19 +167,19 @@ def parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--base_model", type=Path, required=True, help="folder of the model")
-    add("--context_size", type=int, help="tokens that prompt and answer have to fit into")
-    add("--max_tokens", type=int, help="of the longest prompts")
-    add("--interval", type=int, help="prompts have 1, 2, ... times so many tokens")
-    add("--num_tests", type=int, default=20, help="prompts of each length and depth")
-    add("--depths", type=int, default=11, help="how many, from 0 to 1")
-    add("--keys", type=int, help="how many names have pass keys; one is asked for")
-    add("--values", type=int, help="how many pass keys a name has; all are asked for")
-    add("--original", action="store_true", help="lengths, depths and marks of the original code")
-    add("--seed", type=int, default=0, help="of the prompts")
-    add("--batch_tokens", type=int, default=16384, help="tokens that are run together")
-    add("--processes", type=int, help="that answer side by side; one per thread of torch")
-    add("--shard", default="1/1", help="i/n: the i-th of n shares")
-    add("--name", help="of the folder for the results, in that of the model")
+    add("--context_size", type=int, help="tokens available for prompt and answer")
+    add("--max_tokens", type=int, help="tokens of the longest prompts")
+    add("--interval", type=int, help="prompts have 1, 2, ... times this number of tokens")
+    add("--num_tests", type=int, default=20, help="prompts per length and depth")
+    add("--depths", type=int, default=11, help="number of depths from 0 to 1")
+    add("--keys", type=int, help="number of names with pass keys; one is asked for")
+    add("--values", type=int, help="pass keys per name; all are asked for")
+    add("--original", action="store_true", help="lengths, depths and scoring of the original code")
+    add("--seed", type=int, default=0, help="seed of the prompts")
+    add("--batch_tokens", type=int, default=16384, help="tokens per batch")
+    add("--processes", type=int, help="worker processes; by default one per torch thread")
+    add("--shard", default="1/1", help="i/n: the i-th of n shards")
+    add("--name", help="name of the results folder within the model's")
     return parser
 
 

@@ -1,7 +1,7 @@
-"""Prompts: lines with pass keys in them, deep in garbage, with exactly as many tokens as asked for.
+"""Passkey prompts with an exact number of tokens: lines with pass keys within garbage text.
 
-The depth of a line is the share of the garbage that comes before it: 0 right after the description,
-1 right before the question.
+The depth of a line is the fraction of the garbage before it: 0 right after the description, 1 right
+before the question.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from transformers import PreTrainedTokenizerBase
 from retrieval.texts import BENCHMARK, NAMES, Text
 from tape.names import check_integer
 
-LOW, HIGH = 1, 50_000  # keys lie in range(LOW, HIGH)
-ROUNDS = 3  # guesses at how much garbage gives a number of tokens
-REACH = 100  # units around the last one that are tried then
+LOW, HIGH = 1, 50_000  # keys are in range(LOW, HIGH)
+MAX_ESTIMATES = 3  # estimates of the amount of garbage for a number of tokens
+MAX_CHANGE = 100  # units around the last estimate that are tried
 Count = Callable[[str], int]
 
 
 @dataclass(frozen=True)
 class Needles:
-    """What is hidden in a prompt: the values of `keys` names, `values` of each. One name is asked
-    for, and all of its values; a single key has no name.
+    """Values hidden in a prompt: `values` for each of `keys` names. The question asks for all
+    values of one name; a single key has no name.
 
     Raises:
         ValueError: for numbers below 1, or more keys than there are names.
@@ -42,25 +42,25 @@ class Needles:
 
 class Prompt(NamedTuple):
     text: str
-    values: tuple[str, ...]  # what is right to answer
+    values: tuple[str, ...]  # the right answer
 
     @property
     def answer(self) -> str:
-        """What follows the text if all of them are given."""
+        """The complete answer, as it follows the text."""
         return " " + " , ".join(self.values)
 
 
 def token_counter(tokenizer: PreTrainedTokenizerBase) -> Count:
-    """How many tokens a text is, with those that the tokenizer puts before and after any text."""
+    """Returns a function that counts the tokens of a text, including BOS and EOS if added."""
     return lambda text: len(tokenizer(text)["input_ids"])
 
 
 class Draft:
-    """A prompt but for its garbage, which can be of any length.
+    """A prompt with garbage of variable length.
 
     Args:
-        depth: of a line with a value that is asked for. The depths of all others are drawn.
-        seed: of the numbers, names, depths and sentences that are drawn.
+        depth: of a line with a value of the question; all other depths are random.
+        seed: of numbers, names, depths and sentences.
     """
 
     def __init__(self, text: Text, needles: Needles, depth: float, seed: tuple[int, ...]):
@@ -81,7 +81,7 @@ class Draft:
         self.question = text.question(names[0], several)
 
     def stretches(self, units: int) -> list[int]:
-        """How much of the garbage comes before each line and after the last."""
+        """Splits `units` of garbage into the parts before each line and after the last."""
         borders = [0, *(round(depth * units) for depth in self.depths), units]
         return [after - before for before, after in pairwise(borders)]
 
@@ -93,13 +93,13 @@ class Draft:
         return Prompt(self.text.join(parts), self.values)
 
     def fitted(self, tokens: int, count: Count) -> Prompt:
-        """The prompt with exactly so many tokens, as `count` counts them.
+        """Returns the prompt with exactly `tokens` tokens, as counted by `count`.
 
-        The garbage is cut to about the right length, and then its longest stretch by single units:
-        with a unit more there is a token more, or less, or neither.
+        The garbage is cut to about the right length, and its longest part varied by single units:
+        one more unit may add a token, remove one, or neither.
 
         Raises:
-            ValueError: if there are more tokens without any garbage, or no cut gives so many.
+            ValueError: if the prompt is longer without garbage, or no cut gives this number.
         """
         units, rate = 0, self.text.units_per_token
         prompt = self.prompt(self.stretches(units))
@@ -107,9 +107,9 @@ class Draft:
         if bare > tokens:
             raise ValueError(
                 f"a prompt of {tokens} tokens has no room for its description, pass keys and "
-                f"question, which are {bare}: ask for longer ones"
+                f"question, which take {bare}: ask for longer prompts"
             )
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ESTIMATES):
             if found == tokens:
                 return prompt
             units = max(0, units + round((tokens - found) * rate))
@@ -125,23 +125,23 @@ class Draft:
     @staticmethod
     def _nearby(stretches: list[int]) -> Iterator[list[int]]:
         longest = int(np.argmax(stretches))
-        for change in sorted(range(-REACH, REACH + 1), key=abs):
+        for change in sorted(range(-MAX_CHANGE, MAX_CHANGE + 1), key=abs):
             if stretches[longest] + change >= 0:
                 yield [units + (change if n == longest else 0) for n, units in enumerate(stretches)]
 
 
 def original_prompt(tokens: int, seed: int) -> Prompt:
-    """A prompt of about so many tokens by the rule of LongLoRA's and TAPE's code, and from the same
-    random numbers: 3.75 characters of garbage for each, rounded down to 1,024, at any depth.
+    """Returns a prompt of about `tokens` tokens as in LongLoRA's and TAPE's code, from the same
+    random numbers: 3.75 characters of garbage per token, rounded down to 1,024, at any depth.
 
     Raises:
-        ValueError: if that is no garbage at all.
+        ValueError: if that leaves no garbage.
     """
     characters = int(3.75 * tokens // 1024 * 1024)
     if not characters:
         raise ValueError(
-            f"the original rule has no garbage in prompts of {tokens} tokens: it counts 1,024 "
-            f"characters, which are 274 tokens, at least"
+            f"the original rule gives no garbage in prompts of {tokens} tokens: its unit is 1,024 "
+            f"characters, i.e. at least 274 tokens"
         )
     rng = np.random.RandomState(seed)
     before = rng.randint(0, characters)

@@ -1,4 +1,4 @@
-"""Plain prompts as a model is trained on them, made on the fly."""
+"""Generated passkey prompts as training sequences."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tape.names import check_integer
 from tape.settings import load, save
 
 FILE = "passkeys.json"
-TRAINING, EVALUATION = range(2)  # streams of random numbers of a seed
+TRAINING, EVALUATION = range(2)  # random streams of a seed
 
 
 @dataclass(frozen=True)
 class Passkeys:
-    """What a model is trained on: prompts of up to `max_length` tokens, any number of tokens as
-    often as any other and the key at any depth. `keys` and `values` are those of `Needles`.
+    """Training prompts of up to `max_length` tokens, uniform in length and in key depth. `keys` and
+    `values` are those of `Needles`.
 
     Raises:
         ValueError: for values that are not allowed, or if there is no room for garbage.
@@ -36,10 +36,10 @@ class Passkeys:
 
     def __post_init__(self):
         check_integer("data.max_length", self.max_length)
-        if self.max_length <= self.shortest:  # asks for the needles, too
+        if self.max_length <= self.shortest:  # also validates the needles
             raise ValueError(
                 f"data.max_length={self.max_length}: prompts with keys={self.keys} and "
-                f"values={self.values} have up to {self.shortest} tokens without any garbage; "
+                f"values={self.values} have up to {self.shortest} tokens without garbage; "
                 f"give more"
             )
 
@@ -49,7 +49,7 @@ class Passkeys:
 
     @property
     def shortest(self) -> int:
-        """Tokens that a prompt may have without any garbage."""
+        """Maximum number of tokens of a prompt without garbage."""
         name, several = NAMES[0] if self.needles.keys > 1 else None, self.values > 1
         line = PLAIN.line(name, str(HIGH - 1), several)
         lines = [line] * (self.keys * self.values)
@@ -63,12 +63,12 @@ class Passkeys:
         return self.max_length + self.values * digits + self.values - 1 + 1
 
     def save(self, folder: Path) -> None:
-        """Write passkeys.json, which belongs beside the model that was trained on them."""
+        """Writes passkeys.json to the folder of the model trained on them."""
         save(self, folder / FILE)
 
     @classmethod
     def load(cls, folder: Path) -> Passkeys | None:
-        """What `save` wrote; None if the model in the folder was not trained on such prompts.
+        """Reads settings written by `save`; None if the model was not trained on passkeys.
 
         Raises:
             ValueError: if the file holds something else.
@@ -78,10 +78,10 @@ class Passkeys:
 
 
 class PromptSequences(Dataset):
-    """Prompt after prompt with its answer and EOS, `total` of them, filled up to one length.
+    """`total` prompts with answers and EOS, padded to one length.
 
-    The i-th is a function of i and the seed: batches, processes and whether a run was ever stopped
-    make no difference. Those of an `evaluation` are others, whatever the seeds.
+    Sequence i is a function of i and the seed, independent of batches, processes and interruptions.
+    `evaluation` sequences differ from training sequences for all seeds.
 
     Raises:
         ValueError: for total below 1, or a negative seed.
@@ -106,9 +106,9 @@ class PromptSequences(Dataset):
         return self.total
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
-        """input_ids and labels (-100 on padding): (length,) each. The whole text is learned, as a
-        language model does: with the answers alone, some encodings take far longer to find them.
-        Nothing needs a mask: padding comes last, and is never looked at by what comes before."""
+        """Returns input_ids and labels (-100 on padding): (length,) each. The loss covers the whole
+        text, because some encodings learn far more slowly from answers alone. Padding comes last,
+        where causal attention does not look, so no mask is needed."""
         if not 0 <= i < self.total:
             raise IndexError(f"prompt {i} of {self.total}")
         seed = (self.seed, self.stream, i)

@@ -1,7 +1,7 @@
-"""The words of a prompt: those of the benchmark, and few and plain ones for a small model.
+"""Wording of passkey prompts: the benchmark's, and a small vocabulary for small models.
 
-A prompt is a description, garbage with lines in it that hold the values, and a question. Garbage is
-counted in units: characters of the benchmark's, words of the plain one.
+A prompt is a description, garbage with lines with values, and a question. Garbage is counted
+in units: characters in the benchmark's text, words in the plain one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = (
 class Text:
     """
     Attributes:
-        units_per_token: about how many units of garbage a token has.
+        units_per_token: approximate number of garbage units per token.
     """
 
     description: str
@@ -28,20 +28,20 @@ class Text:
         raise NotImplementedError
 
     def line(self, name: str | None, value: str, several: bool) -> str:
-        """What holds a value: the one of a name, or one of `several`. None: there are no names."""
+        """Returns the line with a value, the only one or one of `several`; None: without names."""
         raise NotImplementedError
 
     def question(self, name: str | None, several: bool) -> str:
         raise NotImplementedError
 
     def join(self, parts: list[str]) -> str:
-        """Description, garbage and lines in turn, question; garbage may be empty."""
+        """Joins description, garbage and lines in turn, and question; garbage may be empty."""
         raise NotImplementedError
 
 
 class Benchmark(Text):
-    """Those of Landmark Attention (Mohtashami and Jaggi 2023, arXiv 2305.16300), which LongLoRA and
-    the TAPE paper took over. They have one key without a name; the words around several are ours.
+    """Wording of Landmark Attention (Mohtashami and Jaggi 2023, arXiv 2305.16300), also used by
+    LongLoRA and the TAPE paper, which have one key without a name; the wording for several is ours.
     """
 
     description = (
@@ -73,8 +73,8 @@ class Benchmark(Text):
 
 
 class Plain(Text):
-    """Few words, each a token (`retrieval.tokenizer`), and garbage of random sentences: nothing but
-    its line tells where a key is."""
+    """A small vocabulary of single-token words (`retrieval.tokenizer`); garbage is random
+    sentences, so that only the line itself reveals a key's place."""
 
     description = "find the pass key ."
     nouns = (

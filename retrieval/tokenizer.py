@@ -1,4 +1,4 @@
-"""The tokenizer of plain prompts: a token per word, and one per digit."""
+"""Tokenizer of plain prompts: one token per word and per digit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tape.data.tokenizer import END, PADDING
 
 
 def words() -> list[str]:
-    """Every word that a plain prompt or its answer may have, each once."""
+    """Returns all distinct words of plain prompts and their answers."""
     named = [
         part(name, several)
         for name in (None, *NAMES)
@@ -22,8 +22,8 @@ def words() -> list[str]:
 
 
 def plain_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of `words`, digits, EOS and padding; it refuses all else. The space before a word
-    or a number belongs to its first token."""
+    """Returns a tokenizer of `words`, digits, EOS and padding; it refuses anything else. The
+    space before a word or number belongs to its first token."""
     first = PLAIN.description.split()[0]
     tokens = [END, PADDING, *"0123456789", *(f" {digit}" for digit in "0123456789"), first]
     tokens += [f" {word}" for word in words()]

@@ -1,4 +1,4 @@
-"""Learning to retrieve: prompts made on the fly, and accuracy within and beyond their lengths."""
+"""Training on passkey retrieval: generated prompts, and accuracy up to 8 times their length."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tape.training.progress import read_metrics
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task
 
-TIMES = (1, 2, 4, 8)  # the trained length: where the accuracy is looked at
+TIMES = (1, 2, 4, 8)  # multiples of the trained length at which accuracy is measured
 BATCH_TOKENS = 16_384
 
 
 class PasskeyTask(Task):
-    """Train on `passkeys`. Each validation also asks a fixed sample, `samples` prompts at each of
-    five depths, of the longest trained prompts and of others, two, four and eight times as long:
-    the share of right answers is `accuracy in` the trained lengths and `accuracy out` of them.
+    """Trains on `passkeys`. Each validation also answers a fixed sample, `samples` prompts at each
+    of five depths, of the longest trained length and of two, four and eight times that:
+    `accuracy in` and `accuracy out` are the fractions answered correctly within and beyond it.
 
     Raises:
-        ValueError: unless the run's `length` is that of the prompts with their answers.
+        ValueError: unless the run's `length` equals that of the prompts with their answers.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class PasskeyTask(Task):
         if settings["length"] != passkeys.length:
             raise ValueError(
                 f"length={settings['length']}: these prompts and their answers have "
-                f"{passkeys.length} tokens, give length={passkeys.length}"
+                f"{passkeys.length} tokens; give length={passkeys.length}"
             )
         if settings["eval_blocks"] is None:
-            raise ValueError("eval_blocks=null: prompts are without end, give a number")
+            raise ValueError("eval_blocks=null: the number of prompts is unlimited; give a number")
         check_integer("task.samples", samples)
         self.passkeys = passkeys
         self.tokenizer = plain_tokenizer()
         self.train = PromptSequences(passkeys, self.tokenizer, *training_order(arguments))
-        # What is asked is the same for all seeds of a comparison.
+        # All seeds of a comparison share the questions.
         self.evaluation = PromptSequences(
             passkeys, self.tokenizer, settings["eval_blocks"], seed=0, evaluation=True
         )
@@ -99,7 +99,7 @@ class PasskeyTask(Task):
 
 
 def accuracies(answered: list[tuple[Question, Answer]]) -> dict[int, float]:
-    """The share of right answers at each length."""
+    """Returns the fraction of right answers at each length."""
     right: dict[int, list[bool]] = {}
     for question, answer in answered:
         right.setdefault(question.length, []).append(answer.right)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains ablations of TAPE x seeds on code and tabulates them as the paper's Tables 6 and 7, at 1/8,
-# 1/4, 1/2 and 1 of the trained length:
+# Trains ablations of TAPE x seeds on source code and evaluates them as in the paper's Tables 6 and 7,
+# at 1/8, 1/4, 1/2 and 1 of the training length:
 #
 #   TABLES="width" SEEDS="0 1 2" bash script/ablations.sh [settings]
 #
@@ -10,8 +10,8 @@
 #   settings     of the training, e.g. data=text data.files=code/ model=base length=1024; the text
 #                that is measured is that of EVALUATION, local by default
 #
-# A row that is in several tables is trained once. A run that fails is named below its tables, and the
-# status is 1. The same command does what is missing.
+# A configuration in several tables is trained once. Failed runs are listed below the tables, and the
+# exit status is 1. Rerunning the command resumes the work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

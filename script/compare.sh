@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Trains encodings x seeds on text and compares them by perplexity at 1, 2 and 4 times the length:
+# Trains encodings x seeds on text and compares their perplexity at 1, 2 and 4 times the length:
 #
-#   TYPES="adape rope" SEEDS="0 1 2" bash script/compare.sh [settings]
+#   TYPES="tape rope" SEEDS="0 1 2" bash script/compare.sh [settings]
 #
-#   TYPES, SEEDS, JOBS, NAME (encodings by default): see script/comparison.sh
-#   EXPERIMENT   compare by default; compare_quick takes minutes, any other of config/experiment works
+#   TYPES, SEEDS, JOBS, NAME (default: encodings): see script/comparison.sh
+#   EXPERIMENT   compare by default; compare_quick takes minutes; any of config/experiment works
 #   EVALUATION   flags of python -m tape.evaluation.perplexity
-#   BASELINE     the row that all are compared with, rope by default
-#   LAUNCHER     trains by a Hydra multirun: joblib (processes here), submitit_slurm, submitit_local
-#                (EXTRAS=dev,launchers bash script/setup.sh); what is missing is trained here after it
+#   BASELINE     reference row of the comparison; rope by default
+#   LAUNCHER     trains by Hydra multirun: joblib (local processes), submitit_slurm, submitit_local
+#                (EXTRAS=dev,launchers bash script/setup.sh); missing runs are then trained here
 #   settings     of the training, e.g. data=text data.files=corpus/ length=512
 #
-# A run that fails is named below the table, and the status is 1. The same command does what is missing.
+# Failed runs are listed below the table, and the exit status is 1. Rerunning the command resumes the
+# work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/comparison.sh

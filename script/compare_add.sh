@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains and evaluates encodings x seeds on additions, and compares them in one table and one picture:
+# Trains and evaluates encodings x seeds on addition; compares them in a table and a figure:
 #
-#   TYPES="adape rope" SEEDS="0 1 2" bash script/compare_add.sh [settings]
+#   TYPES="tape rope" SEEDS="0 1 2" bash script/compare_add.sh [settings]
 #
-#   TYPES, SEEDS, JOBS, NAME (add by default), EVALUATION: see script/comparison.sh; the last one has
+#   TYPES, SEEDS, JOBS, NAME (default: add), EVALUATION: see script/comparison.sh; EVALUATION holds
 #                settings of script/eval_add.sh, e.g. EVALUATION="max_length=20 samples=50"
 #   GRID         name of the evaluation; grid by default
 #   settings     of the training, e.g. experiment=addition_20 trainer.max_steps=5000

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Trains encodings x seeds to retrieve pass keys, asks them up to eight times as far, and compares them:
+# Trains encodings x seeds on passkey retrieval and compares them up to 8 times the training length:
 #
-#   TYPES="adape rope" SEEDS="0 1 2" bash script/compare_passkey.sh [settings]
+#   TYPES="tape rope" SEEDS="0 1 2" bash script/compare_passkey.sh [settings]
 #
-#   TYPES, SEEDS, JOBS, NAME (passkey by default), EVALUATION: see script/comparison.sh; the last one
-#                has flags of eval_retrieval.py, e.g. EVALUATION="--num_tests 50"
+#   TYPES, SEEDS, JOBS, NAME (default: passkey), EVALUATION: see script/comparison.sh; EVALUATION
+#                holds flags of eval_retrieval.py, e.g. EVALUATION="--num_tests 50"
 #   settings     of the training, e.g. data.keys=4 trainer.max_steps=5000
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

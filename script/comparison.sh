@@ -1,19 +1,18 @@
-# Sourced by scripts that compare encodings x seeds, in the project's folder: what they have in common.
-# They name the experiment and the folder for what comes `out`, say how to `evaluate` a run and
-# `compare` all, and call `comparison`. Where runs did not finish they are not compared, unless
-# `partial` is set; the status is 1.
+# Sourced by scripts that compare encodings x seeds, in the project's folder. They set `experiment` and
+# the output folder `out`, define `evaluate` for a run and `compare` for all runs, and call `comparison`.
+# If runs failed there is no comparison unless `partial` is set, and the exit status is 1.
 #
-#   TYPES       the encodings, see script/train.sh; seven by default
+#   TYPES       encodings, see script/train.sh; seven by default
 #   SEEDS       of weights and data; 0 1 2 by default
-#   JOBS        runs at a time; 2 by default, which share the cores
-#   NAME        of the comparison. The runs are output/${NAME}_${TYPE}_${SEED}, what they print is in
-#               ${NAME}_${TYPE}_${SEED}.log beside the table, in output/compare_${NAME}
+#   JOBS        concurrent runs, which share the cores; 2 by default
+#   NAME        of the comparison. Runs are in output/${NAME}_${TYPE}_${SEED}, their logs
+#               ${NAME}_${TYPE}_${SEED}.log next to the table in output/compare_${NAME}
 #   EVALUATION  settings of the evaluation
 #
-# Runs that have finished are taken as they are: at once where the same was asked, and config/ and the
-# run are what they were, as the .finished file beside the log tells; else, and always where text or
-# weights come from files, train.py and the evaluation find out. Told to stop (SIGTERM, a hang-up), all
-# runs save and the script ends with status 75: the same command continues.
+# Finished runs are not repeated. They are recognised at once by the .finished file next to the log if
+# request, config/ and run are unchanged; otherwise, and always if text or weights come from files,
+# train.py and the evaluation check. On SIGTERM or SIGHUP all runs save and the script exits with status
+# 75: rerunning the command resumes the work.
 source script/environment.sh
 source script/jobs.sh
 
@@ -26,7 +25,7 @@ log_of() { # name
     echo "$out/${1##*/}.log"
 }
 
-found() { # log: its last words, from the evaluation
+found() { # log: the evaluation's final lines
     grep -aE "^(inside|outside):" "$1" | tail -n 2 | cut -d, -f1 | paste -sd " "
 }
 
@@ -35,19 +34,19 @@ trained_length() { # run
 print(json.load(open(sys.argv[1]))["max_position_embeddings"])' "$1/config.json"
 }
 
-measure_perplexity() { # run stride lengths; windows of each length that begin in the same places
+measure_perplexity() { # run stride lengths; windows of all lengths start at the same places
     "$python" -m tape.evaluation.perplexity --model "$1" --data local --convention paper \
         --lengths "${@:3}" --stride "$2" --out "$1/compare/perplexity.csv" "${evaluation[@]}"
 }
 
-perplexities() { # log lengths: those of its last evaluation
+perplexities() { # log lengths: of the last evaluation in it
     sed -nE 's/^\| ([0-9,]+) \|.*\| ([0-9.]+) \|$/perplexity \2 at \1,/p' "$1" | tail -n "$2" | paste -sd " "
 }
 
-asked() { # type seed settings: all that decides what a run gives, but for files of text or weights
+asked() { # type seed settings: all that determines a run's results, except files of text or weights
     printf '%s\n' "experiment=$experiment" "$group=$1" "seed=$2" "${@:3}" -- "${evaluation[@]}"
     declare -f evaluate measure_perplexity
-    "$python" -V # whose library is the text of data=local
+    "$python" -V # its library is the text of data=local
     find -L config -type f -exec cksum {} + | LC_ALL=C sort
 }
 
@@ -55,7 +54,7 @@ holds() { # run
     find -L "$1" -name 'checkpoint-*' -prune -o -type f -exec cksum {} + | LC_ALL=C sort
 }
 
-from_files() { # run: does it, or its evaluation, come from files that may change?
+from_files() { # run: whether it, or its evaluation, depends on files that may change
     local target='tape\.data\.LocalCorpus|arithmetic\.problems\.Problems|retrieval\.sequences\.Passkeys'
     [[ ${evaluation[*]} == */* || ${evaluation[*]} == *--data* || ${evaluation[*]} == *--files* ]] ||
         ! grep -qE "^  \"_target_\": \"($target)\",?$" "$1/trained.json" ||
@@ -69,7 +68,7 @@ finished() { # name type seed settings
         [[ $(<"$receipt") == "$(asked "${@:2}"; holds "output/$1")" ]]
 }
 
-unfinished() { # settings: is anything left to do?
+unfinished() { # settings: whether any run is left to do
     local seed type
     for seed in "${seeds[@]}"; do
         for type in "${types[@]}"; do
@@ -80,18 +79,18 @@ unfinished() { # settings: is anything left to do?
 }
 
 learn() { # name type seed settings
-    local name=$1 log told= before
+    local name=$1 log stopped= before
     log=$(log_of "$name")
     before=$(asked "${@:2}")
-    trap 'told=yes' TERM INT HUP # the run saves, and nothing follows it
+    trap 'stopped=yes' TERM INT HUP # the run saves and is not evaluated
     if "$python" train.py experiment="$experiment" name="${name##*/}" output_dir="output/$name" \
         "$group=$2" seed="$3" "${@:4}" \
-        >>"$log" 2>&1 && [[ -z $told ]] && evaluate "output/$name" >>"$log" 2>&1; then
+        >>"$log" 2>&1 && [[ -z $stopped ]] && evaluate "output/$name" >>"$log" 2>&1; then
         if [[ $before == "$(asked "${@:2}")" ]] && ! from_files "output/$name"; then
             { echo "$before"; holds "output/$name"; } >"${log%.log}.finished"
         fi
         echo "$name: $(found "$log")"
-    elif [[ -z $told ]]; then
+    elif [[ -z $stopped ]]; then
         echo "error: $name did not finish, see $log" >&2
         return 1
     fi
@@ -110,13 +109,13 @@ comparison() { # settings of the training
             names+=("$name")
             if finished "$name" "$type" "$seed" "$@"; then
                 echo "$name: $(found "$(log_of "$name")")"
-                end_if_told
+                exit_if_stopped
                 continue
             fi
-            end_if_told
+            exit_if_stopped
             while (($(jobs -pr | wc -l) >= JOBS)); do
-                wait -n || true # its status is asked for below
-                end_if_told
+                wait -n || true # the exit status is collected below
+                exit_if_stopped
             done
             echo "$name: run ${#names[@]} of $((${#types[@]} * ${#seeds[@]})) begins, see $(log_of "$name")"
             learn "$name" "$type" "$seed" "$@" &
@@ -125,7 +124,7 @@ comparison() { # settings of the training
     done
     for pid in "${pids[@]}"; do
         wait "$pid" || failed=1
-        end_if_told
+        exit_if_stopped
     done
     if ((failed)) && [[ -z ${partial:-} ]]; then
         exit 1

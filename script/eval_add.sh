@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Draws the grid of accuracies over operand lengths: TYPE=adape bash script/eval_add.sh [settings]
+# Evaluates accuracy over a grid of operand lengths: TYPE=tape bash script/eval_add.sh [settings]
 #
-# The model is output/add_${TYPE}, see script/train_add.sh; settings are those of
-# config/arithmetic/evaluate_add.yaml, e.g. max_length=10 samples=100 shard=1/4.
+# The model is output/add_${TYPE} (script/train_add.sh; TYPE is adape by default); settings are those
+# of config/arithmetic/evaluate_add.yaml, e.g. max_length=10 samples=100 shard=1/4.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Perplexity by length: data=proof_pile model_path=output/llama_adape bash script/eval_llama.sh [options]
 #
-#   data         the text: ${DATA_DIR}/${data}.bin, token ids as LongLoRA publishes them
-#   model_path   the model's folder
-#   DATA_DIR     ../data by default, beside the project's folder
+#   data         text: ${DATA_DIR}/${data}.bin, token ids in LongLoRA's published format
+#   model_path   model folder
+#   DATA_DIR     default: ../data, next to the project's folder
 #   options      of python -m tape.evaluation.perplexity, e.g. --convention paper --dtype bfloat16
 #
-# The results are in ${model_path}/perplexity.csv. The same command continues.
+# Results are in ${model_path}/perplexity.csv. Rerunning the command resumes the work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for name in data model_path; do

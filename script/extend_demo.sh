@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Context extension on a laptop: two small RoPE models (made first if they are missing) go on with
-# four times their length by every method, and all are compared: bash script/extend_demo.sh [settings]
+# Context extension on a laptop: extends two small RoPE models (trained first if missing) to four times
+# their length by every method, and compares the methods: bash script/extend_demo.sh [settings]
 #
 #   TYPES      the methods, entries of config/peft; all seven by default
 #   SEEDS      of the new weights and the order of the text; 0 by default
 #   JOBS       see script/comparison.sh
-#   NAME       the folder in output/ of the runs, their logs, the table and the picture; extend by default
+#   NAME       folder in output/ for runs, logs, table and figure; extend by default
 #   settings   of the extensions, e.g. trainer.max_steps=100
 #
-# The bases are output/rope_c4 (script/train.sh), whose perplexity is measured up to 1,024 tokens, and
-# output/passkey_rope_0 (experiment=passkey), which is asked for pass keys up to 512. The same command
-# continues what was stopped.
+# The base models are output/rope_c4 (script/train.sh), evaluated by perplexity up to 1,024 tokens, and
+# output/passkey_rope_0 (experiment=passkey), evaluated by passkey retrieval up to 512 tokens.
+# Rerunning the command resumes the work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TYPES=${TYPES:-lora longlora thetalora yarn adape adape_lora ft}
@@ -30,8 +30,8 @@ check_base() { # folder length
     fi
     length=$(trained_length "$1")
     if ((length != $2)); then
-        echo "error: $1 was trained on $length tokens, and what is extended here has $2: rename it," \
-            "and one of $2 is made (for a base of your own: script/train_llama.sh)" >&2
+        echo "error: $1 was trained on $length tokens, this demo extends models of $2: rename it," \
+            "and one of $2 is trained (for a base model of your own: script/train_llama.sh)" >&2
         exit 1
     fi
 }
@@ -44,7 +44,7 @@ fi
 check_base output/rope_c4 256
 check_base output/passkey_rope_0 134
 
-# Windows that begin every 4,096 tokens of the validation text, at each length in the same places.
+# Windows start every 4,096 tokens of the validation text, at the same places for each length.
 NAME=$folder/text
 experiment=extend
 evaluate() { # run

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Fine-tunes a pre-trained model on a task of SCROLLS:
+# Fine-tunes a pre-trained model on a SCROLLS task:
 #
-#   TYPE=adape DATASET_NAME=quality bash script/ft_scrolls.sh [settings]
+#   TYPE=tape DATASET_NAME=quality bash script/ft_scrolls.sh [settings]
 #
-#   TYPE          the encoding, as in script/train.sh, whose NGPUS and NNODES are taken as well
+#   TYPE          encoding, as in script/train.sh, whose NGPUS and NNODES apply as well
 #   DATASET_NAME  gov_report summ_screen_fd qmsum narrative_qa qasper quality quality_hard contract_nli,
-#                 or sample, which is none of SCROLLS. Without it: quality, or, said aloud, sample
-#                 where quality is not to be had
+#                 or sample, which is not part of SCROLLS. Default: quality, or with a message sample if
+#                 quality is not available
 #   output_name   the pre-trained model is output/${output_name}_c4; $TYPE by default
 #   settings      as for train.py: data.data_dir=/path/to/zips budget=paper8k trainer.bf16=true
 #
-# The result is in output/scrolls/$DATASET_NAME/$TYPE; script/gen_scrolls.sh has it answer.
+# The result is in output/scrolls/$DATASET_NAME/$TYPE; generate its answers with script/gen_scrolls.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
@@ -19,7 +19,7 @@ TYPE=${TYPE:-adape}
 DATASET_NAME=${DATASET_NAME:-$("$python" -m scrolls.default "$@")}
 experiment=scrolls
 if [[ $DATASET_NAME == sample ]]; then
-    experiment=scrolls_sample # a recipe for minutes on two cores
+    experiment=scrolls_sample # takes minutes on two cores
 fi
 exec bash script/train.sh experiment="$experiment" position=keep \
     base_model="output/${output_name:-$TYPE}_c4" data.task="$DATASET_NAME" \

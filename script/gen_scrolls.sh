@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Generates the answers of a fine-tuned model: SAVE_DIR=scrolls/quality bash script/gen_scrolls.sh [settings]
+# Generates a fine-tuned model's answers: SAVE_DIR=scrolls/quality bash script/gen_scrolls.sh [settings]
 #
-#   SAVE_DIR      the answers are ${SAVE_DIR}/${TYPE}.json, {id: text}; scrolls/$DATASET_NAME by default
-#   DATASET_NAME  the task, as in script/ft_scrolls.sh; the last part of SAVE_DIR by default
-#   TYPE          the encoding: the model is output/scrolls/$DATASET_NAME/$TYPE
-#   settings      those of config/scrolls/generate.yaml: split=test processes=4 max_batch_tokens=65536
+#   SAVE_DIR      answers are in ${SAVE_DIR}/${TYPE}.json, {id: text}; default: scrolls/$DATASET_NAME
+#   DATASET_NAME  task, as in script/ft_scrolls.sh; default: the last part of SAVE_DIR
+#   TYPE          encoding; the model is output/scrolls/$DATASET_NAME/$TYPE
+#   settings      of config/scrolls/generate.yaml: split=test processes=4 max_batch_tokens=65536
 #
-# The same command continues what was stopped.
+# Rerunning the command resumes the work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh

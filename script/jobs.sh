@@ -33,25 +33,25 @@ check_runs() { # settings
     done
     if (($(printf '%s\n' "${types[@]}" | sort -u | wc -l) < ${#types[@]})) ||
         (($(printf '%s\n' "${seeds[@]}" | sort -u | wc -l) < ${#seeds[@]})); then
-        echo "error: TYPES='${types[*]}', SEEDS='${seeds[*]}': one is there twice" >&2
+        echo "error: TYPES='${types[*]}', SEEDS='${seeds[*]}': duplicate value" >&2
         exit 1
     fi
     for setting in "$@"; do
         case $setting in
         name=* | output_dir=* | "$group"=* | seed=*)
-            echo "error: $setting is this script's to set, from NAME, TYPES and SEEDS" >&2
+            echo "error: $setting is set by this script; use NAME, TYPES and SEEDS" >&2
             exit 1
             ;;
         esac
     done
 }
 
-# Each run is a process group of its own, and a signal reaches all of it. This script waits until
-# they have saved.
+# Each run is a process group, which receives signals as a whole. This script waits until all have
+# saved.
 set -m
-told=
+stopped=
 forward() { # signal, exit status
-    told=$2
+    stopped=$2
     local run
     for run in $(jobs -p); do
         kill "-$1" -- "-$run" 2>/dev/null || true
@@ -59,10 +59,10 @@ forward() { # signal, exit status
 }
 trap 'forward TERM 75' TERM HUP
 trap 'forward INT 130' INT
-end_if_told() {
-    if [[ -n $told ]]; then
+exit_if_stopped() {
+    if [[ -n $stopped ]]; then
         trap '' TERM HUP INT
         wait
-        exit "$told"
+        exit "$stopped"
     fi
 }

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Starts train.py, in one process or several: bash script/launch.sh settings
+# Starts train.py in one or several processes: bash script/launch.sh settings
 #
-#   NGPUS      processes on this node, one per GPU; SLURM_GPUS_ON_NODE or 1 by default
-#   NNODES     nodes, with NODE_RANK, MASTER_ADDR and MASTER_PORT as for torchrun; under SLURM all
-#              of them follow from its own variables: srun --ntasks-per-node=1 bash script/train.sh
+#   NGPUS      processes on this node, one per GPU; default: SLURM_GPUS_ON_NODE or 1
+#   NNODES     number of nodes, with NODE_RANK, MASTER_ADDR and MASTER_PORT as for torchrun; under
+#              SLURM derived from its variables: srun --ntasks-per-node=1 bash script/train.sh
 #
-# The same command continues a run that was stopped; exit status 75 says that it was told to stop
-# (SIGTERM), has saved, and can be continued.
+# Rerunning the command resumes a stopped run. Exit status 75: the run received SIGTERM, has saved and
+# can be resumed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
@@ -21,7 +21,7 @@ if ((NGPUS * NNODES == 1)); then
     exec "$python" train.py "$@"
 fi
 
-if ((NNODES == 1)); then # a port of its own, so that two runs fit on one machine
+if ((NNODES == 1)); then # a free port, so that two runs fit on one machine
     MASTER_PORT=${MASTER_PORT:-$((20000 + $$ % 20000))}
 else
     MASTER_PORT=${MASTER_PORT:-$((20000 + ${SLURM_JOB_ID:-9500} % 20000))}
@@ -39,10 +39,10 @@ if ((NNODES > 1)); then
         exit 1
     fi
 fi
-set -- launcher=ddp "$@" # the last one given counts
+set -- launcher=ddp "$@" # a later launcher= overrides it
 
-# torchrun has an exit status of its own: the run leaves its status in a file. It also gives its
-# processes half a minute after SIGTERM, which is short for saving a large model.
+# torchrun replaces exit statuses, so the run writes its own to a file. torchrun also kills its
+# processes 30 s after SIGTERM, too soon for saving a large model.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 TAPE_STATUS=$(mktemp)
 export TAPE_STATUS TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}
@@ -52,7 +52,7 @@ export TAPE_STATUS TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEO
 torchrun=$!
 trap 'kill -TERM "$torchrun"; trap "" TERM' TERM
 trap 'kill -INT "$torchrun"; trap "" INT' INT
-while # a signal ends the waiting, but not torchrun
+while # a signal interrupts the wait, but not torchrun
     status=0
     wait "$torchrun" || status=$?
     kill -0 "$torchrun" 2>/dev/null

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The whole way of SCROLLS on a laptop, on the sample, which is none of it: a pre-trained model (made
-# first, by script/train.sh, if it is missing), fine-tuned, generating, scored, and read beside the
-# untuned model and a baseline that reads nothing: bash script/scrolls_demo.sh [settings]
+# All SCROLLS steps on a laptop, on the `sample` task (not part of SCROLLS): fine-tunes a pre-trained
+# model (trained first by script/train.sh if missing), generates, scores, and shows the answers next to
+# those of the untuned model and of a baseline without input: bash script/scrolls_demo.sh [settings]
 #
-#   TYPE       the encoding, adape by default
+#   TYPE       encoding; adape by default
 #   settings   of the fine-tuning, e.g. trainer.max_steps=1500
 #
-# Answers and scores are in scrolls/sample. The same command continues what was stopped.
+# Answers and scores are in scrolls/sample. Rerunning the command resumes the work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
@@ -18,7 +18,7 @@ if [[ ! -f output/${TYPE}_c4/model.safetensors ]]; then
 fi
 DATASET_NAME=sample bash script/ft_scrolls.sh "$@"
 if [[ output/scrolls/sample/$TYPE/model.safetensors -nt $answers/$TYPE.parts/shard-1-of-1/parts.jsonl ]]; then
-    rm -rf "$answers/$TYPE.json" "$answers/$TYPE.parts" # of other weights
+    rm -rf "$answers/$TYPE.json" "$answers/$TYPE.parts" # from other weights
 fi
 SAVE_DIR=$answers bash script/gen_scrolls.sh
 "$python" -m scrolls.generate model="output/${TYPE}_c4" task=sample budget=demo \

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Installs the project with the versions it was tested with (constraints.txt) into the active
-# environment, or into .venv. Does nothing when that was done already.
+# Installs the project with the tested versions (constraints.txt) into the active environment, or into
+# .venv. Does nothing if that is up to date.
 #
 # Without a GPU, torch's CPU build saves gigabytes:
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu bash script/setup.sh
-# Extras besides the default: EXTRAS=dev,flash,deepspeed bash script/setup.sh
+# Extras: EXTRAS=dev,flash,deepspeed bash script/setup.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Runs that start together wait for the one that installs.
+# Concurrent calls wait for the one that installs.
 if command -v flock >/dev/null; then
     exec 9<>pyproject.toml
     flock 9
@@ -35,7 +35,7 @@ wanted=$({ cat pyproject.toml constraints.txt; echo "$extras $PWD"; } | "$python
 stamp=$environment/.tape-installed
 if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
     echo "installing into $environment (once)" >&2
-    # Without the compat mode, a clone called tape would hide the package from the folder above it.
+    # Without the compat mode, a clone called tape would shadow the package in its parent folder.
     "$python" -m pip install --quiet --disable-pip-version-check \
         --config-settings editable_mode=compat --constraint constraints.txt --editable ".[$extras]" >&2
     echo "$wanted" >"$stamp"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the code's style and runs the tests but the slow ones, which -m slow runs:
-#   bash script/test.sh [pytest's arguments]
+# Checks style and runs all tests except the slow ones (-m slow):
+#   bash script/test.sh [pytest arguments]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Pre-trains a decoder and reports: TYPE=adape bash script/train.sh [settings]
+# Pre-trains a decoder and writes a report: TYPE=tape bash script/train.sh [settings]
 #
-#   TYPE            the encoding: adape rope alibi fire xpos randrope nope t5rb sincos learned yarn
-#                   adayarn
+#   TYPE            encoding: tape rope alibi fire xpos randpe nope t5 sincos learned yarn tape_yarn;
+#                   the paper's names adape (the default), randrope, t5rb and adayarn work as well
 #   NGPUS, NNODES   processes, see script/launch.sh
 #   settings        as for train.py, e.g. launcher=fsdp2 trainer.max_steps=1000 experiment=c4
 #

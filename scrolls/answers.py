@@ -1,4 +1,4 @@
-"""What several encodings answered to the same questions, with the score of every answer."""
+"""Answers of several encodings to the same questions, with the score of each answer."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from scrolls.rows import Question
 from scrolls.scoring import Reference, read_predictions, type_of, verify
 
 LEGENDS = {
-    "exact_match": "Scores: exact match in percent, over all questions and of each answer.",
-    "f1": "Scores: F1 in percent, over all questions and of each answer.",
-    "rouge": "Scores: the geometric mean of rouge1, rouge2 and rougeL in percent. Over all "
-    "questions it is that of their means; of each answer, that of its own three: these do not "
-    "average to the former.",
+    "exact_match": "Scores: exact match in percent, over all questions and for each answer.",
+    "f1": "Scores: F1 in percent, over all questions and for each answer.",
+    "rouge": "Scores: geometric mean of rouge1, rouge2 and rougeL in percent. The overall score is "
+    "the geometric mean of the three averages, so it is not the average of the scores of the "
+    "answers.",
 }
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`score` in percent is that of a set with this answer alone: for ROUGE, the geometric mean of
-    its own three variants, of which the task's score is not the mean."""
+    """`score` in percent is that of a set with this answer only: for ROUGE the geometric mean of
+    its three variants, whose average over answers is not the task's score."""
 
     encoding: str
     text: str
@@ -32,19 +32,19 @@ class Answer:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, and the answers of all encodings, in the same order for every question."""
+    """A question and the answers of all encodings, in the same order for every question."""
 
     question: Question
     answers: list[Answer]
 
     @property
     def best(self) -> float | None:
-        """The best score, if it is above 0."""
+        """The best score if it is above 0."""
         return max(answer.score for answer in self.answers) or None
 
     @property
     def spread(self) -> tuple[float, int]:
-        """How much the answers differ: between their scores, then in how many texts there are."""
+        """The range of the scores, and the number of distinct texts."""
         scores = [answer.score for answer in self.answers]
         return max(scores) - min(scores), len({answer.text for answer in self.answers})
 
@@ -52,10 +52,10 @@ class Asked:
 @dataclass(frozen=True)
 class Reading:
     """Attributes:
-    name: of the task.
-    means: the task's score by encoding, over all questions, as the evaluator has it.
-    total: how many questions there are.
-    asked: those to read, in this order.
+    name: task name.
+    means: the task's score over all questions by encoding, as the evaluator computes it.
+    total: number of questions.
+    asked: the questions to show, in this order.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Reading:
 
     @property
     def best(self) -> float | None:
-        """The best of the means, if it is above 0."""
+        """The best of the means if it is above 0."""
         return max(self.means.values()) or None
 
     @property
@@ -79,10 +79,10 @@ class Reading:
 
 
 def read_folder(folder: Path, reference: Reference) -> dict[str, dict[str, str]]:
-    """The predictions in the folder, <TYPE>.json each, by encoding.
+    """Returns the predictions in a folder, one <TYPE>.json per encoding.
 
     Raises:
-        ValueError: if there are none, or those of one are not valid.
+        ValueError: if there are none, or those of an encoding are invalid.
     """
     found = {}
     for path in sorted(folder.glob("[!.]*.json")):
@@ -104,15 +104,15 @@ def read(
     sort: str = "spread",
     limit: int | None = None,
 ) -> Reading:
-    """Score everything, and choose what to read.
+    """Scores all predictions and selects questions to show.
 
     Args:
-        ids: only these questions.
-        sort: `spread`, those first whose answers differ most, or `order`, as in the file.
-        limit: at most so many.
+        ids: restricts to these questions.
+        sort: `spread` (largest differences between answers first) or `order` (as in the file).
+        limit: maximum number of questions.
 
     Raises:
-        ValueError: for an id that is not there.
+        ValueError: for an unknown id.
     """
     questions, metric = reference.questions, reference.task.metric
     for key in ids or ():
@@ -136,7 +136,7 @@ def read(
     return Reading(reference.task.name, metric, means, len(questions), asked[:limit])
 
 
-# What would steer a terminal, or turn the direction of the text around it, is shown as a sign.
+# Control and bidi characters, which would affect a terminal or the text around them, are escaped.
 _SIGNS = {
     code: f"<{code:02x}>"
     for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
@@ -145,5 +145,5 @@ _SIGNS = {
 
 
 def harmless(text: str) -> str:
-    """The text with a sign, such as <1b>, for each control character but line ends and tabs."""
+    """Escapes control characters except line ends and tabs, e.g. as <1b>."""
     return text.replace("\r\n", "\n").translate(_SIGNS)

@@ -1,5 +1,5 @@
-"""Predictions of several encodings for the tasks of the benchmark: verified and scored, with a
-table of their scores next to the paper's."""
+"""Verifies and scores predictions of several encodings on the benchmark, and tabulates the scores
+next to the paper's."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tape import origin
 from tape.files import write_text
 from tape.names import look_up
 
-ON_REQUEST = "narrative_qa"  # gigabytes: downloaded only where it is asked for by name
+ON_REQUEST = "narrative_qa"  # gigabytes: downloaded only if requested by name
 log = logging.getLogger(__name__)
 
 
 class Submission(NamedTuple):
-    """The type whose predictions are submitted, and the csv file they are written to."""
+    """The encoding to submit and the csv file to write."""
 
     type: str
     file: Path
 
 
 class Entry(NamedTuple):
-    """Valid predictions of a type for a task."""
+    """Valid predictions of an encoding for a task."""
 
     type: str
     reference: Reference
@@ -50,18 +50,17 @@ class Entry(NamedTuple):
 def evaluate_all(
     folder: Path, out: Path, golds: Golds, submission: Submission | None = None
 ) -> dict[Path, list[str]]:
-    """Verify the predictions in folder/<task>/<TYPE>.json, and score them if golds are needed.
+    """Verifies the predictions in folder/<task>/<TYPE>.json, and scores them if golds are needed.
 
-    Writes the official files, out/<TYPE>/<task>_metrics.json and out/<TYPE>/scrolls.json, and
-    out/table.md and out/table.csv. Predictions that are not valid have their errors in place of a
-    score; the others are scored nevertheless.
+    Writes the official files out/<TYPE>/<task>_metrics.json and out/<TYPE>/scrolls.json, and
+    out/table.md and out/table.csv. For invalid predictions the metrics file holds their errors;
+    the others are scored nevertheless.
 
     Returns:
-        the files with errors, and the errors.
+        Errors by file.
 
     Raises:
-        ValueError: before anything is scored, for predictions that cannot be read, and for a
-            submission that lacks tasks.
+        ValueError: before scoring, for unreadable predictions or an incomplete submission.
     """
     found = read_all(folder)
     known = references({task for given in found.values() for task in given}, golds)
@@ -82,7 +81,7 @@ def evaluate_all(
 
 
 def read_all(folder: Path) -> dict[str, dict[str, object]]:
-    """What the files of predictions hold, by type and task.
+    """Returns the contents of the prediction files by type and task.
 
     Raises:
         ValueError: if there are none, or one cannot be read.
@@ -100,8 +99,8 @@ def read_all(folder: Path) -> dict[str, dict[str, object]]:
 
 
 def references(tasks: set[str], golds: Golds) -> dict[str, Reference]:
-    """What predictions for the tasks are held against, but for what would have to be downloaded on
-    request. Where the benchmark scores the hard questions of quality, they are there, too."""
+    """References of the tasks, except those that need an explicit download. Includes the
+    hard questions of quality where the benchmark scores them."""
     known = {}
     for name in (name for name in BENCHMARK if name in tasks):
         if name != ON_REQUEST:
@@ -110,8 +109,8 @@ def references(tasks: set[str], golds: Golds) -> dict[str, Reference]:
             known[name] = golds.of(BENCHMARK[name], source)
         else:
             log.warning(
-                "note: %s is left out, as its %s MB are not here: put %s.zip of %s into the folder "
-                "given by --data_dir, or let --dataset_name %s download it, and repeat this",
+                "note: %s is skipped, because its %s MB are not on this machine: put %s.zip of %s "
+                "into --data_dir, or download it with --dataset_name %s; then rerun this command",
                 *(name, f"{BENCHMARK[name].size:,}", name, HUB, name),
             )
     if "quality" in known and golds.split == "test" and golds.needed:
@@ -130,7 +129,7 @@ def _on_request(golds: Golds) -> Source | None:
 def verify_all(
     found: dict[str, dict[str, object]], known: dict[str, Reference], out: Path
 ) -> tuple[list[Entry], dict[Path, list[str]]]:
-    """What is valid, and the errors of what is not, which are written, too."""
+    """Returns the valid predictions and the errors of the others; writes the errors."""
     entries, errors = [], {}
     for kind, given in found.items():
         for name, reference in known.items():
@@ -148,7 +147,7 @@ def verify_all(
 
 
 def score_all(entries: list[Entry], kinds: list[str], out: Path, golds: Golds) -> None:
-    """Write the metrics of each entry, the summary of each type, and the table of them all."""
+    """Writes the metrics of each entry, the summary of each type, and the overall table."""
     metrics: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in kinds}
     for kind, reference, predictions in entries:
         task = reference.task
@@ -174,7 +173,7 @@ def score_all(entries: list[Entry], kinds: list[str], out: Path, golds: Golds) -
 
 
 def summary_of(metrics: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The official scrolls.json of the metrics by task, its score null if a task is missing."""
+    """Returns the official scrolls.json; its score is null if a task is missing."""
     summary: dict[str, Any] = {
         task: {key: metrics[task][key] for key in ("scrolls_score", "display", "display_keys")}
         for task in BENCHMARK

@@ -1,4 +1,4 @@
-"""Which task to take where none is named: prints `quality`, or `sample` if that is not to be had.
+"""Prints the default task: `quality`, or `sample` if quality is not available.
 
 python -m scrolls.default [data.data_dir=/path/to/zips] [data_dir=/path/to/zips]
 """
@@ -16,10 +16,10 @@ FIRST = "quality"
 
 
 def default_task(settings: list[str]) -> str:
-    """The settings of the command may name a folder with data.
+    """Returns the default task; the command's settings may name a data folder.
 
     Raises:
-        FileNotFoundError: if there is no `quality` in that folder.
+        FileNotFoundError: if that folder does not contain `quality`.
     """
     folders = [text.partition("=")[2] for text in settings if text.partition("=")[0] in KEYS]
     data_dir = Path(folders[-1]) if folders else None
@@ -29,7 +29,7 @@ def default_task(settings: list[str]) -> str:
         if data_dir is not None:
             raise
         print(
-            f"no task is named, and {error}\ntaking {SAMPLE!r}, which is none of SCROLLS: "
+            f"no task is named, and {error}\nusing {SAMPLE!r}, which is not part of SCROLLS: "
             f"questions about Python's own library",
             file=sys.stderr,
         )

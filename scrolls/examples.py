@@ -1,4 +1,4 @@
-"""A split of a task as tokens, on disk: every document once, however many questions it has."""
+"""A tokenized split of a task on disk; documents with several questions are stored once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scrolls.rows import Row, read_rows
 from scrolls.sources import find
 from scrolls.tasks import TASKS, Split, Task
 from tape.data.blocks import batches, token_dtype, tokenize, tokenizer_fingerprint
-from tape.files import intact, new_folder
+from tape.files import new_folder, read_or_discard
 from tape.names import check_path, look_up
 
 TEXTS = ("documents", "questions", "answers")
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class TokenLists:
-    """Lists of tokens behind one another in `name`.bin, and where each of them ends.
+    """Concatenated token lists in `name`.bin, with their ends in `name`.npy.
 
     Raises:
         ValueError, TypeError, FileNotFoundError: if they are damaged.
@@ -37,7 +37,7 @@ class TokenLists:
         self.ends = np.load(folder / f"{name}.npy", allow_pickle=False)
         path, size = folder / f"{name}.bin", dtype.itemsize * int(self.ends[-1])
         if path.stat().st_size != size or (self.lengths() < 0).any():
-            raise ValueError(f"{path} is not as it was written")
+            raise ValueError(f"{path} changed after it was written")
         self.tokens = np.memmap(path, dtype, "r") if size else None
         if size and self.tokens.max() >= vocabulary:
             raise ValueError(f"{path} has tokens beyond those of the tokenizer")
@@ -54,14 +54,14 @@ class TokenLists:
 
 
 class _Writer:
-    """Writes token lists as they come."""
+    """Writes token lists one at a time."""
 
     def __init__(self, folder: Path, name: str):
         self.target, self.file = folder / f"{name}.npy", (folder / f"{name}.bin").open("wb")
         self.ends: list[int] = []
 
     def add(self, tokens: np.ndarray) -> int:
-        """Its number is returned."""
+        """Appends a list and returns its number."""
         self.file.write(tokens)
         self.ends.append((self.ends[-1] if self.ends else 0) + len(tokens))
         return len(self.ends) - 1
@@ -73,12 +73,12 @@ class _Writer:
 
 @dataclass(frozen=True)
 class Examples:
-    """The rows of a split, in the order of the file.
+    """The rows of a split, in file order.
 
     Attributes:
         ids: of each row.
-        document: the number of each row's document; several share one.
-        documents, questions, answers: tokens, the latter two of each row.
+        document: number of each row's document; rows may share one.
+        documents, questions, answers: tokens; the latter two per row.
         fingerprint: of the file and the tokenizer.
     """
 
@@ -90,21 +90,21 @@ class Examples:
     fingerprint: str
 
     def first_rows(self) -> list[int]:
-        """Of each id, in the order of the file."""
+        """Returns the first row of each id, in file order."""
         first: dict[str, int] = {}
         for row, id_ in enumerate(self.ids):
             first.setdefault(id_, row)
         return list(first.values())
 
     def questions_spread(self, count: int | None) -> list[int]:
-        """The first rows of so many ids, spread evenly over the file; None: of all."""
+        """Returns the first rows of `count` ids, spread evenly over the file; None: of all ids."""
         rows = self.first_rows()
         if count is None or count >= len(rows):
             return rows
         return [rows[place] for place in np.linspace(0, len(rows) - 1, count).astype(int)]
 
     def check(self, prompts: Prompts) -> None:
-        """Raise a ValueError that names the id whose question leaves a document no room."""
+        """Raises a ValueError that names an id whose question leaves no room for the document."""
         row = int(self.questions.lengths().argmax())
         try:
             prompts.check(self.questions[row])
@@ -121,15 +121,15 @@ class Examples:
 
 @dataclass(frozen=True)
 class ScrollsData:
-    """A task of SCROLLS, and how long its prompts may be.
+    """A SCROLLS task and its prompt budget.
 
     Args:
-        task: its name.
-        data_dir: a folder with the official zips, or what they hold; None: the hub.
+        task: task name.
+        data_dir: folder with the official zips or their contents; None: the hub.
         budget: see `scrolls.prompts.BUDGETS`.
 
     Raises:
-        ValueError: for a task or a budget that does not exist.
+        ValueError: for an unknown task or budget.
     """
 
     task: str
@@ -151,10 +151,10 @@ def tokenize_split(
     prompts: Prompts,
     cache: Path,
 ) -> Examples:
-    """The tokens of a split, from the cache if they are there. Uses all cores.
+    """Returns the tokens of a split, cached on disk. Uses all cores.
 
     Raises:
-        ValueError, FileNotFoundError: if its rows are not there, or not as they should be.
+        ValueError, FileNotFoundError: if rows are missing or invalid.
     """
     source = find(task, split, data_dir, cache)
     content = " ".join(
@@ -163,7 +163,7 @@ def tokenize_split(
     fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / "scrolls" / fingerprint
     read = partial(_read, tokenizer)
-    examples = intact(folder, read)
+    examples = read_or_discard(folder, read)
     if examples is None:
         with new_folder(folder) as work:
             rows = tqdm(
@@ -178,10 +178,10 @@ def tokenize_split(
 
 
 def _read(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Examples:
-    """What `_write` wrote.
+    """Reads examples written by `_write`.
 
     Raises:
-        ValueError, LookupError, TypeError, FileNotFoundError: if it is damaged.
+        ValueError, LookupError, TypeError, FileNotFoundError: if they are damaged.
     """
     facts = json.loads((folder / "rows.json").read_text())
     vocabulary = max(tokenizer.get_vocab().values()) + 1
@@ -190,9 +190,9 @@ def _read(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Examples:
     )
     ids, document = facts["ids"], np.array(facts["document"], dtype=np.int64)
     if {len(ids), len(document), len(answers)} != {len(questions)}:
-        raise ValueError("its files are not of the same rows")
+        raise ValueError("its files have different rows")
     if set(document.tolist()) != set(range(len(documents))):
-        raise ValueError("its rows are not of these documents")
+        raise ValueError("its rows refer to other documents")
     return Examples(ids, document, documents, questions, answers, folder.name)
 
 

@@ -1,4 +1,4 @@
-"""Generate the answers of a model to a task, one for each id.
+"""Generates a model's answers to a task, one per id.
 
 python -m scrolls.generate model=output/scrolls/quality/adape task=quality output=adape.json
 python -m scrolls.generate ... shard=1/4       # and 2/4, 3/4, 4/4: the last one writes the output
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def sampling_of(cfg: DictConfig) -> Sampling | None:
-    """Raises a ValueError for numbers that cannot be sampled with."""
+    """Raises a ValueError for invalid sampling parameters."""
     check_flag("sample", cfg.sample)
     usual = OmegaConf.load(CONFIG / "generate.yaml")
     for name, most, allowed in (
@@ -59,7 +59,7 @@ def recorded(batch: Batch, given: list[str]) -> dict[str, Any]:
 
 
 def write_output(output: Path, results: Path, order: list[str]) -> bool:
-    """Write {id: text} in the order of the file, if no share is missing; whether it was written."""
+    """Writes {id: text} in file order unless shards are missing; returns whether it did."""
     found = journals(results).values()
     header = next(iter(found))[0]
     if sum(len(rows) for _, rows in found) < header["batches"]:
@@ -71,7 +71,7 @@ def write_output(output: Path, results: Path, order: list[str]) -> bool:
 
 
 def check(cfg: DictConfig) -> None:
-    """Raise a ValueError for the first setting that is missing or wrong."""
+    """Raises a ValueError for the first setting that is missing or wrong."""
     for name in ("model", "task", "output"):
         if OmegaConf.is_missing(cfg, name):
             raise ValueError(f"give {name}=..., see config/scrolls/generate.yaml")
@@ -91,7 +91,7 @@ def check(cfg: DictConfig) -> None:
 
 
 def run(cfg: DictConfig) -> None:
-    """One share of a generation; the output, if all others are done."""
+    """Generates one shard, and writes the output if all others are complete."""
     check(cfg)
     shard, folder, output = Shard.parse(str(cfg.shard)), Path(cfg.model), Path(cfg.output)
     task, sampling = task_named(cfg.task), sampling_of(cfg)
@@ -120,7 +120,7 @@ def run(cfg: DictConfig) -> None:
     results = output.with_suffix(".parts")
     if output.exists() and not journals(results):
         raise ValueError(
-            f"{output} is there, but not its journal in {results}: remove it, or give another "
+            f"{output} exists, but its journal is not in {results}: remove it, or give another "
             f"output=..."
         )
     with locked(shard.folder(results)):
@@ -139,7 +139,7 @@ def run(cfg: DictConfig) -> None:
     if write_output(output, results, [examples.ids[row] for row in rows]):
         log.info("answers are in %s", output)
     else:
-        log.info("shard %s is done; the last one that ends writes %s", shard, output)
+        log.info("shard %s is done; the last one to finish writes %s", shard, output)
 
 
 @hydra.main(version_base=None, config_path=str(CONFIG), config_name="generate")

@@ -1,4 +1,4 @@
-"""What a model writes after prompts of several lengths: in batches, left-padded, with its cache."""
+"""Batched generation for prompts of different lengths: left-padded, with a KV cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tape.modeling import TapeForCausalLM
 
 
 class Batch(NamedTuple):
-    """Prompts that are answered together, about equally long."""
+    """Prompts of similar length that are answered together."""
 
     number: int
     ids: list[str]
@@ -24,13 +24,12 @@ class Batch(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """Tokens to run: what time is about proportional to."""
+        """Tokens to process, roughly proportional to time."""
         return len(self.ids) * (max(map(len, self.prompts)) + self.budget.answer + 1)
 
 
 class Sampling(NamedTuple):
-    """Draw each token from the most likely ones that together have the probability `top_p`, in
-    place of the likeliest."""
+    """Nucleus sampling: draws from the most likely tokens with total probability `top_p`."""
 
     temperature: float
     top_p: float
@@ -40,23 +39,24 @@ class Sampling(NamedTuple):
 def plan(
     examples: Examples, prompts: Prompts, rows: list[int], max_batch_tokens: int
 ) -> list[Batch]:
-    """The questions of these rows in batches of at most `max_batch_tokens` tokens, counted with
-    padding and the room for answers; the costliest first: if memory is short, it shows at once.
+    """Groups the questions of these rows into batches of at most `max_batch_tokens` tokens, with
+    padding and room for answers. The most expensive come first: if memory runs out, it does so
+    early.
 
     Raises:
-        ValueError: if that is less than one prompt takes.
+        ValueError: if that is less than one prompt needs.
     """
     budget = prompts.budget
     if max_batch_tokens < budget.length:
         raise ValueError(
-            f"max_batch_tokens={max_batch_tokens:,} must be at least {budget.length:,}, what one "
+            f"max_batch_tokens={max_batch_tokens:,} must be at least {budget.length:,}, which one "
             f"prompt and its answer may take"
         )
     texts = {row: examples.prompt(row, prompts) for row in rows}
     by_length = sorted(rows, key=lambda row: -len(texts[row]))
     groups: list[list[int]] = []
     for row in by_length:
-        # The first of a group is its longest.
+        # The first prompt of a group is its longest.
         each = len(texts[groups[-1][0]]) + budget.answer + 1 if groups else 0
         if not groups or (len(groups[-1]) + 1) * each > max_batch_tokens:
             groups.append([])
@@ -77,10 +77,10 @@ def answers(
     sampling: Sampling | None = None,
     use_cache: bool = True,
 ) -> list[str]:
-    """What the model writes after each prompt up to EOS, as far as the budget goes.
+    """Generates a text after each prompt, up to EOS or the budget.
 
-    Positions that are drawn at random are drawn for the budget's length, and sampling is seeded by
-    the batch: the result depends neither on what came before nor on the process.
+    Random positions are drawn for the budget's length and sampling is seeded by the batch, so the
+    result is independent of earlier batches and of the process.
     """
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
     padding = end if padding is None else padding

@@ -1,5 +1,5 @@
-"""A baseline that reads no document: the most frequent gold answer of the training rows with the
-same question, or of all of them where a question is new.
+"""Baseline without documents: the most frequent gold answer of the training rows with the same
+question, or of all training rows if the question is new.
 
 python -m scrolls.majority --dataset_name sample --output scrolls/sample/majority.json
 """
@@ -19,7 +19,7 @@ from tape.files import check_replaceable, write_text
 
 
 def majority(task: Task, split: Split, data_dir: Path | None, cache: Path) -> dict[str, str]:
-    """An answer for each id of a split, in the order of the file."""
+    """Returns an answer for each id of a split, in file order."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     overall: Counter[str] = Counter()
     for row in read_rows(find(task, "train", data_dir, cache), task, "train"):
@@ -36,7 +36,7 @@ def majority(task: Task, split: Split, data_dir: Path | None, cache: Path) -> di
 @expected_errors()
 def main() -> None:
     parser = Parser(
-        prog="python -m scrolls.majority", description="Answer without reading: a baseline."
+        prog="python -m scrolls.majority", description="Baseline that reads no documents."
     )
     parser.add_argument("--dataset_name", choices=[*TASKS], required=True)
     parser.add_argument("--split", choices=SPLITS, default="validation")

@@ -1,9 +1,8 @@
-"""The metrics of SCROLLS as a module of the `evaluate` library, offline:
+"""SCROLLS metrics as a module of the `evaluate` library, offline:
 
 evaluate.load("scrolls/metric.py", "qasper").compute(predictions=[...], references=[[...], ...])
 
-The library copies this file, and those it imports from beside it, into a cache of its own, by their
-content: hence the relative imports.
+The library copies this file, and the files that it imports relatively, to a cache keyed by content.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from .metrics import SCORE, SUMMARY_LEVEL, VARIANTS, averages, example, splits_s
 from .tasks import HARD, task_named
 
 DESCRIPTION = """\
-The scores of SCROLLS (https://www.scrolls-benchmark.com) by the rules of its evaluator. The name of
-the configuration is that of a task: gov_report, summ_screen_fd and qmsum have ROUGE, narrative_qa
-and qasper F1, quality, quality_hard and contract_nli exact match; `sample` has F1.
+The scores of SCROLLS (https://www.scrolls-benchmark.com) as its evaluator computes them. The
+configuration is named after a task: gov_report, summ_screen_fd and qmsum use ROUGE, narrative_qa
+and qasper F1, quality, quality_hard and contract_nli exact match; `sample` uses F1.
 """
 USAGE = """\
 Args:
-    predictions: a text each.
-    references: the gold answers of each, one or more.
+    predictions: list of texts.
+    references: list of lists of gold answers, at least one per prediction.
 Returns:
     a dictionary, in percent with four decimals: rouge/rouge1, rouge/rouge2, rouge/rougeL,
-    rouge/rougeLsum (None without nltk's punkt_tab; no score needs it) and rouge/geometric_mean, or
-    f1, or exact_match; num_predicted; mean_prediction_length_characters; scrolls_score, which is
-    one of those (None for quality_hard, which is not in the benchmark's mean); display_keys and
-    display, what the benchmark shows.
+    rouge/rougeLsum (None without nltk's punkt_tab; not part of any score) and
+    rouge/geometric_mean, or f1, or exact_match; num_predicted; mean_prediction_length_characters;
+    scrolls_score, which is one of these (None for quality_hard, which is not part of the
+    benchmark's mean); display_keys and display, as shown by the benchmark.
 """
 CITATION = """\
 @inproceedings{shaham-etal-2022-scrolls,
@@ -46,7 +45,7 @@ CITATION = """\
 
 
 class Scrolls(evaluate.Metric):
-    """Raises a ValueError for a configuration that is no task, an answer without golds, or none."""
+    """Raises a ValueError for an unknown configuration, missing golds, or no predictions."""
 
     def _info(self) -> evaluate.MetricInfo:
         self.task = task_named(self.config_name)

@@ -1,8 +1,8 @@
-"""The metrics of SCROLLS by the rules of its evaluator (Shaham et al. 2022, arXiv 2201.03533).
+"""SCROLLS metrics as its evaluator defines them (Shaham et al. 2022, arXiv 2201.03533).
 
-`example` scores one answer, `averages` a set of them. An answer may have several golds: it is
-scored against each, and the best counts. This file needs no other of the project: the `evaluate`
-library copies it, with metric.py.
+`example` scores one answer, `averages` a set of answers. An answer with several golds gets its best
+score. This file imports nothing else of the project, because the `evaluate` library copies it
+together with metric.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from rouge_score.rouge_scorer import RougeScorer
 from rouge_score.scoring import fmeasure
 from rouge_score.tokenize import tokenize
 
-# What a set of answers is judged by.
+# Metrics of a set of answers.
 SCORE = {"exact_match": "exact_match", "f1": "f1", "rouge": "rouge/geometric_mean"}
 VARIANTS = ("rouge/rouge1", "rouge/rouge2", "rouge/rougeL")
-SUMMARY_LEVEL = "rouge/rougeLsum"  # compares sentence by sentence; reported, and in no score
+SUMMARY_LEVEL = "rouge/rougeLsum"  # computed by sentence; reported, but not part of any score
 
 _NGRAMS = RougeScorer(["rouge1", "rouge2"], use_stemmer=False)
 _SENTENCES = RougeScorer(["rougeLsum"], use_stemmer=False)
@@ -29,21 +29,21 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalise(text: str) -> str:
-    """Lower case, without ASCII punctuation, then without articles and needless white space.
+    """Lower case, without ASCII punctuation, then without articles and extra white space.
 
-    Nothing takes the place of punctuation: "state-of-the-art" becomes "stateoftheart".
+    Punctuation is deleted rather than replaced: "state-of-the-art" becomes "stateoftheart".
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, golds: Sequence[str]) -> float:
-    """1 if the prediction equals a gold, both normalised, else 0."""
+    """Returns 1 if the prediction equals a gold after normalisation, else 0."""
     return float(any(normalise(prediction) == normalise(gold) for gold in golds))
 
 
 def f1(prediction: str, golds: Sequence[str]) -> float:
-    """The best overlap of the normalised words with those of a gold, in 0..1 (as multisets: a word
-    counts as often as both have it). Without a common word it is 0, also if both are empty."""
+    """Returns the best F1 in 0..1 of the multiset of normalised words against a gold; 0 without a
+    common word, even if both are empty."""
     return max(_overlap(normalise(prediction).split(), normalise(gold).split()) for gold in golds)
 
 
@@ -56,8 +56,7 @@ def _overlap(prediction: list[str], gold: list[str]) -> float:
 
 
 def rouge(prediction: str, golds: Sequence[str]) -> dict[str, float]:
-    """The F-measure of each variant in 0..1 (Lin 2004): for each the best gold, which need not be
-    the same."""
+    """Returns the F-measure of each variant in 0..1 (Lin 2004), each for its own best gold."""
     scores = [_variants(prediction, gold) for gold in golds]
     return {variant: max(score[variant] for score in scores) for variant in VARIANTS}
 
@@ -70,7 +69,7 @@ def _variants(prediction: str, gold: str) -> dict[str, float]:
 
 
 def _rouge_l(prediction: list[str], gold: list[str]) -> float:
-    """As rouge_score has it, whose table of all pairs takes minutes for a task of summaries."""
+    """As in rouge_score, whose table of all pairs takes minutes for a summarisation task."""
     if not prediction or not gold:
         return 0.0
     common = _common_subsequence(prediction, gold)
@@ -78,8 +77,8 @@ def _rouge_l(prediction: list[str], gold: list[str]) -> float:
 
 
 def _common_subsequence(words: list[str], others: list[str]) -> int:
-    """The length of the longest, each row of the table being a number whose bits are 0 where the
-    length grows (Hyyrö 2004)."""
+    """Returns the length of the longest common subsequence. A row of the table is an integer whose
+    bits are 0 where the length increases (Hyyrö 2004)."""
     places: dict[str, int] = {}
     for place, word in enumerate(words):
         places[word] = places.get(word, 0) | 1 << place
@@ -91,13 +90,13 @@ def _common_subsequence(words: list[str], others: list[str]) -> int:
 
 
 def rouge_by_sentence(prediction: str, golds: Sequence[str]) -> float:
-    """rougeLsum in 0..1, the best gold. It needs `splits_sentences()`."""
+    """Returns rougeLsum in 0..1 for the best gold. Requires `splits_sentences()`."""
     text, *others = ["\n".join(nltk.sent_tokenize(one.strip())) for one in (prediction, *golds)]
     return max(_SENTENCES.score(other, text)["rougeLsum"].fmeasure for other in others)
 
 
 def splits_sentences() -> bool:
-    """Whether nltk's data for finding sentences (punkt_tab) is there. It is never downloaded."""
+    """Returns whether nltk's sentence splitter (punkt_tab) is installed; never downloads it."""
     try:
         nltk.sent_tokenize("")
     except LookupError:
@@ -108,12 +107,12 @@ def splits_sentences() -> bool:
 def example(
     metric: str, prediction: str, golds: Sequence[str], summary_level: bool = False
 ) -> dict[str, float]:
-    """What one answer gets, in 0..1.
+    """Scores one answer, in 0..1.
 
     Args:
         metric: exact_match, f1 or rouge.
         golds: at least one.
-        summary_level: rougeLsum, too; it needs `splits_sentences()`.
+        summary_level: also compute rougeLsum; requires `splits_sentences()`.
     """
     if metric == "exact_match":
         return {metric: exact_match(prediction, golds)}
@@ -126,8 +125,8 @@ def example(
 
 
 def averages(metric: str, examples: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The means over examples in percent, and for ROUGE the geometric mean of the means of rouge1,
-    rouge2 and rougeL, which is 0 as soon as one of these is.
+    """Averages examples in percent; for ROUGE adds the geometric mean of the averages of rouge1,
+    rouge2 and rougeL, which is 0 if one of them is.
 
     Two references and two predictions, the second a reordering of its reference:
 
@@ -141,7 +140,7 @@ def averages(metric: str, examples: Sequence[dict[str, float]]) -> dict[str, flo
     columns = {name: [scores[name] for scores in examples] for name in examples[0]}
     if metric != "rouge":
         return {name: 100.0 * sum(column) / len(column) for name, column in columns.items()}
-    # Percent before the sum, as the evaluator does it: rounding may tell the difference.
+    # Scaled to percent before summing, as in the evaluator, which can affect rounding.
     means = {n: sum(100 * score for score in column) / len(column) for n, column in columns.items()}
     product = means[VARIANTS[0]] * means[VARIANTS[1]] * means[VARIANTS[2]]
     return means | {SCORE["rouge"]: product ** (1 / 3)}

@@ -1,9 +1,9 @@
-"""From a question, a document and an answer to tokens, in training and in generation alike.
+"""Tokens of a prompt and its answer, in training and generation alike:
 
-    [BOS, if the tokenizer begins texts with it] question  document  "\n\nAnswer:"   " " answer  EOS
+    [BOS if the tokenizer adds it]  question  document  "\n\nAnswer:"   " " answer  EOS
 
-A budget says how many tokens the prompt and the answer may have. The document is cut to what is
-left of the prompt's, at its end; never the question nor the room for the answer.
+A budget bounds the tokens of prompt and answer. The document is truncated at its end to fit the
+prompt's budget; the question and the room for the answer are never reduced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TAILS = {"answer": "\n\nAnswer:", "summary": "\n\nSummary:"}
 
 
 class Budget(NamedTuple):
-    """Tokens of the prompt, question and all, and of the answer without EOS."""
+    """Tokens of the prompt, including the question, and of the answer without EOS."""
 
     prompt: int
     answer: int
@@ -34,7 +34,7 @@ class Budget(NamedTuple):
         return self.prompt + self.answer + 1
 
 
-# paper8k and table5 are the paper's, from its script and from its Table 5; demo is for a trial.
+# paper8k and table5 are the paper's (its script, its Table 5); demo is for trying things out.
 BUDGETS = {
     "paper8k": {"answer": Budget(7991, 200), "summary": Budget(7191, 1000)},
     "table5": {"answer": Budget(823, 200), "summary": Budget(767, 256)},
@@ -42,14 +42,14 @@ BUDGETS = {
 }
 
 
-TRAINED_FOR = "scrolls.json"  # in the folder of a fine-tuned model: the task and the budget
+TRAINED_FOR = "scrolls.json"  # in the folder of a fine-tuned model: its task and budget
 
 
 def trained_budget(folder: Path) -> str:
-    """The name of the budget that a model was fine-tuned with.
+    """Returns the name of the budget that a model was fine-tuned with.
 
     Raises:
-        ValueError: if it was not fine-tuned on a task, or the file that tells is damaged.
+        ValueError: if it was not fine-tuned on a task, or its record is damaged.
     """
     if not (folder / TRAINED_FOR).is_file():
         raise ValueError(
@@ -64,15 +64,15 @@ def trained_budget(folder: Path) -> str:
 
 
 def budget_of(name: str, task: Task) -> Budget:
-    """Raises a ValueError that lists the budgets, if there is none of this name."""
+    """Returns a budget by name; raises a ValueError that lists the known ones."""
     return look_up("budget", name, BUDGETS)[task.kind]
 
 
 class Prompts:
-    """Puts a task's prompts together, of tokens.
+    """Assembles the tokens of a task's prompts.
 
     Raises:
-        ValueError: if the tokenizer would not separate the prompt's end from an answer.
+        ValueError: if the tokenizer merges the end of a prompt with its answer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, task: Task, budget: Budget):
@@ -84,33 +84,33 @@ class Prompts:
         self.tail = tokenize(tokenizer, [self.tail_text])[0]
 
     def answers(self, texts: list[str]) -> list[np.ndarray]:
-        """The tokens of answers, as they follow a prompt."""
+        """Returns the tokens of answers as they follow a prompt."""
         texts = [f"{self.tail_text} {text.strip()}" for text in texts]
         whole, end = tokenize(self.tokenizer, texts), len(self.tail)
         for tokens in whole:
             if not np.array_equal(tokens[:end], self.tail):
-                raise ValueError(f"this tokenizer joins {self.tail_text!r} with what follows it")
+                raise ValueError(f"this tokenizer merges {self.tail_text!r} with the text after it")
         return [tokens[end:] for tokens in whole]
 
     def check(self, question: np.ndarray) -> None:
-        """Raise a ValueError unless a document has room beside the question."""
+        """Raises a ValueError unless there is room for a document."""
         fixed = len(self.start) + len(question) + len(self.tail)
         if fixed >= self.budget.prompt:
             raise ValueError(
-                f"no room for the document: the question and what is fixed take {fixed:,} of the "
+                f"no room for the document: the question and the template take {fixed:,} of the "
                 f"prompt's {self.budget.prompt:,} tokens; take a larger budget=..."
             )
 
     def prompt(self, question: np.ndarray, document: np.ndarray) -> np.ndarray:
-        """(T,) tokens, not more than the budget's, int64."""
+        """Returns the prompt's tokens within the budget, (T,) int64."""
         room = self.budget.prompt - len(self.start) - len(question) - len(self.tail)
         return np.concatenate((self.start, question, document[:room], self.tail), dtype=np.int64)
 
     def example(
         self, question: np.ndarray, document: np.ndarray, answer: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and labels, (T,) int64 each: the answer and EOS are learned. An answer that is
-        too long ends without EOS, which does not follow there."""
+        """Returns tokens and labels, (T,) int64 each: answer and EOS are predicted. A truncated
+        answer has no EOS."""
         prompt = self.prompt(question, document)
         if len(answer) <= self.budget.answer:
             answer = np.append(answer, self.tokenizer.eos_token_id)

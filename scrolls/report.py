@@ -1,4 +1,4 @@
-"""The end of a fine-tuning: some questions of the validation, answered and scored, in report/."""
+"""Report of a fine-tuning: some validation questions, answered and scored, in report/."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tape.modeling import TapeForCausalLM
 from tape.training.progress import read_metrics
 from tape.training.report import facts, headline, printable, publish
 
-BATCH = 8  # whole budgets that are answered together
+BATCH = 8  # prompts of full budget that are answered together
 SHOWN = 12  # answers in the report
-SHOWN_CHARACTERS = 120  # of each of them
+SHOWN_CHARACTERS = 120  # per answer
 
 
 class Answered(NamedTuple):
@@ -34,7 +34,7 @@ def answer_some(
     prompts: Prompts,
     rows: list[int],
 ) -> list[Answered]:
-    """The questions of these rows, answered greedily."""
+    """Answers the questions of these rows greedily."""
     golds: dict[str, list[str]] = {}
     for row, id_ in enumerate(examples.ids):
         golds.setdefault(id_, []).append(tokenizer.decode(examples.answers[row]).strip())
@@ -52,7 +52,7 @@ def answer_some(
 def write_report(
     folder: Path, model: TapeForCausalLM, trained_for: dict[str, str], answered: list[Answered]
 ) -> str:
-    """Write folder/report/ and return its text, which is also what the console shows."""
+    """Writes folder/report/ and returns its text, which is also printed."""
     metric = task_named(trained_for["task"]).metric
     scores = averages(metric, [example(metric, one.given, one.golds) for one in answered])
     metrics = read_metrics(folder / "metrics.jsonl")
@@ -79,7 +79,7 @@ def _markdown(folder: Path, summary: dict[str, Any], answered: list[Answered]) -
             headline(summary),
             "",
             f"{summary['task']}, budget {summary['budget']}: {summary['metric']} "
-            f"{summary['score']:.2f} on {summary['questions']} questions of the validation, "
+            f"{summary['score']:.2f} on {summary['questions']} validation questions, "
             f"answered greedily. Some of them:",
             "",
             "| question | gold answers | given |",

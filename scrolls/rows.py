@@ -1,4 +1,4 @@
-"""Rows of the official files, validated, and what is asked by them: a question per id."""
+"""Validated rows of the official files, and their questions by id."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tape.names import encodable
 
 
 class Row(NamedTuple):
-    """One gold answer (None where the test has it) to the question about a document."""
+    """One gold answer (None where the test split hides it) to a question about a document."""
 
     id: str
     pid: str
-    question: str  # with the blank line after it; empty where the document is all there is
+    question: str  # including the blank line after it; empty if there is only a document
     document: str
     output: str | None
 
 
 @dataclass
 class Question:
-    """What is asked under an id, and its gold answers in the order of their rows."""
+    """A question and its gold answers in row order."""
 
     id: str
     question: str
@@ -32,14 +32,14 @@ class Question:
 
 
 def read_rows(source: Source, task: Task, split: Split, with_inputs: bool = True) -> Iterator[Row]:
-    """The rows of a file, one after the other: some files are larger than memory.
+    """Yields the rows of a file, which may be larger than memory.
 
     Args:
-        with_inputs: whether a row needs more than an id and an answer. Without inputs, question and
+        with_inputs: whether rows need more than an id and an answer. Without inputs, question and
             document are empty, and a row may have no pid.
 
     Raises:
-        ValueError: for the first row that is not as it should be; names file, line and id.
+        ValueError: for the first invalid row; names file, line and id.
     """
     pids: set[str] = set()
     any_rows = False
@@ -53,7 +53,7 @@ def read_rows(source: Source, task: Task, split: Split, with_inputs: bool = True
                 row = {"pid": f"line {number}"} | row | {"input": ""}
             _check(row, needs_gold=split != "test")
             if row["pid"] in pids:
-                raise ValueError(f"its pid {row['pid']!r} is there twice")
+                raise ValueError(f"duplicate pid {row['pid']!r}")
             pids.add(row["pid"])
             if task.name == HARD and row.get("is_hard") is not True:
                 continue
@@ -86,14 +86,14 @@ def _check(row: dict[str, Any], needs_gold: bool) -> None:
         if value is None and name == "output" and not needs_gold:
             continue
         if not isinstance(value, str):
-            shown = "missing" if value is None else f"{value!r}, which is no text"
+            shown = "missing" if value is None else f"{value!r}, which is not text"
             raise ValueError(f"field {name!r} is {shown}")
         if not encodable(value):
             raise ValueError(f"field {name!r} holds a lone surrogate")
 
 
 def questions_of(rows: Iterator[Row]) -> dict[str, Question]:
-    """A question per id, in the order of their first rows. Documents are not kept."""
+    """Returns the questions by id, in the order of their first rows, without documents."""
     found: dict[str, Question] = {}
     for row in rows:
         asked = found.setdefault(row.id, Question(row.id, row.question))

@@ -1,9 +1,9 @@
-"""A small task in the format of SCROLLS, which it is not: questions about real text that is on
-every machine, the functions of Python's own library.
+"""A small task in SCROLLS format, not part of SCROLLS: questions about the functions of Python's
+standard library, real text available on every machine.
 
-What a function does is to be summarised (its docstring, which the document then lacks, is the
-gold answer); what it is called is to be copied; and three questions with yes or no are to be
-decided, equally often. Documents of the corpus's validation files make the validation.
+Questions ask for a summary of a function (the gold answer is its docstring, which the document
+lacks), for its name (to be copied), and for three yes/no decisions with balanced answers. The
+validation documents are from the corpus's validation files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tape.data import LocalCorpus
 from tape.data.corpora import Split
 from tape.files import new_folder
 
-VERSION = 1  # of what follows: other questions make other files
+VERSION = 1  # of the questions below; part of the folder's name
 SUMMARY = "What does this function do?"
 NAME = "What is this function called?"
 DECISIONS: dict[str, set[type[ast.AST]]] = {
@@ -29,13 +29,13 @@ DECISIONS: dict[str, set[type[ast.AST]]] = {
     "Does this function import a module?": {ast.Import, ast.ImportFrom},
 }
 PER_QUESTION: dict[Split, int] = {"train": 3000, "validation": 60}
-LINES = range(4, 200)  # of a document
+LINES = range(4, 200)  # allowed numbers of lines of a document
 
 
 class Asked(NamedTuple):
     question: str
     document: str
-    outputs: tuple[str, ...]  # gold answers, each as good as the others
+    outputs: tuple[str, ...]  # equally good gold answers
 
     @property
     def id(self) -> str:
@@ -43,11 +43,11 @@ class Asked(NamedTuple):
 
 
 def write_sample(cache: Path) -> Path:
-    """The folder with train.jsonl and validation.jsonl, written once."""
+    """Returns the folder with train.jsonl and validation.jsonl, written once."""
     corpus = LocalCorpus()
     folder = cache / "scrolls" / f"sample-{VERSION}-{corpus.fingerprint()[:16]}"
     if not folder.is_dir():
-        seen: set[str] = set()  # documents; some functions are in several modules
+        seen: set[str] = set()  # documents; a function may be in several modules
         with new_folder(folder) as work:
             for split, most in PER_QUESTION.items():
                 asked = [one for text in corpus.documents(split) for one in _asked(text)]
@@ -62,9 +62,9 @@ def _rows(asked: list[Asked], most: int) -> Iterator[dict[str, str]]:
     found = {one.id: one for one in asked}
     chosen: list[Asked] = []
     for question in (SUMMARY, NAME, *DECISIONS):
-        # Ids are hashes: their order is a shuffle that is the same on every machine.
+        # Ids are hashes, so sorting by them is a shuffle that is the same on every machine.
         mine = sorted((one for one in found.values() if one.question == question), key=_by_id)
-        if question in DECISIONS:  # equally often, or the more frequent one would do as an answer
+        if question in DECISIONS:  # balanced, so that guessing the frequent answer does not pay
             sides = [[one for one in mine if one.outputs == (side,)] for side in ("Yes", "No")]
             each = min(most // 2, *map(len, sides))
             mine = sides[0][:each] + sides[1][:each]
@@ -80,11 +80,11 @@ def _by_id(one: Asked) -> str:
 
 
 def _asked(text: str) -> Iterator[Asked]:
-    """All that can be asked about a module's functions."""
+    """Yields all questions about the functions of a module."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return  # not all of the corpus is Python of this version
+        return  # some files are for other versions of Python
     lines = text.split("\n")
     for owner in ast.walk(tree):
         for node in ast.iter_child_nodes(owner):
@@ -108,7 +108,7 @@ def _asked(text: str) -> Iterator[Asked]:
 
 
 def _document(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """The source of a function without its docstring."""
+    """Returns the source of a function without its docstring."""
     kept = lines[node.lineno - 1 : node.end_lineno]
     if ast.get_docstring(node) is not None:
         docstring = node.body[0]

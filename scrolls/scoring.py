@@ -1,4 +1,4 @@
-"""Predictions of a task against its gold answers, as the official evaluator does it."""
+"""Scores predictions of a task against its gold answers, as the official evaluator does."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tape.names import encodable
 log = logging.getLogger(__name__)
 METRIC = Path(__file__).with_name("metric.py")
 NO_SUMMARY_LEVEL = (
-    f"note: {SUMMARY_LEVEL}, which is in no score, is null: it needs nltk's sentence splitter "
+    f"note: {SUMMARY_LEVEL}, not part of any score, is null: it needs nltk's sentence splitter "
     f"(python -m nltk.downloader punkt_tab)"
 )
 
-# What the official evaluator says.
+# Messages of the official evaluator.
 NOT_AN_OBJECT = (
     'The predictions must be saved a JSON object: {"id1": "prediction1", "id2": "prediction2", ...}'
 )
@@ -38,12 +38,12 @@ REDUNDANT = "There are redundant example IDs."
 
 @dataclass(frozen=True)
 class Reference:
-    """What predictions are held against.
+    """Questions and gold answers of a task.
 
     Attributes:
-        questions: by id, in the order of the file, with their gold answers.
-        ignored: ids whose predictions are left out first: the other questions of quality, where
-            only its hard ones are asked.
+        questions: with their gold answers by id, in file order.
+        ignored: ids whose predictions are dropped first: for the hard questions of quality, all
+            other questions.
     """
 
     task: Task
@@ -51,13 +51,13 @@ class Reference:
     ignored: frozenset[str] = frozenset()
 
     def select(self, predictions: object) -> object:
-        """The predictions without those to ignore."""
+        """Returns the predictions without ignored ids."""
         if not isinstance(predictions, dict):
             return predictions
         return {key: text for key, text in predictions.items() if key not in self.ignored}
 
     def score(self, predictions: dict[str, str], cache: Path) -> dict[str, Any]:
-        """The official results of predictions that `verify` has nothing against."""
+        """Returns the official results of predictions that passed `verify`."""
         name = self.task.name
         make_folder(cache)
         metric = evaluate.load(str(METRIC), name, cache_dir=str(cache), keep_in_memory=True)
@@ -69,11 +69,11 @@ class Reference:
 
 @dataclass(frozen=True)
 class Golds:
-    """Where questions and gold answers are taken from: see `scrolls.sources.find`.
+    """Source of questions and gold answers, see `scrolls.sources.find`.
 
     Attributes:
-        needed: whether a question without a gold answer is refused.
-        with_inputs: whether the questions themselves are read; scores need their ids only.
+        needed: whether a question without a gold answer is an error.
+        with_inputs: whether to read the questions themselves; scores only need their ids.
     """
 
     split: Split
@@ -83,11 +83,11 @@ class Golds:
     with_inputs: bool = False
 
     def of(self, task: Task, source: Source | None = None) -> Reference:
-        """The questions of a task, from where they belong, or from another file.
+        """Reads the questions of a task, from its source or from another file.
 
         Raises:
             FileNotFoundError: if there is no such file.
-            ValueError: if a row is not as it should be, or has no gold answer but needs one.
+            ValueError: if a row is invalid or lacks a required gold answer.
         """
         source = source or find(task, self.split, self.data_dir, self.cache)
         questions = self._read(source, task)
@@ -106,19 +106,19 @@ def _with_gold(rows: Iterable[Row], source: Source) -> Iterator[Row]:
     for row in rows:
         if row.output is None:
             raise ValueError(
-                f"{source}, id {row.id!r}: no gold answer to score with; SCROLLS keeps those of "
-                f"the test split to itself: take --split validation (eval_scrolls.py checks the "
-                f"ids alone with --verify_only, and takes a file with answers as --test_data_file)"
+                f"{source}, id {row.id!r}: no gold answer to score with; SCROLLS does not publish "
+                f"those of the test split: take --split validation (eval_scrolls.py checks ids "
+                f"with --verify_only, and takes a file with answers as --test_data_file)"
             )
         yield row
 
 
 def read_predictions(path: Path) -> object:
-    """What a file of predictions holds, whether it is as it should be or not.
+    """Returns the content of a prediction file, valid or not.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it is not JSON, gives an id twice, or holds what cannot be written as UTF-8.
+        FileNotFoundError: if it does not exist.
+        ValueError: if it is not JSON, has duplicate ids, or holds text that is not valid UTF-8.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file of predictions {path}")
@@ -129,15 +129,15 @@ def read_predictions(path: Path) -> object:
     if isinstance(predictions, dict):
         for pair in predictions.items():
             if not all(encodable(text) for text in pair if isinstance(text, str)):
-                raise ValueError(f"{path}, id {pair[0]!r}: a lone surrogate is no text")
+                raise ValueError(f"{path}, id {pair[0]!r}: it contains a lone surrogate")
     return predictions
 
 
 def type_of(path: Path) -> str:
-    """Whose predictions a file <TYPE>.json holds.
+    """Returns the encoding of a prediction file <TYPE>.json.
 
     Raises:
-        ValueError: if its name is no text.
+        ValueError: if its name is not valid UTF-8.
     """
     if not encodable(path.stem):
         raise ValueError(f"the name of {str(path)!r} is not UTF-8: rename it")
@@ -147,16 +147,16 @@ def type_of(path: Path) -> str:
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:  # and the last would count, without a word
-            raise ValueError(f"the id {key!r} is there twice")
+        if key in found:  # JSON readers silently keep the last one
+            raise ValueError(f"duplicate id {key!r}")
         found[key] = value
     return found
 
 
 def verify(predictions: object, ids: Collection[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """What is wrong with predictions, in the official evaluator's words, and the ids in question.
+    """Returns the errors of predictions in the official evaluator's words, and the ids concerned.
 
-    The lists of ids are there but empty if the form itself is wrong, as with the official one.
+    The lists of ids are present but empty if the format itself is wrong, as in the evaluator.
     """
     unchecked: dict[str, list[str]] = {"missing_keys": [], "redundant_keys": []}
     if not isinstance(predictions, dict):
@@ -183,18 +183,18 @@ def metrics_file(folder: Path, task: Task) -> Path:
 
 
 def write_json(path: Path, content: object) -> str:
-    """Indented as the official files; the text is returned."""
+    """Writes indented JSON as in the official files; returns the text."""
     text = json.dumps(content, indent=4)
     write_text(path, text + "\n")
     return text
 
 
 def evaluate_file(reference: Reference, predictions: object, out: Path, golds: Golds) -> bool:
-    """Verify predictions and score them if golds are needed; print the results and write them to
-    the folder `out`, or, in their place, what is wrong with the predictions.
+    """Verifies predictions and scores them if golds are needed. Prints the results, or the errors,
+    and writes them to the folder `out`.
 
     Returns:
-        whether they are valid.
+        Whether the predictions are valid.
     """
     selected, file = reference.select(predictions), metrics_file(out, reference.task)
     errors, details = verify(selected, reference.questions)

@@ -1,4 +1,4 @@
-"""Read what encodings answered, side by side: the question, the golds, and every answer.
+"""Shows answers of several encodings side by side: question, golds and all answers.
 
 python -m scrolls.show --dataset_name quality --predictions scrolls/quality --out page.html
 """
@@ -24,7 +24,7 @@ TEMPLATE = Path(__file__).with_name("templates") / "answers.html"
 
 
 def text(reading: Reading) -> str:
-    """All of it as text, the best answers marked by a star."""
+    """Formats a reading as text; a star marks the best answers."""
     names = max(len(name) for name in reading.means)
     parts = [reading.title, ""]
     for name, mean in reading.means.items():
@@ -58,23 +58,23 @@ def _block(label: str, content: str, indent: int) -> list[str]:
 
 def parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m scrolls.show", description="Read the answers of encodings side by side."
+        prog="python -m scrolls.show", description="Show answers of encodings side by side."
     )
     add = parser.add_argument
     add("--dataset_name", choices=TASKS, required=True)
-    add("--predictions", type=Path, required=True, help="a folder with a <TYPE>.json each")
+    add("--predictions", type=Path, required=True, help="folder with one <TYPE>.json per encoding")
     add("--split", choices=SPLITS, default="validation", help="default: validation")
-    add("--data_dir", type=Path, help="a folder with the official zips, or what they hold")
+    add("--data_dir", type=Path, help="folder with the official zips or their contents")
     add("--cache_dir", type=Path, default=os.environ.get("TAPE_CACHE", "cache"))
-    add("--ids", nargs="+", help="read these questions only")
-    add("--limit", type=int, default=20, help="read so many at most (default: 20)")
+    add("--ids", nargs="+", help="show these questions only")
+    add("--limit", type=int, default=20, help="maximum number of questions (default: 20)")
     add(
         "--sort",
         choices=("spread", "order"),
         default="spread",
-        help="those first whose answers differ most (default), or as in the file",
+        help="spread: largest differences first (default); order: as in the file",
     )
-    add("--out", type=Path, help="write a page of html, too")
+    add("--out", type=Path, help="HTML page to write as well")
     return parser
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     also = f"\n\nalso in {arguments.out}" if arguments.out is not None else ""
     try:
         print(text(reading) + also, flush=True)
-    except BrokenPipeError:  # what reads this, such as `head`, has enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

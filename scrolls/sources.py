@@ -1,4 +1,4 @@
-"""Where the rows of a task lie: zips or folders, local or on the hub."""
+"""Sources of a task's rows: zips or folders, local or on the hub."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from scrolls.tasks import HARD, SAMPLE, Split, Task
 
 HUB = "tau/scrolls"
-# A zip may ask for a password (RuntimeError) or be packed otherwise (NotImplementedError).
+# Password-protected zips raise RuntimeError, unknown compression NotImplementedError.
 UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 log = logging.getLogger(__name__)
 
 
 class Source(NamedTuple):
-    """The file with the rows of a split: a .jsonl, or a member of a zip."""
+    """A file with the rows of a split: a .jsonl, or a member of a zip."""
 
     path: Path
     member: str | None = None
@@ -32,13 +32,13 @@ class Source(NamedTuple):
         return str(self.path) if self.member is None else f"{self.path}/{self.member}"
 
     def lines(self) -> Iterator[bytes]:
-        """Raises a ValueError that names the file, if it cannot be read to its end."""
+        """Yields its lines; raises a ValueError that names the file if it cannot be read."""
         with self._reading(), self._open() as file:
             yield from file
 
     def identity(self) -> str:
-        """What tells its content from another: size and CRC-32, which a zip knows of its members;
-        the same rows are the same in a zip and out of it."""
+        """Identifies its content by size and CRC-32, which a zip stores for its members; it is the
+        same inside and outside a zip."""
         with self._reading():
             if self.member is not None:
                 with zipfile.ZipFile(self.path) as archive:
@@ -68,12 +68,12 @@ class Source(NamedTuple):
 
 
 def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source:
-    """The rows of a split: from a folder with the official zips, or what they hold; from the hub,
-    if no folder is given; those of `sample` are written to the cache.
+    """Finds the rows of a split in a folder with the official zips or their contents, or on the hub
+    if no folder is given. The rows of `sample` are written to the cache.
 
     Raises:
-        FileNotFoundError: if they are not in the folder, or cannot be had from the hub.
-        ValueError: for a zip that is damaged.
+        FileNotFoundError: if they are not in the folder or not available from the hub.
+        ValueError: for a damaged zip.
     """
     if task.name == SAMPLE:
         if data_dir is not None:
@@ -108,7 +108,7 @@ def _member(archive: Path, name: str, split: Split) -> Source:
 
 
 def in_hub_cache(task: Task) -> Path | None:
-    """A zip that was downloaded before."""
+    """Returns the zip if it was downloaded before."""
     name = f"{'quality' if task.name == HARD else task.name}.zip"
     try:
         return Path(hf_hub_download(HUB, name, repo_type="dataset", local_files_only=True))
@@ -117,10 +117,10 @@ def in_hub_cache(task: Task) -> Path | None:
 
 
 def download(task: Task) -> Path:
-    """The zip of a task from the hub, through its cache.
+    """Downloads the zip of a task from the hub to its cache.
 
     Raises:
-        FileNotFoundError: if the hub cannot be reached, or is not to be asked.
+        FileNotFoundError: if the hub cannot be reached or is disabled.
     """
     if (found := in_hub_cache(task)) is not None:
         return found
@@ -131,8 +131,8 @@ def download(task: Task) -> Path:
         size = get_hf_file_metadata(hf_hub_url(HUB, name, repo_type="dataset")).size
         log.info("downloading %s of %s: %s bytes", name, HUB, f"{size or task.size * 10**6:,}")
         return Path(hf_hub_download(HUB, name, repo_type="dataset"))
-    except Exception as error:  # the hub's client has those of its own clients, too
+    except Exception as error:  # the hub's client also raises errors of its HTTP clients
         raise FileNotFoundError(
-            f"{name} of {HUB} (about {task.size:,} MB) is neither in the hub's cache nor to be had "
+            f"{name} of {HUB} (about {task.size:,} MB) is neither in the hub's cache nor available "
             f"from the hub ({error}); give data_dir=..., a folder with the official zips"
         ) from error

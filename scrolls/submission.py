@@ -1,4 +1,4 @@
-"""The file that is submitted to the benchmark: the predictions of all tasks in one csv."""
+"""The benchmark's submission file: predictions of all tasks in one csv."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ COLUMNS = ("Task", "ID", "Prediction")
 
 
 def check_complete(kind: str, tasks: Collection[str], known: Collection[str]) -> None:
-    """
+    """Checks that a submission covers all seven tasks.
+
     Args:
-        tasks: those that the type has predictions for.
-        known: those whose questions are at hand.
+        tasks: tasks with predictions of this type.
+        known: tasks whose questions are available.
 
     Raises:
-        ValueError: if one of the seven is missing in either.
+        ValueError: if either lacks one of the seven.
     """
     if missing := [task for task in BENCHMARK if task not in tasks]:
         raise ValueError(
@@ -28,17 +29,18 @@ def check_complete(kind: str, tasks: Collection[str], known: Collection[str]) ->
     if missing := [task for task in BENCHMARK if task not in known]:
         raise ValueError(
             f"a submission is checked against the ids of all seven tasks; those of "
-            f"{', '.join(missing)} are not here"
+            f"{', '.join(missing)} are missing"
         )
 
 
 def submission_csv(predictions: Mapping[str, Mapping[str, str]]) -> str:
-    """
+    """Returns the csv of a submission.
+
     Args:
-        predictions: by task and id, all of them valid.
+        predictions: by task and id, all valid.
     """
     text = io.StringIO()
-    # Everything quoted: an empty answer stays one, and line ends in an answer do not end its row.
+    # Quotes everything, so that empty answers and line breaks within answers survive.
     writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow(COLUMNS)
     for task in BENCHMARK:

@@ -1,4 +1,4 @@
-"""The table of the paper's results on SCROLLS (Table 1), with rows of our own above the paper's."""
+"""Table of SCROLLS results (the paper's Table 1), with rows of our own above the paper's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tape.evaluation.tables import csv_table, markdown_table
 
 PAPER = Path(__file__).with_name("paper.csv")
 
-# In the paper's order and words.
+# In the paper's order and naming.
 COLUMNS = {
     "qasper": "Qasper F1",
     "contract_nli": "ContractNLI EM",
@@ -22,13 +22,13 @@ COLUMNS = {
     "gov_report": "GovReport Rgm",
 }
 NOTE = """\
-Percent. Rgm: geometric mean of rouge1, rouge2 and rougeL. Avg: plain mean of the seven, where all
-are there. Rows from arXiv 2501.00712 are the paper's, on validation sets; their Avg is computed."""
+Percent. Rgm: geometric mean of rouge1, rouge2 and rougeL. Avg: mean of the seven tasks, if all are
+there. Rows from arXiv 2501.00712 are the paper's, on validation sets; their Avg is computed."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The scores of an encoding by task, in percent; `origin` says whose they are."""
+    """Scores of an encoding by task, in percent; `origin` names their source."""
 
     encoding: str
     origin: str
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def mean(self) -> float | None:
-        """The benchmark's score: the plain mean of the seven, if they are all there."""
+        """The benchmark's score: the mean of the seven tasks, or None if one is missing."""
         if any(task not in self.scores for task in COLUMNS):
             return None
         return fmean(self.scores[task] for task in COLUMNS)
@@ -47,7 +47,7 @@ class Row:
 
 
 def paper_rows() -> list[Row]:
-    """Table 1, on the validation sets; the means are computed, the paper has none."""
+    """Returns Table 1, on the validation sets; the means are computed, as the paper has none."""
     with PAPER.open(encoding="utf-8", newline="") as file:
         return [
             Row(row["encoding"], row["source"], {task: float(row[task]) for task in COLUMNS})

@@ -1,4 +1,4 @@
-"""The tasks: how an input is made of a question and a document, and how answers are scored."""
+"""SCROLLS tasks: layout of their inputs, and metrics."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SPLITS = ("train", "validation", "test")
 
 class Task(NamedTuple):
     """Attributes:
-    name: as its file is called.
-    layout: what comes before the document: nothing, a question, or a question with choices.
+    name: as in its file name.
+    layout: text before the document: nothing, a question, or a question with choices.
     metric: exact_match, f1 or rouge.
-    size: of its zip on the hub, roughly, in megabytes.
+    size: of its zip on the hub, approximately, in megabytes.
     """
 
     name: str
@@ -25,14 +25,14 @@ class Task(NamedTuple):
 
     @property
     def kind(self) -> Literal["answer", "summary"]:
-        """What is asked for: it decides how many tokens that may take."""
+        """The kind of answer, which determines its token budget."""
         return "summary" if self.metric == "rouge" else "answer"
 
     def document_start(self, text: str) -> int:
-        """Where the document begins in an input: all before it is the question, blank line and all.
+        """Returns the offset of the document in an input; the question and a blank line precede it.
 
         Raises:
-            ValueError: if the input is not laid out like this task's.
+            ValueError: if the input does not have this task's layout.
         """
         if self.layout == "document":
             return 0
@@ -60,8 +60,8 @@ BENCHMARK = {
         Task("contract_nli", "question", "exact_match", 5),
     )
 }
-HARD = "quality_hard"  # the questions of quality that are hard for people in a hurry
-SAMPLE = "sample"  # none of SCROLLS: see scrolls.sample
+HARD = "quality_hard"  # questions of quality that readers under time pressure get wrong
+SAMPLE = "sample"  # not part of SCROLLS: see scrolls.sample
 TASKS = BENCHMARK | {
     HARD: BENCHMARK["quality"]._replace(name=HARD),
     SAMPLE: Task(SAMPLE, "question", "f1"),
@@ -69,5 +69,5 @@ TASKS = BENCHMARK | {
 
 
 def task_named(name: str) -> Task:
-    """Raises a ValueError that lists the tasks, if there is none of this name."""
+    """Returns a task by name; raises a ValueError that lists the known ones."""
     return look_up("task", name, TASKS)

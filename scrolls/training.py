@@ -1,4 +1,4 @@
-"""Fine-tuning on a task: its rows in batches of about one length, and some answers in the end."""
+"""Fine-tuning on a task: rows in batches of similar length, and sample answers at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POOL = 32  # steps whose sequences are sorted by length together
 
 
 class RowSequences(Dataset):
-    """Rows of a split as a causal model's inputs and labels."""
+    """Rows of a split as inputs and labels of a causal model."""
 
     def __init__(self, examples: Examples, prompts: Prompts, rows: list[int]):
         self.examples, self.prompts, self.rows = examples, prompts, rows
@@ -42,12 +42,11 @@ class RowSequences(Dataset):
 
 
 class TrainingRows(Dataset):
-    """The sequences of a run in the order of training: `total` rows, epoch after epoch. Those of
-    one step are about equally long, and its batches more so, but for a step at the border of two
-    epochs.
+    """The sequences of a run in training order: `total` rows, epoch after epoch. Sequences of a
+    step have similar lengths, those of a batch even more so, except in steps across two epochs.
 
-    The n-th is a function of n, the seed and the sequences per step. How many processes share a
-    step, and whether the run was ever stopped, makes no difference.
+    Sequence n is a function of n, the seed and the sequences per step, independent of the number of
+    processes and of interruptions.
     """
 
     def __init__(self, sequences: RowSequences, total: int, seed: int, per_step: int):
@@ -69,20 +68,20 @@ class TrainingRows(Dataset):
     def _order(self, epoch: int) -> np.ndarray:
         random = np.random.default_rng((self.seed, epoch))
         order = random.permutation(len(self.sequences))
-        # The first ones end the step that the epoch before has begun.
+        # The first sequences complete the step begun in the previous epoch.
         first = min(-epoch * len(order) % self.per_step, len(order))
         begun, order = order[:first], order[first:]
         lengths = np.minimum(self.lengths, self.sequences.prompts.budget.prompt)
         pools = np.split(order, range(POOL * self.per_step, len(order), POOL * self.per_step))
         order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
         steps = np.split(order, range(self.per_step, len(order), self.per_step))
-        *whole, last = steps  # a last one that is not whole stays where it is
+        *whole, last = steps  # a partial last step stays at the end
         random.shuffle(whole)
         return np.concatenate([begun, *whole, last])
 
 
 def padded(sequences: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """A batch, padded on the right, where causal attention does not look: it needs no mask."""
+    """Pads a batch on the right, where causal attention does not look, so it needs no mask."""
     return {
         name: pad_sequence([sequence[name] for sequence in sequences], True, padding)
         for name, padding in (("input_ids", 0), ("labels", IGNORED))
@@ -90,10 +89,10 @@ def padded(sequences: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 class ScrollsTask(Task):
-    """Train on every gold answer of a task; validate on the first one of each question.
+    """Trains on every gold answer of a task; validates on the first one of each question.
 
     Raises:
-        ValueError: unless the run's `length` is that of the budget; for a question that leaves no
+        ValueError: unless the run's `length` equals the budget's; for a question that leaves no
             room for the document.
     """
 

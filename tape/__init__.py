@@ -1,4 +1,4 @@
-"""TAPE and its rivals: Llama decoders with pluggable encodings of positions."""
+"""TAPE and its baselines: Llama decoders with pluggable positional encodings."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 

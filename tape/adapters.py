@@ -1,8 +1,8 @@
-"""Adapting a trained model: which of its weights train, and what is saved of them.
+"""Fine-tuning methods: which weights of a trained model train, and what a checkpoint saves.
 
-Without LoRA the weights that do not train are frozen, and a checkpoint is the whole model. With it
-the model is wrapped by the peft library, and a checkpoint is an adapter: what was trained, and
-beside it the configuration of the decoder that it belongs to, which names the base.
+Without LoRA the other weights are frozen and a checkpoint holds the whole model. With LoRA the peft
+library wraps the model, and a checkpoint is an adapter: the trained weights and the decoder's
+configuration, which names the base model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tape.names import check_arguments, check_integer
 from tape.positions import PositionModule, StateUpdate
 
 ADAPTER = "adapter_model.safetensors"
-# Trained as a whole besides LoRA or the encoding, in the recipe of LongLoRA and of TAPE's paper.
+# Trained in full next to LoRA or the encoding, as in LongLoRA and the TAPE paper.
 EXTRA = ("embed_tokens", "norm", "input_layernorm", "post_attention_layernorm")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -52,16 +52,15 @@ class LoRA:
 
 @dataclass(frozen=True)
 class Method:
-    """How a base model is adapted. The weights of the encoding, if it has any, train with every
-    method.
+    """How a base model is adapted. The encoding's own weights train with every method.
 
     Attributes:
-        name: of its file in config/peft. It is recorded; nothing follows from it.
-        everything: all weights train.
-        lora: low-rank updates train; None for none.
-        extra: embeddings and norms train.
-        groups: train with shifted sparse attention (`tape.s2`), so many groups to a training
-            length; None for full attention.
+        name: file name in config/peft; recorded, has no effect.
+        everything: train all weights.
+        lora: low-rank updates; None for none.
+        extra: train embeddings and norms.
+        groups: number of groups per training length for shifted sparse attention (`tape.s2`);
+            None for full attention.
     """
 
     name: str
@@ -72,7 +71,8 @@ class Method:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> Method:
-        """
+        """Builds a method from its settings.
+
         Raises:
             ValueError: for settings that are unknown, missing or in conflict.
         """
@@ -86,7 +86,7 @@ class Method:
     def __post_init__(self):
         if self.everything and self.lora is not None:
             raise ValueError(
-                "peft.everything=true with peft.lora: what trains as a whole needs no low-rank "
+                "peft.everything=true with peft.lora: weights that train in full need no low-rank "
                 "updates; set peft.lora=null"
             )
         if self.groups is not None:
@@ -103,12 +103,12 @@ def _check_fields(owner: str, given: dict[str, Any], cls: type) -> None:
 def adapt(
     model: TapeForCausalLM, method: Method, base: str, base_weights: str
 ) -> TapeForCausalLM | PeftModel:
-    """Let those weights train that the method says, and keep in the configuration what was said of
-    the method and the base.
+    """Enables the method's trainable parameters and records method and base model in the
+    configuration.
 
     Args:
-        base: the folder or name that the model was loaded from.
-        base_weights: the hash or revision of it.
+        base: folder or hub name that the model was loaded from.
+        base_weights: its hash or revision.
 
     Raises:
         ValueError: if nothing would train, or for groups that do not fit the training length.
@@ -117,8 +117,8 @@ def adapt(
         length = model.config.max_position_embeddings
         if length % (2 * method.groups):
             raise ValueError(
-                f"peft.groups={method.groups}: {length} tokens do not make so many groups with "
-                f"halves; take a length that is a multiple of {2 * method.groups}"
+                f"peft.groups={method.groups}: length={length} must be a multiple of "
+                f"{2 * method.groups}, so that groups can be shifted by half"
             )
         model.set_shifted_attention(length // method.groups)
     model.config.adaptation = {
@@ -143,7 +143,7 @@ def adapt(
 
 
 def weights_of_encoding(model: TapeForCausalLM) -> set[str]:
-    """The names of the weights that are the encoding's own."""
+    """Returns the names of the encoding's own weights."""
     return {
         f"{prefix}.{name}"
         for prefix, module in model.named_modules()
@@ -161,7 +161,7 @@ def _with_lora(model: TapeForCausalLM, lora: LoRA, whole: list[str], base: str) 
         lora_dropout=lora.dropout,
         target_modules=list(lora.targets),
         modules_to_save=whole,
-        # Embeddings that are the head as well train as one.
+        # Tied embeddings train as one matrix.
         ensure_weight_tying=model.config.tie_word_embeddings and "embed_tokens" in whole,
     )
     with _without_warnings():
@@ -170,14 +170,14 @@ def _with_lora(model: TapeForCausalLM, lora: LoRA, whole: list[str], base: str) 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Without those that are the two libraries' own affair."""
+    """Silences deprecation warnings between transformers and peft."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.* deprecated", FutureWarning)
         yield
 
 
 def trainable(model: torch.nn.Module) -> dict[str, int]:
-    """How many weights train, by module; the layers of a model together."""
+    """Returns the number of trainable weights by module, summed over layers."""
     counts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -189,25 +189,25 @@ def trainable(model: torch.nn.Module) -> dict[str, int]:
 
 
 def describe(model: torch.nn.Module) -> str:
-    """`trainable`, a line for each."""
+    """Formats `trainable`, one line per module."""
     counts = trainable(model)
     lines = [f"{sum(counts.values()):,} weights train:"]
     return "\n".join(lines + [f"  {name}  {count:,}" for name, count in counts.items()])
 
 
-def complete(model: PeftModel, folder: Path) -> None:
-    """Put the decoder's configuration beside an adapter that the library saved. Its model card
-    goes: it has blanks to fill in, and the place of the base on this machine."""
-    model.config.dtype = torch.float32  # of what was trained: the base is loaded so, too
+def save_configuration(model: PeftModel, folder: Path) -> None:
+    """Adds the decoder's configuration to a saved adapter and removes peft's model card, a template
+    that contains the base model's local path."""
+    model.config.dtype = torch.float32  # dtype of the trained weights; the base is loaded in it too
     model.config.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
 
 
 def merged(model: TapeForCausalLM, folder: Path) -> TapeForCausalLM:
-    """The base with the adapter in a folder added to its weights: a plain model.
+    """Returns the base model with the adapter of a folder merged into its weights.
 
     Raises:
-        ValueError: if the adapter is not one of this model.
+        ValueError: if the adapter does not belong to this model.
     """
     with _without_warnings():
         adapted = PeftModel.from_pretrained(model, folder)
@@ -217,7 +217,7 @@ def merged(model: TapeForCausalLM, folder: Path) -> TapeForCausalLM:
     if found != wanted:
         example = min(found ^ wanted)
         raise ValueError(
-            f"{folder}: the adapter is not the one of the decoder in its config.json; "
+            f"{folder}: the adapter does not match the decoder in its config.json: "
             f"{'it lacks' if example in wanted else 'there is no'} {example}"
         )
     return adapted.merge_and_unload().requires_grad_(True)

@@ -1,14 +1,14 @@
-"""The kernel seam: every attention implementation behind one signature.
+"""Attention backends with one signature.
 
     attended, attended_payload, weights = kernel(q, k, v, payload, mask, bias, scaling, dropout)
 
-q (B, H, T, D), k and v (B, K, S, D), payload (B|1, K|1, S, P) or None, or the number P where a
-cache has it behind the values (`tape.payload`); mask as the library's mask builder for the same
-name makes it; bias a `ScoreBias` or None. Both averages are (B, H, T, ·) under one set of weights;
-weights are (B, H, T, S), or None where the kernel never has them.
+q (B, H, T, D); k and v (B, K, S, D); payload (B|1, K|1, S, P), None, or its width P if the cache
+stores it as the last channels of the values (`tape.payload`); mask as the library's mask builder
+for the same backend returns it; bias a `ScoreBias` or None. Both averages are (B, H, T, ·) under
+the same weights (B, H, T, S), which are None for backends that do not materialise them.
 
-The names are the library's, so that `attn_implementation=`, `set_attn_implementation` and the mask
-builders keep working. A request that cannot be honoured is refused, never replaced.
+Backend names are the library's, so `attn_implementation=`, `set_attn_implementation` and the mask
+builders keep working. An unsupported request raises an error; there is no silent fallback.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FLEX_WITH_DROPOUT = (
 
 
 def per_query_head(x_BKSD: Tensor, num_heads: int) -> Tensor:
-    """Key/value heads, each repeated for the query heads of its group."""
+    """Repeats each key/value head for the query heads of its group."""
     K = x_BKSD.shape[1]
     return x_BKSD if K in (1, num_heads) else x_BKSD.repeat_interleave(num_heads // K, dim=1)
 
@@ -61,7 +61,7 @@ def eager(
     scaling: float,
     dropout: float,
 ) -> Attended:
-    """The definition, step by step; the only kernel that has the weights to show."""
+    """Reference implementation, and the only backend that returns attention weights."""
     H = q.shape[1]
     v, payload = split_payload(v, payload)
     scores = q @ per_query_head(k, H).transpose(-1, -2) * scaling
@@ -84,10 +84,10 @@ def sdpa(
     scaling: float,
     dropout: float,
 ) -> Attended:
-    """torch's fused kernels, one call for values and one for the payload.
+    """torch's fused kernels, one call for the values and one for the payload.
 
-    Two calls of equal width beat one of unequal width: the latter falls back to unfused code, which
-    is what pays for a single token on a CPU.
+    Two calls of equal width are faster than one of unequal width, which falls back to unfused code.
+    For a single token on a CPU the unfused code is the faster one.
     """
     B, H, T, _ = q.shape
     if use_single_query_path(q, k, payload) and bias is None and not dropout:
@@ -111,7 +111,7 @@ def sdpa(
     if payload is None:
         return attend(v), None, None
     payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
-    if dropout:  # drawn inside the kernel: one call, or the averages would drop different tokens
+    if dropout:  # one call: two would draw different dropout masks
         return *split(attend(concat_payload(v, payload)), payload), None
     if is_causal and k.shape[2] == T and is_profitable(q):
         return *causal_attention(q, k, v, payload, scaling), None
@@ -119,14 +119,14 @@ def sdpa(
 
 
 def use_single_query_path(q: Tensor, k: Tensor, payload: Payload) -> bool:
-    """Whether `single_query` beats fused calls: one reads what two would read, and the keys and
-    values of a group of heads once."""
+    """Returns whether `single_query` is faster than fused calls: it reads keys and values once for
+    values and payload, and once per group of heads."""
     shared = payload is not None or k.shape[1] != q.shape[1]
     return q.shape[2] == 1 and shared and q.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 def single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """The average (B, H, 1, P) of values (B, K, S, P) for one query per head, step by step."""
+    """Returns the average (B, H, 1, P) of values (B, K, S, P) for one query per head."""
     (B, H, _, D), K = q.shape, k.shape[1]
     scores = torch.bmm((q * scaling).reshape(B * K, -1, D), k.flatten(0, 1).mT)
     if mask is not None:
@@ -137,12 +137,12 @@ def single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: 
 
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    # fullgraph: beyond the limit of recompilations it fails, in place of unfused and silent code.
+    # fullgraph: past the recompilation limit it fails instead of silently running unfused.
     return torch.compile(flex_attention, fullgraph=True)
 
 
 def _masked_mod(mask_BHTS: Tensor, score_mod: ScoreMod | None) -> ScoreMod:
-    """A mask that the caller made, boolean or additive, for the scores after `score_mod`."""
+    """Applies a user-supplied mask, boolean or additive, after `score_mod`."""
 
     def apply(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         score = score if score_mod is None else score_mod(score, b, h, i, j)
@@ -177,7 +177,7 @@ def flex(
     scaling: float,
     dropout: float,
 ) -> Attended:
-    """torch's FlexAttention: values and payload under one softmax, a bias in the form it prefers.
+    """torch's FlexAttention: values and payload under one softmax, the bias as a `score_mod`.
 
     Compiled on a GPU; unfused on a CPU, where torch has no gradients for it.
     """
@@ -192,7 +192,7 @@ def flex(
     settings = {"score_mod": score_mod, "block_mask": mask, "scale": scaling, "enable_gqa": K != H}
     if torch.compiler.is_compiling() or not q.is_cuda:
         attended = flex_attention(q, k, values, **settings)
-    else:  # with and without payload, gradients, cache; one length, then any: more than the default
+    else:  # variants: payload, gradients, cache; one length, then any: more than the default
         with torch._dynamo.config.patch(recompile_limit=64):
             attended = _compiled_flex()(q, k, values, **settings)
     return *split(attended, payload), None
@@ -207,9 +207,9 @@ KERNELS: dict[str, Kernel] = {
 
 
 def require(implementation: str, config: PretrainedConfig) -> None:
-    """Raise a ValueError unless this attention implementation can carry out this configuration.
+    """Raises a ValueError unless this backend supports this configuration.
 
-    The message names both settings and what would work instead.
+    The message names both settings and the alternatives.
     """
     encoding = config.position["name"]
     able = ENCODINGS[encoding].able_backends(config.position)
@@ -233,23 +233,23 @@ def require(implementation: str, config: PretrainedConfig) -> None:
 
 
 def shifted(implementation: str, config: PretrainedConfig, group: int) -> Kernel:
-    """S2 in groups of so many tokens (`tape.s2`), each attended by this implementation.
+    """Returns S2 attention in groups of `group` tokens (`tape.s2`), computed by this backend.
 
-    It is a pattern for training and has no name to choose it by: whatever has one here computes the
-    same function. Its mask is (B, T), False at padding, or None.
+    S2 is a training-time pattern and has no backend name of its own, because all named backends
+    compute the same function. Its mask is (B, T), False at padding, or None.
 
     Raises:
-        ValueError: for what it cannot do.
+        ValueError: for an unsupported backend or configuration.
     """
     check_groups(implementation, config, group)
     return partial(shifted_groups, KERNELS[implementation], group)
 
 
 class CacheSizes:
-    """What the library's mask builder asks of a cache, as it is before this forward pass.
+    """Cache sizes for the library's mask builder, taken before the forward pass.
 
-    A static cache keeps its length in a tensor that it adds to in place. FlexAttention evaluates
-    its mask after that, and every query would see as many slots too many as there are new tokens.
+    A static cache keeps its length in a tensor, updated in place. FlexAttention evaluates its
+    mask after that update, and each query would see T slots too many.
     """
 
     def __init__(self, cache: Cache):
@@ -272,8 +272,8 @@ def check_flash(
     cache: Cache | None,
     bias: ScoreBias | None,
 ) -> None:
-    """Refuse inputs that flash_attention_2 would take for others: it sees neither which slots of a
-    static cache are free, nor indices, of which `key` (B|1, S) are those of all tokens.
+    """Refuses inputs that flash_attention_2 would misread: it knows neither the free slots of a
+    static cache nor the token indices `key` (B|1, S).
 
     Raises:
         ValueError: for a static cache; for ALiBi with indices that do not count the real tokens.

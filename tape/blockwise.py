@@ -1,10 +1,9 @@
-"""Causal attention on a CPU that averages values and a payload at once, by blocks of queries.
+"""Causal CPU attention that averages values and payload in one pass, by blocks of queries.
 
-torch's fused CPU kernel wants values of the queries' width: values and payload take two calls of
-it, two softmaxes, and ten matrix products in the backward pass. Here they share one softmax, and
-take seven, or six where the text is short enough to keep the weights for the backward pass. Those
-of longer ones are computed again, as the fused kernel does: memory grows with the length and not
-with its square.
+torch's fused CPU kernel requires values of the queries' width, so values and payload take two
+calls: two softmaxes, and ten matrix products in the backward pass. One softmax for both takes
+seven products, or six for texts short enough to save the weights for the backward pass. For longer
+texts the weights are recomputed, as in the fused kernel, so memory is linear in the length.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
-BLOCK = 64  # queries whose weights are in memory at once
+BLOCK = 64  # queries whose weights are in memory at the same time
 # Attention weights are saved for the backward pass up to this many tokens per channel of a head.
 MAX_SAVED_LENGTH_RATIO = 4
-# Added to the scores of a block on the diagonal, for keys after a query.
+# Added to the scores of a diagonal block, at keys after the query.
 CAUSAL_BLOCK_MASK = torch.full((BLOCK, BLOCK), -torch.inf, device="cpu").triu(1)
 
 
 class _CausalAttention(torch.autograd.Function):
-    """Everything is (B H, tokens, channels) inside; queries are scaled before."""
+    """All tensors are (B H, tokens, channels); queries are already scaled."""
 
     @staticmethod
     def weights(q: Tensor, k: Tensor, start: int) -> Tensor:
-        """Softmax over keys 0..S-1 for the queries of a block, which begins at key `start`."""
+        """Softmax over keys 0..S-1 for a block of queries that starts at key `start`."""
         scores = q @ k.mT
         T = q.shape[1]
         scores[..., start:] += CAUSAL_BLOCK_MASK[:T, :T]
@@ -59,7 +58,7 @@ class _CausalAttention(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, payload, *kept = ctx.saved_tensors
         shape, widths = v.shape[:2], (v.shape[-1], payload.shape[-1])
-        # Side by side, as in the forward pass: one wide product reads the weights once.
+        # Concatenated, as in the forward pass: one wide product reads the weights once.
         values, grad = (torch.cat(xs, dim=-1).flatten(0, 1) for xs in ((v, payload), grads))
         # The first layer's payload is a constant.
         wanted = grad if ctx.needs_input_grad[3] else grad[..., : widths[0]]
@@ -72,9 +71,9 @@ class _CausalAttention(torch.autograd.Function):
             grad_weights = grad[:, block] @ values[:, seen].mT
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             grad_q[:, block] = grad_scores @ k[:, seen]
-            # Not added into the sum by baddbmm_: to a part of one it is a loop over the batch.
+            # Not baddbmm_ into the sum: on a slice it loops over the batch.
             parts = grad_scores.mT @ q[:, block], weights.mT @ wanted[:, block]
-            if grad_k is None:  # the last block, which sees all keys
+            if grad_k is None:  # the last block, the only one that sees all keys
                 grad_k, grad_values = parts
             else:
                 grad_k[:, seen] += parts[0]
@@ -87,7 +86,7 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def is_profitable(q: Tensor) -> bool:
-    """Whether `causal_attention` beats two fused calls: on a CPU, for its backward pass."""
+    """Returns whether `causal_attention` beats two fused calls: on a CPU, in training."""
     exact = q.dtype in (torch.float32, torch.float64)
     return q.device.type == "cpu" and exact and q.requires_grad and not is_compiling()
 
@@ -95,7 +94,7 @@ def is_profitable(q: Tensor) -> bool:
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, payload: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scaling q k^T, causal), times v and times the payload.
+    """Computes softmax(scaling q k^T, causal) times v and times the payload.
 
     Args:
         q, k: (B, H, T, D); v, payload: (B, H, T, any width); all float32 or all float64.

@@ -1,6 +1,6 @@
-"""A dynamic cache whose tokens are written behind those that are there.
+"""Dynamic KV cache that appends in place, with spare capacity.
 
-The library's copies all keys and values, in every layer, for each token that is decoded.
+The library's cache copies all keys and values of every layer for each decoded token.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from transformers.cache_utils import DynamicLayer
 
 
 class GrowableBuffer:
-    """Memory for a tensor (.., S, channels) that grows, an eighth longer than it is."""
+    """Tensor (.., S, channels) with spare capacity of S / 8 + 64 tokens for appending."""
 
     def __init__(self) -> None:
         self.memory: Tensor | None = None
-        self.content: Tensor | None = None  # its beginning, as it was given away last
+        self.content: Tensor | None = None  # the view that `append` returned last
 
     def append(self, content: Tensor, new: Tensor) -> Tensor:
-        """`content` with the new tokens behind it; it is copied unless it is the newest `content`.
+        """Returns `content` plus the new tokens; copies unless `content` is the latest view.
 
-        What was cropped, reordered or put in its place, or has grown in a copy of the cache, is
-        another tensor: no token that somebody may still look at is written over. (Autograd counts
-        what is written behind them, too: a graph through cached tensors is to be used before.)
+        Cropping, reordering, assignment and a copy of the cache give a different tensor: tokens
+        that are still referenced are never overwritten. (Autograd counts in-place writes behind a
+        view, too: backpropagate through cached tensors before the next append.)
         """
         start = content.shape[-2] if content.ndim > 1 else 0  # the library's empty one has one axis
         stop = start + new.shape[-2]
-        if content is not self.content or not self._takes(new, stop):
+        if content is not self.content or not self._fits(new, stop):
             spare = new.new_empty((*new.shape[:-2], 64 + stop // 8, new.shape[-1]))
             self.memory = torch.cat((content, new, spare), dim=-2)
         else:
@@ -36,25 +36,25 @@ class GrowableBuffer:
         self.content = self.memory[..., :stop, :]
         return self.content
 
-    def _takes(self, new: Tensor, stop: int) -> bool:
-        there = self.memory
+    def _fits(self, new: Tensor, stop: int) -> bool:
+        memory = self.memory
         return (
-            stop <= there.shape[-2]
-            and new.shape[:-2] == there.shape[:-2]
-            and new.dtype == there.dtype
-            and there.is_inference() == torch.is_inference_mode_enabled()
+            stop <= memory.shape[-2]
+            and new.shape[:-2] == memory.shape[:-2]
+            and new.dtype == memory.dtype
+            and memory.is_inference() == torch.is_inference_mode_enabled()
         )
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values of a layer, each with room behind them; with gradients, the library's."""
+    """Keys and values of a layer in growable buffers; with gradients, the library's layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """For what is another tensor now: it has no room behind it."""
+        """Drops the spare capacity after keys and values were replaced."""
         self.buffers = GrowableBuffer(), GrowableBuffer()
 
     def update(
@@ -84,7 +84,7 @@ class GrowingLayer(DynamicLayer):
 
 
 class GrowingCache(DynamicCache):
-    """What the decoder makes for itself, and for `generate`."""
+    """Default cache of the decoder and of `generate`."""
 
     def __init__(self) -> None:
         Cache.__init__(self, layer_class_to_replicate=GrowingLayer)

@@ -1,4 +1,4 @@
-"""What command lines have in common: checked numbers, and errors in one line."""
+"""Shared by all command lines: checked numbers, and errors in one line."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NO_MEMORY = "can't allocate memory"  # torch's, on a CPU
 
 @contextmanager
 def expected_errors(continues: bool = False) -> Iterator[None]:
-    """End the process with one line for an error that its user can mend (status 1), and for Ctrl-C
-    (status 130). Also a decorator.
+    """Exits with one line for an error that the user can fix (status 1), and for Ctrl-C (130).
+    Also a decorator.
 
     Args:
-        continues: whether the same command goes on after Ctrl-C.
+        continues: whether rerunning the command resumes the work.
     """
-    if hasattr(sys.stdout, "reconfigure"):  # the name of a file may be no UTF-8
+    if hasattr(sys.stdout, "reconfigure"):  # file names may not be valid UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
@@ -51,7 +51,7 @@ IN_THE_WAY = {
 
 
 def in_one_line(error: Exception) -> str:
-    """The message of an error, without line breaks and numbers of the system's."""
+    """Formats the message of an error without line breaks and errno."""
     if isinstance(error, OSError) and error.filename is not None:
         what = IN_THE_WAY.get(type(error), f"cannot be used: {error.strerror}")
         return f"{error.filename} {what}"
@@ -59,7 +59,7 @@ def in_one_line(error: Exception) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of a command line that refuses in one line; --help shows the usage."""
+    """ArgumentParser with one-line errors; --help shows the usage."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -83,7 +83,7 @@ def integer(least: int, most: int = MOST) -> Callable[[str], int]:
 
 
 def folder_name(text: str) -> str:
-    """The name of a folder for argparse."""
+    """Parses a folder name for argparse."""
     try:
         return check_name("name", text)
     except ValueError as error:
@@ -116,10 +116,10 @@ def picture(text: str) -> Path:
 
 
 class Distinct(argparse.Action):
-    """Several values, none of them twice."""
+    """Accepts several distinct values."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace, values, option=None) -> None:
         for n, value in enumerate(values):
             if value in values[:n]:
-                raise argparse.ArgumentError(self, f"{value} is there twice")
+                raise argparse.ArgumentError(self, f"duplicate value {value}")
         setattr(namespace, self.dest, values)

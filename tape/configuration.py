@@ -1,4 +1,4 @@
-"""The configuration of a decoder: Llama's, and how positions are encoded."""
+"""Decoder configuration: Llama's, plus the positional encoding."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ COUNTS = (
 class TapeConfig(LlamaConfig):
     """`LlamaConfig` with a `position`: {"name": "alibi", ...arguments}, or a bare name.
 
-    With `num_recurrences` = R > 1 the layers are applied R times, and the embeddings are added to
-    the input of every recurrence; so are the weights of the encoding shared by the recurrences.
+    With `num_recurrences` = R > 1 the layers are applied R times, sharing all weights including
+    the encoding's, and the embeddings are added to the input of every recurrence.
 
-    `adaptation` says how a base model was adapted, and which (`tape.adapters`); None for a model
-    that was not.
+    `adaptation` records how which base model was adapted (`tape.adapters`); None if none was.
 
-    `max_position_embeddings` is the training length; nothing is clamped beyond it. The frequencies
-    of rotary encodings are in `rope_parameters`, as for a Llama. Unknown names and arguments raise
-    a ValueError that lists the known ones.
+    `max_position_embeddings` is the training length; longer inputs are not clamped. Frequencies of
+    rotary encodings are in `rope_parameters`, as for a Llama. Unknown names and arguments raise a
+    ValueError that lists the known ones.
     """
 
     model_type = "tape"
@@ -57,7 +56,7 @@ class TapeConfig(LlamaConfig):
         self.position = positions.configure(self, self.position)
 
     def _check_bounds(self) -> None:
-        """What the library leaves to whatever fails first."""
+        """Validates bounds that the library does not check."""
         for name in COUNTS:
             if name not in OPTIONAL or getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
@@ -79,8 +78,8 @@ class TapeConfig(LlamaConfig):
             raise ValueError(f"pad_token_id={pad} must be below vocab_size={self.vocab_size}")
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None):
-        """As in the library, which asks for the decoder when it makes a cache: a cache has a slot
-        per layer and recurrence."""
+        """As in the library, whose caches call it with decoder=True: they need a layer for each
+        decoder layer and recurrence."""
         config = super().get_text_config(decoder=decoder, encoder=encoder)
         if decoder and self.num_recurrences > 1:
             config = copy.copy(config)
@@ -90,7 +89,7 @@ class TapeConfig(LlamaConfig):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
-        """As in the library, and a Llama's configuration is read as one of ours with RoPE.
+        """As in the library; a Llama configuration is read as a TapeConfig with RoPE.
 
         Raises:
             ValueError: if the checkpoint belongs to another family.
@@ -111,19 +110,19 @@ class TapeConfig(LlamaConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As in the library. `position` replaces the one that is saved; arguments of the same
-        encoding replace only the saved ones of their name."""
+        """As in the library. `position` replaces the saved encoding; arguments of the same encoding
+        replace only the saved arguments of the same name."""
         config_dict = copy.deepcopy(config_dict)
         if (position := kwargs.pop("position", None)) is not None:
             config_dict["position"] = positions.override(config_dict.get("position"), position)
-        # What follows from other fields is settled with them, not before them.
+        # Derived fields are computed together with the fields they derive from.
         for name in {field.name for field in fields(cls)} & kwargs.keys() - {"dtype"}:
             config_dict[name] = kwargs.pop(name)
         return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the library. `auto_map` names the code beside an exported model: it is only saved
-        by that code, which is then copied along."""
+        """As in the library. `auto_map`, the code files of an exported model, is only saved by that
+        exported code, which is copied along."""
         saved = super().to_dict()
         if self._auto_class is None:
             saved.pop("auto_map", None)

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Atomic creation of files and folders."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Content = TypeVar("Content")
-# What readers make of files that were damaged.
+# What readers raise for damaged files.
 DAMAGED = (ValueError, LookupError, TypeError, RecursionError, EOFError, FileNotFoundError)
 log = logging.getLogger(__name__)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, if they are not there.
+    """Creates a folder and its parents if they do not exist.
 
     Raises:
-        OSError: if that cannot be; names the file that is in the way.
+        OSError: if that fails; names the file that is in the way.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
         reason = error.strerror if file is None else f"{file} is a file"
-        raise OSError(f"the folder {folder} cannot be made: {reason}; give another one") from error
+        raise OSError(
+            f"the folder {folder} cannot be created: {reason}; give another one"
+        ) from error
 
 
 @contextmanager
 def new_folder(target: Path, most: int = 0) -> Iterator[Path]:
-    """A folder to fill, renamed to `target` at the end; nothing is left if filling it fails.
+    """Yields a temporary folder to fill and renames it to `target`; removes it on failure.
 
-    If another process made `target` in the meantime, its folder stays: both hold the same.
+    If another process created `target` meanwhile, that folder stays: both have the same content.
 
     Args:
-        most: bytes that it may take; 0 if that is not known.
+        most: upper bound on its size in bytes; 0 if unknown.
 
     Raises:
-        OSError: if the disk is full; says how much room is needed.
+        OSError: if the disk is full; says how much space is needed.
     """
     make_folder(target.parent)
-    for left in target.parent.glob(f".{target.name}-*"):  # by a process that was killed
+    for left in target.parent.glob(f".{target.name}-*"):  # left by killed processes
         if left.stat().st_mtime < time.time() - 24 * 3600:
             shutil.rmtree(left, ignore_errors=True)
     try:
@@ -57,7 +59,7 @@ def new_folder(target: Path, most: int = 0) -> Iterator[Path]:
     try:
         yield work
         work.chmod(0o755)
-        for path in work.rglob("*"):  # on the disk before it has its name
+        for path in work.rglob("*"):  # flushed to disk before the rename
             if path.is_file():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
@@ -81,26 +83,25 @@ def new_folder(target: Path, most: int = 0) -> Iterator[Path]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Have whatever goes wrong with the content of a file be a ValueError that names it: a damaged
-    file may hold anything, and readers trip over all of it."""
+    """Turns any error caused by the content of a file into a ValueError that names the file."""
     try:
         yield
-    except (OSError, MemoryError, ImportError):  # it is not the content
+    except (OSError, MemoryError, ImportError):  # not caused by the content
         raise
     except Exception as error:
         if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
             raise
-        if type(error) is ValueError:  # says what is wrong
+        if type(error) is ValueError:  # already says what is wrong
             raise ValueError(f"{path}: {error}") from error
         what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is damaged ({what}): make it again, or remove it") from error
+        raise ValueError(f"{path} is damaged ({what}): create it again, or remove it") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Returns the object in a JSON file.
 
     Raises:
-        ValueError: if the file is damaged, or holds something else.
+        ValueError: if the file is damaged or holds anything but an object.
         OSError: if it cannot be read.
     """
     with reading(path):
@@ -110,22 +111,22 @@ def read_object(path: Path) -> dict[str, Any]:
         return found
 
 
-def intact(folder: Path, read: Callable[[Path], Content]) -> Content | None:
-    """What `read` makes of a folder of a cache; None if it is not there, or is damaged, as an error
-    of `read` tells: then it is removed, to be made again."""
+def read_or_discard(folder: Path, read: Callable[[Path], Content]) -> Content | None:
+    """Returns `read(folder)` for a cached folder; None if there is none. A folder that `read` finds
+    damaged is removed, to be created again."""
     if not folder.exists():
         return None
     try:
         return read(folder)
     except DAMAGED as error:
         reason = " ".join(str(error).split())
-        log.warning("%s is damaged (%s): it is made again", folder, reason)
+        log.warning("%s is damaged (%s): it is created again", folder, reason)
         shutil.rmtree(folder)
         return None
 
 
 def write_text(target: Path, text: str) -> None:
-    """As `write_bytes`, in UTF-8; bytes of a file's name that are none are escaped."""
+    """As `write_bytes`, in UTF-8; undecodable bytes of file names are escaped."""
     write_bytes(target, text.encode(errors="backslashreplace"))
 
 
@@ -139,7 +140,7 @@ def check_replaceable(setting: str, target: Path, mark: str) -> None:
 
 
 def write_bytes(target: Path, content: bytes) -> None:
-    """Write a file under a temporary name, then rename it."""
+    """Writes a file under a temporary name, then renames it."""
     make_folder(target.parent)
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder: give the file to write")

@@ -1,8 +1,8 @@
-"""FlashAttention-2, by the optional package flash-attn (Dao 2023, arXiv 2307.08691).
+"""FlashAttention-2 through the optional package flash-attn (Dao 2023, arXiv 2307.08691).
 
-It takes float16 and bfloat16, one width for queries, keys and values, padding but no other mask,
-and of all terms on the scores only ALiBi's. What it cannot do is refused. The library's own wrapper
-would ignore ALiBi's slopes and crop values that are wider than queries: the package is called here.
+It supports float16 and bfloat16, one width for queries, keys and values, padding masks only, and
+ALiBi as its only score bias. Anything else is refused. The library's wrapper ignores ALiBi slopes
+and crops values that are wider than queries, so the package is called directly.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from tape.payload import Payload, concat_payload, split, split_payload
 from tape.positions import ScoreBias
 
 DTYPES = (torch.float16, torch.bfloat16)
-WIDEST = 256  # channels of a head, what the package has kernels for
+MAX_HEAD_DIM = 256  # the package's maximum head dimension
 ERROR_PREFIX = "attn_implementation='flash_attention_2'"
-INSTEAD = "allowed here: eager, sdpa, flex_attention"
+ALTERNATIVES = "allowed here: eager, sdpa, flex_attention"
 
 
 def functions() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """The package's functions for sequences of one length, and of several."""
-    # The library's loader of exported code takes other forms for a package that must be there.
+    """Returns the package's functions for fixed and for variable sequence lengths."""
+    # For exported code the library's loader treats any other form as a mandatory import.
     try:
         from flash_attn import flash_attn_func, flash_attn_varlen_func
     except ImportError as error:
-        raise ValueError(f"{ERROR_PREFIX}: the flash-attn package is missing; {INSTEAD}") from error
+        raise ValueError(
+            f"{ERROR_PREFIX}: the flash-attn package is missing; {ALTERNATIVES}"
+        ) from error
     return flash_attn_func, flash_attn_varlen_func
 
 
@@ -42,12 +44,12 @@ def flash(
     scaling: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor | None, None]:
-    """The kernel of `tape.attention`; mask is None or (B, S), False at padding.
+    """Backend of `tape.attention`; mask is None or (B, S), False at padding.
 
-    The averages of padding queries are zero.
+    Averages of padding queries are zero.
 
     Raises:
-        ValueError: for what the package cannot do, see above.
+        ValueError: for inputs that the package does not support.
     """
     _check(q, mask, bias)
     settings = {"dropout_p": dropout, "softmax_scale": scaling, "causal": True}
@@ -57,7 +59,7 @@ def flash(
     if payload is None:
         return _attend(q, k, v, mask, settings), None, None
     payload = payload.expand(*k.shape[:-1], -1)
-    if dropout:  # drawn inside the kernel: one call, or the averages would drop different tokens
+    if dropout:  # one call: two would draw different dropout masks
         attended = _attend(q, k, concat_payload(v, payload), mask, settings)
         return *split(attended, payload), None
     return _attend(q, k, v, mask, settings), _attend(q, k, payload, mask, settings), None
@@ -67,30 +69,30 @@ def _check(q: Tensor, mask: Tensor | None, bias: ScoreBias | None) -> None:
     if q.dtype not in DTYPES:
         raise ValueError(
             f"{ERROR_PREFIX} with {q.dtype}: it takes float16 and bfloat16; load the model with "
-            f"dtype=torch.bfloat16, or train with bf16=true; {INSTEAD}"
+            f"dtype=torch.bfloat16, or train with bf16=true; {ALTERNATIVES}"
         )
     if mask is not None and mask.ndim != 2:
         raise ValueError(
             f"{ERROR_PREFIX} with an attention_mask of {mask.ndim} dimensions: it takes (B, S), "
-            f"zero at padding; {INSTEAD}"
+            f"zero at padding; {ALTERNATIVES}"
         )
     if bias is not None and bias.alibi_slopes() is None:
         raise ValueError(
             f"{ERROR_PREFIX} with a term on the scores that is not ALiBi's at consecutive "
-            f"positions; {INSTEAD}"
+            f"positions; {ALTERNATIVES}"
         )
 
 
 def _attend(q: Tensor, k: Tensor, values: Tensor, mask: Tensor | None, settings: dict) -> Tensor:
-    """The average of `values` (B, K, S, P), (B, H, T, P), whatever P is."""
+    """Averages `values` (B, K, S, P) of any width P; returns (B, H, T, P)."""
     width = max(q.shape[-1], values.shape[-1])
-    if width > WIDEST:
+    if width > MAX_HEAD_DIM:
         raise ValueError(
-            f"{ERROR_PREFIX}: a head of {q.shape[-1]} channels with values of {values.shape[-1]} "
-            f"is above its {WIDEST} (attention_dropout > 0 averages values and positional state "
-            f"in one call); {INSTEAD}"
+            f"{ERROR_PREFIX}: head_dim={q.shape[-1]} with values of width {values.shape[-1]}: both "
+            f"must be <= {MAX_HEAD_DIM} (attention_dropout > 0 appends the positional state to the "
+            f"values); {ALTERNATIVES}"
         )
-    # Channels of zeros change no score; the scale is given, not told from the width.
+    # Zero channels leave scores unchanged; the scale is passed explicitly.
     q_BTHW, k_BSKW, v_BSKW = (
         (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))).transpose(1, 2)
         for x in (q, k, values)
@@ -111,8 +113,8 @@ def _attend_unpadded(
     mask_BS: Tensor,
     settings: dict,
 ) -> Tensor:
-    """Attention among the real tokens of each sequence. The real queries are the last of the real
-    keys, and so does the package align them."""
+    """Attends among the real tokens of each sequence. The real queries are the last real keys,
+    which is how the package aligns them."""
     T, S = q_BTHW.shape[1], k_BSKW.shape[1]
     queries_BT = mask_BS[:, S - T :]
     attended = varying(
@@ -129,5 +131,5 @@ def _attend_unpadded(
 
 
 def _boundaries(real: Tensor) -> Tensor:
-    """Where each sequence starts among all real tokens, and the end, (B + 1,) int32."""
+    """Returns the start of each sequence among all real tokens, and the end, (B + 1,) int32."""
     return F.pad(real.sum(-1).cumsum(0), (1, 0)).to(torch.int32)

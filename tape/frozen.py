@@ -1,5 +1,5 @@
-"""How the weights of a base model that do not train are held: in float32 (null), in bfloat16, or
-quantized. What trains is float32."""
+"""Storage of a base model's frozen weights: float32 (null), bfloat16 or quantized. Trainable
+weights are float32."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NAMES = {name: name for name in (BFLOAT16, *QUANTIZED)}
 
 
 def check_frozen(frozen: str | None, method: Method | None, bf16: bool) -> None:
-    """Raise a ValueError unless a run can hold its frozen weights so.
+    """Raises a ValueError unless a run can store its frozen weights this way.
 
     Args:
-        method: how the base is adapted; None if all of it trains, or there is none.
+        method: how the base is adapted; None if all weights train or there is no base.
         bf16: whether the run computes in bfloat16.
     """
     if frozen is None:
@@ -47,8 +47,8 @@ def check_frozen(frozen: str | None, method: Method | None, bf16: bool) -> None:
         return
     if method.lora is None:
         raise ValueError(
-            f"frozen={frozen} with peft={method.name}: a quantized base is adapted by LoRA alone, "
-            f"for its checkpoints leave the base out; take frozen=bfloat16"
+            f"frozen={frozen} with peft={method.name}: a quantized base is adapted by LoRA only, "
+            f"because its checkpoints leave the base out; take frozen=bfloat16"
         )
     if not torch.cuda.is_available() or find_spec("bitsandbytes") is None:
         missing = "CUDA device" if not torch.cuda.is_available() else "package bitsandbytes"
@@ -56,9 +56,9 @@ def check_frozen(frozen: str | None, method: Method | None, bf16: bool) -> None:
 
 
 def loading(frozen: str | None) -> dict[str, Any]:
-    """Arguments of `from_pretrained`: weights that train are not to be rounded on the way."""
+    """Returns arguments of `from_pretrained` that load trainable weights without rounding them."""
     if frozen in QUANTIZED:
-        # An encoding's weights train. Patterns match from the start of a module's name.
+        # The encoding's weights train. Patterns match from the start of a module's name.
         skipped = ["lm_head", r".*\.position", r".*\.context"]
         config = BitsAndBytesConfig(llm_int8_skip_modules=skipped, **QUANTIZED[frozen])
         return {
@@ -70,7 +70,7 @@ def loading(frozen: str | None) -> dict[str, Any]:
 
 
 def cast_frozen(model: nn.Module, frozen: str | None) -> None:
-    """Cast the weights of a model that was loaded so, those that train to float32."""
+    """Casts trainable weights to float32 and frozen ones to bfloat16 if `frozen` says so."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

@@ -1,9 +1,9 @@
 """Token indices from attention masks, position_ids and caches.
 
-An index counts the real tokens before a token, so that padding on either side changes nothing, or
-is what position_ids say, which may leave numbers out. A cache keeps the indices of its tokens from
-the first call with position_ids on, in a layer of its own behind those of the decoder: so they
-follow whatever is done to a cache.
+An index counts the real tokens before a token, so padding on either side changes nothing;
+position_ids override it and may have gaps. From the first call with position_ids on, a cache keeps
+the indices of its tokens in an extra layer after those of the decoder, where they follow every
+operation on the cache.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ def token_indices(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cache: Cache | None,
-    slot: int,
+    cache_layer_idx: int,
     ordered: bool = True,
     training: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Indices of the new tokens, (B|1, T), of the keys in all slots, (B|1, S), and what the cache
-    is to keep of them (`keep_indices`).
+    """Computes token indices.
 
-    `position_ids` are indices of the new tokens, and override the count. A mask of four dimensions
-    says nothing about indices: without `position_ids` they are slots then. One of two is boolean.
+    `position_ids` are indices of the new tokens and override the count. A 4-D mask does not
+    determine indices: without `position_ids` they are cache slots then. A 2-D mask is boolean.
+
+    Returns:
+        Indices of the new tokens (B|1, T), indices of the keys in all slots (B|1, S), and the
+        counts for the cache to keep (`keep_indices`), or None.
 
     Raises:
         ValueError: for `ordered` position_ids that do not increase from one real token to the next,
-            unless a mask of four dimensions says which tokens see each other.
+            unless a 4-D mask says which tokens see each other.
     """
     (B, T), device = x_BTC.shape[:2], x_BTC.device
     past, kept, S = 0, 0, T
     if cache is not None:
-        past, kept = cache.get_seq_length(), cache.get_seq_length(slot)
+        past, kept = cache.get_seq_length(), cache.get_seq_length(cache_layer_idx)
         S, _ = cache.get_mask_sizes(T, 0)
     padded = attention_mask is not None and attention_mask.ndim == 2
     static = isinstance(past, Tensor)
     new = torch.arange(T, device=device) + past if static else slice(past, past + T)
-    # A count is an index and one; padding has that of the token before it.
+    # A count is an index plus one; padding has the count of the token before it.
     counted = isinstance(kept, int) and kept == 0
     if counted:
         counts = torch.arange(1, S + 1, device=device)[None]
@@ -53,7 +56,7 @@ def token_indices(
             key = (counts - 1).clamp(min=0)
             return key[:, new], key, None
     else:
-        counts = cache.layers[slot].keys[:, 0, :, 0].to(device)
+        counts = cache.layers[cache_layer_idx].keys[:, 0, :, 0].to(device)
     if static:
         last = counts[:, new[:1] - 1] * (past > 0)
     else:
@@ -71,15 +74,15 @@ def token_indices(
             rises = found.expand(B, T).diff(dim=-1, prepend=last.expand(B, 1)) > 0
             refuse_unless(
                 rises >= real if padded else rises,
-                "position_ids that do not increase from 0 on, from token to token and behind a "
-                "cache: tokens would see another document; give one document a row, or an "
-                "attention_mask of (B, 1, T, S) that keeps documents apart",
+                "position_ids must increase from token to token, also after cached tokens, or "
+                "tokens see other documents; give one document per row, or an attention_mask of "
+                "(B, 1, T, S) that separates documents",
                 now=T > 1 and not training,
             )
     if cache is None:
         return query, (found - 1).clamp(min=0), None
     found = found.expand(B, T)
-    if static or counted:  # there is a column for each slot
+    if static or counted:  # one column per slot
         counts = counts.expand(B, S).clone()
         counts[:, new] = found
     else:
@@ -87,22 +90,21 @@ def token_indices(
     return query, (counts - 1).clamp(min=0), counts if counted else found
 
 
-def keep_indices(cache: Cache, slot: int, counts: Tensor, T: int) -> None:
-    """Write counts into the layer at `slot`: those of the T new tokens, or of all slots if it has
-    none yet."""
-    if cache.layer_class_to_replicate is None and slot == len(cache.layers):
+def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> None:
+    """Writes counts, of the T new tokens or of all slots if the layer is new, to a cache layer."""
+    if cache.layer_class_to_replicate is None and cache_layer_idx == len(cache.layers):
         size = cache.get_max_length()
         cache.layers.append(StaticLayer(size) if cache.is_compileable else DynamicLayer())
     length = cache.get_seq_length()
     states = counts[:, None, :, None]
-    cache.update(states, states[..., :0], slot)
+    cache.update(states, states[..., :0], cache_layer_idx)
     if cache.is_compileable and counts.shape[1] > T:
-        cache.layers[slot].cumulative_length.fill_(length + T)
+        cache.layers[cache_layer_idx].cumulative_length.fill_(length + T)
 
 
 def refuse_unless(holds: Tensor, message: str, now: bool) -> None:
-    """Raise a ValueError unless all of `holds`, which a graph does not look at. On a GPU reading
-    them waits for the device: not `now`, the device asserts them when it comes to them."""
+    """Raises a ValueError unless all of `holds`; not checked in compiled graphs. Reading `holds` on
+    a GPU synchronises: unless `now`, the device asserts it asynchronously."""
     if torch.compiler.is_compiling():
         return
     if holds.is_cuda and not now:
@@ -112,7 +114,7 @@ def refuse_unless(holds: Tensor, message: str, now: bool) -> None:
 
 
 def check_mask(mask: Tensor | None, T: int, cache: Cache | None, training: bool = False) -> None:
-    """Refuse masks that kernels would read as something else, or that do not cover all tokens."""
+    """Refuses masks that backends would misread, or that do not cover all tokens."""
     if mask is None:
         return
     if mask.ndim not in (2, 4):
@@ -135,14 +137,14 @@ def check_mask(mask: Tensor | None, T: int, cache: Cache | None, training: bool 
     if mask.dtype != torch.bool:
         refuse_unless(
             mask == mask.bool(),
-            "attention_mask of (B, S) with other values: it is 0 at padding and 1 at tokens; for "
-            "anything else, such as documents in a row, give one of (B, 1, T, S)",
+            "attention_mask of (B, S) must be 0 at padding and 1 at tokens; for anything else, "
+            "such as several documents per row, give one of (B, 1, T, S)",
             now=T > 1 and not training,
         )
 
 
 def check_draw(draw: tuple[int, ...] | None, cache: Cache | None) -> None:
-    """Refuse keys that were turned by another draw of positions than the one in force."""
+    """Refuses cached keys rotated with another draw of positions than the current one."""
     if draw is None or cache is None:
         return
     if not torch.compiler.is_compiling() and int(cache.get_seq_length()) == 0:

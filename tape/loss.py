@@ -1,9 +1,8 @@
-"""The loss of training, without the logits of all tokens.
+"""Head and cross-entropy in one function, without the logits of all tokens.
 
-With a vocabulary of 32,000 the logits of a sequence, their gradient and what the loss keeps are far
-more than all else that a small model has in memory. Here the head and the cross-entropy are one
-function over a few tokens at a time, whose gradients are made along with it: the arithmetic is the
-same, and no logits are left for the backward pass.
+With a vocabulary of 32,000 the logits, their gradient and what the loss saves dominate the memory
+of a small model. Here they are computed for a chunk of tokens at a time, gradients included, so no
+logits are kept for the backward pass; the arithmetic is the same.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-IGNORED = -100  # the label of a token that is not predicted, as in the library
-CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**26}  # logits, where fewer and more were slower
+IGNORED = -100  # label of tokens that are not predicted, as in the library
+CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**26}  # logits per chunk; more or fewer were slower
 
 
 class Head(nn.Linear):
-    """A head without bias that makes logits, or of labels the loss."""
+    """Language-modelling head without bias: returns logits, or with labels the loss."""
 
     def __init__(self, hidden_size: int, vocab_size: int):
         super().__init__(hidden_size, vocab_size, bias=False)
@@ -26,17 +25,17 @@ class Head(nn.Linear):
     def forward(
         self, x_BTC: Tensor, labels: Tensor | None = None, num_items: Tensor | int | None = None
     ) -> Tensor:
-        """The logits (B, T, V); with `labels` (B, T) the mean cross-entropy (nats) of predicting
-        the next token, a scalar in at least float32.
+        """Computes logits (B, T, V), or with `labels` (B, T) the mean cross-entropy (nats) of the
+        next token, a scalar in at least float32.
 
         Args:
-            labels: the tokens themselves, or -100 for those that are not predicted.
-            num_items: what to divide the sum by; the number of predicted tokens by default.
+            labels: token ids, -100 for tokens that are not predicted.
+            num_items: divisor of the sum; the number of predicted tokens by default.
         """
         if labels is None:
             return super().forward(x_BTC)
         x_MC, targets = x_BTC[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-        if not torch.compiler.is_compiling():  # a graph has to know how many tokens there are
+        if not torch.compiler.is_compiling():  # compiled graphs need a static number of tokens
             predicted = (targets != IGNORED).nonzero()[:, 0]
             if len(predicted) < len(targets):
                 x_MC, targets = x_MC[predicted], targets[predicted]
@@ -50,7 +49,7 @@ class Head(nn.Linear):
 
 
 class SummedCrossEntropy(torch.autograd.Function):
-    """Sum over tokens of -log softmax(W x)[target], 0 for those that are ignored."""
+    """Sum over tokens of -log softmax(W x)[target], without ignored tokens."""
 
     @staticmethod
     def forward(ctx, x_MC: Tensor, weight_VC: Tensor, targets: Tensor) -> Tensor:
@@ -58,7 +57,7 @@ class SummedCrossEntropy(torch.autograd.Function):
         needs_x, needs_weight, _ = ctx.needs_input_grad
         total = torch.zeros((), dtype=wide, device=x_MC.device)
         grad_x = torch.empty_like(x_MC) if needs_x else None
-        # Many chunks add up to this one.
+        # In the wider dtype, because it accumulates over many chunks.
         grad_weight = torch.zeros_like(weight_VC, dtype=wide) if needs_weight else None
         budget = CHUNK_LOGITS.get(x_MC.device.type, CHUNK_LOGITS["cuda"])
         at_once = max(1, budget // len(weight_VC))
@@ -69,7 +68,7 @@ class SummedCrossEntropy(torch.autograd.Function):
             total += F.nll_loss(logs, target, reduction="sum", ignore_index=IGNORED)
             if not (needs_x or needs_weight):
                 continue
-            # d/dlogits = softmax - one-hot, 0 for the ignored.
+            # d/dlogits = softmax - one-hot, 0 for ignored tokens.
             known = (target != IGNORED)[:, None]
             grad = logs.exp_().mul_(known)
             grad.scatter_add_(1, target[:, None].clamp(min=0), -known.to(wide))

@@ -1,12 +1,12 @@
 """The decoder. A layer is two maps, X' = f(X, E) and E' = g(X, E):
 
-    a, attended E  =  attention(norm(X); queries and keys turned by E, V and E averaged)
+    a, attended E  =  attention(norm(X); queries and keys rotated by E, V and E averaged)
     m              =  mlp(norm(X + a))
     X'             =  X + a + m
     E'             =  g(E, attended E, m)
 
-The encoding (`tape.positions`) says what E is, how it turns q and k and how g moves it on; the
-decoder never asks which encoding it has. Parameter names are the library's Llama names.
+The encoding (`tape.positions`) defines E, the rotation of q and k, and g; the decoder contains no
+code for specific encodings. Parameter names are those of the library's Llama.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Rotate = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class RMSNorm(LlamaRMSNorm):
-    """The library's, which would round a float64 model to float32; in one call where torch's rounds
-    as it does."""
+    """The library's RMSNorm without rounding float64 to float32; uses torch's fused call where it
+    rounds identically."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == self.weight.dtype and x.dtype in (torch.float32, torch.float64):
@@ -77,9 +77,9 @@ class Attention(nn.Module):
         mask: Tensor | None,
         kernel: attention.Kernel,
         past_key_values: Cache | None,
-        slot: int,
+        cache_layer_idx: int,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The attention's output (B, T, C), the attended payload (B, H, T, P) and the weights."""
+        """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights."""
         B, T, _ = x_BTC.shape
         D = self.config.head_dim
         q = self.q_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, H, T, D)
@@ -88,9 +88,9 @@ class Attention(nn.Module):
         q, k = rotate(q, k, e)
         payload = context.payload(e, v.dtype) if context is not None and context.attends else None
         if past_key_values is not None:
-            # The state at a position depends on tokens up to it only: it can be cached like a
-            # value, and it rides in the value's slot of any of the library's caches.
-            k, v = past_key_values.update(k, concat_payload(v, payload), slot)
+            # The state of a token depends on no later token, so it can be cached like a value.
+            # It is stored as extra channels of the values, which all of the library's caches allow.
+            k, v = past_key_values.update(k, concat_payload(v, payload), cache_layer_idx)
             payload = None if payload is None else width(payload)
         dropout = self.config.attention_dropout if self.training else 0.0
         attended, payload, weights = kernel(q, k, v, payload, mask, bias, self.scaling, dropout)
@@ -98,8 +98,8 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(GradientCheckpointingLayer):
-    """One layer: x' = f(x, e), e' = g(x, e). X does not read E between attention and MLP, so g is
-    called once, after both."""
+    """One layer: x' = f(x, e), e' = g(x, e). X does not depend on E between attention and MLP, so g
+    is called once, after both."""
 
     def __init__(self, config: TapeConfig, context: StateUpdate | None):
         super().__init__()
@@ -119,15 +119,15 @@ class DecoderLayer(GradientCheckpointingLayer):
         mask: Tensor | None,
         kernel: attention.Kernel,
         past_key_values: Cache | None = None,
-        slot: int = 0,
+        cache_layer_idx: int = 0,
         final: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """`slot` is the layer's place in the cache. After the `final` one nobody reads the state:
-        it is not moved on."""
+        """Computes x' and e'; a recurrence has `cache_layer_idx`es of its own. The `final` layer
+        returns e as it is, because its result would not be used."""
         context = None if final else self.context
         attended, attended_e, _ = self.self_attn(
             self.input_layernorm(x_BTC),
-            *(e, rotate, context, bias, mask, kernel, past_key_values, slot),
+            *(e, rotate, context, bias, mask, kernel, past_key_values, cache_layer_idx),
         )
         x_BTC = x_BTC + attended
         mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
@@ -153,20 +153,20 @@ class TapePreTrainedModel(PreTrainedModel):
     }
 
     def __init__(self, config: TapeConfig):
-        # Settle the caller's configuration again: its position may have been set since it was made.
+        # Configure again: the caller may have changed the position since construction.
         config.position = positions.configure(config, config.position)
         super().__init__(config)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest of the weights': a model is loaded in what this was when it was saved, and
-        none of them is to be rounded."""
+        """The widest dtype of the weights: the library saves it and loads all weights in it, which
+        must not round any."""
         dtypes = (p.dtype for p in self.parameters() if p.is_floating_point())
         return reduce(torch.promote_types, dtypes)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        return True  # the library would look for its own table in our source
+        return True  # the library would search our source for its own attention registry
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         if attn_implementation is not None:
@@ -175,7 +175,7 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
-        """As in the library, but no tensor parallelism for encodings with numbers per head."""
+        """As in the library, but refuses tensor parallelism for encodings with per-head numbers."""
         split = distributed_config is not None and distributed_config.tp_size > 1
         if split and model.base_model.position.per_head:
             able = (name for name, kind in positions.ENCODINGS.items() if not kind.per_head)
@@ -193,24 +193,24 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @contextmanager
     def evaluation_length(self, length: int) -> Iterator[None]:
-        """Evaluate inputs of up to `length` tokens inside this context, prompts with what is
-        generated behind them included.
+        """Evaluates inputs of up to `length` tokens inside this context, prompt and generated
+        tokens together.
 
-        Only encodings that draw their positions at random (RandPE) need to know. Their draw is for
-        so many tokens, never for those of a batch: that would make results depend on it. They
-        refuse a length beyond the range they were trained on with a ValueError.
+        Only encodings with random positions (RandPE) use it: they draw positions for `length`
+        tokens rather than for the batch, so results do not depend on the batch. They raise a
+        ValueError for a length beyond their training range.
         """
         with self.base_model.position.sampler.evaluation_length(length):
             yield
 
     def set_shifted_attention(self, group: int | None) -> None:
-        """Train with shifted sparse attention (LongLoRA's S2, `tape.s2`) in groups of so many
-        tokens; None for full attention. Evaluation is always full, and so is what has a cache.
+        """Trains with shifted sparse attention (LongLoRA's S2, `tape.s2`) in groups of `group`
+        tokens; None for full attention. Evaluation and cached calls always use full attention.
 
-        It belongs to a training run: no checkpoint keeps it.
+        The setting belongs to a training run; checkpoints do not store it.
 
         Raises:
-            ValueError: for an odd number, or for what S2 cannot do.
+            ValueError: for an odd number, or for a configuration that S2 does not support.
         """
         if group is not None:
             attention.shifted(self.config._attn_implementation, self.config, group)
@@ -218,11 +218,11 @@ class TapePreTrainedModel(PreTrainedModel):
 
 
 class TapeModel(TapePreTrainedModel):
-    """The decoder without a head."""
+    """The decoder without a language-modelling head."""
 
     def __init__(self, config: TapeConfig):
         super().__init__(config)
-        # No padding row: it would be frozen, and silently wrong where padding is a real token.
+        # No padding_idx: its row would not train, and the padding token may be a real one.
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = positions.build(config)
         self.layers = nn.ModuleList(
@@ -230,7 +230,7 @@ class TapeModel(TapePreTrainedModel):
             for layer_idx in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.group: int | None = None  # of `set_shifted_attention`
+        self.group: int | None = None  # set by `set_shifted_attention`
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -249,20 +249,19 @@ class TapeModel(TapePreTrainedModel):
         """
         Args:
             input_ids: (B, T) the new tokens; or `inputs_embeds`, (B, T, C).
-            attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S) as
-                is.
-            position_ids: (B|1, T) indices of the new tokens, if they do not count the real ones:
-                they increase (`tape.indices`), but for encodings that are not `ordered`.
+            attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S),
+                used as given.
+            position_ids: (B|1, T) indices of the new tokens, by default a count of the real ones.
+                They must increase (`tape.indices`) unless the encoding is not `ordered`.
             past_key_values: any of the library's caches.
-            use_cache: make a cache if there is none; the configuration's choice by default, never
-                in training.
-            output_hidden_states, output_attentions: also return these of every layer, in every
+            use_cache: create a cache if none is given; by default as configured, never in training.
+            output_hidden_states, output_attentions: also return them for every layer of every
                 recurrence.
 
         Raises:
             ValueError: unless exactly one of `input_ids` and `inputs_embeds` is given; for
-                attention weights of a kernel that never has them; for masks, indices and caches
-                that do not belong together (`tape.indices`).
+                attention weights of a backend without them; for inconsistent masks, indices and
+                caches (`tape.indices`).
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -275,16 +274,16 @@ class TapeModel(TapePreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
-            # In a graph, and for an exported one, the library's.
+            # The library's cache for compiled and exported models.
             past_key_values = DynamicCache() if is_compiling() else GrowingCache()
 
         check_mask(attention_mask, x_BTC.shape[1], past_key_values, self.training)
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = attention_mask.to(x_BTC.device, torch.bool)
         kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)
-        behind = len(self.layers) * self.config.num_recurrences  # the cache's slot for indices
+        indices_layer = len(self.layers) * self.config.num_recurrences  # in the cache
         query, key, kept = token_indices(
-            *(x_BTC, attention_mask, position_ids, past_key_values, behind),
+            *(x_BTC, attention_mask, position_ids, past_key_values, indices_layer),
             ordered=self.position.ordered,
             training=self.training,
         )
@@ -296,14 +295,14 @@ class TapeModel(TapePreTrainedModel):
         biases = self.position.biases(where, len(self.layers))
         if self.config._attn_implementation == "flash_attention_2":
             attention.check_flash(attention_mask, position_ids, key, past_key_values, biases[0])
-        if kept is not None:  # nothing is refused any more
-            keep_indices(past_key_values, behind, kept, x_BTC.shape[1])
+        if kept is not None:  # after all checks
+            keep_indices(past_key_values, indices_layer, kept, x_BTC.shape[1])
         layers = [*zip(self.layers, biases, strict=True)] * self.config.num_recurrences
         embedding = x_BTC
-        for slot, (layer, bias) in enumerate(layers):
-            if slot and slot % len(self.layers) == 0:  # the next recurrence
+        for idx, (layer, bias) in enumerate(layers):
+            if idx and idx % len(self.layers) == 0:  # the next recurrence
                 x_BTC = x_BTC + embedding
-            # x and e go by position: reentrant checkpointing drops the gradients of the others.
+            # x and e are positional: reentrant checkpointing drops gradients of keyword arguments.
             x_BTC, e = layer(
                 x_BTC,
                 e,
@@ -312,8 +311,8 @@ class TapeModel(TapePreTrainedModel):
                 mask=mask,
                 kernel=kernel,
                 past_key_values=past_key_values,
-                slot=slot,
-                final=slot == len(layers) - 1,
+                cache_layer_idx=idx,
+                final=idx == len(layers) - 1,
             )
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(x_BTC), past_key_values=past_key_values
@@ -322,13 +321,13 @@ class TapeModel(TapePreTrainedModel):
     def _kernel(
         self, x_BTC: Tensor, attention_mask: Tensor | None, cache: Cache | None
     ) -> tuple[attention.Kernel, Tensor | None]:
-        """What carries out attention in this forward pass, and the mask that it takes."""
+        """Returns the attention backend of this forward pass and its mask."""
         implementation = self.config._attn_implementation
         if self.group is not None and self.training and cache is None:
             kernel = attention.shifted(implementation, self.config, self.group)
             return kernel, padding(attention_mask)
-        # Masks come from slots and padding alone. Given position_ids, the builder would read a gap
-        # in them as the border of a packed document.
+        # Masks depend on slots and padding only. Given position_ids, the builder would take a
+        # gap in them for the border of a packed document.
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=x_BTC,
@@ -341,13 +340,13 @@ class TapeModel(TapePreTrainedModel):
 class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
     """The decoder with a language-modelling head.
 
-    `from_pretrained` also takes the checkpoint of a Llama, with `position=` for its encoding: new
-    parameters are initialised, and a TAPE made from a Llama starts with exactly its logits.
+    `from_pretrained` also loads Llama checkpoints, with `position=` for the encoding: new
+    parameters are initialised, and a TAPE model made from a Llama starts with the Llama's logits.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
-    accepts_loss_kwargs = True  # Trainer: num_items_in_batch, for exact gradient accumulation
+    accepts_loss_kwargs = True  # Trainer passes num_items_in_batch: exact gradient accumulation
 
     def __init__(self, config: TapeConfig):
         super().__init__(config)
@@ -371,15 +370,15 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast:
-        """Arguments as for `TapeModel`, and:
+        """Takes the arguments of `TapeModel`, and:
 
         Args:
-            labels: (B, T) tokens to predict, shifted inside; -100 is ignored.
-            logits_to_keep: make logits of the last so many tokens only, or of these; 0 for all.
-            num_items_in_batch: what to divide the summed loss by; the number of labels by default.
+            labels: (B, T) token ids, shifted inside; -100 is ignored.
+            logits_to_keep: number of last tokens, or their indices, to compute logits for; 0: all.
+            num_items_in_batch: divisor of the summed loss; the number of labels by default.
 
-        In training with labels there are no logits, only their loss: the head is applied to a few
-        tokens at a time.
+        In training with labels only the loss is returned, without logits: the head is applied to
+        chunks of tokens.
         """
         recorded = {
             "output_hidden_states": output_hidden_states,
@@ -395,8 +394,8 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
             **{name: choice for name, choice in recorded.items() if choice is not None},
         )
         x_BTC, loss, logits = outputs.last_hidden_state, None, None
-        # A head that was replaced, by an adapter or for more tokens, makes logits, and so does one
-        # whose weight is spread over devices.
+        # Compute logits if the head was replaced (by an adapter or a resized vocabulary) or if its
+        # weight is sharded over devices.
         whole = isinstance(self.lm_head, Head) and not isinstance(self.lm_head.weight, DTensor)
         if labels is not None and self.training and whole:
             loss = self.lm_head(x_BTC, labels, num_items_in_batch)
@@ -417,14 +416,14 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         )
 
     def init_continuous_batching(self, *args, **kwargs):
-        """Refused, and with it `generate_batch`, its context manager and a "paged" cache."""
+        """Refused, and with it `generate_batch`, its context manager and the "paged" cache."""
         raise ValueError(
             "continuous batching packs sequences and pages their keys, for which this decoder has "
             "no masks and positions: use generate() with a padded batch"
         )
 
     def _get_stopping_criteria(self, *args, **kwargs):
-        """As in the library, without its warning at the training length: nothing ends there."""
+        """As in the library, without the warning at the training length, which is not a limit."""
         criteria = super()._get_stopping_criteria(*args, **kwargs)
         for criterion in criteria:
             if isinstance(criterion, MaxLengthCriteria):
@@ -433,20 +432,20 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None, config: TapeConfig, **arguments):
-        """As in the library, but for a static cache and a kernel whose mask is no tensor: the
-        decoder makes it from the padding."""
+        """As in the library, but a static cache with a backend whose mask is not a tensor keeps the
+        padding mask, from which the decoder builds it."""
         if config._attn_implementation == "flex_attention":
             return attention_mask
         cache, T = arguments["past_key_values"], arguments["inputs_embeds"].shape[1]
-        check_mask(attention_mask, T, cache)  # what it makes of one shows no values
+        check_mask(attention_mask, T, cache)  # before the values are hidden in the built mask
         return create_masks_for_generate(attention_mask=attention_mask, config=config, **arguments)
 
     def _get_static_cache_init_shape(self) -> None:
-        """None: the cache takes its shape from what it is first given, values that may be wider
-        than keys. The library would allocate both alike for `prefill_chunk_size`."""
+        """None: the cache takes its shape from its first values, which may be wider than the keys.
+        For `prefill_chunk_size` the library would allocate both alike."""
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
-        """As in the library, but for the cache that nobody chose."""
+        """As in the library, with a growable cache as the default."""
         given = model_kwargs.get("past_key_values")
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         made = type(model_kwargs.get("past_key_values")) is DynamicCache and given is None

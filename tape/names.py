@@ -1,4 +1,4 @@
-"""Arguments and their values, with errors that say what would have worked."""
+"""Checks of arguments and their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 def suggestion(name: object, known: Iterable[str]) -> str:
-    """'; did you mean 'alibi'? Known: ...', to end an error message with."""
+    """Returns the end of an error message, e.g. "; did you mean 'alibi'? Known: alibi, fire"."""
     known = sorted(known)
     close = difflib.get_close_matches(str(name), known, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else "."
@@ -20,14 +20,14 @@ def suggestion(name: object, known: Iterable[str]) -> str:
 
 
 def look_up(kind: str, name: object, table: Mapping[str, Value]) -> Value:
-    """`table[name]`, or a ValueError that lists the known names of this kind."""
+    """Returns `table[name]`, or raises a ValueError that lists the known names."""
     if isinstance(name, str) and name in table:
         return table[name]
     raise ValueError(f"unknown {kind} {name!r}{suggestion(name, table)}")
 
 
 def check_arguments(owner: str, given: Iterable[str], accepted: Iterable[str]) -> None:
-    """Raise a ValueError for the first argument that `owner` does not take."""
+    """Raises a ValueError for the first argument that `owner` does not accept."""
     accepted = set(accepted)
     for name in given:
         if name not in accepted:
@@ -35,8 +35,8 @@ def check_arguments(owner: str, given: Iterable[str], accepted: Iterable[str]) -
 
 
 def check_name(setting: str, name: object) -> str:
-    """The name of a folder, or a ValueError for what is none, or more than one."""
-    plain = isinstance(name, str | int) and not isinstance(name, bool)  # 7 is a name, too
+    """Returns a valid folder name, or raises a ValueError."""
+    plain = isinstance(name, str | int) and not isinstance(name, bool)  # 7 is a valid name
     if not plain or not re.fullmatch(r"[\w+=-][\w.+=-]*", str(name), re.ASCII):
         raise ValueError(
             f"{setting}={name!r}: a name is one folder of letters, digits, . _ - + =, not "
@@ -46,7 +46,7 @@ def check_name(setting: str, name: object) -> str:
 
 
 def check_integer(name: str, value: object, least: int = 1, most: int | None = None) -> None:
-    """Raise a ValueError unless `value` is an integer from `least` to `most`."""
+    """Raises a ValueError unless `value` is an integer from `least` to `most`."""
     integer = isinstance(value, int) and not isinstance(value, bool)
     if not integer or value < least or (most is not None and value > most):
         bounds = f">= {least}" if most is None else f"in {least}..{most}"
@@ -54,28 +54,28 @@ def check_integer(name: str, value: object, least: int = 1, most: int | None = N
 
 
 def check_fraction(name: str, value: object) -> None:
-    """Raise a ValueError unless `value` is a number between 0 and 1."""
+    """Raises a ValueError unless `value` is a number between 0 and 1, exclusive."""
     if not isinstance(value, float) or not 0 < value < 1:
         raise ValueError(f"{name}={value!r} must lie in (0, 1)")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise a ValueError unless `value` is true or false."""
+    """Raises a ValueError unless `value` is true or false."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be true or false")
 
 
 def check_text(name: str, value: object) -> None:
-    """Raise a ValueError unless `value` is text, and not empty."""
+    """Raises a ValueError unless `value` is a non-empty string."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name}={value!r} must be text that is not empty")
 
 
 def check_path(name: str, value: object) -> Path:
-    """The path that `value` is.
+    """Returns `value` as a path.
 
     Raises:
-        ValueError: if it is none, or no UTF-8.
+        ValueError: if it is not a path, or not valid UTF-8.
     """
     if not isinstance(value, str | Path) or not str(value) or not encodable(str(value)):
         raise ValueError(f"{name}={value!r} must be a path")
@@ -83,8 +83,8 @@ def check_path(name: str, value: object) -> Path:
 
 
 def encodable(text: str) -> bool:
-    """Whether it is text: JSON and names of files can hold halves of surrogate pairs, which no
-    file can."""
+    """Returns whether a string can be encoded: JSON strings and file names may contain lone
+    surrogates, which cannot be written to a file."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Where results come from: the command, the commit and the machine, in origin.json beside them."""
+"""Provenance of results: command, commit and machine, in origin.json next to them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SOURCE = Path(__file__).resolve().parent.parent
 
 
 def record(folder: Path) -> None:
-    """Add this process to those that worked on the results in a folder."""
+    """Appends this process to the provenance of the results in a folder."""
     here = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **_process()}
     before = read(folder)
     write_text(folder / FILE, json.dumps([*before, here], indent=1) + "\n")
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The processes that worked on the results in a folder, in their order; none if that was not
-    recorded, or cannot be read: results do not depend on it."""
+    """Returns the processes that produced the results in a folder, oldest first; an empty list if
+    the record is missing or unreadable, because no result depends on it."""
     try:
         with reading(folder / FILE):
             found = json.loads((folder / FILE).read_bytes())
@@ -53,7 +53,7 @@ def _process() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this source, marked if files of it were changed; None outside of its
+    """Returns the commit of this source, marked if tracked files were changed; None outside its
     repository."""
     try:
         if Path(_git("rev-parse", "--show-toplevel")).resolve() != SOURCE:
@@ -72,7 +72,7 @@ def _git(*arguments: str) -> str:
 
 
 def machine() -> str:
-    """Processor and cores, and the devices that torch sees."""
+    """Returns processor, core count and the GPUs that torch sees."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = [f"{_processor()}, {cores} cores"]
     parts += [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]

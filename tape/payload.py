@@ -1,7 +1,7 @@
-"""What attention averages beside the values: one tensor behind the other, or each by itself.
+"""Payload: the slice of the positional state that attention averages next to the values.
 
-A payload is a tensor (B|1, K|1, S, P). In a cache it lies behind the values, as the last channels
-of each; there it is given as a number, its width P, and nobody has to copy the cache.
+A payload is a tensor (B|1, K|1, S, P). A cache stores it as the last P channels of the values; it
+is then given as its width P, so that the cache is not copied.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ Payload = Tensor | int | None
 
 
 def concat_payload(v: Tensor, payload: Payload) -> Tensor:
-    """Values with the payload behind them, (B, K, S, D + P)."""
+    """Concatenates values and payload: (B, K, S, D + P)."""
     if not isinstance(payload, Tensor):
         return v
     return torch.cat((v, payload.expand(*v.shape[:-1], -1)), dim=-1)
 
 
 def split(x: Tensor, payload: Payload) -> tuple[Tensor, Tensor | None]:
-    """The two parts of what `concat_payload` made, or of its averages; None without a payload."""
+    """Splits the result of `concat_payload`, or its average; None without a payload."""
     if payload is None:
         return x, None
     P = width(payload)
@@ -28,7 +28,7 @@ def split(x: Tensor, payload: Payload) -> tuple[Tensor, Tensor | None]:
 
 
 def split_payload(v: Tensor, payload: Payload) -> tuple[Tensor, Tensor | None]:
-    """Values and payload, each by itself."""
+    """Returns values and payload as two tensors."""
     return split(v, payload) if isinstance(payload, int) else (v, payload)
 
 

@@ -1,12 +1,12 @@
 """S2, shifted sparse attention, for training on long sequences (LongLoRA, Chen et al. 2023, arXiv
 2309.12307).
 
-Tokens attend within groups of consecutive tokens. In the first half of the heads a group begins at
-every multiple of its size; in the second half the borders lie half a group later, so that what one
-half parts the other joins. The first and the last group are shorter there. (The original lets them
-be one group, rolled around: its first tokens could see the last ones.)
+Tokens attend within groups of consecutive tokens. In the first half of the heads, groups start at
+multiples of the group size; in the second half they are shifted by half a group, so that tokens on
+both sides of a border attend to each other. The first and last groups are shorter there. (The
+original rolls them into one group, in which the first tokens can see the last ones.)
 
-Groups count the real tokens of each sequence: padding on either side changes nothing for them.
+Groups count the real tokens of each sequence, so padding on either side changes nothing.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tape.positions import ENCODINGS, PositionEncoding
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Parts = list[Tensor]  # q, k, v and perhaps the payload
-SUPPORTED_BACKENDS = ("sdpa", "flash_attention_2")  # causal where they get no mask
+Parts = list[Tensor]  # q, k, v and optionally the payload
+SUPPORTED_BACKENDS = ("sdpa", "flash_attention_2")  # causal without a mask
 
 
 def check_groups(implementation: str, config: PretrainedConfig, group: int) -> None:
-    """Raise a ValueError unless a model can train in groups of so many tokens, each attended by
-    this implementation."""
+    """Raises a ValueError unless a model can train in groups of `group` tokens with this attention
+    backend."""
     trying = f"training in shifted groups of {group} tokens"
     able = [name for name, cls in ENCODINGS.items() if cls.biases is PositionEncoding.biases]
     if type(group) is not int or group < 2 or group % 2:
         raise ValueError(
-            f"{trying}: it takes an even number, 2 or more; half a group is shifted by"
+            f"{trying}: it must be an even integer >= 2, because groups are shifted by half"
         )
     if implementation not in SUPPORTED_BACKENDS:
         raise ValueError(
@@ -52,10 +52,10 @@ def check_groups(implementation: str, config: PretrainedConfig, group: int) -> N
 
 
 def padding(attention_mask: Tensor | None) -> Tensor | None:
-    """The mask of `shifted_groups`: (B, T), False at padding.
+    """Returns the mask of `shifted_groups`: (B, T), False at padding.
 
     Raises:
-        ValueError: for a mask that says more than that.
+        ValueError: for a mask that is not 2-D.
     """
     if attention_mask is None:
         return None
@@ -79,16 +79,16 @@ def shifted_groups(
     scaling: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor | None, None]:
-    """The kernel of `tape.attention`, without a cache: as many queries as keys.
+    """Backend of `tape.attention` without a cache: as many queries as keys.
 
     Args:
-        within: the kernel for the tokens of a group, causal without a mask.
-        group: tokens of a group; an even number.
+        within: backend within a group, causal without a mask.
+        group: group size in tokens; an even number.
         mask: None or (B, T), False at padding.
     """
 
     def attend(parts: Parts, size: int) -> Parts:
-        """The averages within groups of `size` tokens, counted from the first."""
+        """Averages within groups of `size` tokens, counted from the first token."""
         B, _, T, _ = parts[0].shape
         size = min(size, T)
         folded = [_fold(x, size) for x in parts]
@@ -114,14 +114,14 @@ def shifted_groups(
 
 
 def _for_halves(q: Tensor, parts: Parts) -> Parts:
-    """Keys, values and payload for every sequence, with heads that can be halved as q's."""
+    """Expands keys, values and payload over the batch, with an even number of heads."""
     (B, H), K = q.shape[:2], parts[0].shape[1]
     parts = [x.expand(B, *x.shape[1:]) for x in parts]
     return parts if K % 2 == 0 else [x.repeat_interleave(H // x.shape[1], dim=1) for x in parts]
 
 
 def _halves(x_BHTC: Tensor) -> tuple[Tensor, Tensor]:
-    """The first and the second half of the heads; one head serves both."""
+    """Returns the first and second half of the heads; a single head serves both."""
     return x_BHTC.chunk(2, dim=1) if x_BHTC.shape[1] > 1 else (x_BHTC, x_BHTC)
 
 
@@ -134,13 +134,13 @@ def _reorder(x_BHTC: Tensor, order_BT: Tensor) -> Tensor:
 
 
 def _fold(x_BHTC: Tensor, size: int) -> Tensor:
-    """Groups as sequences of their own, (B n, H, size, C). What fills up the last one is at its
-    end, where causal attention does not look."""
+    """Folds groups into the batch axis, (B n, H, size, C). The last group is padded at its end,
+    where causal attention does not look."""
     n = math.ceil(x_BHTC.shape[2] / size)
     x_BHTC = F.pad(x_BHTC, (0, 0, 0, n * size - x_BHTC.shape[2]))
     return x_BHTC.unflatten(2, (n, size)).transpose(1, 2).flatten(0, 1)
 
 
 def _unfold(x: Tensor, B: int, T: int) -> Tensor:
-    """(B n, H, size, C) back to (B, H, T, C)."""
+    """Inverse of `_fold`: (B n, H, size, C) to (B, H, T, C)."""
     return x.unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)[:, :, :T]

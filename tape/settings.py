@@ -1,4 +1,4 @@
-"""Settings that are plain numbers and names, kept in a JSON file."""
+"""Dataclasses of plain settings in JSON files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Settings = TypeVar("Settings")
 
 
 def save(settings: Any, path: Path) -> None:
-    """Write the fields of a dataclass."""
+    """Writes the fields of a dataclass."""
     write_text(path, json.dumps(asdict(settings), indent=1) + "\n")
 
 
 def load(cls: type[Settings], path: Path) -> Settings:
-    """What `save` wrote.
+    """Reads settings written by `save`.
 
     Raises:
-        ValueError: if the file holds something else than the fields of `cls`.
+        ValueError: if the fields in the file are not those of `cls`.
     """
     found = read_object(path)
     with reading(path):

@@ -361,7 +361,7 @@ def test_an_adapter_finds_its_base_from_elsewhere(trained, base, tmp_path, monke
 def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
     folder = shutil.copytree(trained("adape_lora"), tmp_path / "mixed")
     shutil.copy(trained("lora") / "config.json", folder)
-    with pytest.raises(ValueError, match=r"not the one of the decoder in its config\.json"):
+    with pytest.raises(ValueError, match=r"does not match the decoder in its config\.json"):
         load_model(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"adaptation": None}))
@@ -378,12 +378,12 @@ def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
         ("lora", ["peft.lora.dropout=1.0"], r"peft.lora.dropout=1.0 must lie in \[0, 1\)"),
         ("lora", ["+peft.lora.rnk=4"], "peft.lora takes no argument 'rnk'; did you mean 'rank'"),
         ("lora", ["peft.everything=true"], "peft.everything=true with peft.lora"),
-        ("longlora", ["length=60"], "peft.groups=4: 60 tokens .* a multiple of 8"),
+        ("longlora", ["length=60"], "peft.groups=4: length=60 must be a multiple of 8"),
         ("longlora", ["model.attn_implementation=eager"], "attn_implementation='eager'; allowed"),
         ("longlora", ["position=alibi"], "position 'alibi', which adds a term to the scores"),
         ("lora", ["frozen=bfloat16"], r"frozen=bfloat16.*needs trainer\.bf16=true"),
         ("lora", ["frozen=fp16"], "unknown frozen 'fp16'"),
-        ("adape", ["frozen=nf4", "trainer.bf16=true", "+trainer.use_cpu=true"], "LoRA alone"),
+        ("adape", ["frozen=nf4", "trainer.bf16=true", "+trainer.use_cpu=true"], "LoRA only"),
         ("lora", ["base_model=null", "tokenizer=null"], "peft=lora adapts a trained model: give"),
         ("lora", ["base_model=/nowhere"], "/nowhere"),
     ],

@@ -210,7 +210,9 @@ def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
         with pytest.raises(ValueError, match="not ALiBi's at consecutive positions"):
             model(tokens)
     q = torch.randn(1, 1, 3, 144)
-    with pytest.raises(ValueError, match="144 channels with values of 288 is above its 256"):
+    with pytest.raises(
+        ValueError, match="head_dim=144 with values of width 288: both must be <= 256"
+    ):
         flash.flash(q, q, q, q, None, None, 1.0, 0.1)
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"torch.float32: it takes float16 and bfloat16"):

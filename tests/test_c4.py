@@ -175,7 +175,7 @@ def test_a_bad_line_is_named_counted_and_left_out(folder, caplog, line, fault):
         assert list(corpus.documents("train")) == ["first", "last"]
     (message,) = caplog.messages  # once, however often it is read
     assert message.startswith(f"{name_of('train', 7)}, line 2: ")
-    assert message.endswith("left out (1 so far)")
+    assert message.endswith("skipped (1 so far)")
     with pytest.raises(ValueError, match=rf"of-01024\.json\.gz, line 2: {fault}.*data\.max_bad=0"):
         list(C4Corpus(folder, max_bad=0).documents("train"))
 
@@ -185,7 +185,7 @@ def test_many_bad_lines_are_counted_and_then_too_many(folder, caplog):
     corpus = only(folder, 7, max_bad=250)
     assert list(corpus.documents("train")) == ["good"]
     assert len(corpus.bad) == 250 and len(caplog.messages) == 10 + 2
-    assert caplog.messages[-1].startswith("200 bad lines left out so far")
+    assert caplog.messages[-1].startswith("200 bad lines skipped so far")
     limit = r"line 101: not JSON.*101 lines or shards are bad, more than data\.max_bad=100"
     with pytest.raises(ValueError, match=limit):
         list(C4Corpus(folder).documents("train"))
@@ -212,7 +212,7 @@ def test_a_broken_shard_keeps_what_precedes_the_fault(folder, caplog, kind):
         assert read == documents[: {"cut": 3, "trailing": 8}.get(kind, 0)]
     (message,) = caplog.messages
     assert f"{name_of('train', 7)}: the compressed data" in message
-    assert f"after line {len(read):,}; the rest of the shard is left out (1 so far)" in message
+    assert f"after line {len(read):,}; the rest of the shard is skipped (1 so far)" in message
     with pytest.raises(ValueError, match=r"00007-of-01024\.json\.gz: the compressed data"):
         list(C4Corpus(folder, max_bad=0).documents("train"))
 
@@ -229,7 +229,7 @@ def test_a_connection_that_breaks_is_no_fault_of_the_data(remote):
     files = fsspec.filesystem("memory")
     path = f"/c4/en/{corpus.train[1].name}"
     files.pipe(path, files.cat(path)[:-9])  # fewer bytes come than were announced
-    with pytest.raises(OSError, match=r"\.json\.gz: [\d,]+ bytes came, not [\d,]+"):
+    with pytest.raises(OSError, match=r"\.json\.gz: received [\d,]+ bytes of [\d,]+"):
         list(corpus.documents("train"))
 
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tape.analysis import counting, formulas, original
 from tape.analysis.cost import SHAPE, configuration, cost_of, encodings, label, main, run
 from tape.analysis.cost_table import Cost, arithmetic, difference, memory, paper
-from tape.analysis.counting import hollow
+from tape.analysis.counting import fake_model
 
 PAGE = Path(__file__).parent.parent / "docs" / "efficiency.md"
 TINY = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "vocabulary": 61}
@@ -36,7 +36,7 @@ CASES = [
 def test_torch_counts_what_the_formulas_say(position, shape):
     length, changes = SHAPES[shape]
     config = make_config(position, max_position_embeddings=64, **changes)
-    macs, flops = counting.operations(hollow(config, "eager"), length)
+    macs, flops = counting.operations(fake_model(config, "eager"), length)
     assert macs == sum(formulas.multiply_adds(config, length).values())
     assert flops == formulas.flops(config, length) > 2 * macs
 
@@ -46,7 +46,7 @@ def test_tensors_without_data_count_as_real_ones_do(position):
     config = make_config(position)
     with FlopCounterMode(display=False) as counter:
         make_model(position, kernel="eager")(random_tokens(1, 9), use_cache=False)
-    assert counting.operations(hollow(config, "eager"), 9)[0] == counter.get_total_flops() // 2
+    assert counting.operations(fake_model(config, "eager"), 9)[0] == counter.get_total_flops() // 2
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
@@ -65,12 +65,13 @@ def test_activations_are_those_of_a_real_training_step(position, kernel):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         model(random_tokens(1, 13), use_cache=False)
     expected = sum(storage.nbytes() for storage in kept.values())
-    assert counting.saved_bytes(hollow(make_config(position), kernel), 13) == expected > 0
+    assert counting.saved_bytes(fake_model(make_config(position), kernel), 13) == expected > 0
 
 
 def test_all_layers_share_one_matrix_of_alibi():
     nope, alibi = (
-        counting.saved_bytes(hollow(make_config(name), "sdpa"), 50) for name in ("nope", "alibi")
+        counting.saved_bytes(fake_model(make_config(name), "sdpa"), 50)
+        for name in ("nope", "alibi")
     )
     assert alibi - nope == 4 * 4 * 50 * 50
 
@@ -78,7 +79,7 @@ def test_all_layers_share_one_matrix_of_alibi():
 def test_no_ablation_keeps_its_maps_for_every_token():
     """Of heads and frequencies together there are two of 128 x 128 here."""
     kept = {
-        name: counting.saved_bytes(hollow(make_config(name, hidden_size=256), "sdpa"), 20)
+        name: counting.saved_bytes(fake_model(make_config(name, hidden_size=256), "sdpa"), 20)
         for name in POSITIONS
         if name.startswith("tape")
     }
@@ -91,7 +92,7 @@ def test_caches_hold_keys_values_and_the_state_that_is_averaged(position, change
     config = make_config(position, **changes)
     values = 2 * 3 + (2 if position == "tape" else 0)  # the last layer has no update
     expected = 4 * 7 * values * config.num_key_value_heads * config.head_dim
-    assert counting.cached_bytes(hollow(config, "sdpa"), 7) == expected
+    assert counting.cached_bytes(fake_model(config, "sdpa"), 7) == expected
 
 
 def test_the_papers_table():
@@ -99,7 +100,7 @@ def test_the_papers_table():
     length = SHAPE["length"]
     for name, row in published.items():
         config = configuration(SHAPE, {"name": name})
-        weights = hollow(config, "eager").num_parameters()
+        weights = fake_model(config, "eager").num_parameters()
         macs, flops = formulas.multiply_adds(config, length), formulas.flops(config, length)
         if name == "tape":  # what its authors' code does
             extra = sum(formulas.of_tape(config, length).values())
@@ -134,7 +135,7 @@ def test_the_tables_of_a_small_decoder(tmp_path, capsys):
         ("--heads 5", "error: --hidden 768 must be a multiple of --heads 5"),
         ("--kv_heads 5", "error: num_attention_heads=12 must be a multiple of num_key_value"),
         ("--length 0", "error: --length=0 must be an integer in 1..10000000"),
-        ("--hidden 36", "error: rotary positions turn pairs of channels: head_dim=3"),
+        ("--hidden 36", "error: rotary positions need pairs of channels: head_dim=3"),
         ("--out file", "error: --out file is a file; give a folder"),
     ],
 )
@@ -159,7 +160,7 @@ def test_the_documented_arithmetic():
     for position in encodings(SHAPE):
         config = configuration(SHAPE, position)
         macs = sum(formulas.multiply_adds(config, length).values())
-        counts = macs, formulas.flops(config, length), hollow(config, "eager").num_parameters()
+        counts = macs, formulas.flops(config, length), fake_model(config, "eager").num_parameters()
         costs.append(Cost(label(position), *counts, 0, 0, 0))
     page, tape = PAGE.read_text(), configuration(SHAPE, {"name": "tape"})
     assert arithmetic(costs, beside_paper=True) in page

@@ -379,7 +379,7 @@ def test_impossible_vocabularies(tmp_path, corpus):
 
 
 def test_missing_tokenizer(tmp_path):
-    with pytest.raises(ValueError, match=r"neither a folder .* nor to be had from the hub"):
+    with pytest.raises(ValueError, match=r"neither a folder .* nor available from the hub"):
         load_tokenizer(str(tmp_path / "none"))
 
 
@@ -405,7 +405,7 @@ def test_a_limited_set_of_blocks_is_spread_over_the_stream(tmp_path, corpus):
     assert len(few) == 5
     assert (few[0]["input_ids"] == every[0]["input_ids"]).all()
     assert (few[4]["input_ids"] == every[len(every) - 1]["input_ids"]).all()
-    with pytest.raises(ValueError, match="less than one block of length=999999"):
+    with pytest.raises(ValueError, match="fewer than one block of length=999999"):
         TokenBlocks(stream, 999_999)
 
 
@@ -514,7 +514,7 @@ def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog, name, change):
     again = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
     assert again.tokens.tolist() == expected
     assert (again.documents, again.bytes) == (whole.documents, whole.bytes)
-    assert f"{file.parent} is damaged" in caplog.text and "made again" in caplog.text
+    assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
     assert [path.name for path in file.parent.parent.iterdir()] == [whole.fingerprint]
 
 

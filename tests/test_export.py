@@ -322,15 +322,15 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     assert "model of model_type 'llama'" in error(write_config(tmp_path / "a", "llama"))
     assert "has no model.safetensors" in error(write_config(tmp_path / "b", "tape"))
     assert "a Llama's rotations are the same in every layer" in error(run, "--format", "llama")
-    assert "is there already" in error(run, out=run)
-    assert "in or looks like a checkpoint" in error(run, out=run / "checkpoint-9")
-    assert "in or looks like a checkpoint" in error(run, out=run / "checkpoint-4" / "out")
+    assert "already exists" in error(run, out=run)
+    assert "inside or named like a checkpoint" in error(run, out=run / "checkpoint-9")
+    assert "inside or named like a checkpoint" in error(run, out=run / "checkpoint-4" / "out")
 
     cut = tmp_path / "cut"
     shutil.copytree(run, cut)
     weights = cut / "checkpoint-8" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    assert "damaged checkpoint (model.safetensors is not as it was written)" in (
+    assert "damaged checkpoint (model.safetensors changed after it was written)" in (
         message := error(cut / "checkpoint-8")
     )
     assert "checkpoint-4 is complete" in message

@@ -8,7 +8,7 @@ from conftest import make_model, random_tokens
 from test_stability import make_folder, options
 
 from tape.analysis import faults
-from tape.analysis.faults import at_once, decoded, faults_of, in_bfloat16, positions_made
+from tape.analysis.faults import at_once, changed_positions, decoded, faults_of, in_bfloat16
 
 ENCODINGS = ("rope", "tape", "alibi", "fire", "xpos", "sincos", "nope")
 
@@ -25,7 +25,7 @@ def test_without_a_fault_all_ways_give_the_models_loss(name):
     model, ids = make_model(name), random_tokens(2, 20)
     logits = model(ids).logits[:, 9:-1].log_softmax(-1)
     expected = -logits.gather(-1, ids[:, 10:, None])[..., 0]
-    for found in (at_once(model, ids), decoded(model, ids, turned_anew=False)):
+    for found in (at_once(model, ids), decoded(model, ids, rerotated=False)):
         torch.testing.assert_close(found, expected)
 
 
@@ -33,27 +33,27 @@ def test_without_a_fault_all_ways_give_the_models_loss(name):
 def test_changed_positions_reach_the_encoding_and_nothing_is_left_of_them(name):
     model, ids = make_model(name), random_tokens(2, 20)
     before = at_once(model, ids)
-    with positions_made(model, lambda p: p.flip(-1) * 7):
+    with changed_positions(model, lambda p: p.flip(-1) * 7):
         changed = at_once(model, ids)
     assert torch.equal(changed, before) == (name == "nope")
     assert torch.equal(at_once(model, ids), before)
-    with positions_made(model, lambda p: p + 50):
+    with changed_positions(model, lambda p: p + 50):
         moved = at_once(model, ids)
     assert torch.allclose(moved, before, atol=1e-4) == (name not in ("fire", "sincos"))
 
 
-def test_keys_that_are_turned_anew_have_no_distances():
+def test_keys_that_are_rerotated_have_no_distances():
     """In one layer, keys and values come from the tokens alone: it is NoPE from the first decoded
     token on. The prompt's own loss is right."""
     rope, nope = (make_model(name, num_hidden_layers=1) for name in ("rope", "nope"))
     nope.load_state_dict(rope.state_dict())
     ids = random_tokens(2, 16)
-    found = decoded(rope, ids, turned_anew=True)
+    found = decoded(rope, ids, rerotated=True)
     torch.testing.assert_close(found[:, 1:], at_once(nope, ids)[:, 1:])
-    right = decoded(rope, ids, turned_anew=False)
+    right = decoded(rope, ids, rerotated=False)
     torch.testing.assert_close(found[:, 0], right[:, 0])
     assert (found[:, 1:] - right[:, 1:]).abs().max() > 1e-3
-    torch.testing.assert_close(decoded(rope, ids, turned_anew=False), right)
+    torch.testing.assert_close(decoded(rope, ids, rerotated=False), right)
 
 
 def test_only_plain_rope_is_given_the_faulty_cache():

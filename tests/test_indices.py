@@ -176,7 +176,7 @@ def test_guessed_tokens_are_taken_back(position):
     assert torch.equal(guessed, model.generate(tokens, use_cache=False, **settings))
 
 
-RESTART = r"position_ids that do not increase .* one document a row"
+RESTART = r"position_ids must increase .* one document per row"
 COUNTED = torch.arange(9)[None]
 
 

@@ -63,9 +63,9 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position):
     ("overrides", "message"),
     [
         (["length=40"], r"length=40: these prompts and their answers have 38 tokens"),
-        (["data.max_length=20"], r"max_length=20: .* without any garbage"),
+        (["data.max_length=20"], r"max_length=20: .* without garbage"),
         (["data.keys=x"], "keys='x' must be an integer"),
-        (["eval_blocks=null"], "eval_blocks=null: prompts are without end"),
+        (["eval_blocks=null"], "eval_blocks=null: the number of prompts is unlimited"),
         (["task.samples=0"], r"task\.samples=0 must be an integer"),
         (
             ["position=randpe", "position.length=200"],

@@ -322,7 +322,7 @@ def test_files_of_other_settings_are_refused(tmp_path, text, message):
         ({"spaces": float("nan")}, "spaces=nan is a probability"),
         ({"reverse": "false"}, "reverse='false' must be true or false"),
         ({"abacus_offset": -1}, "abacus_offset=-1 must be an integer >= 0"),
-        ({"abacus_offset": 3, "spaces": 0.1}, "needs an answer of digits alone"),
+        ({"abacus_offset": 3, "spaces": 0.1}, "needs an answer of digits only"),
         (
             {"abacus_offset": 3, "task": "subtraction"},
             "needs an answer .* not data.task=subtraction",

@@ -117,7 +117,7 @@ def test_a_prompt_too_short_for_its_key_is_refused(text, tokenizer):
     draft = Draft(text, Needles(), 0.5, (0, 0))
     bare = count(draft.prompt([0, 0]).text)
     assert count(draft.fitted(bare, count).text) == bare
-    with pytest.raises(ValueError, match=f"{bare - 1} tokens has no room .* which are {bare}"):
+    with pytest.raises(ValueError, match=f"{bare - 1} tokens has no room .* which take {bare}"):
         draft.fitted(bare - 1, count)
 
 

@@ -176,8 +176,8 @@ def test_checkpointing_changes_no_gradient():
 @pytest.mark.parametrize(
     ("changes", "group", "message"),
     [
-        ({}, 5, "groups of 5 tokens: it takes an even number"),
-        ({}, 0, "groups of 0 tokens: it takes an even number"),
+        ({}, 5, "groups of 5 tokens: it must be an even integer"),
+        ({}, 0, "groups of 0 tokens: it must be an even integer"),
         ({"position": "alibi"}, 4, "with position 'alibi'.*allowed: nope, .*rope"),
         ({"position": "fire"}, 4, "with position 'fire'"),
         ({"kernel": "eager"}, 4, "attn_implementation='eager'; allowed: sdpa, flash_attention_2"),

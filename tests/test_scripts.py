@@ -134,10 +134,10 @@ def test_retrieval_is_compared_in_the_same_way(run_script, tmp_path):
     ("settings", "variables", "message"),
     [
         ([], {"TYPES": "rope nop"}, "TYPES: no 'nop' in config/position"),
-        ([], {"TYPES": "rope rope"}, "one is there twice"),
-        ([], {"SEEDS": "0\n1\n0"}, "SEEDS='0 1 0': one is there twice"),
-        (["seed=1"], {}, "seed=1 is this script's to set"),
-        (["output_dir=x"], {}, "output_dir=x is this script's to set"),
+        ([], {"TYPES": "rope rope"}, "duplicate value"),
+        ([], {"SEEDS": "0\n1\n0"}, "SEEDS='0 1 0': duplicate value"),
+        (["seed=1"], {}, "seed=1 is set by this script"),
+        (["output_dir=x"], {}, "output_dir=x is set by this script"),
     ],
 )
 def test_runs_that_cannot_be_are_refused_before_the_first(
@@ -204,7 +204,7 @@ def test_efficiency_is_measured_slice_by_slice(run_script, tmp_path):
 def test_seven_billion_weights_want_a_gpu(run_script, tmp_path):
     refused = run_script("gpu/llama_step.sh", "here")
     printed, _ = refused.communicate()
-    assert refused.returncode == 2 and "--shape small rehearses" in printed
+    assert refused.returncode == 2 and "take --shape small" in printed
     assert not (tmp_path / "here").exists()
 
 
@@ -321,14 +321,17 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
 
     third = demo("peft=lora", types="ft")
     printed, _ = third.communicate()
-    assert third.returncode == 1 and "error: peft=lora is this script's to set" in printed
+    assert third.returncode == 1 and "error: peft=lora is set by this script" in printed
     shutil.copytree(
         tmp_path / "output" / "passkey_rope_0", tmp_path / "output" / "rope_c4", dirs_exist_ok=True
     )
     fourth = demo(types="ft")
     printed, _ = fourth.communicate()
     assert fourth.returncode == 1
-    assert "error: output/rope_c4 was trained on 134 tokens, and what is extended here" in printed
+    assert (
+        "error: output/rope_c4 was trained on 134 tokens, and this demo extends models of"
+        in printed
+    )
 
 
 def test_encodings_are_compared_and_a_run_that_fails_is_named(run_script, tmp_path):

@@ -189,7 +189,7 @@ def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
     with pytest.raises(ValueError, match=r"holds another evaluation \(model: "):
         generate(other, data, tmp_path)
     shutil.rmtree(tmp_path / "adape.parts")
-    with pytest.raises(ValueError, match=r"adape\.json is there, but not its journal"):
+    with pytest.raises(ValueError, match=r"adape\.json exists, but its journal is not"):
         generate(base, data, tmp_path)
 
 
@@ -273,7 +273,7 @@ def test_the_validation_loss_is_that_of_all_tokens(base, data, tmp_path):
         (["+position.width=4"], r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
         (
             ["base_model=null", "tokenizer=null"],
-            r"position=keep and model=keep keep those of a base_model=\.\.\.: give one",
+            r"position=keep and model=keep need a base_model=\.\.\.",
         ),
         (["base_model=output/no_c4"], "base_model=output/no_c4: there is no such folder; pre"),
         (["task.samples=0"], r"task\.samples=0 must be an integer"),
@@ -306,7 +306,7 @@ def test_commands(base, tmp_path, monkeypatch, capsys):
         entry.main()
     assert not list(tmp_path.iterdir())
     assert default_task(["data.budget=demo"]) == "sample"  # the hub is not to be asked
-    assert "none of SCROLLS" in capsys.readouterr().err
+    assert "not part of SCROLLS" in capsys.readouterr().err
     with pytest.raises(FileNotFoundError, match="neither quality"):
         default_task([f"data_dir={tmp_path}"])
     write_task(tmp_path, "quality")

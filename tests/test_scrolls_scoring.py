@@ -204,8 +204,8 @@ def test_verify_only_scores_nothing(evaluate, official, tmp_path, capsys):
     ("text", "message"),
     [
         ('{"q1": "x", "q2": ', "cannot be read as predictions: Expecting value"),
-        ('{"q1": "x", "q2": "x", "q3": "x", "q1": "y"}', "the id 'q1' is there twice"),
-        (r'{"q1": "x", "q2": "x", "q3": "\ud800"}', "id 'q3': a lone surrogate is no text"),
+        ('{"q1": "x", "q2": "x", "q3": "x", "q1": "y"}', "duplicate id 'q1'"),
+        (r'{"q1": "x", "q2": "x", "q3": "\ud800"}', "id 'q3': it contains a lone surrogate"),
         ("", "cannot be read as predictions"),
     ],
 )
@@ -365,11 +365,11 @@ def test_narrative_qa_is_not_downloaded_on_the_way(
         monkeypatch.setattr(module, "in_hub_cache", lambda task: None)
     monkeypatch.setattr(sources, "hf_hub_download", None)
     assert evaluate_all(data=small) == 0
-    assert "note: narrative_qa is left out, as its 8,000 MB" in caplog.text
+    assert "note: narrative_qa is skipped, because its 8,000 MB" in caplog.text
     rows = table_of(tmp_path / "out")
     assert rows["adape"]["narrative_qa"] == rows["adape"]["mean"] == ""
     stopped = evaluate_all("--submission", "all.csv", "--type", "adape", data=small)
-    assert "those of narrative_qa are not here" in stopped
+    assert "those of narrative_qa are missing" in stopped
     for module in (benchmark, sources):
         monkeypatch.setattr(module, "in_hub_cache", lambda task: cached)
     assert evaluate_all(data=small) == 0
@@ -499,7 +499,7 @@ def test_summaries_show_scores_of_their_own(run, official, tmp_path, capsys):
     assert run(show, *where) == 0
     console = capsys.readouterr().out
     assert "* adape  75.00" in console and "  adape   0.00 zzz" in console
-    assert console.count("* adape 100.00") == 3 and "do not average" in console
+    assert console.count("* adape 100.00") == 3 and "not the average of the scores" in console
 
 
 def test_what_cannot_be_read_is_refused(read, tmp_path):

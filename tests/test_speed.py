@@ -138,11 +138,11 @@ def test_another_shape_or_machine_is_another_folder(speed, monkeypatch):
     ("arguments", "message"),
     [
         ("--lengths 0", "--lengths=0 must be an integer in 1..10000000"),
-        ("--lengths 8 8", "--lengths 8 8: one is there twice"),
+        ("--lengths 8 8", "--lengths 8 8: duplicate value"),
         ("--encodings tape", "--encodings tape: times are given beside those of rope; add it"),
         ("--rounds 6", "--rounds=6 must be an integer in 7..1000000"),
         ("--heads 5", "--hidden 32 must be a multiple of --heads 5"),
-        ("--hidden 36 --heads 12", "rotary positions turn pairs of channels: head_dim=3"),
+        ("--hidden 36 --heads 12", "rotary positions need pairs of channels: head_dim=3"),
         ("--seconds -1", "--seconds -1.0 must be above 0"),
         ("--out file", "--out file is a file; give a folder"),
     ],

@@ -273,7 +273,7 @@ def test_a_short_text_has_fewer_windows(tmp_path, text_file):
 
 def test_what_cannot_be_moved_is_refused(tmp_path, text_file):
     learned = make_folder(tmp_path / "m", {"name": "learned", "length": 20})
-    with pytest.raises(ValueError, match="--length 16 moved by 9 needs 25 positions"):
+    with pytest.raises(ValueError, match="--length 16 shifted by 9 needs 25 positions"):
         options(stability, [learned], text_file, tmp_path / "o", "--length", "16", "--shifts", "9")
     rope = make_folder(tmp_path / "r", "rope")
     with pytest.raises(ValueError, match="windows of 500 tokens: the text has 400"):

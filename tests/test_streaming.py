@@ -196,7 +196,7 @@ def test_other_data_are_another_stream(stream, tokenizer, folder, tmp_path):
 
 
 def test_bad_streams_are_refused(stream, tokenizer, folder, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="length=1: a block of less than 2"):
+    with pytest.raises(ValueError, match="length=1: a block of fewer than 2"):
         StreamedBlocks(C4Corpus(folder), tokenizer, 1, tmp_path)
     with pytest.raises(ValueError, match=r"line 6: not JSON.*data\.max_bad=0"):
         take(stream(max_bad=0), TAKEN)
@@ -205,7 +205,7 @@ def test_bad_streams_are_refused(stream, tokenizer, folder, tmp_path, monkeypatc
         next(iter(stream(dir=empty)))
     second = SimpleNamespace(num_workers=2)
     monkeypatch.setattr(streaming_module, "get_worker_info", lambda: second)
-    with pytest.raises(ValueError, match="one stream has no use for 2 workers"):
+    with pytest.raises(ValueError, match="2 workers cannot share one stream"):
         next(iter(stream()))
 
 
@@ -296,7 +296,7 @@ def test_a_run_goes_on_with_the_same_data_alone(start):
     with pytest.raises(ValueError, match="num_workers=2 with a streamed corpus"):
         start("trainer.dataloader_num_workers=2", run="several")
     for setting in ("+trainer.auto_find_batch_size=true", "+trainer.accelerator_config={SPLIT}"):
-        with pytest.raises(ValueError, match="counted in steps of one size"):
+        with pytest.raises(ValueError, match="all steps must have one batch size"):
             start(setting.replace("SPLIT", "split_batches:true"), run="elastic")
     start("data.max_bad=3", "trainer.max_steps=5")  # or a run could not go on after too many
 

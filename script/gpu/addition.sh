@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The paper's addition experiment on one GPU, in slices of time: bash script/gpu/addition.sh [settings]
+# The paper's addition experiment on one GPU, in time slices: bash script/gpu/addition.sh [settings]
 #
-#   TYPES        the encodings, one after the other; adape rope fire by default
+#   TYPES        encodings, in this order; adape rope fire by default
 #   SEEDS        0 by default
 #   EXPERIMENT   addition_20 (the default) or addition_40
-#   SLICE        seconds until all is saved and this ends with status 75; 540 by default
+#   SLICE        seconds until everything is saved and the script exits with status 75; 540 by default
 #   BATCH        problems decoded together in the evaluation; 4096 by default
 #   settings     of the training, e.g. trainer.max_steps=10000
 #
-# The same command continues, until all are trained (output/${EXPERIMENT}_${TYPE}_${SEED}), evaluated
-# and drawn side by side. Each slice ends with the steps, the speed and the utilization so far.
+# Rerun the command until all encodings are trained (output/${EXPERIMENT}_${TYPE}_${SEED}), evaluated
+# and compared in a figure. Each slice ends with steps, speed and utilization so far.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source script/environment.sh
@@ -23,15 +23,15 @@ read -rd '' -a seeds <<<"${SEEDS:-0}" || true
 EXPERIMENT=${EXPERIMENT:-addition_20}
 check_runs "$@"
 
-in_time() { # a command that can be continued: status 75 if it has to be
+in_time() { # a resumable command: status 75 if it ran out of time
     local status=0 left=$((end - SECONDS))
     if ((left <= 0)); then
         return 75
     fi
     timeout --signal TERM --preserve-status "$left" "$@" &
     wait $! || status=$?
-    end_if_told
-    return $((status == 143 ? 75 : status)) # 128 + 15: an evaluation just ends
+    exit_if_stopped
+    return $((status == 143 ? 75 : status)) # 128 + 15: from an evaluation, which does not save
 }
 
 status=0 runs=()

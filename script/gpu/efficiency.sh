@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# What encodings take on one GPU, in slices of time: bash script/gpu/efficiency.sh [folder]
+# Speed and memory of encodings on one GPU, in time slices: bash script/gpu/efficiency.sh [folder]
 #
 #   folder     output/efficiency by default
-#   SLICE      seconds until this ends with status 75, if something is left; 480 by default
+#   SLICE      seconds until the script exits with status 75 if work is left; 480 by default
 #
-# One after the other, each into a folder of its own with tables and pictures:
-#   layer      the paper's attention layer at 1,024, 8,192 and 32,768 tokens, every encoding and kernel
+# Measures in turn, each with a folder of tables and figures:
+#   layer      the paper's attention layer at 1,024, 8,192 and 32,768 tokens, every encoding and backend
 #   training   steps of the paper's model, compiled: rope, tape and the library's Llama
 #   biases     the same in flex_attention: rope, fire and t5
-#   decoding   tokens after 1,024, and such a prompt, with and without compilation
-# The same command continues. Without a GPU it is a rehearsal at small sizes.
+#   decoding   prompts of 1,024 tokens and decoding after them, with and without compilation
+# Rerunning the command resumes the work. Without a GPU it runs at small sizes, as a test.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source script/environment.sh

@@ -1,4 +1,4 @@
-"""What every encoding costs: arithmetic, parameters and memory, beside the paper's Table 3.
+"""Cost of every encoding: arithmetic, parameters and memory, next to the paper's Table 3.
 
 python -m tape.analysis.cost                                     # the paper's model: seconds
 python -m tape.analysis.cost --layers 32 --hidden 4096 --heads 32 --mlp 11008 --length 4096
@@ -21,7 +21,7 @@ from tape.files import write_text
 from tape.names import check_integer
 from tape.positions import ENCODINGS
 
-# The paper's model from scratch, on the sequence that its Table 3 counts.
+# The paper's model trained from scratch, and the sequence length of its Table 3.
 SHAPE = {
     "layers": 12,
     "hidden": 768,
@@ -31,14 +31,14 @@ SHAPE = {
     "vocabulary": 32000,
     "length": 1024,
 }
-HELP = {"kv_heads": "as many as heads by default", "length": "tokens of the sequence"}
+HELP = {"kv_heads": "by default as many as heads", "length": "tokens of the sequence"}
 
 
 def configuration(shape: dict[str, int | None], position: dict[str, Any]) -> TapeConfig:
-    """A decoder of this shape, trained on sequences as long as the one that is counted.
+    """Returns a decoder's configuration with the given length as its training length.
 
     Raises:
-        ValueError: for what is no shape of a decoder, or none that this encoding can have.
+        ValueError: for an invalid shape, or one that this encoding does not support.
     """
     for name, value in shape.items():
         if name != "kv_heads" or value is not None:
@@ -62,37 +62,38 @@ def configuration(shape: dict[str, int | None], position: dict[str, Any]) -> Tap
 
 
 def encodings(shape: dict[str, int | None]) -> Iterator[dict[str, Any]]:
-    """All of them, then TAPE's ablations: the widths of the paper's Table 7 at its 12 heads, and
-    the places and forms of Table 6."""
+    """Yields all encodings, then TAPE's ablations: the widths of the paper's Table 7 at its 12
+    heads, and the variants of Table 6."""
     yield from ({"name": name} for name in ENCODINGS)
     heads = shape["heads"]
     for width in (heads, 2 * heads, 8 * heads, 16 * heads):
         yield {"name": "tape", "width": width}
     for without in ("attention", "feed_forward", "equivariant"):
         yield {"name": "tape", without: False}
-    if shape["kv_heads"] in (None, heads):  # other forms are refused with grouped queries
+    if shape["kv_heads"] in (None, heads):  # other variants do not support grouped queries
         yield {"name": "tape", "tensorial": False}
         yield {"name": "tape", "equivariant": False, "tensorial": False}
 
 
 def label(position: dict[str, Any]) -> str:
-    """The encoding's name, then its arguments as on a command line."""
+    """Returns the encoding's name, then its arguments as on a command line."""
     name, *arguments = position.items()
     return " ".join([name[1], *(f"{key}={str(value).lower()}" for key, value in arguments)])
 
 
 def cost_of(config: TapeConfig, encoding: str, length: int) -> Cost:
-    """
+    """Computes the cost of an encoding, and checks the formulas against torch's counters.
+
     Raises:
-        ValueError: if torch counts something else than the formulas say.
+        ValueError: if torch's counts differ from the formulas.
     """
-    eager, sdpa = (counting.hollow(config, kernel) for kernel in ("eager", "sdpa"))
+    eager, sdpa = (counting.fake_model(config, kernel) for kernel in ("eager", "sdpa"))
     macs, flops = counting.operations(eager, length)
     expected = sum(formulas.multiply_adds(config, length).values()), formulas.flops(config, length)
     if (macs, flops) != expected:
         raise ValueError(
             f"{encoding}: torch counts {macs} MACs and {flops} FLOPs, the formulas give "
-            f"{expected[0]} and {expected[1]}; add what they lack to tape/analysis/formulas.py"
+            f"{expected[0]} and {expected[1]}; add the difference to tape/analysis/formulas.py"
         )
     return Cost(
         encoding,
@@ -106,10 +107,10 @@ def cost_of(config: TapeConfig, encoding: str, length: int) -> Cost:
 
 
 def run(shape: dict[str, int | None], out: Path) -> str:
-    """Write cost.csv and cost.md into a folder; return the latter.
+    """Writes cost.csv and cost.md to a folder; returns the latter.
 
     Raises:
-        ValueError, OSError: for what cannot be counted or written, before anything is.
+        ValueError, OSError: before anything is written, for invalid input or an unusable folder.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; give a folder")
@@ -131,7 +132,7 @@ def run(shape: dict[str, int | None], out: Path) -> str:
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="python -m tape.analysis.cost",
-        description="What every encoding costs: arithmetic, parameters and memory.",
+        description="Cost of every encoding: arithmetic, parameters and memory.",
     )
     for name, default in SHAPE.items():
         about = HELP.get(name, "")

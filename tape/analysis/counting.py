@@ -1,4 +1,4 @@
-"""What a forward pass takes, counted by torch on tensors without data: no memory, little time."""
+"""Operations and memory of a forward pass, counted by torch on fake tensors without data."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _numbers(shape: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> in
     return out_shape.numel()
 
 
-# torch counts products of matrices alone. The paper's profiler also counts what these are taken of.
+# torch counts matrix products only; the paper's profiler also counts the inputs of these.
 NONLINEAR = dict.fromkeys((aten._softmax, aten.silu, aten.relu), _numbers)
 
 
-def hollow(config: TapeConfig, attention: str) -> TapeForCausalLM:
-    """A decoder on the CPU whose weights have shapes and no data."""
+def fake_model(config: TapeConfig, attention: str) -> TapeForCausalLM:
+    """Builds a decoder on the CPU whose weights have shapes but no data."""
     config = copy.deepcopy(config)
     config._attn_implementation = attention
     with FakeTensorMode(allow_non_fake_inputs=True) as shapes:
@@ -35,11 +35,11 @@ def hollow(config: TapeConfig, attention: str) -> TapeForCausalLM:
     position = model.model.position
     biases = position.biases
 
-    def of_hollow(positions: Positions, num_layers: int) -> list[ScoreBias | None]:
-        # Coordinates are real, for they are checked. Distances would be real, too, of all pairs.
+    def with_real_positions(positions: Positions, num_layers: int) -> list[ScoreBias | None]:
+        # Real coordinates, because encodings check them; distances of all pairs would need memory.
         return biases(Positions(*map(shapes.from_tensor, positions)), num_layers)
 
-    position.biases = of_hollow
+    position.biases = with_real_positions
     return model
 
 
@@ -49,8 +49,8 @@ def _tokens(length: int) -> Tensor:
 
 @torch.no_grad()
 def operations(model: TapeForCausalLM, length: int) -> tuple[int, int]:
-    """Multiply-adds and FLOPs of one sequence by the rule of `formulas.flops`, which is one for
-    eager attention: torch does not see into every other."""
+    """Returns multiply-adds and FLOPs of one sequence by the rule of `formulas.flops`; exact for
+    eager attention, because torch's counter does not support every other backend."""
     with FlopCounterMode(display=False, custom_mapping=NONLINEAR) as counter:
         model.eval()(_tokens(length), use_cache=False)
     counts = counter.get_flop_counts()["Global"]
@@ -59,9 +59,9 @@ def operations(model: TapeForCausalLM, length: int) -> tuple[int, int]:
 
 
 def saved_bytes(model: TapeForCausalLM, length: int) -> int:
-    """Bytes that a forward pass of one sequence in training, up to the logits, keeps for the
-    backward pass besides the weights; what several operations keep is there once."""
-    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
+    """Returns the bytes that a training forward pass of one sequence, up to the logits, saves for
+    the backward pass besides the weights; storage shared by several operations counts once."""
+    kept: dict[int, torch.UntypedStorage] = {}  # referenced, so that addresses stay unique
 
     def keep(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
@@ -77,7 +77,7 @@ def saved_bytes(model: TapeForCausalLM, length: int) -> int:
 
 @torch.no_grad()
 def cached_bytes(model: TapeForCausalLM, length: int) -> int:
-    """Bytes that a cache holds of one sequence."""
+    """Returns the bytes of the KV cache of one sequence."""
     cache = DynamicCache(config=model.config)
     model.eval()(_tokens(length), past_key_values=cache, use_cache=True)
     return sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))

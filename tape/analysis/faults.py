@@ -1,15 +1,15 @@
-"""What two faults of the original code make of a trained model, each by itself.
+"""Effect of two faults of the original code on a trained model, each in isolation.
 
 python -m tape.analysis.faults --model output/rope_c4 output/adape_c4
 
-* Positions were made in the model's numbers: in bfloat16, 0 to 1,023 are 513 different positions,
-  and 1,024 that begin at 2,000 are 68.
-* The cache of RoPE's fused path kept keys before they were turned, and turned all of them by the
-  position of the newest token: its query saw no distances.
+* Positions were computed in the model's dtype: in bfloat16, 0 to 1,023 are 513 distinct positions,
+  and 1,024 positions from 2,000 on are 68.
+* The cache of RoPE's fused path stored keys before rotation, and rotated all of them by the
+  position of the newest token, so its query saw no distances.
 
-They are made here, around a model; the package's own decoder has none of them. The score is that of
-the second half of windows: with the first half as context in one pass, or with the first half as a
-prompt and the second decoded token by token.
+The faults are simulated around a model; the package's decoder has neither. The loss is that of the
+second half of windows, either with the first half as context in one pass, or with the first half as
+a prompt and the second half decoded token by token.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from tape.modeling import TapeForCausalLM
 from tape.positions import Positions
 from tape.positions.rotary import RoPE, apply_rotary
 
-ORIGIN = 2000  # of the original's random origins, the farthest
-BATCH = 8  # windows at once
-RIGHT = "none"  # of the faults
+ORIGIN = 2000  # the largest of the original's random origins
+BATCH = 8  # windows per batch
+NO_FAULT = "none"  # the row without a fault
 NOTE = """\
 Of the second half of each window. Means over seeds, with 95 % intervals (Student); the loss is in
 nats per token, its difference of the same model on the same tokens."""
 
 
 @contextmanager
-def positions_made(model: TapeForCausalLM, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Coordinates (B|1, T) changed, wherever an encoding makes something of them."""
+def changed_positions(model: TapeForCausalLM, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Changes coordinates (B|1, T) wherever an encoding uses them."""
     position = model.model.position
     own = {name: getattr(position, name) for name in ("state", "embed", "biases")}
 
@@ -79,29 +79,29 @@ def in_bfloat16(coordinates: Tensor) -> Tensor:
 
 
 def scored(logits: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-likelihoods, (B, T)."""
+    """Returns negative log-likelihoods, (B, T)."""
     return F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none")
 
 
 @torch.no_grad()
 def at_once(model: TapeForCausalLM, ids_BL: Tensor) -> Tensor:
-    """Losses of the second half of windows."""
+    """Returns losses of the second half of windows, in one pass."""
     half = ids_BL.shape[1] // 2
     logits = model(ids_BL[:, :-1], use_cache=False).logits[:, half - 1 :]
     return scored(logits, ids_BL[:, half:])
 
 
 @torch.no_grad()
-def decoded(model: TapeForCausalLM, ids_BL: Tensor, turned_anew: bool) -> Tensor:
-    """The same, token by token after a prompt.
+def decoded(model: TapeForCausalLM, ids_BL: Tensor, rerotated: bool) -> Tensor:
+    """Returns the same losses, decoded token by token after a prompt.
 
     Args:
-        turned_anew: cached keys have the newest token's position. Queries and keys turned by one
-            angle have the products of those that are not turned.
+        rerotated: cached keys get the newest token's position. Rotating queries and keys by the
+            same angle gives the products of unrotated ones.
     """
     half, cache, position = ids_BL.shape[1] // 2, GrowingCache(), model.model.position
     logits = [model(ids_BL[:, :half], past_key_values=cache, logits_to_keep=1).logits]
-    if turned_anew:
+    if rerotated:
         where = torch.arange(half, device=ids_BL.device)[None]
         e = position.state(Positions(where, where), torch.float32)
         back = torch.stack((e[..., 0, :], -e[..., 1, :]), dim=-2)
@@ -112,7 +112,7 @@ def decoded(model: TapeForCausalLM, ids_BL: Tensor, turned_anew: bool) -> Tensor
         for t in range(half, ids_BL.shape[1] - 1):
             logits.append(model(ids_BL[:, t : t + 1], past_key_values=cache).logits)
     finally:
-        if turned_anew:
+        if rerotated:
             del position.rotate
     return scored(torch.cat(logits, dim=1), ids_BL[:, half:])
 
@@ -121,18 +121,18 @@ Measured = Callable[[Tensor], Tensor]
 
 
 def faults_of(model: TapeForCausalLM, length: int) -> dict[str, Measured]:
-    """What is measured of windows of so many tokens; the first is right, and what begins at the
-    origin is to show what that alone does."""
+    """Returns the measurements for windows of `length` tokens. The first has no fault; those
+    without a fault at a later origin show the effect of the origin alone."""
 
     def moved(change: Callable[[Tensor], Tensor] | None) -> Measured:
         def measure(ids: Tensor) -> Tensor:
-            with nullcontext() if change is None else positions_made(model, change):
+            with nullcontext() if change is None else changed_positions(model, change):
                 return at_once(model, ids)
 
         return measure
 
     found = {
-        RIGHT: moved(None),
+        NO_FAULT: moved(None),
         "positions in bfloat16": moved(in_bfloat16),
     }
     position = model.model.position
@@ -141,14 +141,14 @@ def faults_of(model: TapeForCausalLM, length: int) -> dict[str, Measured]:
             f"none, positions from {ORIGIN:,}": moved(lambda p: p + ORIGIN),
             f"positions in bfloat16 from {ORIGIN:,}": moved(lambda p: in_bfloat16(p + ORIGIN)),
         }
-    found["none, decoded"] = partial(decoded, model, turned_anew=False)
+    found["none, decoded"] = partial(decoded, model, rerotated=False)
     if type(position) is RoPE and position.magnitude == 1 and position.sampler.consecutive:
-        found["decoded, cached keys turned anew"] = partial(decoded, model, turned_anew=True)
+        found["decoded, cached keys turned anew"] = partial(decoded, model, rerotated=True)
     return found
 
 
 def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
-    """A row per fault and length, of one model."""
+    """Yields a row per fault and length of one model."""
     folder = of.folder
     model, _ = load(folder, torch.float32)
     trained = model.config.max_position_embeddings
@@ -171,23 +171,23 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
 
 
 def markdown(found: list[dict[str, Any]]) -> str:
-    """By length: perplexities, and how far the loss is from that without a fault, of the same model
-    on the same tokens; over the models of a row."""
-    right = {(row["model"], row["length"]): row["nll"] for row in found if row["fault"] == RIGHT}
+    """Tabulates by length perplexities, and the loss minus that without a fault of the same model
+    on the same tokens, over the models of a row."""
+    right = {(row["model"], row["length"]): row["nll"] for row in found if row["fault"] == NO_FAULT}
     cells: dict[tuple[str, str], dict[int, list[dict[str, Any]]]] = {}
     for row in found:
         by_length = cells.setdefault((row["row"], row["fault"]), {})
         by_length.setdefault(row["length"], []).append(row)
     lengths = sorted({row["length"] for row in found})
     head = [f"perplexity {length:,}" for length in lengths]
-    head += [f"loss - {RIGHT}, {length:,}" for length in lengths]
+    head += [f"loss - {NO_FAULT}, {length:,}" for length in lengths]
     lines = [["model", "fault", "seeds", *head]]
     for (name, fault), by_length in cells.items():
         of = [by_length.get(length, []) for length in lengths]
         line = [name, fault, str(max(map(len, of)))]
         line += [over_seeds([row["perplexity"] for row in each], 2) for each in of]
         more = [[row["nll"] - right[row["model"], row["length"]] for row in each] for each in of]
-        lines.append([*line, *("-" if fault == RIGHT else over_seeds(each, 4) for each in more)])
+        lines.append([*line, *("-" if fault == NO_FAULT else over_seeds(each, 4) for each in more)])
     return f"{markdown_table(lines)}\n\n{NOTE}"
 
 
@@ -203,7 +203,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, bool]:
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="python -m tape.analysis.faults",
-        description="What faults of the original code make of a trained model.",
+        description="Effect of faults of the original code on a trained model.",
     )
     add_arguments(parser)
     parser.add_argument(
@@ -211,7 +211,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         type=integer(4),
         nargs="+",
         action=Distinct,
-        help="of windows; 1, 2 and 4 times the trained",
+        help="window lengths; default: 1, 2 and 4 times the trained length",
     )
     parser.add_argument("--windows", type=integer(1), default=64, help="of the text, each length")
     parser.add_argument("--out", type=result_folder, default=Path("output/faults"), help="a folder")

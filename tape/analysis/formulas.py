@@ -1,7 +1,7 @@
 """Multiply-adds of one forward pass in closed form, for every encoding.
 
-One sequence of N tokens under eager attention, which makes the whole N x N matrix; one multiply-add
-per entry of a product of matrices that is summed. Shapes as in `tape.positions.base`.
+They are for one sequence of N tokens under eager attention, which computes the full N x N matrix:
+one multiply-add per summed entry of a matrix product. Shapes as in `tape.positions.base`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from tape import TapeConfig
 
 
 def multiply_adds(config: TapeConfig, length: int) -> dict[str, int]:
-    """Of the parts of a forward pass, all layers and recurrences together; what the encoding takes
-    comes after the decoder's own."""
+    """Returns multiply-adds by part, summed over layers and recurrences; the encoding's parts
+    follow those of the decoder."""
     C, N = config.hidden_size, length
     H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     layers = config.num_hidden_layers * config.num_recurrences
@@ -25,10 +25,10 @@ def multiply_adds(config: TapeConfig, length: int) -> dict[str, int]:
 
 
 def of_encoding(config: TapeConfig, length: int) -> dict[str, int]:
-    """Those that the decoder would not take without positions (NoPE)."""
+    """Returns those that a decoder without positions (NoPE) does not need."""
     position, layers = config.position, config.num_hidden_layers * config.num_recurrences
     if position["name"] == "fire":
-        # An MLP 1 -> hidden -> H of every pair of tokens.
+        # An MLP 1 -> hidden -> H for every pair of tokens.
         hidden = position["hidden"]
         return {"MLP of distances": layers * length**2 * hidden * (1 + config.num_attention_heads)}
     if position["name"] in ("tape", "tape_yarn"):
@@ -37,10 +37,10 @@ def of_encoding(config: TapeConfig, length: int) -> dict[str, int]:
 
 
 def of_tape(config: TapeConfig, length: int) -> dict[str, int]:
-    """Those of TAPE and its ablations. Every layer has an update of the state but the last.
+    """Returns those of TAPE and its ablations. Every layer but the last updates the state.
 
-    In the notation of `tape.positions.tape` the maps mix an axis M of the state, in G sets, and
-    leave an axis N alone: a map I x M of all tokens takes G I M N a token.
+    In the notation of `tape.positions.tape` the maps mix axis M of the state, in G sets, and leave
+    axis N alone: a map I x M takes G I M N multiply-adds per token.
     """
     position, N = config.position, length
     H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -49,7 +49,7 @@ def of_tape(config: TapeConfig, length: int) -> dict[str, int]:
     sets = 1 if position["equivariant"] else 2
     if not (position["tensorial"] or position["equivariant"]):
         M = attended = H * D // 2
-    alone = K * D // M  # G N: the state has K D numbers a token
+    alone = K * D // M  # G N: the state has K D numbers per token
     parts = {}
     if position["attention"]:
         parts["average of E"] = updates * H * N**2 * D
@@ -65,7 +65,7 @@ def of_tape(config: TapeConfig, length: int) -> dict[str, int]:
 
 
 def nonlinear(config: TapeConfig, length: int) -> int:
-    """How many numbers softmax, SiLU and ReLU are taken of."""
+    """Returns the number of inputs of softmax, SiLU and ReLU."""
     layers, position = config.num_hidden_layers * config.num_recurrences, config.position
     softmax = layers * config.num_attention_heads * length**2
     silu = layers * length * config.intermediate_size
@@ -77,6 +77,6 @@ def nonlinear(config: TapeConfig, length: int) -> int:
 
 
 def flops(config: TapeConfig, length: int) -> int:
-    """By the rule of the paper's Table 3 (arXiv 2501.00712): two per multiply-add, one per number
-    that a nonlinear function is taken of, nothing for sums and products of numbers."""
+    """Returns FLOPs by the rule of the paper's Table 3 (arXiv 2501.00712): two per multiply-add,
+    one per input of a nonlinear function, none for elementwise sums and products."""
     return 2 * sum(multiply_adds(config, length).values()) + nonlinear(config, length)

@@ -1,4 +1,4 @@
-"""What happens inside a decoder: the attention weights and the positional state of every layer."""
+"""Attention weights and positional state of every layer of a decoder."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from tape.modeling import TapeForCausalLM
 
 @dataclass(frozen=True)
 class Inside:
-    """Of one sequence, layer by layer (in every recurrence), in float32 and in main memory.
+    """Internals of one sequence by layer (of every recurrence), in float32 on the CPU.
 
     Attributes:
-        attention: (H, T, T) weights of every layer; rows are queries.
-        states: (K|1, T, 2 F) cosines and sines that every layer reads; None for an encoding that
-            has no state.
+        attention: weights (H, T, T) of every layer; rows are queries.
+        states: cosines and sines (K|1, T, 2 F) at the input of every layer; None for an encoding
+            without a state.
     """
 
     attention: list[Tensor]
     states: list[Tensor] | None
 
     def dot_products(self) -> list[Tensor] | None:
-        """D of every layer, (K|1, T, T): Re(e_i conj(e_j)), summed over frequencies."""
+        """Returns D of every layer, (K|1, T, T): Re(e_i conj(e_j)), summed over frequencies."""
         return None if self.states is None else [e @ e.mT for e in self.states]
 
 
 @torch.no_grad()
 def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
-    """Run a model on tokens (T,) whose positions count from `first`. An encoding that draws them
-    has to know of that length (`model.evaluation_length`)."""
+    """Runs a model on tokens (T,) whose positions start at `first`. Encodings with random positions
+    need a matching `model.evaluation_length`."""
     states: list[Tensor | None] = []
 
     def record(module: torch.nn.Module, arguments: tuple) -> None:
@@ -58,7 +58,7 @@ def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
 
 @contextmanager
 def _eager(model: TapeForCausalLM) -> Iterator[None]:
-    """The one kernel that has weights to show."""
+    """Switches to eager attention, the only backend that returns weights."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:

@@ -69,7 +69,7 @@ def check(arguments: argparse.Namespace) -> None:
     for name in ("lengths", "scopes", "work", "encodings", "peers", "backends", "compiled"):
         given = getattr(arguments, name)
         if len(set(given)) < len(given):
-            raise ValueError(f"--{name} {' '.join(map(str, given))}: one is there twice")
+            raise ValueError(f"--{name} {' '.join(map(str, given))}: duplicate value")
     if "rope" not in arguments.encodings:
         raise ValueError(
             f"--encodings {' '.join(arguments.encodings)}: times are given beside those of rope; "

@@ -1,10 +1,10 @@
-"""How much a model's attention and positions change when the text is moved (the paper's Table 8).
+"""Changes in a model's attention and positions when a text is shifted (the paper's Table 8).
 
 python -m tape.analysis.stability --model output/rope_c4 output/adape_c4
 
-The text is moved in two ways, by 3 tokens as in the paper and by more: with BOS tokens in front,
-and with position ids that begin later. A model that only knows distances gives the same after the
-second, but for rounding.
+The text is shifted in two ways, by 3 tokens as in the paper and by more: by BOS tokens in front of
+it, and by position ids that start later. Models that depend on relative positions only do not
+change under the second shift, up to rounding.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ Means over windows of the text, as many as the csv file says, and over seeds, wi
 
 
 class Change(NamedTuple):
-    """Of one layer, in percent; the dot products' is None without a state."""
+    """Changes in one layer, in percent; `dot` is None without a state."""
 
     attention: float
     dot: float | None
 
 
 def attention_change(before: Tensor, after: Tensor) -> float:
-    """From weights (H, T, T) to those on T tokens and others before them, (H, n + T, n + T)."""
+    """Compares weights (H, T, T) with those after n more tokens in front, (H, n + T, n + T)."""
     n = after.shape[-1] - before.shape[-1]
-    # Those of bfloat16 have another sum than 1 before, too.
+    # bfloat16 weights do not sum to 1 exactly, even before the shift.
     one, other = (
         A / A.sum(-1, keepdim=True).clamp(min=torch.finfo(A.dtype).tiny)
         for A in (before, after[:, n:, n:])
@@ -72,13 +72,13 @@ def attention_change(before: Tensor, after: Tensor) -> float:
 
 
 def dot_change(before: Tensor, after: Tensor) -> float:
-    """From dot products (K|1, T, T) to those of T tokens and others before them."""
+    """Compares dot products (K|1, T, T) with those after more tokens in front."""
     n = after.shape[-1] - before.shape[-1]
     return 100 * ((after[:, n:, n:] - before).norm() / before.norm()).item()
 
 
 def changes(before: Inside, after: Inside) -> list[Change]:
-    """Of every layer, from a text to the same after others or at other positions."""
+    """Returns the changes of every layer from a text to its shifted copy."""
     dots = (before.dot_products(), after.dot_products())
     pairs = [None] * len(before.attention) if None in dots else [*zip(*dots, strict=True)]
     return [
@@ -88,8 +88,8 @@ def changes(before: Inside, after: Inside) -> list[Change]:
 
 
 def moved(model: TapeForCausalLM, ids: Tensor, bos: int, kind: str, by: int) -> list[Change]:
-    """The changes when tokens (T,) are moved."""
-    with model.evaluation_length(by + len(ids)):  # RandPE draws once for both
+    """Returns the changes when tokens (T,) are shifted."""
+    with model.evaluation_length(by + len(ids)):  # one draw of RandPE for both
         before = look_inside(model, ids)
         if kind == "ids":
             return changes(before, look_inside(model, ids, first=by))
@@ -98,11 +98,11 @@ def moved(model: TapeForCausalLM, ids: Tensor, bos: int, kind: str, by: int) -> 
 
 
 def rows_of(arguments: argparse.Namespace, of: Model, dtype: str) -> Iterator[dict[str, Any]]:
-    """A row per move and layer, of one model."""
+    """Yields a row per shift and layer of one model."""
     folder = of.folder
     model, tokenizer = load(folder, DTYPES[dtype])
     length, farthest = arguments.length, max(arguments.shifts)
-    check_length(model, length + farthest, f"--length {length} moved by {farthest}")
+    check_length(model, length + farthest, f"--length {length} shifted by {farthest}")
     bos = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if bos is None:
         raise ValueError(f"the tokenizer of {folder} has neither BOS nor EOS to put in front")
@@ -125,8 +125,8 @@ def rows_of(arguments: argparse.Namespace, of: Model, dtype: str) -> Iterator[di
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The paper's layers, models and moves: means over the models of a row, with 95 % intervals.
-    The paper's rows are below."""
+    """Tabulates the paper's layers, models and shifts: means over the models of a row, with 95 %
+    intervals. The paper's rows follow."""
     last = max(row["layer"] for row in rows)
     layers = [layer for layer in SHOWN if layer <= last] + ([last] if last not in SHOWN else [])
     parts = []
@@ -174,11 +174,11 @@ def run(arguments: argparse.Namespace) -> tuple[str, bool]:
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="python -m tape.analysis.stability",
-        description="How attention and positions change when a text is moved (Table 8).",
+        description="Changes in attention and positions when a text is shifted (Table 8).",
     )
     add_arguments(parser)
-    parser.add_argument("--length", type=integer(2), default=128, help="tokens of a window")
-    parser.add_argument("--windows", type=integer(1), default=16, help="of the text")
+    parser.add_argument("--length", type=integer(2), default=128, help="tokens per window")
+    parser.add_argument("--windows", type=integer(1), default=16, help="number of windows")
     parser.add_argument(
         "--shifts", type=integer(1, 10**6), nargs="+", action=Distinct, default=[3, 10, 100, 1000]
     )

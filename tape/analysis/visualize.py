@@ -1,11 +1,10 @@
-"""Pictures of what a model attends to, and of its positions (the paper's Fig. 7).
+"""Figures of a model's attention and positions (the paper's Fig. 7).
 
 python -m tape.analysis.visualize --model output/rope_c4 output/adape_c4 --data local
 python -m tape.analysis.visualize --model output/adape_c4 --text "def f(x):" --out pictures
 
-Of two models also their difference, map by map. Runs that differ in their seed alone are taken
-together. What a picture shows of several windows of a text, or of several seeds, are means; maps
-are of the first.
+For two models also the difference of each pair of maps. Runs that differ only in their seed are
+grouped. Curves are means over windows and seeds; maps show the first window of the first seed.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ DOTS = "positional dot product / frequencies"
 
 
 class ModelInspection(NamedTuple):
-    """A row of models, and what is inside them: of all texts for the first, then for the next."""
+    """Inspections of a row of models: all texts of the first model, then of the next."""
 
     row: str
     inside: list[Inside]
 
     @property
     def maps(self) -> dict[str, list[np.ndarray]]:
-        """Of the first model and text, by label: (heads, T, T) of every layer."""
+        """Returns the maps of the first model and text by label: (heads, T, T) of every layer."""
         first = self.inside[0]
         found = {ATTENTION: [layer.numpy(force=True) for layer in first.attention]}
         if first.states is not None:
@@ -67,33 +66,33 @@ class ModelInspection(NamedTuple):
 
 
 def beyond_a_quarter(A_HTT: Tensor) -> float:
-    """The share of attention on tokens farther back than a quarter of the text, the mean over heads
-    and over the queries that have such tokens."""
+    """Returns the share of attention on tokens farther back than a quarter of the text, averaged
+    over heads and the queries that have such tokens."""
     T = A_HTT.shape[-1]
     far = A_HTT.tril(-(T // 4) - 1).sum(-1)
     return far[:, T // 4 + 1 :].mean().item()
 
 
 def entropy(A_HTT: Tensor) -> float:
-    """Of the weights of a query, in nats; the mean over heads and queries."""
+    """Returns the entropy of the weights of a query in nats, averaged over heads and queries."""
     return -torch.special.xlogy(A_HTT, A_HTT).sum(-1).mean().item()
 
 
 def by_distance(A_HTT: Tensor) -> Tensor:
-    """(T,) the mean weight at each distance, over heads and the queries of the second half: all of
-    them have half of the text before them."""
+    """Returns the mean weight at each distance, (T,), over heads and the queries of the second
+    half, which all have half of the text before them."""
     T = A_HTT.shape[-1]
     means = [A_HTT.diagonal(-d, 1, 2)[:, max(0, T // 2 - d) :].mean() for d in range(T)]
     return torch.stack(means)
 
 
 def magnitudes(e_KTF: Tensor) -> Tensor:
-    """|e| of every head, token and frequency, of a state (K|1, T, 2 F)."""
+    """Returns |e| of every head, token and frequency of a state (K|1, T, 2 F)."""
     return e_KTF.unflatten(-1, (2, -1)).norm(dim=-2)
 
 
 def numbers(model: Model, texts: list[Inside]) -> Iterator[dict[str, Any]]:
-    """A row per layer: means over texts."""
+    """Yields a row per layer: means over texts."""
     for layer in range(len(texts[0].attention)):
         weights = [inside.attention[layer] for inside in texts]
         sizes = [magnitudes(x.states[layer]).mean().item() for x in texts if x.states]
@@ -109,7 +108,7 @@ def numbers(model: Model, texts: list[Inside]) -> Iterator[dict[str, Any]]:
 def grid(
     name: str, layers: list[np.ndarray], heads: int, label: str, norm: Normalize, colours: str
 ) -> Figure:
-    """A row per layer and a column per head, on one scale of colours."""
+    """Draws a row per layer and a column per head with one colour scale."""
     columns = min(heads, max(len(layer) for layer in layers))
     figure = Figure(
         figsize=(PANEL * columns + 1.4, PANEL * len(layers) + 0.6), layout="constrained"
@@ -132,7 +131,7 @@ def grid(
 
 
 def norms(label: str, maps: list[list[np.ndarray]]) -> Normalize:
-    """One scale for all maps of a kind."""
+    """Returns one colour scale for all maps of a kind."""
     highest = max(layer.max() for layers in maps for layer in layers)
     if label == ATTENTION:
         return PowerNorm(0.5, 0, highest)
@@ -141,28 +140,28 @@ def norms(label: str, maps: list[list[np.ndarray]]) -> Normalize:
 
 
 def comparable(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    """Layers, heads and tokens alike; a single map is for all heads."""
+    """Returns whether layers, heads and tokens agree; a single map stands for all heads."""
     heads = {len(layer) for layers in (one, other) for layer in layers} - {1}
     tokens = {layer.shape[-1] for layers in (one, other) for layer in layers}
     return len(one) == len(other) and len(heads) <= 1 and len(tokens) == 1
 
 
 def differences(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarray]:
-    """Map by map; a single map of one model is for all heads of the other."""
+    """Subtracts map by map; a single map of one model stands for all heads."""
     return [np.subtract(*np.broadcast_arrays(b, a)) for a, b in zip(one, other, strict=True)]
 
 
 def curves(
-    looked: list[ModelInspection],
+    inspections: list[ModelInspection],
     of: Callable[[Inside, int], np.ndarray],
     title: str,
     **axes_settings: Any,
 ) -> Figure:
-    """A panel per row and a line per layer: the mean over models and texts of what `of` makes of a
-    layer, against 1, 2, 3 ... tokens."""
-    figure = Figure(figsize=(4.6 * len(looked) + 0.6, 3.8), layout="constrained")
-    panels = figure.subplots(1, len(looked), squeeze=False, sharey=True, sharex=True)[0]
-    for axes, each in zip(panels, looked, strict=True):
+    """Draws a panel per row and a line per layer: the mean over models and texts of `of(inside,
+    layer)` against 1, 2, 3 ... tokens."""
+    figure = Figure(figsize=(4.6 * len(inspections) + 0.6, 3.8), layout="constrained")
+    panels = figure.subplots(1, len(inspections), squeeze=False, sharey=True, sharex=True)[0]
+    for axes, each in zip(panels, inspections, strict=True):
         inside = each.inside
         layers = len(inside[0].attention)
         for layer in range(layers):
@@ -176,9 +175,9 @@ def curves(
     return figure
 
 
-def sizes(looked: list[ModelInspection]) -> Figure | None:
-    """|e| over layers, a line per row; None if no model has a state."""
-    stateful = [(row.row, row.inside) for row in looked if row.inside[0].states is not None]
+def sizes(inspections: list[ModelInspection]) -> Figure | None:
+    """Draws |e| over layers, a line per row; None if no model has a state."""
+    stateful = [(row.row, row.inside) for row in inspections if row.inside[0].states is not None]
     if not stateful:
         return None
     figure = Figure(figsize=(5, 3.6), layout="constrained")
@@ -193,7 +192,7 @@ def sizes(looked: list[ModelInspection]) -> Figure | None:
         places = np.arange(1, len(found) + 1)
         (line,) = axes.plot(places, middle, "o-", label=name)
         axes.fill_between(places, low, high, alpha=0.2, color=line.get_color())
-    axes.set(xlabel="layer that reads it", ylabel="|e|, median and 5 to 95 %")
+    axes.set(xlabel="layer at whose input", ylabel="|e|, median and 5 to 95 %")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend()
@@ -201,12 +200,12 @@ def sizes(looked: list[ModelInspection]) -> Figure | None:
 
 
 def _some(values: Tensor) -> Tensor:
-    """At most a million of them, evenly: quantiles take no more than some millions."""
+    """Subsamples evenly to at most a million values, the limit of torch's quantiles."""
     return values[:: max(1, len(values) // 10**6)]
 
 
 def as_files(rows: list[str]) -> dict[str, str]:
-    """What rows are called in the names of pictures, each otherwise."""
+    """Maps rows to distinct file names."""
     found: dict[str, str] = {}
     for row in rows:
         name = re.sub(r"[^\w.=,-]+", "_", row).strip("_")[:80]
@@ -215,10 +214,10 @@ def as_files(rows: list[str]) -> dict[str, str]:
     return found
 
 
-def draw(looked: list[ModelInspection], heads: int, out: Path) -> list[str]:
-    """Write all pictures into a folder; their names."""
+def draw(inspections: list[ModelInspection], heads: int, out: Path) -> list[str]:
+    """Writes all figures to a folder; returns their names."""
     figures: dict[str, Figure] = {}
-    all_maps = {each.row: each.maps for each in looked}
+    all_maps = {each.row: each.maps for each in inspections}
     files = as_files(list(all_maps))
     for label, stem in ((ATTENTION, "attention"), (DOTS, "dot_products")):
         maps = {name: found[label] for name, found in all_maps.items() if label in found}
@@ -235,16 +234,16 @@ def draw(looked: list[ModelInspection], heads: int, out: Path) -> list[str]:
             title, scale = f"{other} - {one}", Normalize(-size, size)
             figures[f"{stem}_difference"] = grid(title, between, heads, label, scale, "RdBu_r")
     figures["distance"] = curves(
-        looked,
+        inspections,
         lambda inside, layer: by_distance(inside.attention[layer])[1:].numpy(force=True),
         "Attention by distance",
         xlabel="tokens between query and key",
         ylabel="mean weight",
         yscale="log",
     )
-    if (figure := sizes(looked)) is not None:
+    if (figure := sizes(inspections)) is not None:
         figures["magnitude"] = figure
-    for kind in ("attention", "dot_products"):  # of what was drawn there before
+    for kind in ("attention", "dot_products"):  # figures of an earlier call
         for old in [*out.glob(f"{kind}_*.png"), *out.glob(f"{kind}_*.svg")]:
             old.unlink()
     for name, figure in figures.items():
@@ -253,7 +252,7 @@ def draw(looked: list[ModelInspection], heads: int, out: Path) -> list[str]:
 
 
 def look(arguments: argparse.Namespace, folder: Path) -> list[Inside]:
-    """Inside a model, for each text."""
+    """Inspects a model on each text."""
     model, tokenizer = load(folder)
     if arguments.text is not None:
         with writable():
@@ -268,7 +267,7 @@ def look(arguments: argparse.Namespace, folder: Path) -> list[Inside]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """By row and layer: means over models, with 95 % intervals."""
+    """Tabulates by row and layer: means over models, with 95 % intervals."""
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["row"], row["layer"]), []).append(row)
@@ -283,35 +282,35 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, bool]:
-    looked: dict[str, ModelInspection] = {}
+    inspections: dict[str, ModelInspection] = {}
 
     def of(model: Model) -> Iterator[dict[str, Any]]:
         inside = look(arguments, model.folder)
-        looked.setdefault(model.row, ModelInspection(model.row, [])).inside.extend(inside)
+        inspections.setdefault(model.row, ModelInspection(model.row, [])).inside.extend(inside)
         return numbers(model, inside)
 
     rows, refused = measured(arguments.model, of)
     text = with_refused(markdown(rows), refused)
     write_text(arguments.out / "attention.csv", table(rows))
     write_text(arguments.out / "attention.md", text + "\n")
-    drawn = draw(list(looked.values()), arguments.heads, arguments.out)
+    drawn = draw(list(inspections.values()), arguments.heads, arguments.out)
     origin.record(arguments.out)
     return f"{text}\n\nPictures: {', '.join(drawn)}", not refused
 
 
 def utf8(text: str) -> str:
-    """A text for argparse, which also takes bytes that are none."""
+    """Parses a text for argparse, which passes invalid bytes as surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no UTF-8") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid UTF-8") from error
     return text
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="python -m tape.analysis.visualize",
-        description="Pictures of what a model attends to, and of its positions (Fig. 7).",
+        description="Figures of a model's attention and positions (Fig. 7).",
     )
     add_arguments(parser)
     parser.add_argument("--text", type=utf8, help="to show, in place of --data")

@@ -1,4 +1,4 @@
-"""Text to blocks of tokens: a corpus yields documents, a tokenizer cuts them, blocks pack them."""
+"""Text data: a corpus yields documents, a tokenizer encodes them, blocks pack the tokens."""
 
 from tape.data.blocks import TokenBlocks, TokenStream, TrainingOrder, tokenize_corpus
 from tape.data.c4 import C4Corpus

@@ -1,7 +1,7 @@
-"""Documents, joined by EOS, as one stream of tokens on disk, and blocks of it as a dataset.
+"""Documents joined by EOS as one token stream on disk, and a dataset of blocks cut from it.
 
-The stream is cached by its content (corpus, split, tokenizer) and read through a memory map, so a
-block of any length is a slice: no token is lost but those of the last partial block.
+The stream is cached by content (corpus, split, tokenizer) and memory-mapped, so a block of any
+length is a slice; only the last partial block is dropped.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape.data.corpora import Corpus, Split, no_documents
-from tape.files import intact, new_folder
+from tape.files import new_folder, read_or_discard
 
 log = logging.getLogger(__name__)
 
 DOCUMENTS_AT_ONCE = 256
 CHARACTERS_AT_ONCE = 2**23
-HEAD = 2**20  # bytes
+HEAD_BYTES = 2**20
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class TokenStream:
-    """All tokens of a split, as a read-only array on disk, and what they came from."""
+    """All tokens of a split as a read-only array on disk."""
 
     tokens: np.ndarray
     documents: int
@@ -50,14 +50,14 @@ class TokenStream:
 def tokenize_corpus(
     corpus: Corpus, split: Split, tokenizer: PreTrainedTokenizerBase, cache_dir: Path
 ) -> TokenStream:
-    """The tokens of a split, from the cache if they are there. Uses all cores.
+    """Returns the tokens of a split, cached on disk. Uses all cores.
 
     Raises:
         ValueError: if the split has no text.
     """
     fingerprint = token_fingerprint(corpus, split, tokenizer)
     folder = cache_dir / "tokens" / fingerprint
-    stream = intact(folder, partial(_read_stream, tokenizer))
+    stream = read_or_discard(folder, partial(_read_stream, tokenizer))
     if stream is None:
         most = (corpus.size() or 0) * token_dtype(tokenizer).itemsize  # a token has a byte of text
         with new_folder(folder, most) as work:
@@ -67,7 +67,7 @@ def tokenize_corpus(
 
 
 def _read_stream(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenStream:
-    """What `_write_stream` wrote.
+    """Reads a stream written by `_write_stream`.
 
     Raises:
         ValueError, LookupError, TypeError, FileNotFoundError: if it is damaged.
@@ -77,8 +77,8 @@ def _read_stream(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenStrea
     path, dtype = folder / "tokens.bin", token_dtype(tokenizer)
     if facts["dtype"] != dtype.name or path.stat().st_size != count * dtype.itemsize:
         raise ValueError(f"{path.stat().st_size:,} bytes for {count:,} tokens in {facts['dtype']}")
-    if facts.get("head", _head(path)) != _head(path):  # earlier versions have none
-        raise ValueError("the tokens are not as they were written")
+    if facts.get("head", _head(path)) != _head(path):  # absent in earlier versions
+        raise ValueError("the tokens changed after they were written")
     tokens = np.memmap(path, dtype, "r")
     if (largest := int(tokens.max())) > max(tokenizer.get_vocab().values()):
         raise ValueError(f"its tokenizer has no token {largest:,}")
@@ -86,9 +86,9 @@ def _read_stream(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenStrea
 
 
 def _head(path: Path) -> str:
-    """A hash of the first bytes."""
+    """Returns a hash of the first bytes."""
     with path.open("rb") as file:
-        return hashlib.sha256(file.read(HEAD)).hexdigest()
+        return hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
 
 
 def _write_stream(
@@ -116,7 +116,7 @@ def _write_stream(
 
 
 def token_fingerprint(corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """What the tokens of a split depend on, as 16 hexadecimal digits."""
+    """Hashes everything that determines the tokens of a split to 16 hexadecimal digits."""
     content = f"{corpus.fingerprint()} {split} {tokenizer_fingerprint(tokenizer)}"
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -151,7 +151,7 @@ def writable() -> Iterator[None]:
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.ndarray]:
-    """The tokens of each text, without special ones: what looks like one in a text is text."""
+    """Tokenizes each text without special tokens; their names within a text are plain text."""
     found = []
     for group in _by_size(texts):
         # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
@@ -164,8 +164,8 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.nd
 
 
 def _by_size(texts: list[str]) -> Iterator[list[str]]:
-    """Texts in their order, so many at a time as memory is made for: the tokenizer takes some
-    hundred bytes for each of their tokens."""
+    """Splits texts into batches of bounded size: the tokenizer takes some hundred bytes of memory
+    per token."""
     group: list[str] = []
     size = 0
     for text in texts:
@@ -179,20 +179,20 @@ def _by_size(texts: list[str]) -> Iterator[list[str]]:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, batch: list[str]) -> list[np.ndarray]:
-    """The tokens of each document, with EOS at its end."""
+    """Returns the tokens of each document, followed by EOS."""
     end = token_dtype(tokenizer).type(tokenizer.eos_token_id)
     return [np.append(tokens, end) for tokens in tokenize(tokenizer, batch)]
 
 
 def as_example(block: np.ndarray) -> dict[str, torch.Tensor]:
-    """A causal model's inputs and labels: (length,) int64 each."""
+    """Returns inputs and labels of a causal model: (length,) int64 each."""
     ids = torch.from_numpy(block.astype(np.int64))
     return {"input_ids": ids, "labels": ids.clone()}
 
 
 class TokenBlocks(Dataset):
-    """Blocks of `length` tokens of a stream, as a causal model's inputs and labels: all of them
-    one after the other, or `limit` of them, spread evenly.
+    """Blocks of `length` tokens of a stream as inputs and labels of a causal model: all blocks in
+    order, or `limit` of them, spread evenly.
 
     Raises:
         ValueError: if the stream is shorter than one block.
@@ -200,10 +200,10 @@ class TokenBlocks(Dataset):
 
     def __init__(self, stream: TokenStream, length: int, limit: int | None = None):
         if length < 2:
-            raise ValueError(f"length={length}: a block of less than 2 tokens predicts nothing")
+            raise ValueError(f"length={length}: a block of fewer than 2 tokens predicts nothing")
         if len(stream) < length:
             raise ValueError(
-                f"{len(stream):,} tokens are less than one block of length={length}; "
+                f"{len(stream):,} tokens are fewer than one block of length={length}; "
                 f"give more text or a smaller length"
             )
         self.stream, self.length = stream, length
@@ -221,17 +221,16 @@ class TokenBlocks(Dataset):
 
 
 def permutation(count: int, seed: int, number: int) -> np.ndarray:
-    """The numbers below `count`, shuffled: a function of the arguments alone. Numpy keeps the
-    stream of RandomState in all versions, and not that of default_rng."""
+    """Returns a permutation of range(count) determined by the arguments. NumPy guarantees the
+    stream of RandomState across versions, but not that of default_rng."""
     return np.random.RandomState([seed, number]).permutation(count)
 
 
 class TrainingOrder(Dataset):
-    """The sequences of a run in the order of training: `total` blocks, epoch after epoch, each in
-    an order of its own.
+    """The sequences of a run in training order: `total` blocks, shuffled in each epoch.
 
-    The n-th is a function of n and the seed. How many processes share the sequences of a step, and
-    whether the run was ever stopped, makes no difference.
+    Sequence n is a function of n and the seed only, independent of the number of processes and of
+    interruptions.
     """
 
     def __init__(self, blocks: TokenBlocks, total: int, seed: int):
@@ -240,7 +239,7 @@ class TrainingOrder(Dataset):
 
     @property
     def fingerprint(self) -> str:
-        """Of the stream, with the rule of the order: runs begun by another are not continued."""
+        """Identifies stream and shuffling rule; a run only continues with the same."""
         return f"{self.blocks.stream.fingerprint}, permuted by RandomState"
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""C4: a choice of its shards, cached or streamed; bad lines are named, counted and left out."""
+"""C4: a choice of its shards, cached or streamed; bad lines are reported, counted and skipped."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from tape.names import check_flag, check_integer, check_path, check_text
 
 log = logging.getLogger(__name__)
 
-SAMPLED = 8  # shards that a tokenizer's documents are spread over
-SHOWN = 10  # bad lines that are named one by one
-LARGEST_WINDOW = 2**20  # blocks: they are in memory
+SAMPLED = 8  # shards that the tokenizer's training documents come from
+SHOWN = 10  # bad lines that are reported individually
+LARGEST_WINDOW = 2**20  # blocks, all in memory
 
 
 class C4Corpus(Corpus):
-    """Colossal Clean Crawled Corpus (Raffel et al. 2020, arXiv 1910.10683), in the form of
-    allenai/c4: gzipped JSON lines in numbered shards. Validation has shards of its own.
+    """Colossal Clean Crawled Corpus (Raffel et al. 2020, arXiv 1910.10683), in the format of
+    allenai/c4: gzipped JSON lines in numbered shards, with separate validation shards.
 
-    Which shards are taken, and in which order, depends on `seed` and their names alone: it is the
-    same on every rank and machine, and a smaller choice is the beginning of a larger one.
+    The chosen shards and their order depend on `seed` and their names only: they are the same on
+    every rank and machine, and a smaller choice is a prefix of a larger one.
 
     Args:
-        dir: a local folder with shards; None: `root`.
-        root: the folder as a URL, on the hub or wherever else fsspec reads.
-        streaming: read while training; else all chosen shards are tokenised once.
-        shards: how many training shards to take; None: all that are there.
-        validation_shards, validation_documents: how much of the validation split to take.
-        tokenizer_documents: how many training documents a tokenizer is trained on.
+        dir: local folder with shards; None: `root`.
+        root: URL of the folder, on the hub or anywhere fsspec can read.
+        streaming: read during training; otherwise all chosen shards are tokenized once.
+        shards: number of training shards; None: all.
+        validation_shards, validation_documents: how much of the validation split to use.
+        tokenizer_documents: number of training documents to train a tokenizer on.
         seed: of the choice of shards.
-        window: blocks that are shuffled together when streamed.
-        max_bad: how many bad lines and broken shards to leave out before giving up.
+        window: size of the shuffle buffer in blocks when streamed.
+        max_bad: number of bad lines and broken shards to skip before giving up.
 
     Raises:
-        ValueError: for numbers that cannot be.
+        ValueError: for numbers out of bounds.
         OSError: if the folder, or enough shards in it, cannot be found.
     """
 
@@ -75,7 +75,7 @@ class C4Corpus(Corpus):
         self.validation_documents = validation_documents
         self.tokenizer_documents = tokenizer_documents
         self.max_bad = max_bad
-        self.bad: set[tuple[str, int | None]] = set()  # shard, line; without a line: the rest
+        self.bad: set[tuple[str, int | None]] = set()  # (shard, line); None: its rest
 
         folder = root if dir is None else str(check_path("data.dir", dir).absolute())
         if dir is None and not streaming:
@@ -102,18 +102,18 @@ class C4Corpus(Corpus):
         yield from (text for _, text in islice(texts, limit))
 
     def sample(self) -> Iterator[str]:
-        """`tokenizer_documents` training documents, an equal share of each of a few shards."""
+        """Yields `tokenizer_documents` training documents, evenly from a few shards."""
         shards = self.train[:SAMPLED]
         for number, shard in enumerate(shards):
             share = (self.tokenizer_documents + number) // len(shards)
             yield from (text for _, text in islice(self.read(shard), share))
 
     def order(self, seed: int, epoch: int) -> list[Shard]:
-        """The training shards in the order of one pass over them."""
+        """Returns the training shards in the order of one epoch."""
         return self._shuffled(self.train, f"{seed} {epoch}")
 
     def read(self, shard: Shard, first: int = 0) -> Iterator[tuple[int, str]]:
-        """The documents from line number `first` on, counted from 0, each with its number."""
+        """Yields (line number, document) from line `first` on, counted from 0."""
         number = -1
         try:
             for number, line in enumerate(shard.lines()):
@@ -131,7 +131,7 @@ class C4Corpus(Corpus):
 
     def _leave_out(self, shard: Shard, line: int | None, fault: Fault) -> None:
         if (shard.name, line) in self.bad:
-            return  # counted when it was read before
+            return  # already counted in an earlier pass
         self.bad.add((shard.name, line))
         count = len(self.bad)
         where = shard.name if line is None else f"{shard.name}, line {line + 1:,}"
@@ -140,14 +140,14 @@ class C4Corpus(Corpus):
                 f"{where}: {fault}; with it {count:,} lines or shards are bad, more than "
                 f"data.max_bad={self.max_bad}. Fetch the shard again, or raise the limit"
             ) from fault
-        what = "left out" if line is not None else "the rest of the shard is left out"
+        what = "skipped" if line is not None else "the rest of the shard is skipped"
         if count <= SHOWN or line is None:
             log.warning("%s: %s; %s (%s so far)", where, fault, what, f"{count:,}")
         elif count % 100 == 0:
-            log.warning("%s bad lines left out so far, the last one in %s", f"{count:,}", where)
+            log.warning("%s bad lines skipped so far, the last one in %s", f"{count:,}", where)
 
     def _shuffled(self, shards: list[Shard], key: str) -> list[Shard]:
-        """By a hash of the name: a choice does not depend on what else is in the folder."""
+        """Sorts by a hash of the name, independent of other files in the folder."""
 
         def rank(shard: Shard) -> str:
             return hashlib.sha256(f"{self.seed} {key} {shard.name}".encode()).hexdigest()
@@ -156,8 +156,8 @@ class C4Corpus(Corpus):
 
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:
-        """Of all bytes of the chosen shards; when streamed, of their names, sizes and what the
-        file system or their first and last bytes say of their content."""
+        """Hashes all bytes of the chosen shards; when streamed, their names, sizes and the file
+        system's content hashes or their first and last bytes."""
         rule = f"c4 {self.seed} {self.validation_documents} {self.tokenizer_documents}"
         digest = hashlib.sha256(rule.encode())
         for split, shards in (("train", self.train), ("validation", self.held_out)):

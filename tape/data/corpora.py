@@ -1,4 +1,4 @@
-"""Corpora: where documents come from, and which of them are for validation."""
+"""Corpora: sources of documents, split into training and validation."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ UNREADABLE = (OSError, EOFError, zlib.error, zstandard.ZstdError, pyarrow.ArrowE
 
 
 class Corpus:
-    """Named documents in two splits. Both splits, and their order, are the same on every machine
-    that has the same files."""
+    """Named documents in two splits. Splits and their order are the same on every machine with the
+    same files."""
 
     name: str
-    streaming = False  # read anew while a model trains, and never tokenised as a whole
+    streaming = False  # read during training rather than tokenized as a whole
 
     def documents(self, split: Split) -> Iterator[str]:
         raise NotImplementedError
 
     def sample(self) -> Iterator[str]:
-        """The documents that a tokenizer is trained on."""
+        """Returns the documents that a tokenizer is trained on."""
         return self.documents("train")
 
     def size(self) -> int | None:
-        """About how many bytes of text there are; None if that shows only in reading them."""
+        """Returns the approximate text size in bytes; None if unknown without reading it."""
         return None
 
     def fingerprint(self) -> str:
-        """A hash of all that decides the content of the splits."""
+        """Returns a hash of everything that determines the content of the splits."""
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -56,22 +56,22 @@ class Corpus:
 
 
 class FileCorpus(Corpus):
-    """A corpus of whole local files."""
+    """A corpus of local files, read as a whole."""
 
     def files(self) -> list[Path]:
         raise NotImplementedError
 
     def rule(self) -> str:
-        """How documents are chosen: what, besides the files, decides the content of the splits."""
+        """Describes how documents are chosen: what determines the splits besides the files."""
         raise NotImplementedError
 
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:
-        """A hash of the files' contents and of the rule of the split."""
+        """Returns a hash of the files' contents and of the split rule."""
         digest = hashlib.sha256(self.rule().encode())
         for path in self.files():
             with _reading(path), path.open("rb") as file:
-                # The same bytes are other documents when they are read as another kind of file.
+                # The same bytes give other documents if the file type differs.
                 kind = b"plain" if path.suffix in PLAIN else b"rows"
                 digest.update(kind + hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
@@ -90,9 +90,8 @@ class FileCorpus(Corpus):
 
 
 class LocalCorpus(FileCorpus):
-    """Real text that is on every machine with Python: the standard library's own modules and
-    documentation, without installed packages and tests. One file in twenty, chosen by its name, is
-    for validation."""
+    """Real text available wherever Python is: the standard library's modules and documentation,
+    without installed packages and tests. One file in twenty, chosen by name, is for validation."""
 
     EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
@@ -128,15 +127,15 @@ class LocalCorpus(FileCorpus):
 
 
 class TextCorpus(FileCorpus):
-    """The user's own files: plain text (a file is a document), .jsonl (also .gz, .zst) and .parquet
-    (a row is a document).
+    """The user's own files: plain text (a document per file), .jsonl (also .gz, .zst) and .parquet
+    (a document per row).
 
     Args:
-        files: paths, folders or globs, one or several.
+        files: one or several paths, folders or globs.
         validation: the same, for validation; without it, `validation_fraction` of the documents,
-            chosen by their content (copies of a document fall on the same side). A lone plain file
-            is cut at a line instead, its end is for validation.
-        field: the column of a row that holds the text.
+            chosen by content (copies of a document are in the same split). A single plain file is
+            cut at a line instead, and its end is for validation.
+        field: name of the text column.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class TextCorpus(FileCorpus):
         elif len(self.paths) == 1 and self.paths[0].suffix in PLAIN:
             text = _plain_text(self.paths[0])
             end = int(len(text) * (1 - self.validation_fraction))
-            # At a line, or at a word in a text of one line, unless it is far from the end.
+            # At a line break, or at a space in a text of one line, unless that is far from the end.
             places = (text.rfind(mark, end // 2, end) for mark in "\n ")
             cut = next((place for place in places if place > 0), end)
             half = text[: cut + 1] if split == "train" else text[cut + 1 :]
@@ -193,12 +192,12 @@ class TextCorpus(FileCorpus):
 
 
 def fraction(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone."""
+    """Maps a text to a number in [0, 1) by its hash."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 256**7
 
 
 def no_documents(corpus: Corpus, split: Split) -> ValueError:
-    """What to raise where a split has nothing to read."""
+    """Returns the error for a split without documents."""
     return ValueError(
         f"the {split} split of {corpus.name} has no documents; give more text, or choose the "
         f"validation text with data.validation or data.validation_fraction"
@@ -206,25 +205,25 @@ def no_documents(corpus: Corpus, split: Split) -> ValueError:
 
 
 def _expand(setting: str, patterns: Paths) -> list[Path]:
-    """The files that paths, folders and globs stand for, sorted, each once."""
+    """Expands paths, folders and globs to sorted files without duplicates."""
     several = isinstance(patterns, list | tuple)
     if several and not patterns:
         raise ValueError(f"{setting}={patterns!r} must be a path, a folder or a glob, or several")
     found: set[Path] = set()
     for pattern in patterns if several else [patterns]:
-        literal = check_path(setting, pattern).exists()  # a name may hold brackets
+        literal = check_path(setting, pattern).exists()  # file names may contain brackets
         found_here = [str(pattern)] if literal else glob.glob(str(pattern), recursive=True)
         if not found_here:
             raise FileNotFoundError(f"{setting}: nothing matches {str(pattern)!r}")
         for match in map(Path, found_here):
             if not match.exists():
-                raise FileNotFoundError(f"{setting}: {match} is a link to nothing")
+                raise FileNotFoundError(f"{setting}: {match} is a broken link")
             found.update(_inside(setting, match.resolve()))
     return sorted(found)
 
 
 def _inside(setting: str, path: Path) -> list[Path]:
-    """The file, or those in the folder."""
+    """Returns the file itself, or the files in the folder."""
     if path.is_file():
         if not path.name.endswith(KNOWN):
             raise ValueError(f"{setting}: {path} is none of {', '.join(KNOWN)}")
@@ -244,7 +243,7 @@ def _refuse(error: OSError) -> NoReturn:
 
 
 class _reading:
-    """Turns what goes wrong while a file is read into an error that names the file."""
+    """Turns errors while a file is read into errors that name the file."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -271,8 +270,8 @@ def _plain_text(path: Path) -> str:
 
 
 class _ZstdFile(io.RawIOBase):
-    """All frames of a file. The library's own reader ends with the first one, even one that was cut
-    short, without a word."""
+    """Reads all frames of a file. The library's reader silently stops after the first one, even if
+    it is truncated."""
 
     def __init__(self, path: Path):
         self.parts, self.left = self._parts(path), memoryview(b"")
@@ -310,10 +309,10 @@ def _open(path: Path) -> BinaryIO:
 
 
 def record_field(path: Path, field: str) -> Iterator[str]:
-    """A field of every row of a file of JSON lines, compressed or not.
+    """Yields a field of every row of a JSON lines file, compressed or not.
 
     Raises:
-        ValueError: for a row that has no text there; names file and line.
+        ValueError: for a row without text in that field; names file and line.
     """
     with _reading(path), _open(path) as file:
         for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8"), start=1):

@@ -1,4 +1,4 @@
-"""The sample of RedPajama: eleven files of JSON lines, of which only the text is read."""
+"""The RedPajama sample: eleven JSON lines files, of which only the text is used."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class RedPajamaCorpus(FileCorpus):
     Llama's training data.
 
     Args:
-        dir: a local folder with files of the official names, some or all; None: the hub.
-        validation_fraction: the share of the documents, chosen by their content, for validation.
+        dir: local folder with some or all of the files under their official names; None: the hub.
+        validation_fraction: fraction of documents, chosen by content, for validation.
 
     Raises:
-        FileNotFoundError: if the folder has none of the files, or one cannot be had from the hub.
+        FileNotFoundError: if the folder has none of the files, or the hub cannot provide one.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _from_hub() -> list[Path]:
-    log.info("%s, about 5 GB, is downloaded once", HUB)
+    log.info("downloading %s once, about 5 GB", HUB)
     try:
         return [Path(hf_hub_download(HUB, name, repo_type="dataset")) for name in FILES]
-    except Exception as error:  # the hub's client has those of its own clients, too
+    except Exception as error:  # the hub's client also raises errors of its HTTP clients
         raise FileNotFoundError(
-            f"{HUB} is neither in the hub's cache nor to be had from the hub ({error}); give "
+            f"{HUB} is neither in the hub's cache nor available from the hub ({error}); give "
             f"data.dir=..., a folder with its files, or another corpus, data=local"
         ) from error

@@ -1,6 +1,6 @@
-"""Numbered shards of gzipped JSON lines, as C4 has them: where they lie, and what is in them.
+"""Numbered shards of gzipped JSON lines in the format of C4.
 
-A folder of them is local, on the hub (`hf://`) or behind any other URL that fsspec reads.
+The folder is local, on the hub (`hf://`) or any other URL that fsspec reads.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tape.names import encodable
 OFFICIAL = re.compile(r"c4-(train|validation)\.\d{5}-of-(\d{5})\.json\.gz")
 NAMES = "c4-train.00000-of-01024.json.gz, c4-validation.00000-of-00008.json.gz"
 ON_HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
-# What file systems call a hash of a file's content.
+# Names that file systems use for a content hash.
 CONTENT_HASHES = ("blob_id", "ETag", "etag", "md5Hash", "content_md5")
-EDGE = 2**16  # bytes at each end that stand for a file without such a hash
-CHUNK = 2**14  # compressed bytes; what precedes a fault by no more is lost with it
+EDGE = 2**16  # bytes at each end that identify a file without a content hash
+CHUNK = 2**14  # compressed bytes; a fault loses at most this much before it
 
 
 class Fault(ValueError):
-    """What is wrong with a line, or with the rest of a shard."""
+    """A bad line, or a shard that is broken from some line on."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of a folder; `version` is a hash of its content where the file system knows one."""
+    """A file of a folder; `version` is its content hash if the file system knows one."""
 
     name: str
     url: str
@@ -45,7 +45,7 @@ class Shard:
     version: str | None
 
     def identity(self) -> str:
-        """What tells this content from another without reading it all."""
+        """Identifies the content without reading all of it."""
         if self.version is not None:
             return f"{self.name} {self.size} {self.version}"
         files, path = url_to_fs(self.url)
@@ -53,7 +53,7 @@ class Shard:
         return f"{self.name} {self.size} {hashlib.sha256(edges).hexdigest()}"
 
     def digest(self) -> str:
-        """A hash of all bytes."""
+        """Returns a hash of all bytes."""
         files, path = url_to_fs(self.url)
         with files.open(path, "rb") as file:
             digest = hashlib.sha256()
@@ -62,12 +62,12 @@ class Shard:
         return f"{self.name} {self.size} {digest.hexdigest()}"
 
     def lines(self) -> Iterator[bytes]:
-        """Its lines without their ends. File systems are opened here and not kept: not all of
-        them survive a fork.
+        """Yields lines without line ends. Opens the file system anew each time, because some do not
+        survive a fork.
 
         Raises:
-            Fault: after the last whole line before the place where the compressed data are broken.
-            OSError: if not all bytes came; the source is at fault then, and not the data.
+            Fault: after the last whole line before corrupt compressed data.
+            OSError: if bytes are missing, which is a fault of the source, not of the data.
         """
         rest = b""
         try:
@@ -78,7 +78,7 @@ class Shard:
                     yield from whole
         except (Fault, OSError):
             raise
-        except Exception as error:  # each file system has its own
+        except Exception as error:  # file systems raise errors of their own
             raise OSError(f"{self.url} cannot be read: {error}") from error
         if rest:
             yield rest
@@ -88,25 +88,25 @@ class Shard:
         while chunk := file.read(CHUNK):
             came += len(chunk)
             while chunk:
-                if decoder.eof:  # a gzip file may be several, one after the other
+                if decoder.eof:  # a gzip file may consist of several members
                     decoder = zlib.decompressobj(wbits=31)
                 try:
                     part = decoder.decompress(chunk)
                 except zlib.error as error:
-                    raise Fault(f"the compressed data are broken ({error})") from error
+                    raise Fault(f"the compressed data are corrupt ({error})") from error
                 yield part
                 chunk = decoder.unused_data
         if came != self.size:
-            raise OSError(f"{self.url}: {came:,} bytes came, not {self.size:,}; try again")
+            raise OSError(f"{self.url}: received {came:,} bytes of {self.size:,}; try again")
         if not decoder.eof:
             raise Fault("the compressed data end too early")
 
 
 def text_of(line: bytes) -> str:
-    """The text of a record; its other fields are of no use here.
+    """Returns the text of a record and ignores its other fields.
 
     Raises:
-        Fault: if the line is not a JSON object with a text that is text.
+        Fault: if the line is not a JSON object with a valid text.
     """
     try:
         row = json.loads(line.decode("utf-8"))
@@ -123,8 +123,8 @@ def text_of(line: bytes) -> str:
 
 
 def list_shards(folder: str) -> dict[Split, list[Shard]]:
-    """The shards with official names in a local folder or a URL, sorted. Not all of the numbers
-    have to be there.
+    """Returns the sorted shards with official names in a local folder or URL; numbers may be
+    missing.
 
     Raises:
         FileNotFoundError: if there are none.
@@ -136,7 +136,7 @@ def list_shards(folder: str) -> dict[Split, list[Shard]]:
         entries = files.ls(path, detail=True)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no folder {folder}") from error
-    except Exception as error:  # each file system has its own
+    except Exception as error:  # file systems raise errors of their own
         raise OSError(
             f"{folder} cannot be listed: {error}; without a network take data.dir=/path/to/en"
         ) from error
@@ -161,7 +161,7 @@ def list_shards(folder: str) -> dict[Split, list[Shard]]:
 
 
 def cached_folder(url: str) -> str:
-    """The folder of the hub's own cache for a folder on the hub, if the hub is not to be asked."""
+    """Returns the cached folder of a hub folder if the hub is offline, otherwise `url`."""
     match = ON_HUB.fullmatch(url)
     if not match or not constants.HF_HUB_OFFLINE:
         return url
@@ -179,7 +179,7 @@ def cached_folder(url: str) -> str:
 
 
 def download(shard: Shard, folder: str) -> Shard:
-    """A shard of a folder on the hub in the hub's cache; others stay where they are."""
+    """Downloads a shard from the hub to its cache; other shards are returned as they are."""
     match = ON_HUB.fullmatch(folder)
     if not match:
         return shard

@@ -1,10 +1,10 @@
-"""An endless stream of blocks of tokens that one integer seeks: how many blocks were taken.
+"""Endless stream of token blocks whose position is one integer: the number of blocks consumed.
 
-The documents of a pass over the shards, each pass in an order of its own, are tokenised and packed
-into blocks: EOS after each document, no token lost. `window` blocks at a time are the shuffle
-buffer: block n of the stream is one of window n // window, permuted by (seed, window). So nothing
-of the stream has to be in a checkpoint. Where windows begin among the documents is a fact that is
-written down when it is found; without it the stream is replayed from a window that is known.
+In each epoch the documents of all shards, in a new order, are tokenized and packed into blocks
+without losing tokens, EOS after each document. A shuffle buffer holds `window` blocks: block n of
+the stream belongs to window n // window, which is permuted by (seed, window). Checkpoints therefore
+store nothing of the stream. An index file records where windows start among the documents; without
+it the stream is replayed from the last known window.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """A place between two tokens: `token` of those of a document (with its EOS) precede it."""
+    """A place between two tokens: `token` tokens of a document (with its EOS) precede it."""
 
     epoch: int = 0
-    shard: int = 0  # its number in the order of the epoch
+    shard: int = 0  # its number in the epoch's order
     line: int = 0
     token: int = 0
 
 
 class WindowIndex:
-    """Where windows begin, one fact per line of a file that is only ever appended to. Runs that
-    share it write the same facts; lines that are not whole are passed over."""
+    """Index of where windows start, one entry per line of an append-only file. Runs that share it
+    write the same entries; incomplete lines are skipped."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -73,7 +73,7 @@ class WindowIndex:
     def add(self, number: int, place: Place) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fact = {"window": number, **asdict(place)}
-        # It begins a line of its own, after whatever half a line may be there, and is one write.
+        # Starts a new line, after a possible partial line, in a single write.
         line = "\n" + json.dumps(fact | {"check": _checksum(fact)}) + "\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -87,8 +87,8 @@ def _checksum(fact: dict[str, int]) -> int:
 
 
 class StreamedBlocks(IterableDataset):
-    """Blocks of `length` tokens, as a causal model's inputs and labels, from number `start` on: a
-    function of the corpus, the tokenizer, `length` and `seed` alone.
+    """Blocks of `length` tokens as inputs and labels of a causal model, from number `start` on,
+    determined by the corpus, the tokenizer, `length` and `seed`.
 
     Raises:
         ValueError: for a length below 2; when iterated in several workers, or over no documents.
@@ -104,7 +104,7 @@ class StreamedBlocks(IterableDataset):
         start: int = 0,
     ):
         if length < 2:
-            raise ValueError(f"length={length}: a block of less than 2 tokens predicts nothing")
+            raise ValueError(f"length={length}: a block of fewer than 2 tokens predicts nothing")
         self.corpus, self.tokenizer, self.length, self.seed = corpus, tokenizer, length, seed
         self.window, self.start = corpus.window, start
         content = token_fingerprint(corpus, "train", tokenizer)
@@ -116,15 +116,15 @@ class StreamedBlocks(IterableDataset):
         return "streamed"
 
     def seek(self, block: int) -> None:
-        """Let the next iteration begin with this block."""
+        """Starts the next iteration at this block."""
         self.start = block
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
-            raise ValueError(f"one stream has no use for {worker.num_workers} workers; at most 1")
+            raise ValueError(f"{worker.num_workers} workers cannot share one stream: take 0 or 1")
         if isinstance(current_process(), ForkProcess):
-            # The tokenizer's threads did not survive the fork: it would wait for them forever.
+            # The tokenizer's threads do not survive the fork: it would wait for them forever.
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
         first, skipped = divmod(self.start, self.window)
         for number, blocks in self._windows(first):
@@ -133,7 +133,7 @@ class StreamedBlocks(IterableDataset):
             skipped = 0
 
     def _windows(self, first: int) -> Iterator[tuple[int, np.ndarray]]:
-        """The windows from `first` on, in the order of the text: (window, length) tokens each."""
+        """Yields windows from `first` on, in text order: (window, length) tokens each."""
         known = self.index.read()
         number = max(window for window in known if window <= first)
         if number < first:
@@ -153,7 +153,7 @@ class StreamedBlocks(IterableDataset):
             room -= len(tokens)
 
     def _documents(self, start: Place) -> Iterator[tuple[Place, np.ndarray]]:
-        """The tokens of each document from a place on, and where they begin; endless."""
+        """Yields each document's start and tokens from a place on, endlessly."""
         for batch in batches(self._texts(start)):
             encoded = encode(self.tokenizer, [text for _, text in batch])
             for (place, _), tokens in zip(batch, encoded, strict=True):
@@ -185,8 +185,8 @@ def training_blocks(
     seed: int,
     total: int,
 ) -> TrainingOrder | StreamedBlocks:
-    """What a model is trained on, in the order of training: streamed as the corpus asks, or
-    `total` blocks of what is tokenised as a whole first."""
+    """Returns training data in training order: a stream if the corpus streams, otherwise `total`
+    blocks of the tokenized corpus."""
     if corpus.streaming:
         return StreamedBlocks(corpus, tokenizer, length, cache_dir, seed)
     stream = tokenize_corpus(corpus, "train", tokenizer, cache_dir)

@@ -1,4 +1,4 @@
-"""The tokenizer: trained on the corpus and cached, or any of the Hugging Face family."""
+"""Tokenizers: trained on the corpus and cached, or any Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tape.data.corpora import Corpus, no_documents
-from tape.files import intact, new_folder
+from tape.files import new_folder, read_or_discard
 from tape.names import check_text
 
 log = logging.getLogger(__name__)
 
 END, PADDING = "<|endoftext|>", "<|padding|>"
 BYTES = 256
-LONGEST = 256  # characters of a piece where there are longer runs of them
-LONG_RUN = rf"\S{{{LONGEST}}}|\s{{{LONGEST}}}"
+MAX_PIECE = 256  # characters per piece in texts with longer runs of characters
+LONG_RUN = rf"\S{{{MAX_PIECE}}}|\s{{{MAX_PIECE}}}"
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
-    """A byte-level BPE with `vocab_size` tokens, trained on the corpus's sample once.
+    """Trains a byte-level BPE with `vocab_size` tokens on the corpus's sample, cached on disk.
 
-    Its end-of-text token serves as BOS and EOS; padding has a token of its own. A text with longer
-    runs without a space, as of Chinese or DNA, is cut into pieces of `LONGEST` characters at most,
-    in training and encoding: the trainer's time is quadratic in the length of a piece.
+    Its end-of-text token serves as BOS and EOS; padding has its own token. If the sample has longer
+    runs without a space, such as Chinese or DNA, texts are cut into pieces of at most `MAX_PIECE`
+    characters in training and encoding, because training time is quadratic in a piece's length.
 
     Raises:
-        ValueError: if the vocabulary cannot even hold the bytes, or the text yields fewer tokens.
+        ValueError: if the vocabulary is too small for all bytes, or the text yields fewer tokens.
     """
     if vocab_size < BYTES + 2:
         raise ValueError(f"vocab_size={vocab_size} is below {BYTES + 2}: every byte and 2 special")
     folders = []
-    for kind in ("bpe", f"bpe of pieces up to {LONGEST}"):
+    for kind in ("bpe", f"bpe of pieces up to {MAX_PIECE}"):
         content = f"{corpus.fingerprint()} {kind} {vocab_size}"
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         folders.append(cache_dir / "tokenizers" / key)
@@ -50,7 +50,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
         return tokenizer
 
     for folder in folders:
-        if (tokenizer := intact(folder, read)) is not None:
+        if (tokenizer := read_or_discard(folder, read)) is not None:
             return tokenizer
     log.info("training a tokenizer of %s tokens", f"{vocab_size:,}")
     trained, is_cut = _train(corpus, vocab_size)
@@ -63,7 +63,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
 
 
 def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
-    """A tokenizer, and whether it cuts long runs: it does so if there are any in the sample."""
+    """Returns a tokenizer and whether it cuts long runs, which it does if the sample has any."""
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     runs = pre_tokenizers.Split(Regex(LONG_RUN), "isolated")
     tokenizer, is_cut, documents = Tokenizer(models.BPE()), False, 0
@@ -82,7 +82,7 @@ def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
             desc=f"reading {corpus.name}",
             total=corpus.size(),
             **{"unit": "B", "unit_scale": True, "disable": None},
-            **{"position": 1, "leave": False},  # below the bar of the trainer
+            **{"position": 1, "leave": False},  # below the trainer's progress bar
         )
         with bar:
             for text in corpus.sample():
@@ -105,7 +105,7 @@ def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
 
 
 def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
-    """A tokenizer from a folder or from the hub.
+    """Loads a tokenizer from a folder or from the hub.
 
     Raises:
         ValueError: if it cannot be found, or has no end-of-text token to join documents with.
@@ -113,10 +113,10 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
     check_text("tokenizer", name_or_folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
-    except Exception as error:  # of damaged files: whatever comes of them
+    except Exception as error:  # damaged files raise anything
         raise ValueError(
-            f"tokenizer={name_or_folder!r} is neither a folder with a tokenizer nor to be had "
-            f"from the hub: {' '.join(str(error).split())}"
+            f"tokenizer={name_or_folder!r} is neither a folder with a tokenizer nor available from "
+            f"the hub: {' '.join(str(error).split())}"
         ) from error
     if not tokenizer.is_fast:
         raise ValueError(f"tokenizer={name_or_folder!r} has no fast version (tokenizer.json)")

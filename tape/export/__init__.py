@@ -1,4 +1,4 @@
-"""A trained model as a folder that loads without this package.
+"""Exports a trained model to a folder that loads without this package.
 
 python -m tape.export output/adape_c4 --out adape-small
 """
@@ -26,15 +26,15 @@ from tape.files import new_folder
 from tape.modeling import TapeForCausalLM, TapeModel
 
 FORMATS = ("tape", "llama")
-LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: other kernels may round differently
+LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: backends may round differently
 
 
 def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
-    """Write the model in `folder` to the new folder `out`: its weights, tokenizer and card, and for
-    the format "tape" the code that it needs. Nothing is left behind if anything fails.
+    """Writes the model in `folder` to the new folder `out`: weights, tokenizer and card, and for
+    the format "tape" the code. Leaves nothing behind on failure.
 
     Raises:
-        ValueError: if there is no complete model, `out` is taken, the format cannot express the
+        ValueError: if there is no complete model, `out` exists, the format cannot express the
             encoding, or the export, loaded in a process without this package, gives other logits.
     """
     if format not in FORMATS:
@@ -46,7 +46,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
     if format == "llama":
         require_llama(model)
     with new_folder(out) as work:
-        model.config.use_cache = True  # training turned it off
+        model.config.use_cache = True  # disabled during training
         model.config.adaptation = shareable(model.config.adaptation)
         model.save_pretrained(work)
         if tokenizer is not None:
@@ -61,7 +61,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
 
 
 def write_code(folder: Path) -> None:
-    """Put the modules of the model beside its weights, and their names into its config.json."""
+    """Writes the model's modules next to its weights and registers them in config.json."""
     modules = [cls.__module__ for cls in (TapeConfig, TapeForCausalLM)]
     for name, text in flat_modules(*modules).items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -83,9 +83,9 @@ def verify(
     folder: Path,
     format: str,
 ) -> None:
-    """Compare the model's logits on random tokens with those of the folder in another process: for
-    the format "tape" in the saved dtype, where they must be equal; for "llama" in float32. Compare
-    the tokens of a text, too.
+    """Compares the model's logits on random tokens with those of the folder in another process: for
+    the format "tape" in the saved dtype, where they must be equal; for "llama" in float32. Also
+    compares the tokens of a text.
 
     Raises:
         ValueError: if the folder does not load there, or anything differs.
@@ -101,13 +101,13 @@ def verify(
         expected = model(tokens).logits
     found = _load_elsewhere(folder, tokens, dtype)
     if tokenizer is not None and tokenizer(check.TEXT).input_ids != found["ids"][0].tolist():
-        raise ValueError("the exported tokenizer splits text into other tokens than the model's")
+        raise ValueError("the exported tokenizer gives other tokens than the model's")
     difference = (found["logits"].double() - expected.double()).abs().max().item()
     allowed = 0.0 if exact else LLAMA_TOLERANCE * expected.abs().max().item()
-    if not difference <= allowed:  # also if it is not a number
+    if not difference <= allowed:  # also true for NaN
         raise ValueError(
             f"the exported folder gives other logits than the model: they differ by up to "
-            f"{difference:.3g}, allowed is {allowed:.3g}"
+            f"{difference:.3g}; allowed: {allowed:.3g}"
         )
 
 
@@ -131,10 +131,10 @@ def _load_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> dict[str,
 
 def _check_target(source: Source, out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} is there already; choose another --out, or remove it")
+        raise ValueError(f"{out} already exists; choose another --out, or remove it")
     places = [out.resolve(), *out.resolve().parents]
     if source.run in places[1:] and any(CHECKPOINT.fullmatch(path.name) for path in places):
         raise ValueError(
-            f"{out} lies in or looks like a checkpoint, which the run will delete in time; "
+            f"{out} is inside or named like a checkpoint, which the run may delete; "
             f"choose another --out"
         )

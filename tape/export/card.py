@@ -1,4 +1,4 @@
-"""The model card: README.md beside an exported model, made of what is recorded and nothing else."""
+"""Model card (README.md) of an exported model, generated from recorded facts only."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tape.positions.tape import Tape
 from tape.training.progress import MetricsFile
 from tape.training.runs import CONFIGURATION
 
-# Of a run's settings: where it lay on that machine, and what must not be told.
+# Settings that are left out: local paths and secrets.
 PRIVATE = re.compile(r"(.*_)?(dir|debug|token|password|secret|key)")
-FILES = ("files", "validation")  # of `data`: the user's own
+FILES = ("files", "validation")  # fields of `data`: the user's own files
 LOCAL_PATH = re.compile(r"(file:|/|~|\.\.?[/\\]|\\|[A-Za-z]:[/\\])")
 
 CITATION = """\
@@ -47,7 +47,7 @@ def model_card(
     name: str,
     format: str,
 ) -> str:
-    """The card of a model that is exported under this name in this format."""
+    """Returns the card of a model exported under this name in this format."""
     encoding = model.config.position["name"]
     head = {
         "library_name": "transformers",
@@ -129,12 +129,12 @@ def _training(source: Source) -> str:
     step = "an unknown number of" if source.step is None else f"{source.step:,}"
     return (
         f"## Training\n\n{step[0].upper()}{step[1:]} steps; {tokens}. The run's settings, without "
-        f"places on its machine:\n\n{_yaml(shareable(settings))}"
+        f"local paths:\n\n{_yaml(shareable(settings))}"
     )
 
 
 def _training_tokens(source: Source, settings: dict[str, Any]) -> str:
-    """Tokens seen up to these weights, in words."""
+    """Describes the number of tokens seen up to these weights."""
     sequences, length = settings["sequences_per_step"], settings["length"]
     step = f"{sequences} sequences of {length} tokens per step"
     return step if source.step is None else f"{step}, {source.step * sequences * length:,} tokens"
@@ -143,7 +143,7 @@ def _training_tokens(source: Source, settings: dict[str, Any]) -> str:
 def _results(source: Source) -> str:
     losses = []
     for key, meaning in (
-        ("loss", "training loss (nats per token, mean since the line before it in the log)"),
+        ("loss", "training loss (nats per token, mean since the previous log entry)"),
         ("eval_loss", "validation loss (nats per token)"),
     ):
         rows = [row for row in source.metrics() if key in row]
@@ -153,7 +153,7 @@ def _results(source: Source) -> str:
     head = "## Results\n\n" + "".join(losses) + ("\n" if losses else "")
     report = source.report()
     if report is None:
-        return head + "There is no report on these weights: perplexity is missing."
+        return head + "There is no report for these weights, so perplexity is missing."
     with reading(source.run / "report" / "report.json"):
         rows = [
             f"| {row['length']} ({row['times']}x) | {row['perplexity']:.2f} | "
@@ -163,9 +163,9 @@ def _results(source: Source) -> str:
         about = (
             f"Measured by `train.py` at the end of the run, with attention {report['attention']}, "
             f"on {report['scored_tokens']:,} tokens of its validation text, the same for every "
-            f"window: of each window the last half training length is scored. Perplexity is exp of "
-            "the mean nats per token; bits per byte are nats per token over ln 2, times tokens per "
-            "byte (UTF-8) of the whole validation text. One run, one seed."
+            f"window length: the last half training length of each window is scored. Perplexity is "
+            "exp of the mean nats per token; bits per byte are nats per token over ln 2, times "
+            "tokens per byte (UTF-8) of the whole validation text. One run, one seed."
         )
     table = ["| window (tokens) | validation perplexity | bits per byte |", "|---|---|---|", *rows]
     return head + "\n".join([*table, "", about])
@@ -205,7 +205,7 @@ def package_version() -> str:
 
 
 def shareable(settings: Any, key: str = "") -> Any:
-    """A run's settings without places, secrets and the folders that files lay in."""
+    """Removes local paths, secrets and the folders of files from a run's settings."""
     if isinstance(settings, dict):
         return {
             name: shareable(value, name)

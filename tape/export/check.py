@@ -1,5 +1,5 @@
-"""What an exported folder gives in a process that cannot import the package: its logits, and the
-token ids of a text.
+"""Computes the logits of an exported folder, and the token ids of a text, in a process that cannot
+import the package.
 
 Run as a script, by path: `check.py FOLDER TOKENS ANSWER DTYPE THREADS`.
 """
@@ -11,7 +11,7 @@ TEXT = "Naïve sheep,  3 + 4 = 7.\n\tdef f(x): return x  # ☃"
 
 
 def main(folder: str, tokens: str, answer: str, dtype: str, threads: str) -> None:
-    sys.modules["tape"] = None  # importing it fails from here on
+    sys.modules["tape"] = None  # makes importing it fail
     import torch
     import transformers
     from safetensors.torch import load_file, save_file

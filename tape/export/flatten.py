@@ -1,8 +1,8 @@
-"""The package's modules that a model needs, as flat files beside its weights.
+"""Flattens the modules that a model needs to files next to its weights.
 
-The library's loader of foreign code copies the files of one folder only, and only those named in
-lines of the form `from .module import ...`. So `tape.positions.rotary` becomes positions_rotary.py,
-its import statements are rewritten, and nothing else in it.
+The library's loader of custom code copies files of one folder only, and only those named in lines
+of the form `from .module import ...`. So `tape.positions.rotary` becomes positions_rotary.py, with
+its import statements rewritten and nothing else changed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ NOTICE = "imports rewritten. MIT License, Copyright (c) 2026 The tape authors"
 
 
 def flat_modules(*entries: str) -> dict[str, str]:
-    """Sources by the names of their files: of these modules and of all of ours that they import.
+    """Returns sources by file name, of these modules and all modules of this package they import.
 
     Raises:
-        ValueError: for an import that has no counterpart between flat files.
+        ValueError: for an import that cannot be written between flat files.
     """
     files: dict[str, str] = {}
     waiting = list(entries)
@@ -42,15 +42,16 @@ def flat_name(module: str) -> str:
 
 
 def source_of(module: str) -> Path | None:
-    """The file of one of the package's modules; None for any other name."""
+    """Returns the file of a module of this package; None for any other name."""
     path = ROOT.joinpath(*module.split(".")[1:])
     found = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in found if file.is_file()), None)
 
 
 def rewrite(source: str, module: str) -> tuple[str, list[str]]:
-    """A module's source with the package's imports made flat, and the modules that these name."""
-    text = source.encode()  # the columns of `ast` count bytes
+    """Returns a module's source with flattened imports of this package, and the imported
+    modules."""
+    text = source.encode()  # `ast` counts columns in bytes
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -81,12 +82,12 @@ def _is_ours(node: ast.AST, module: str) -> bool:
 
 
 def _flat_import(node: ast.ImportFrom, statement: str) -> tuple[str, list[str]]:
-    """The statement between flat files, and the modules that it names."""
+    """Returns the flattened import statement and the modules that it imports."""
     modules = [alias for alias in node.names if source_of(f"{node.module}.{alias.name}")]
     names = [alias for alias in node.names if alias not in modules]
     if names and node.module == PACKAGE:
         raise ValueError(
-            f"'{statement}' cannot be exported: name the module of {PACKAGE} that has it"
+            f"'{statement}' cannot be exported: import from the {PACKAGE} module that defines it"
         )
     if not modules:
         head = f"from {node.module} import"
@@ -99,7 +100,7 @@ def _flat_import(node: ast.ImportFrom, statement: str) -> tuple[str, list[str]]:
     for alias in modules:
         flat = flat_name(f"{node.module}.{alias.name}")
         local = alias.asname or alias.name
-        # The first line only tells the library's loader that there is such a file.
+        # The first line only makes the library's loader copy the file.
         lines.append(f"from .{flat} import __name__ as _{local}")
         lines.append(f"from . import {flat}" + ("" if flat == local else f" as {local}"))
     return ("\n" + " " * node.col_offset).join(lines), needed

@@ -1,4 +1,4 @@
-"""A plain Llama in place of our decoder, where both are the same function."""
+"""Export as a plain Llama, for encodings that compute the same function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHAT_PASSES = (
 
 
 def require_llama(model: TapeForCausalLM) -> None:
-    """Raise a ValueError unless a Llama computes the same function from the same tensors."""
+    """Raises a ValueError unless a Llama computes the same function from the same tensors."""
     position, name = model.model.position, model.config.position["name"]
     if lacking := _what_a_llama_lacks(model, position):
         raise ValueError(f"--format llama with position {name!r}: {lacking}; {WHAT_PASSES}")
@@ -31,11 +31,11 @@ def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> s
     if (recurrences := model.config.num_recurrences) > 1:
         return f"a Llama applies its layers once, not num_recurrences={recurrences} times"
     if not isinstance(position, RoPE):
-        return f"a Llama turns queries and keys, and has no {cls.__name__}"
+        return f"a Llama rotates queries and keys, and has no {cls.__name__}"
     if any(layer.context is not None for layer in model.model.layers):
-        return "a Llama's rotations are the same in every layer, it has no state to update"
+        return "a Llama's rotations are the same in every layer, without a state to update"
     if cls.state is not RoPE.state or cls.rotate is not RoPE.rotate:
-        return f"a Llama turns queries and keys, and has no more of {cls.__name__}"
+        return f"a Llama rotates queries and keys, and has no more of {cls.__name__}"
     if cls.biases is not PositionEncoding.biases or cls.embed is not PositionEncoding.embed:
         return "a Llama adds nothing to scores or embeddings"
     if position.sampler.draw is not None:
@@ -44,16 +44,16 @@ def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> s
 
 
 def llama_config(config: TapeConfig) -> LlamaConfig:
-    """A Llama's configuration with the values of ours."""
+    """Converts our configuration to a Llama's."""
     return LlamaConfig(**{field.name: getattr(config, field.name) for field in fields(LlamaConfig)})
 
 
 def write_llama_config(model: TapeForCausalLM, folder: Path) -> None:
-    """Overwrite config.json by a Llama's. The names of the tensors are a Llama's already."""
+    """Overwrites config.json with a Llama's; tensor names are a Llama's already."""
     config = llama_config(model.config)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
-    # Programs from before `rope_parameters` look for these two, and would take defaults.
+    # Programs that predate `rope_parameters` read these two, with defaults if absent.
     rope = dict(config.rope_parameters)
     saved = json.loads((folder / "config.json").read_text())
     saved["rope_theta"] = rope.pop("rope_theta")

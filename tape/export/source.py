@@ -1,4 +1,4 @@
-"""What is exported: a model's folder, and what the run that made it has recorded."""
+"""A model to export, and the records of the run that trained it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 @dataclass(frozen=True)
 class Source:
-    """A folder with one of our models; a run's, one of its checkpoints, or any other.
+    """A folder with one of our models: a run, one of its checkpoints, or any other.
 
     Attributes:
-        run: the folder of the run that it belongs to, if there is one.
-        step: training steps that its weights have seen, if that is recorded.
+        run: folder of the run that it belongs to, if any.
+        step: training steps of its weights, if recorded.
     """
 
     folder: Path
@@ -44,9 +44,10 @@ class Source:
 
     @classmethod
     def open(cls, folder: Path) -> Source:
-        """
+        """Opens a folder.
+
         Raises:
-            ValueError: if there is no folder, no model of ours in it, or an incomplete one.
+            ValueError: if it does not exist, or holds no complete model of ours.
         """
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
@@ -66,11 +67,11 @@ class Source:
         return cls(folder, run, step)
 
     def load(self) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]:
-        """The model, in the dtype that it was saved in, and its tokenizer if there is one; an
-        adapter merged into its base.
+        """Returns the model in its saved dtype, and its tokenizer if it has one; an adapter is
+        merged into its base.
 
         Raises:
-            ValueError: if the weights are not exactly those of the model in config.json.
+            ValueError: if the weights do not match the model in config.json.
         """
         model = load_model(self.folder).cpu()
         if not (self.folder / "tokenizer_config.json").exists():
@@ -78,17 +79,17 @@ class Source:
         return model.eval(), read_tokenizer(self.folder)
 
     def settings(self) -> dict[str, Any] | None:
-        """The configuration of the run."""
+        """Returns the configuration of the run."""
         return None if self.run is None else read_object(self.run / CONFIGURATION)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """What the run logged up to the step of these weights."""
+        """Returns the run's metrics up to the step of these weights."""
         path = None if self.run is None else self.run / MetricsFile.FILE
         rows = read_metrics(path) if path is not None and path.exists() else []
         return [row for row in rows if self.step is None or row["step"] <= self.step]
 
     def report(self) -> dict[str, Any] | None:
-        """The run's report, if there is one and it is about these weights."""
+        """Returns the run's report if it is about these weights."""
         path = None if self.run is None else self.run / "report" / "report.json"
         if path is None or not path.exists():
             return None
@@ -109,15 +110,15 @@ def _check_model(folder: Path) -> None:
 
 
 def _other_checkpoints(folder: Path) -> str:
-    """What could be exported in place of this folder."""
+    """Suggests what to export instead of this folder."""
     run = folder.parent if CHECKPOINT.fullmatch(folder.name) else folder
     newest = last_complete(run)
     return f"{newest} is complete" if newest else "there is no finished model of ours"
 
 
 def _step_of_final(run: Path) -> int | None:
-    """The step of the run's last model: that of the checkpoint with the same weights, as the log
-    may have gone on since; without such a checkpoint, what the report says."""
+    """Returns the step of the run's final model: of the checkpoint with the same weights, because
+    the log may have continued; without such a checkpoint, the report's."""
     weights = sorted(path.name for path in run.glob("*model*.safetensors"))
     for checkpoint in reversed(checkpoints(run)):
         if verify_checkpoint(checkpoint) is None and not any(

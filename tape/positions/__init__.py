@@ -1,4 +1,4 @@
-"""Encodings of positions, by name.
+"""Positional encodings by name.
 
 A new encoding is one file here, one line in `ENCODINGS` and, if it has arguments, one YAML in
 config/position/.
@@ -39,15 +39,15 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "tape": Tape,
     "tape_yarn": TapeYaRN,
 }
-# The names that the paper's code uses.
+# Names in the paper's code.
 ALIASES = {"adape": "tape", "randrope": "randpe", "t5rb": "t5", "adayarn": "tape_yarn"}
 
 
 def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[str, Any]:
-    """Settle an encoding, given by name or as {"name": ..., arguments}, for a configuration.
+    """Completes an encoding, given by name or as {"name": ..., arguments}, for a configuration.
 
     Raises:
-        ValueError: for an unknown name or argument, naming the nearest one and all that are known.
+        ValueError: for an unknown name or argument; lists the known ones and the nearest one.
     """
     name, given = _canonical(position)
     cls, owner = ENCODINGS[name], f"position encoding '{name}'"
@@ -58,7 +58,7 @@ def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[
 
 
 def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any]) -> dict[str, Any]:
-    """What is saved, with another encoding, or with some arguments of the same one changed."""
+    """Replaces the saved encoding, or some of its arguments if the encoding is the same."""
     name, given = _canonical(position)
     kept_name, kept = (None, {}) if saved is None else _canonical(saved)
     return {"name": name, **(kept if kept_name == name else {}), **given}
@@ -71,17 +71,17 @@ def _canonical(position: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _check_type(owner: str, argument: str, value: Any, default: Any) -> None:
-    """Arguments have the type of their default; a float may be given as an integer."""
+    """Arguments must have the type of their default; integers are accepted as floats."""
     if type(default) not in (bool, int, float):
         return
     expected = (int, float) if type(default) is float else (type(default),)
-    if type(value) not in expected or not abs(value) < 2.0**31:  # nor infinite, nor NaN
+    if type(value) not in expected or not abs(value) < 2.0**31:  # excludes inf and NaN
         kind = {bool: "true or false", int: "an integer", float: "a number"}[type(default)]
         raise ValueError(f"{owner}: {argument}={value!r} must be {kind}")
 
 
 def build(config: PretrainedConfig) -> PositionEncoding:
-    """The encoding that a settled configuration names."""
+    """Builds the encoding of a completed configuration."""
     arguments = dict(config.position)
     return ENCODINGS[arguments.pop("name")](config, **arguments)
 

@@ -1,4 +1,4 @@
-"""No encoding at all, and vectors that are added to the token embeddings: sinusoids, or learned."""
+"""No encoding, and encodings added to the token embeddings: sinusoidal and learned."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class NoPE(PositionEncoding):
-    """Nothing: causal attention alone tells positions apart (Haviv et al. 2022; Kazemnejad et al.
-    2023, arXiv 2305.19466)."""
+    """No encoding: causal attention alone distinguishes positions (Haviv et al. 2022; Kazemnejad et
+    al. 2023, arXiv 2305.19466)."""
 
 
 class SinCos(PositionEncoding):
-    """Channel 2i of the embedding gets sin(p / base^(2i/C)), channel 2i+1 the cosine (Vaswani et
-    al. 2017, section 3.5)."""
+    """Adds sin(p / base^(2i/C)) to channel 2i of the embedding and the cosine to channel 2i+1
+    (Vaswani et al. 2017, section 3.5)."""
 
     def __init__(self, config: PretrainedConfig, *, base: float = 10_000.0, **arguments: Any):
         super().__init__(config, **arguments)
@@ -44,9 +44,9 @@ class SinCos(PositionEncoding):
 
 
 class Learned(PositionEncoding):
-    """Row p of a table is added to the embedding (Gehring et al. 2017; Radford et al. 2019). There
-    is none beyond its `length`, the training length by default: that is refused. Which row is a
-    token's may be anything, such as a digit's place in its number (Abacus, McLeish et al. 2024)."""
+    """Adds row p of a learned table to the embedding (Gehring et al. 2017; Radford et al. 2019).
+    Positions beyond its `length`, by default the training length, are refused. position_ids are
+    arbitrary rows, e.g. a digit's place within its number (Abacus, McLeish et al. 2024)."""
 
     ordered = False
 

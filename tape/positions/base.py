@@ -1,6 +1,6 @@
-"""What every encoding of positions is made of: the interface, and nothing that computes.
+"""Interface of positional encodings.
 
-Shape suffixes, here and everywhere in `tape`:
+Shape suffixes, used throughout `tape`:
 B batch, T new tokens, S all tokens (cached and new), H query heads, K key/value heads, D head
 dimension, F = D / 2 frequencies, C hidden size, P width of the payload.
 """
@@ -24,72 +24,72 @@ ALL_BACKENDS = frozenset({"eager", "sdpa"}) | FUSED
 
 
 class Positions(NamedTuple):
-    """Where tokens are: coordinates that a sampler drew, never indices into masks or caches."""
+    """Coordinates of tokens as drawn by a sampler; never indices into masks or caches."""
 
     query: Tensor  # (B|1, T) the new tokens
     key: Tensor  # (B|1, S) the cached and the new tokens
 
 
 def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores under a mask that is boolean (True attends) or additive, and broadcasts to them."""
+    """Applies a mask, boolean (True attends) or additive, that broadcasts to the scores."""
     if mask is None:
         return scores
     lowest = torch.finfo(scores.dtype).min
     if mask.dtype == torch.bool:
         return scores.masked_fill(~mask, lowest)
-    # A sum would be -inf for two minima, a row of which is NaN, and inf for an infinite score.
+    # A sum would be -inf for two minima (NaN if in a whole row) and inf for an infinite score.
     return torch.where(mask > lowest / 2, scores + mask, lowest)
 
 
 def lookup(x: Tensor) -> Callable[..., Tensor]:
-    """(batch, *indices) -> x[batch, *indices]; a batch of one is for every sequence."""
+    """Returns (batch, *indices) -> x[batch, *indices]; a batch of one serves every sequence."""
     if x.shape[0] == 1:
         row = x[0]
         return lambda batch, *indices: row[indices]
     return lambda *indices: x[indices]
 
 
-# (score, batch, head, query, key) -> score, all of them scalar tensors.
+# (score, batch, head, query, key) -> score; all scalar tensors.
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class ScoreBias:
-    """A term b_h(i, j) that is added to the scaled scores of one layer.
+    """Bias b_h(i, j) added to the scaled scores of one layer.
 
-    `dense` is the definition; fused kernels may take the same term in another form.
+    `dense` is the definition; fused kernels may use an equivalent form.
     """
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """The term for every pair, (B|1, H, T, S), in `dtype`."""
+        """Returns the bias of all pairs, (B|1, H, T, S), in `dtype`."""
         raise NotImplementedError
 
     def masked(self, mask: Tensor | None, dtype: torch.dtype, causal: bool = False) -> Tensor:
-        """`dense` with a mask on top; `causal` stands for the mask of later keys."""
+        """Returns `dense` with a mask applied; `causal` stands for a causal mask."""
         term = self.dense(dtype)
         if causal:
             mask = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
         return masked(term, mask)
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
-        """The term for FlexAttention, computed in `dtype`: read from `dense`, unless overridden.
+        """The bias as a FlexAttention score_mod in `dtype`; reads `dense` unless overridden.
 
-        A tensor that needs a gradient may be read once: compiled FlexAttention refuses more.
+        It may read a tensor that requires grad only once: compiled FlexAttention refuses more.
         """
         term = lookup(self.dense(dtype))
         return lambda score, b, h, i, j: score + term(b, h, i, j)
 
     def alibi_slopes(self) -> Tensor | None:
-        """(H,) float32, if the term is -slope_h (i - j) with i and j counting the real tokens: all
-        that FlashAttention can add. None for every other term."""
+        """Slopes (H,) float32 if the bias is -slope_h (i - j) with i and j counting the real
+        tokens, the only bias that FlashAttention supports; otherwise None."""
         return None
 
 
 class PositionModule(nn.Module):
-    """A module with parameters or buffers of its own that knows how to fill them.
+    """A module that initialises its own parameters and buffers.
 
-    The model calls `reset_parameters` after construction, and after loading a checkpoint for what
-    the file did not hold. It must only use `transformers.initialization`, which leaves loaded
-    tensors alone.
+    The model calls `reset_parameters` after construction, and after loading a checkpoint for
+    tensors missing from the file. It must only use `transformers.initialization`, which skips
+    loaded tensors.
     """
 
     def reset_parameters(self) -> None:
@@ -97,35 +97,35 @@ class PositionModule(nn.Module):
 
 
 class StateUpdate(nn.Module):
-    """g of E' = g(X, E): how one decoder layer moves the positional state on, and its parameters.
+    """g of E' = g(X, E): the update of the positional state in one decoder layer.
 
     Attributes:
-        attends: whether the layer's attention averages the state as it averages the values.
+        attends: whether the layer's attention averages the state along with the values.
     """
 
     attends: bool = True
 
     def payload(self, e: Tensor, dtype: torch.dtype) -> Tensor:
-        """The state as attention sees it, (B|1, K|1, T, P)."""
+        """Returns the payload of a state, (B|1, K|1, T, P)."""
         raise NotImplementedError
 
     def forward(self, e: Tensor, attended: Tensor | None, mlp_out: Tensor) -> Tensor:
-        """The state for the next layer, from the state `e`, its average over the attended tokens
-        (B, H, T, P; None if not `attends`) and the MLP's output (B, T, C)."""
+        """Returns the state for the next layer, given the state `e`, its average over the attended
+        tokens (B, H, T, P; None if not `attends`) and the MLP's output (B, T, C)."""
         raise NotImplementedError
 
 
 class PositionEncoding(PositionModule):
-    """How positions enter a decoder. Every method defaults to nothing: NoPE overrides none.
+    """A positional encoding. Every method defaults to no effect: NoPE overrides none.
 
     The arguments of an encoding are the keyword-only parameters of its `__init__`: their names
-    and defaults are what `TapeConfig(position={"name": ..., ...})` accepts and what is saved.
+    and defaults are what `TapeConfig(position={"name": ..., ...})` accepts and saves.
 
     Attributes:
-        backends: attention implementations that can carry out this encoding.
-        ordered: whether position_ids increase from token to token; else they may say anything.
+        backends: attention backends that support this encoding.
+        ordered: whether position_ids must increase from token to token.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
-        per_head: whether it has or mixes numbers of single heads, which tensor parallelism would
+        per_head: whether it has per-head parameters or mixes heads, which tensor parallelism would
             have to split.
     """
 
@@ -141,17 +141,17 @@ class PositionEncoding(PositionModule):
 
     @property
     def max_positions(self) -> int | None:
-        """The most tokens that there are positions for; None without an end."""
+        """The maximum number of tokens with positions; None if unlimited."""
         return self.sampler.max_positions
 
     @classmethod
     def able_backends(cls, arguments: dict[str, Any]) -> frozenset[str]:
-        """The attention implementations that can carry out this encoding with these arguments."""
+        """Returns the attention backends that support this encoding with these arguments."""
         return cls.backends
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Names and defaults of the arguments, of this class and of those it extends."""
+        """Returns names and defaults of the arguments, inherited ones included."""
         found: dict[str, Any] = {}
         for owner in reversed(cls.__mro__):
             if issubclass(owner, PositionEncoding):
@@ -162,19 +162,18 @@ class PositionEncoding(PositionModule):
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Settle a full set of arguments when a configuration is made; return what it saves.
+        """Completes a full set of arguments for a configuration; returns what it saves.
 
-        Override it where a default follows from the configuration (it becomes a number here, so
-        that a checkpoint says what it was trained with) or where a value belongs in a field of the
+        Override it where a default derives from the configuration (it is saved as a number, so that
+        a checkpoint records its training settings), or where a value belongs in a field of the
         configuration that other tools read.
         """
         if config.head_dim % 2:
-            config.rope_parameters = None  # not used here, but the library would refuse them
+            config.rope_parameters = None  # unused here, and the library would refuse them
         return arguments | {"sampler": sampling.configure(config, arguments["sampler"])}
 
     def register_constant(self, name: str, value_on_cpu: Tensor) -> None:
-        """Register a buffer that follows the module's device but never its dtype, and that no
-        checkpoint holds."""
+        """Registers a non-persistent buffer that follows the device but keeps its dtype."""
         self._constants[name] = value_on_cpu
         self.register_buffer(name, value_on_cpu.clone(), persistent=False)
 
@@ -183,27 +182,27 @@ class PositionEncoding(PositionModule):
             setattr(self, name, value.to(getattr(self, name).device, copy=True))
 
     def _apply(self, fn, recurse: bool = True):
-        # `.to(bfloat16)` would round the frequencies and slopes once and for all.
+        # `.to(bfloat16)` would round frequencies and slopes irreversibly.
         super()._apply(fn, recurse)
         PositionEncoding.reset_parameters(self)
         return self
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
-        """The token embeddings with whatever an absolute encoding adds to them."""
+        """Returns token embeddings, with absolute encodings added."""
         return x_BTC
 
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
-        """E of layer 0 for the new tokens, opaque to the decoder; `dtype` is at least float32."""
+        """Returns E of layer 0 for the new tokens; `dtype` is at least float32."""
         return None
 
     def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries and keys of the new tokens, as the state turns them."""
+        """Returns queries and keys of the new tokens, rotated by the state."""
         return q_BHTD, k_BKTD
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
-        """The bias of every layer: one shared object, or one per layer where parameters are."""
+        """Returns the bias of every layer: one shared object, or one per layer if parametrised."""
         return [None] * num_layers
 
     def layer(self, layer_idx: int) -> StateUpdate | None:
-        """A new update for this layer; None where the state stays as it is (g = identity)."""
+        """Creates the update of this layer; None if the state is constant (g = identity)."""
         return None

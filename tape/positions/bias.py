@@ -1,7 +1,7 @@
-"""Encodings that add a term to the scores: ALiBi, T5's buckets, FIRE.
+"""Encodings that add a bias to the scores: ALiBi, T5's buckets, FIRE.
 
-All are causal: a key j lies at or before the query i, and distances i - j below zero (pairs that
-the mask removes) count as zero.
+All are causal: for keys j after the query i, which the mask removes, the distance i - j counts as
+zero.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ DENSE_BACKENDS = ALL_BACKENDS - {"flash_attention_2"}
 
 
 def distances(positions: Positions) -> Tensor:
-    """i - j, never negative, (B|1, T, S), in the type of the coordinates."""
+    """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
     return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """One slope per head, (H,) float32: 2^(-8(h+1)/n) for a power of two n; else those of the
-    largest power of two k below n, followed by every other slope of 2k."""
+    """Returns one slope per head, (H,) float32: 2^(-8(h+1)/n) for a power of two n; otherwise those
+    of the largest power of two k < n, followed by every other slope of 2k."""
     k = 2 ** math.floor(math.log2(num_heads))
     exponents = [-8 * (h + 1) / k for h in range(k)]
     exponents += [-8 * (2 * i + 1) / (2 * k) for i in range(num_heads - k)]
@@ -46,7 +46,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 
 class SlopeBias(ScoreBias):
-    """-m_h (i - j). Without parameters, so that all layers share one object and its dense form."""
+    """-m_h (i - j). It has no parameters: all layers share one object and its dense form."""
 
     def __init__(self, slopes: Tensor, positions: Positions, consecutive: bool = True):
         self.slopes, self.positions, self.consecutive = slopes, positions, consecutive
@@ -97,21 +97,21 @@ class ALiBi(PositionEncoding):
 
 
 class LearnedBias(ScoreBias):
-    """The bias that one layer's parameters give: evaluated where it is used, never kept."""
+    """Bias computed from the parameters of one layer at each use, never stored."""
 
     def __init__(self, layer: nn.Module, positions: Positions):
         self.layer, self.positions = layer, positions
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         device = self.positions.query.device.type
-        with torch.autocast(device, enabled=False):  # positions do not survive bfloat16
+        with torch.autocast(device, enabled=False):  # bfloat16 cannot represent positions
             return self.layer(self.positions).to(dtype)
 
 
 class LearnedBiasEncoding(PositionEncoding):
-    """An encoding with one parameter set per layer, each a module Positions -> (B|1, H, T, S).
+    """Encoding with one module Positions -> (B|1, H, T, S) per layer.
 
-    FlexAttention reads FIRE from its dense form: its MLP would read every weight several times.
+    FlexAttention reads FIRE's dense form: computing its MLP would read each weight several times.
     """
 
     backends = DENSE_BACKENDS
@@ -124,7 +124,7 @@ class LearnedBiasEncoding(PositionEncoding):
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """T5's causal buckets: exact below num_buckets / 2, then logarithmic up to `max_distance`."""
+    """T5's causal buckets: exact below num_buckets / 2, logarithmic up to `max_distance`."""
     exact = num_buckets // 2
     ratio = (distance.clamp(min=exact).float() / exact).log() / math.log(max_distance / exact)
     large = exact + (ratio * (num_buckets - exact)).to(torch.long)
@@ -143,7 +143,7 @@ class T5Layer(nn.Module):
 
 
 class TableBias(LearnedBias):
-    """T5's, which FlexAttention reads from the table itself."""
+    """T5's bias; FlexAttention reads its table directly."""
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
         farthest, device = self.layer.max_distance, self.positions.query.device
@@ -160,8 +160,8 @@ class TableBias(LearnedBias):
 
 
 class T5Bias(LearnedBiasEncoding):
-    """A learned term per head and bucket of distances, one table per layer (Raffel et al. 2020,
-    section 2.1, arXiv 1910.10683; there one table for all layers)."""
+    """Learned bias per head and distance bucket, one table per layer (Raffel et al. 2020, section
+    2.1, arXiv 1910.10683, which shares one table among all layers)."""
 
     bias = TableBias
 
@@ -191,13 +191,13 @@ class FIRELayer(PositionModule):
         self.threshold = threshold
         self.hidden = nn.Linear(1, hidden)
         self.output = nn.Linear(hidden, num_heads)
-        # Vectors of one: FSDP cannot shard a scalar.
+        # Vectors of length one: FSDP cannot shard scalars.
         self.scale = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))
 
     def reset_parameters(self) -> None:
-        # The MLP starts as a plain torch one, as in the authors' listing: at a deviation of 0.02
-        # the bias would be flat, and FIRE would start as NoPE.
+        # torch's default initialisation, as in the authors' listing: with a standard deviation of
+        # 0.02 the bias would be flat, and FIRE would start as NoPE.
         for linear in (self.hidden, self.output):
             bound = 1 / math.sqrt(linear.in_features)
             init.uniform_(linear.weight, -bound, bound)

@@ -1,8 +1,8 @@
-"""Encodings that turn queries and keys: RoPE and its frequency schedules, xPos, RandPE.
+"""Rotary encodings: RoPE and its frequency schedules, xPos, RandPE.
 
-The state is `(B|1, K|1, T, 2, F)`: for every token and frequency the cosine and the sine of a
-phase, each F of them contiguous. Frequencies come from `config.rope_parameters`, where every tool
-of the Hugging Face family looks for them; `theta` and `scaling` are moved there.
+The state is `(B|1, K|1, T, 2, F)`: cosine and sine of a phase per token and frequency, each a
+contiguous block of F. Frequencies come from `config.rope_parameters`, where all Hugging Face tools
+look for them; `theta` and `scaling` are moved there.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tape.positions.base import PositionEncoding, Positions
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Schedules that are fixed when the model is built. The others ("dynamic", "longrope") change with
-# the input's length and would turn keys that are already cached.
+# Schedules that are fixed when the model is built. "dynamic" and "longrope" depend on the input's
+# length, which would invalidate cached keys.
 FIXED_SCHEDULES = ("default", "linear", "llama3", "yarn")
-# Numbers of the schedules, which the library takes as they are.
+# Numeric arguments of the schedules, which the library does not check.
 POSITIVE = {
     *("rope_theta", "factor", "attention_factor", "original_max_position_embeddings"),
     *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"),
@@ -35,9 +35,9 @@ ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
 
 
 def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
-    """Radians per position of every frequency, (F,) float32, and the factor on cosine and sine."""
+    """Returns radians per position, (F,) float32, and the factor on cosine and sine."""
     rope_type = config.rope_parameters["rope_type"]
-    with torch.device("cpu"):  # models are built on the meta device before they are loaded
+    with torch.device("cpu"):  # models are built on the meta device before loading
         if rope_type != "default":
             return ROPE_INIT_FUNCTIONS[rope_type](config)
         exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
@@ -45,16 +45,16 @@ def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
 
 
 def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
-    """Pairs (x_f, x_{f+F}) of the last axis times e_f = (cosine, sine), (.., 2, F), as complex
-    numbers."""
+    """Multiplies pairs (x_f, x_{f+F}) of the last axis by e_f = (cosine, sine), (.., 2, F), as
+    complex numbers."""
     if x.requires_grad and not is_compiling():
-        return _Turn.apply(x, e)
+        return _ApplyRotary.apply(x, e)
     (real, imaginary), (cosine, sine) = x.chunk(2, dim=-1), e.unbind(-2)
     return torch.cat((real * cosine - imaginary * sine, imaginary * cosine + real * sine), dim=-1)
 
 
-class _Turn(torch.autograd.Function):
-    """`apply_rotary` for training, in half as many passes over memory as its formula takes.
+class _ApplyRotary(torch.autograd.Function):
+    """`apply_rotary` for training, in half as many passes over memory.
 
     Fused multiply-adds may change the last bit of a result.
     """
@@ -62,11 +62,11 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, e: Tensor) -> Tensor:
         ctx.save_for_backward(x, e)
-        return _Turn.product(x, e, out=x.new_empty(x.shape))
+        return _ApplyRotary.product(x, e, out=x.new_empty(x.shape))
 
     @staticmethod
     def product(x: Tensor, e: Tensor, out: Tensor, sign: int = 1) -> Tensor:
-        """x (cosine + sign i sine)"""
+        """Returns x (cosine + sign i sine)."""
         (real, imaginary), (cosine, sine) = x.chunk(2, dim=-1), e.unbind(-2)
         out_real, out_imaginary = out.chunk(2, dim=-1)
         torch.mul(real, cosine, out=out_real).addcmul_(imaginary, sine, value=-sign)
@@ -77,7 +77,7 @@ class _Turn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         x, e = ctx.saved_tensors
-        grad_x = _Turn.product(grad, e, out=torch.empty_like(x), sign=-1)
+        grad_x = _ApplyRotary.product(grad, e, out=torch.empty_like(x), sign=-1)
         if not ctx.needs_input_grad[1]:
             return grad_x, None
         (real, imaginary), (g_real, g_imaginary) = x.chunk(2, dim=-1), grad.chunk(2, dim=-1)
@@ -89,7 +89,7 @@ class _Turn(torch.autograd.Function):
 
 
 class RoPE(PositionEncoding):
-    """Pair f of queries and keys is turned by p * inv_f (Su et al. 2021, arXiv 2104.09864).
+    """Rotates pair f of queries and keys by p * inv_f (Su et al. 2021, arXiv 2104.09864).
 
     Arguments of the configuration:
         theta: base of the frequencies, inv_f = theta^(-2f/D); 10,000 by default.
@@ -110,7 +110,7 @@ class RoPE(PositionEncoding):
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         if config.head_dim % 2:
             raise ValueError(
-                f"rotary positions turn pairs of channels: head_dim={config.head_dim} must be even"
+                f"rotary positions need pairs of channels: head_dim={config.head_dim} must be even"
             )
         theta, scaling = arguments.pop("theta"), arguments.pop("scaling")
         if not isinstance(scaling, Mapping | None):
@@ -134,7 +134,7 @@ class RoPE(PositionEncoding):
                 f"others would change keys already cached{suggestion(rope_type, FIXED_SCHEDULES)}"
             )
         if scaling.get("partial_rotary_factor") not in (None, 1.0):
-            raise ValueError("partial_rotary_factor: only whole heads are turned; allowed: 1.0")
+            raise ValueError("partial_rotary_factor: only whole heads are rotated; allowed: 1.0")
         if rope_type == "yarn":
             scaling.setdefault("original_max_position_embeddings", config.max_position_embeddings)
         arguments = super().configure(config, arguments)
@@ -162,7 +162,7 @@ class RoPE(PositionEncoding):
         return apply_rotary(q_BHTD, self.per_query_head(e)), apply_rotary(k_BKTD, e)
 
     def per_query_head(self, e: Tensor) -> Tensor:
-        """The state of key/value heads, repeated for the query heads of its group."""
+        """Repeats the state of each key/value head for the query heads of its group."""
         if e.shape[1] == 1 or self.heads_per_state == 1:
             return e
         return e.repeat_interleave(self.heads_per_state, dim=1)
@@ -197,16 +197,16 @@ class YaRN(RoPE):
 
 
 class XPos(RoPE):
-    """RoPE with an exponential decay (Sun et al. 2022, arXiv 2212.10554): queries times
-    zeta_f^((p - centre) / scale_base), keys divided by it, zeta_f = (2f + 0.4 D) / (1.4 D).
+    """RoPE with exponential decay (Sun et al. 2022, arXiv 2212.10554): queries are multiplied by
+    zeta_f^((p - centre) / scale_base) and keys divided by it, zeta_f = (2f + 0.4 D) / (1.4 D).
 
-    `centre` (half the training length by default) cancels in exact arithmetic; it is a constant of
-    the configuration, because keys are cached with their scale. Positions so far from it that a
-    scaled key could overflow are refused: with the default `scale_base`, more than 12,463 in
-    float16 and 139,370 in bfloat16 and float32.
+    `centre` (by default half the training length) cancels in exact arithmetic; it is constant
+    because keys are cached with their scale. Positions so far from it that a scaled key could
+    overflow are refused: with the default `scale_base`, more than 12,463 in float16 and 139,370 in
+    bfloat16 and float32.
     """
 
-    HEADROOM = 32.0  # of a key's entries before scaling
+    HEADROOM = 32.0  # bound on the entries of a key before scaling
 
     def __init__(
         self,
@@ -243,8 +243,8 @@ class XPos(RoPE):
         device = x_BTC.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else x_BTC.dtype
-        # Reading positions would wait for a GPU: there they lie below the number of slots, or in
-        # the range that they are drawn from.
+        # Reading positions would synchronise a GPU: use the bound instead, the number of cache
+        # slots or the range that positions are drawn from.
         last = (self.sampler.max_positions or positions.key.shape[-1]) - 1
         if device == "cpu":
             last = int(positions.query.max())
@@ -274,7 +274,7 @@ class XPos(RoPE):
 
 class RandPE(RoPE):
     """RoPE on random coordinates (Ruoss et al. 2023, arXiv 2305.16843): RoPE with the `subset`
-    sampler, whose arguments are `length`, `eval_length` and `seed`."""
+    sampler and its arguments `length`, `eval_length` and `seed`."""
 
     config_arguments = ("length", "eval_length", "seed")
 
@@ -285,8 +285,8 @@ class RandPE(RoPE):
         settled = {"name": "subset", **sampler} if isinstance(sampler, dict) else {"name": sampler}
         if settled["name"] not in ("index", "subset"):
             raise ValueError(
-                f"position randpe samples positions itself: sampler={settled['name']!r} is in its "
-                f"way; allowed: 'subset', or position rope with that sampler"
+                f"position randpe samples positions itself: sampler={settled['name']!r} conflicts "
+                f"with it; allowed: 'subset', or position rope with that sampler"
             )
         given = {name: value for name, value in given.items() if value is not None}
         arguments["sampler"] = {**settled, "name": "subset", **given}

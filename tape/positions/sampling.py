@@ -1,7 +1,7 @@
-"""Where tokens are: samplers turn indices (0, 1, 2, ... of the real tokens) into coordinates.
+"""Samplers: map token indices (0, 1, 2, ... over the real tokens) to coordinates.
 
-Orthogonal to how a position enters attention: any encoding takes `sampler=`. One draw per forward
-is shared by all layers and all sequences of the batch, so that relative distances stay consistent.
+Any encoding takes `sampler=`. All layers and all sequences of a batch share one draw per forward
+pass, so relative distances are consistent.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 
 class IndexSampler:
-    """The coordinate is the index."""
+    """Coordinates equal indices."""
 
     arguments: ClassVar[tuple[str, ...]] = ()
-    consecutive: ClassVar[bool] = True  # neighbouring tokens lie one apart
-    max_positions: int | None = None  # the most tokens that there are coordinates for
-    draw: tuple[int, ...] | None = None  # what the coordinates of an evaluation depend on
+    consecutive: ClassVar[bool] = True  # neighbouring tokens are one apart
+    max_positions: int | None = None  # the maximum number of tokens with coordinates
+    draw: tuple[int, ...] | None = None  # identifies the draw of an evaluation
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments
 
     def __call__(self, query: Tensor, key: Tensor, training: bool) -> tuple[Tensor, Tensor]:
-        """Coordinates of queries (B|1, T) and keys (B|1, S) under one draw."""
+        """Returns coordinates of queries (B|1, T) and keys (B|1, S) under one draw."""
         return query, key
 
     @contextmanager
     def evaluation_length(self, length: int) -> Iterator[None]:
-        """Evaluate inputs of up to `length` tokens; nothing to do for most samplers."""
+        """Evaluates inputs of up to `length` tokens; most samplers ignore it."""
         yield
 
 
 class ShiftSampler(IndexSampler):
-    """A random origin in training: all coordinates plus one integer, uniform in 0..maximum.
+    """Random origin in training: adds one integer, uniform in 0..maximum, to all coordinates.
 
-    TAPE's training recipe (arXiv 2501.00712); `maximum` is twice the training length there.
+    TAPE's training recipe (arXiv 2501.00712), which sets `maximum` to twice the training length.
     """
 
     arguments = ("maximum",)
@@ -71,9 +71,9 @@ class ShiftSampler(IndexSampler):
 class SubsetSampler(IndexSampler):
     """Sorted random subsets of range(length) (Ruoss et al. 2023, arXiv 2305.16843).
 
-    Training draws one subset of the input's length per forward. Evaluation uses one seeded draw of
-    `eval_length` coordinates, of which token i takes the i-th: deterministic, and a longer input
-    keeps its prefix, so that cached decoding equals the full forward.
+    Training draws a subset of the input's length per forward pass. Evaluation uses one seeded draw
+    of `eval_length` coordinates, and token i takes the i-th: it is deterministic, and longer inputs
+    keep their prefix, so cached decoding equals the full forward pass.
     """
 
     arguments = ("length", "eval_length", "seed")
@@ -116,7 +116,7 @@ class SubsetSampler(IndexSampler):
             draw = self._random_subset(query, key)
         else:
             draw = _seeded_subset(self.length, self.eval_length, self.seed, query.device)
-            # A compiled graph knows shapes only; what lies beyond raises as it is read there.
+            # A compiled graph knows shapes only; indexing raises an error for larger positions.
             compiling = torch.compiler.is_compiling()
             tokens = query.shape[-1] if compiling else int(query.max()) + 1
             if tokens > self.eval_length:
@@ -125,7 +125,7 @@ class SubsetSampler(IndexSampler):
                     f"eval_length={self.eval_length}; raise it (up to length={self.length}) in the "
                     f"configuration, or for a while by `with model.evaluation_length(n):`"
                 )
-        # Slots of a static cache that hold no token yet are masked: any coordinate will do.
+        # Empty slots of a static cache are masked, so any coordinate is valid.
         return draw[query], draw[key.clamp(max=len(draw) - 1)]
 
     def _random_subset(self, query: Tensor, key: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class SubsetSampler(IndexSampler):
             self.eval_length = before
 
 
-@torch.compiler.assume_constant_result  # graphs hold the draw itself, not its generator
+@torch.compiler.assume_constant_result  # graphs contain the draw, not its generator
 def _seeded_subset(length: int, size: int, seed: int, device: torch.device) -> Tensor:
     return _cached_subset(length, size, seed, device)
 
@@ -169,7 +169,7 @@ SAMPLERS: dict[str, type[IndexSampler]] = {
 
 
 def configure(config: PretrainedConfig, sampler: str | dict[str, Any]) -> dict[str, Any]:
-    """Settle a sampler, given by name or as {"name": ..., arguments}, for a configuration."""
+    """Completes a sampler, given by name or as {"name": ..., arguments}, for a configuration."""
     arguments = dict(sampler) if isinstance(sampler, Mapping) else {"name": sampler}
     name = arguments.pop("name", None)
     cls = look_up("sampler", name, SAMPLERS)
@@ -178,6 +178,6 @@ def configure(config: PretrainedConfig, sampler: str | dict[str, Any]) -> dict[s
 
 
 def build(sampler: dict[str, Any]) -> IndexSampler:
-    """The sampler that a settled configuration names."""
+    """Builds the sampler of a completed configuration."""
     arguments = dict(sampler)
     return SAMPLERS[arguments.pop("name")](**arguments)

@@ -1,13 +1,13 @@
 """TAPE: contextualized equivariant positional encoding (arXiv 2501.00712).
 
-RoPE whose state is updated in every layer but the last. With e the state of a token (per head and
-frequency a 2-vector), a its average over the attended tokens and m the MLP's output:
+RoPE whose state is updated in every layer but the last. With state e (a 2-vector per token, head
+and frequency), its average a over the attended tokens and the MLP's output m:
 
     E1 = E + P a                             after attention  (`mix` is P)
     E' = E1 + W2 diag(SiLU(W_x m)) W1 E1     after the MLP    (`gate`, `up`, `down`: W_x, W1, W2)
 
-All maps act on the heads and leave frequencies and the pair (cosine, sine) alone: they commute
-with every rotation of the pairs, so that a shift of all positions changes nothing.
+All maps act on the heads and leave frequencies and the pair (cosine, sine) alone. They commute
+with every rotation of the pairs, so shifting all positions leaves the output unchanged.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class StateMap(PositionModule):
-    """A linear map on one axis of the state, or two of them, for the cosine and the sine part.
+    """Linear map on one axis of the state, or one each for the cosine and the sine part.
 
-    It starts at zero, or normal with deviation `std`.
+    Initialised with zeros, or normally with standard deviation `std`.
     """
 
     def __init__(self, parts: int, inputs: int, outputs: int, std: float = 0.0):
@@ -43,7 +43,7 @@ class StateMap(PositionModule):
         init.normal_(self.weight, std=self.std)
 
 
-# (tensorial, equivariant): the order of the axes B, H, T, part, F of the state.
+# (tensorial, equivariant): order of the axes B, H, T, part, F of the state.
 ORDERS = {
     (True, True): (0, 2, 1, 3, 4),
     (True, False): (3, 0, 2, 1, 4),
@@ -53,8 +53,8 @@ ORDERS = {
 
 
 class TapeUpdate(StateUpdate):
-    """g of one layer. The state is laid out as (B T, M, N), or (2, B T, M, N) for two sets of maps:
-    M is the axis that they mix, N what they leave alone:
+    """g of one layer. The state is laid out as (B T, M, N), or (2, B T, M, N) for two sets of maps;
+    the maps mix axis M and leave N alone:
 
         tensorial  equivariant  sets  M          N
         yes        yes          1     heads      2 F
@@ -85,7 +85,7 @@ class TapeUpdate(StateUpdate):
         self.sets = () if equivariant else (2,)
         attended = H if tensorial else frequencies if equivariant else H * frequencies
         self.mixed = K if tensorial else frequencies if equivariant else K * frequencies
-        # P and W1 start at zero, so that TAPE starts as RoPE.
+        # P and W1 are initialised with zeros, so TAPE starts as RoPE.
         if attention:
             self.mix = StateMap(parts, attended, self.mixed)
         if feed_forward:
@@ -113,13 +113,13 @@ class TapeUpdate(StateUpdate):
         return e_BHT2F.permute(self.order).reshape(*self.sets, tokens, mixed, -1)
 
     def _feed_forward(self, state: Tensor, mlp_out: Tensor) -> Tensor:
-        """State + W2 diag(SiLU(W_x m)) W1 state."""
+        """Returns state + W2 diag(SiLU(W_x m)) W1 state."""
         W1, W2 = self.up.weight.to(state.dtype), self.down.weight.to(state.dtype)
         gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).flatten(0, 1).to(state.dtype)
         if self.tensorial:
             # One small matrix per token, 1 + W2 diag(gate) W1, linear in the gate: with M heads and
-            # I = width it costs I M^2 + M^2 N multiply-adds and keeps M^2 numbers for the backward
-            # pass, where W1 and W2 in turn cost 2 I M N and keep I N.
+            # I = width it costs I M^2 + M^2 N multiply-adds and saves M^2 numbers for the backward
+            # pass; applying W1 and W2 in turn costs 2 I M N and saves I N.
             products = W2.mT[..., None] * W1[..., None, :]  # (.., I, M, M)
             identity = torch.eye(self.mixed, dtype=state.dtype, device=state.device)
             maps = gate @ products.flatten(-2) + identity.flatten()  # (.., B T, M M)
@@ -129,23 +129,29 @@ class TapeUpdate(StateUpdate):
 
 
 def add_product(state: Tensor, maps: Tensor, x: Tensor) -> Tensor:
-    """state + maps @ x in one pass over memory; maps (M, L) or (2, M, L), x (.., B T, L, N)."""
+    """Computes state + maps @ x in one pass over memory.
+
+    Args:
+        state: (.., B T, M, N).
+        maps: (M, L) or (2, M, L).
+        x: (.., B T, L, N).
+    """
     if maps.ndim == 2:
         return torch.baddbmm(state, maps.expand(len(state), -1, -1), x)
-    # Expanded, two sets would be copied for each token.
+    # baddbmm would copy two expanded sets of maps for each token.
     return state + torch.einsum("gml,gtln->gtmn", maps, x)
 
 
 class Tape(RoPE):
-    """RoPE whose state is updated in every layer but the last by what the model reads (Zhu et al.
-    2025, arXiv 2501.00712).
+    """RoPE whose state is updated in every layer but the last, based on context (Zhu et al. 2025,
+    arXiv 2501.00712).
 
     Arguments of the configuration:
-        width: I, the width of the update after the MLP; or as a multiple of the heads, "4H", which
-            is the default.
+        width: I, the width of the update after the MLP; also as a multiple of the number of heads,
+            e.g. "4H", the default.
         attention, feed_forward: update the state after attention, after the MLP (Table 6).
-        equivariant: the same maps for cosine and sine (Table 6).
-        tensorial: the maps mix heads; otherwise the entries of one vector (Table 6).
+        equivariant: use the same maps for cosine and sine (Table 6).
+        tensorial: maps mix heads; otherwise the entries of one vector (Table 6).
     """
 
     per_head = True
@@ -189,12 +195,12 @@ class Tape(RoPE):
         return super().configure(config, arguments | {"width": width})
 
     def layer(self, layer_idx: int) -> StateUpdate | None:
-        """None in the last layer: nobody reads its result, its parameters would get no gradient.
-        With recurrences the first layer reads it, in all but the last of them."""
+        """None in the last layer: its result is unused, and its parameters would get no gradient.
+        With recurrences the next recurrence uses it, except in the last one."""
         last = layer_idx == self.config.num_hidden_layers - 1 and self.config.num_recurrences == 1
         idle = not (self.update["attention"] or self.update["feed_forward"])
         return None if last or idle else TapeUpdate(self.config, **self.update)
 
 
 class TapeYaRN(Tape, YaRN):
-    """TAPE whose first state comes from the YaRN schedule (same paper, Fig. 6)."""
+    """TAPE with an initial state from the YaRN schedule (same paper, Fig. 6)."""

@@ -1,1 +1,1 @@
-"""Training runs: what is written while they go on, how they continue, how they end."""
+"""Training runs: models, checkpoints, logging, resumption and reports."""

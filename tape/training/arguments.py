@@ -1,4 +1,4 @@
-"""What the numbers of a run's settings allow, and what follows from them."""
+"""Checks of a run's TrainingArguments, and values derived from them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 
 def check_fields(settings: dict[str, Any]) -> None:
-    """Raises a ValueError for the first of the trainer's settings that is no field of
-    TrainingArguments, or text in place of a number or a truth value."""
+    """Raises a ValueError for the first trainer setting that is not a field of TrainingArguments,
+    or is text where a number or a truth value is needed."""
     types = {field.name: {field.type, *get_args(field.type)} for field in fields(TrainingArguments)}
     for name, value in settings.items():
         if name not in {*types, "_target_"}:
@@ -36,9 +36,9 @@ def check_fields(settings: dict[str, Any]) -> None:
 
 
 def check_training(arguments: TrainingArguments) -> None:
-    """Raise a ValueError for what the library allows but a run here cannot honour."""
+    """Raises a ValueError for settings that the library allows but runs here do not support."""
     gpus = arguments.n_gpu
-    own_order = "the sequences come in an order of their own, counted in steps"
+    own_order = "the training order is fixed and counted in steps; leave it at its default"
     wrong = {
         "num_train_epochs": (arguments.num_train_epochs != 3, "give trainer.max_steps"),
         "ignore_data_skip": (arguments.ignore_data_skip, own_order),
@@ -46,28 +46,28 @@ def check_training(arguments: TrainingArguments) -> None:
         "dataloader_drop_last": (arguments.dataloader_drop_last, own_order),
         "auto_find_batch_size": (
             arguments.auto_find_batch_size,
-            "a run is counted in steps of one size; set trainer.per_device_train_batch_size",
+            "all steps must have one batch size; set trainer.per_device_train_batch_size",
         ),
         "accelerator_config.split_batches": (
             arguments.accelerator_config.split_batches,
-            "a run is counted in steps of one size; set trainer.per_device_train_batch_size",
+            "all steps must have one batch size; set trainer.per_device_train_batch_size",
         ),
         "resume_from_checkpoint": (
             arguments.resume_from_checkpoint is not None,
-            "a run continues from the last whole checkpoint of its own folder",
+            "a run resumes from the last complete checkpoint in its folder; leave it null",
         ),
         "save_only_model": (
             arguments.save_only_model,
-            "a run could not be continued without its optimizer",
+            "a run cannot be resumed without its optimizer state; give false",
         ),
         "save_strategy": (
             arguments.save_strategy == "best",
-            "a run continues from its last step; take steps or no",
+            "a run resumes from its last checkpoint; take steps or no",
         ),
         "load_best_model_at_end": (
             arguments.load_best_model_at_end,
-            "a run ends with its last weights; trainer.save_total_limit=null keeps every "
-            "checkpoint to choose from",
+            "a run ends with its last weights; to choose one later, keep all checkpoints with "
+            "trainer.save_total_limit=null",
         ),
         "label_smoothing_factor": (
             arguments.label_smoothing_factor != 0,
@@ -85,8 +85,8 @@ def check_training(arguments: TrainingArguments) -> None:
         raise ValueError(f"trainer.report_to={','.join(arguments.report_to)}: {error}") from error
     if gpus > 1:
         raise ValueError(
-            f"one process with {gpus} GPUs: start one per GPU with NGPUS={gpus} bash "
-            f"script/train.sh, or show it one with CUDA_VISIBLE_DEVICES=0"
+            f"one process sees {gpus} GPUs: start one per GPU with NGPUS={gpus} bash "
+            f"script/train.sh, or select one with CUDA_VISIBLE_DEVICES=0"
         )
 
 
@@ -95,6 +95,6 @@ def sequences_per_step(arguments: TrainingArguments) -> int:
 
 
 def training_order(arguments: TrainingArguments) -> tuple[int, int]:
-    """How many sequences a run takes, and the seed of their order."""
+    """Returns the number of sequences of a run and the seed of their order."""
     seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
     return arguments.max_steps * sequences_per_step(arguments), seed

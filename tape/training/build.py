@@ -1,4 +1,4 @@
-"""A model from the plain settings of a configuration file: a new one, or that of a checkpoint."""
+"""Builds models from plain settings: new ones, or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,58 +22,58 @@ from tape.frozen import loading
 from tape.modeling import TapeForCausalLM
 from tape.names import check_arguments
 
-KEEP = "keep"  # the position of a base model
-# Fields that change the shape, the number or the sense of weights.
+KEEP = "keep"  # keeps the position of a base model
+# Fields that change the shape, the number or the meaning of weights.
 SIZES = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act"),
 }
-LOCAL = ("output", ".", "..", "")  # first parts of paths, where no name on the hub begins
+LOCAL = ("output", ".", "..", "")  # first parts of local paths, never of hub names
 OF_TOKENIZER = {"bos_token_id", "eos_token_id", "pad_token_id"}
 log = logging.getLogger(__name__)
 
 
 def new_config(shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
-    """The configuration of a new decoder, of which only the tokenizer's part is left open.
+    """Builds the configuration of a new decoder, except for the tokenizer's part.
 
     Args:
         shape: fields of `TapeConfig`; a `vocab_size` of None is the tokenizer's.
 
     Raises:
         ValueError: for fields that do not exist, are out of bounds or are in conflict, and for a
-            decoder that is larger than the memory of this machine.
+            decoder that does not fit into this machine's memory.
     """
     if position.get("name") == KEEP or "hidden_size" not in shape:
-        raise ValueError("position=keep and model=keep keep those of a base_model=...: give one")
+        raise ValueError("position=keep and model=keep need a base_model=...")
     _check_fields(shape)
     for name in OF_TOKENIZER & shape.keys():
-        raise ValueError(f"model.{name}={shape[name]}: it is the tokenizer's; leave it out")
+        raise ValueError(f"model.{name}={shape[name]}: it is set by the tokenizer; leave it out")
     known = {name: value for name, value in shape.items() if name != "vocab_size"}
     config = _settled("model", lambda: TapeConfig(**known, position=position))
-    with torch.device("meta"):  # raises what a constructor raises, and takes no memory
+    with torch.device("meta"):  # runs the constructor's checks without allocating memory
         parameters = TapeForCausalLM(config).num_parameters()
     check_memory(4 * parameters, "model", "of weights in float32", "take a smaller model")
     return config
 
 
 def check_memory(needed: int, owner: str, what: str, remedy: str) -> None:
-    """Raises a ValueError for more bytes than this machine has memory, which would end it."""
+    """Raises a ValueError if `needed` bytes exceed this machine's memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise ValueError(
-            f"{owner}: {needed / 2**30:,.0f} GiB {what} are more than the {memory / 2**30:,.0f} "
-            f"GiB of memory here; {remedy}"
+            f"{owner}: {needed / 2**30:,.0f} GiB {what} exceed the {memory / 2**30:,.0f} GiB "
+            f"of memory of this machine; {remedy}"
         )
 
 
 def build_model(
     config: TapeConfig, shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> TapeForCausalLM:
-    """A freshly initialised decoder whose vocabulary and special tokens are the tokenizer's.
+    """Initialises a new decoder with the vocabulary and special tokens of the tokenizer.
 
     Raises:
-        ValueError: for a vocabulary smaller than the tokenizer's.
+        ValueError: if the vocabulary is smaller than the tokenizer's.
     """
     config.vocab_size = shape.get("vocab_size") or len(tokenizer)
     _check_vocabulary(tokenizer, config.vocab_size, "model.vocab_size=")
@@ -85,14 +85,14 @@ def build_model(
 def adapted_config(
     base: str, shape: dict[str, Any], position: dict[str, Any]
 ) -> tuple[TapeConfig, TapeConfig]:
-    """The configuration of a checkpoint, and the same with another training length and perhaps
-    another encoding.
+    """Returns the configuration of a checkpoint, and a copy with another training length and
+    optionally another encoding.
 
     Args:
-        base: a folder, or a name on the hub.
+        base: folder or name on the hub.
         shape: fields of `TapeConfig`; none of them may change the shape of a weight.
-        position: {"name": "keep"} is the checkpoint's own; arguments beside it replace those. Null
-            arguments of YaRN extend the checkpoint's length to the new one.
+        position: {"name": "keep"} keeps the checkpoint's; further arguments replace its arguments.
+            Null arguments of YaRN extend the checkpoint's length to the new one.
 
     Raises:
         ValueError: if there is no such checkpoint, or for settings that do not fit it.
@@ -111,14 +111,14 @@ def adapted_config(
     before = _settled(f"base_model={base}", lambda: TapeConfig.from_pretrained(base))
     if getattr(before, "quantization_config", None) is not None:
         raise ValueError(
-            f"base_model={base} holds quantized weights; take the model that they were made of, "
+            f"base_model={base} holds quantized weights; take the original model "
             f"with frozen=int8 or nf4"
         )
     if position["name"] == KEEP:
         position = position | {"name": before.position["name"]}
     changes = {name: value for name, value in shape.items() if value is not None}
     position = _extended(position, before, changes.get("max_position_embeddings"))
-    changes["adaptation"] = None  # that of the checkpoint has come to its end
+    changes["adaptation"] = None  # the checkpoint's own is completed
     config = _settled(
         f"base_model={base}",
         lambda: TapeConfig.from_pretrained(base, position=position, **changes),
@@ -139,11 +139,11 @@ def adapt_model(
     tokenizer: PreTrainedTokenizerBase,
     frozen: str | None = None,
 ) -> TapeForCausalLM:
-    """The decoder of a checkpoint with another configuration, `adapted_config`. Weights that an
-    encoding adds are new; all others are the checkpoint's.
+    """Loads a checkpoint into another configuration, see `adapted_config`. Weights that an encoding
+    adds are initialised; all others are the checkpoint's.
 
     Args:
-        frozen: how weights that do not train are going to be held (`tape.frozen`).
+        frozen: storage of frozen weights (`tape.frozen`).
 
     Raises:
         ValueError: if weights are missing, or for a tokenizer that does not fit.
@@ -156,7 +156,7 @@ def adapt_model(
         raise ValueError(f"base_model={base} cannot be taken: {error}") from error
     check_finite(f"base_model={base}", model)
     if left := [key for key in left if "inv_freq" not in key]:
-        log.info("weights of %s that are not taken: %s", base, ", ".join(left))
+        log.info("weights of %s that are not used: %s", base, ", ".join(left))
     log.info(
         "base %s (%s), trained on %s tokens; now %s with %s",
         *(base, before.position["name"], f"{before.max_position_embeddings:,}"),
@@ -166,7 +166,7 @@ def adapt_model(
 
 
 def _settled(owner: str, make: Callable[[], TapeConfig]) -> TapeConfig:
-    """A configuration, or a ValueError with the reason of the library's own errors."""
+    """Returns `make()`; raises a ValueError with the reason of the library's error."""
     try:
         return make()
     except (ValueError, OSError, StrictDataclassError, TypeError, RecursionError) as error:
@@ -184,7 +184,7 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, owner: str)
 
 
 def identity(base: str) -> str:
-    """What tells one base model from another: the hash of its weights, or its revision."""
+    """Identifies a base model by a hash of its weights or by its revision."""
     if Path(base).is_dir():
         return fingerprint(Path(base))
     where = cached_file(base, "config.json")
@@ -192,14 +192,14 @@ def identity(base: str) -> str:
 
 
 def _check_fields(shape: dict[str, Any]) -> None:
-    """The library would keep a misspelt field silently."""
+    """The library would silently accept a misspelt field."""
     accepted = {field.name for field in fields(TapeConfig)} | {"attn_implementation"}
     check_arguments("model", shape, accepted)
 
 
 def _extended(position: dict[str, Any], before: TapeConfig, length: int | None) -> dict[str, Any]:
-    """Null arguments of YaRN, as they follow from the length that a checkpoint was trained with and
-    the new one; what a checkpoint with YaRN has is its own."""
+    """Fills null arguments of YaRN from the checkpoint's training length and the new one; arguments
+    of a checkpoint with YaRN are kept."""
     if "factor" not in position or (before.rope_parameters or {}).get("rope_type") == "yarn":
         return position
     original = position.get("original_length") or before.max_position_embeddings

@@ -1,4 +1,4 @@
-"""Asked before every step is applied: is the loss a number, and was the run told to stop?"""
+"""Stops a run before a step with a non-finite loss, and after SIGTERM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-STOPPED = 75  # the exit status of a run that saved and can go on: "try again later" in sysexits.h
+STOPPED = 75  # exit status of a run that saved and can be resumed: EX_TEMPFAIL in sysexits.h
 
 
 class NonFiniteLoss(RuntimeError):
@@ -19,26 +19,26 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Stopped(Exception):
-    """The run was told to stop and has saved: the same command continues it."""
+    """The run was told to stop and has saved; rerunning the command resumes it."""
 
 
 class Guard(TrainerCallback):
-    """Ends a run whose loss is not finite before the step is applied, and a run that gets SIGTERM
-    (from SLURM, before its time is up) after the step, with a checkpoint.
+    """Ends a run before a step with a non-finite loss; on SIGTERM (sent by SLURM before the time
+    limit) saves a checkpoint after the current step and ends it.
 
-    All processes of a run agree on both once a step, so that none waits for one that has left.
+    All processes of a run agree on both once per step, so that none waits for one that has exited.
 
     Attributes:
-        stopped: whether the run was told to stop, and did.
+        stopped: whether the run stopped because of SIGTERM.
     """
 
     def __init__(self):
         self.losses: list[Tensor] = []  # of the current step's batches
-        self.told = self.stopped = False
+        self.sigterm = self.stopped = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take note of SIGTERM inside this context instead of dying of it."""
+        """Records SIGTERM inside this context instead of exiting."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -49,13 +49,13 @@ class Guard(TrainerCallback):
             signal.signal(signal.SIGTERM, before)
 
     def _note(self, number, frame) -> None:
-        self.told = True
+        self.sigterm = True
 
     def on_pre_optimizer_step(self, args, state, control, lr_scheduler=None, **kwargs):
         losses = torch.stack(self.losses)
         self.losses.clear()
         broken = ~torch.isfinite(losses).all()
-        answers = torch.stack((broken, torch.tensor(self.told, device=broken.device))).int()
+        answers = torch.stack((broken, torch.tensor(self.sigterm, device=broken.device))).int()
         if args.world_size > 1:
             torch.distributed.all_reduce(answers, torch.distributed.ReduceOp.MAX)
         not_finite, self.stopped = map(bool, answers.tolist())
@@ -68,13 +68,13 @@ class Guard(TrainerCallback):
             )
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.stopped &= state.global_step < state.max_steps  # else it ends anyway
+        self.stopped &= state.global_step < state.max_steps  # otherwise the run is finished
         if self.stopped:
-            # Every second counts now: a validation is made up for when the run goes on.
+            # Skip evaluation during shutdown: it is made up for when the run resumes.
             control.should_evaluate = False
             control.should_save = control.should_training_stop = True
 
 
 def ignore_sigterm(worker_id: int) -> None:
-    """For data-loader workers: a cluster's signal reaches them too, but the run needs them."""
+    """For data-loader workers: a cluster signals them too, but the run still needs them."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

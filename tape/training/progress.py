@@ -1,4 +1,4 @@
-"""What a run says while it trains: lines on the console, rows in metrics.jsonl."""
+"""Progress of a run: lines on the console, rows in metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tape.files import write_text
 
 
 class MetricsFile(TrainerCallback):
-    """One JSON object per line and log event in metrics.jsonl. A continued run drops the lines of
-    the steps that it repeats."""
+    """Writes one JSON object per log event to metrics.jsonl. A resumed run drops the lines of the
+    steps that it repeats."""
 
     FILE = "metrics.jsonl"
 
@@ -30,7 +30,7 @@ class MetricsFile(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs = logs or {}
-        if "train_loss" in logs:  # the library's summary, of the steps since the last start
+        if "train_loss" in logs:  # the library's summary of the steps since the last start
             if state.global_step < state.max_steps:
                 return
             logs = {"total_flos": logs["total_flos"]}
@@ -40,8 +40,8 @@ class MetricsFile(TrainerCallback):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl up to the first that is none, such as the last line of a run that
-    was killed while it wrote."""
+    """Returns the rows of a metrics.jsonl up to the first invalid one, e.g. the last line of a run
+    that was killed while writing."""
     rows = []
     for line in path.read_text(errors="replace").splitlines():
         try:
@@ -55,7 +55,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def peak_memory() -> int:
-    """Bytes: of the device, else the largest resident size of this process so far."""
+    """Returns bytes: peak memory of the GPU, otherwise peak resident size of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
@@ -63,11 +63,11 @@ def peak_memory() -> int:
 
 
 class Console(TrainerCallback):
-    """A line per log event with tokens per second and the time left, and a bar on a terminal."""
+    """Prints a line per log event with tokens/s and time left, and a progress bar on a terminal."""
 
     def __init__(self):
-        self.tokens = 0  # of all processes since the last log event, with padding
-        self.seconds = 0.0  # of training steps alone, without evaluation and saving
+        self.tokens = 0  # of all processes since the last log event, including padding
+        self.seconds = 0.0  # of training steps, without evaluation and saving
         self.steps = self.steps_since_log = 0
         self.seconds_since_log = 0.0
         self.bar: tqdm | None = None

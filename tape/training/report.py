@@ -1,4 +1,4 @@
-"""The end of a run: what was learned, as tables, plots and a sample, in report/."""
+"""Report of a finished run in report/: tables, plots and a sample."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tape.training.progress import read_metrics
 def perplexities(
     model: TapeForCausalLM, stream: TokenStream, length: int, tokens: int
 ) -> list[Perplexity]:
-    """Perplexity at 1x, 2x and 4x the training length on the same tokens, as far as the text and
-    the encoding's range go."""
+    """Computes perplexity at 1x, 2x and 4x the training length on the same tokens, as far as the
+    text and the encoding's range allow."""
     stride = length // 2
     longest = model.model.position.max_positions or len(stream)
     lengths = [n * length for n in (1, 2, 4) if n * length <= min(longest, len(stream))]
@@ -43,8 +43,8 @@ def perplexities(
 def continuation(
     model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, stream: TokenStream, seed: int
 ) -> tuple[str, str]:
-    """A third of 144 tokens from the validation text, the rest added by the model; fewer if the
-    encoding has fewer positions."""
+    """Returns a prompt from the validation text (a third of 144 tokens) and the model's
+    continuation; fewer tokens if the encoding has fewer positions."""
     set_seed(seed)
     total = min(144, model.model.position.max_positions or 144)
     ids = torch.from_numpy(stream.tokens[: total // 3].astype("int64"))[None].to(model.device)
@@ -63,7 +63,7 @@ def continuation(
 
 
 def facts(model: TapeForCausalLM, metrics: list[dict[str, Any]]) -> dict[str, Any]:
-    """What every report begins with: the model, and what the metrics say of its training."""
+    """Returns facts common to all reports: the model and a summary of its training metrics."""
     speeds = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
     return {
         "position": model.config.position,
@@ -94,10 +94,10 @@ def write_report(
     tokens: int,
     seed: int,
 ) -> str:
-    """Write folder/report/ and return its text, which is also what the console shows."""
+    """Writes folder/report/ and returns its text, which is also printed."""
     model.eval()
     results = perplexities(model, validation, length, tokens)
-    # EOS and tokens that end within a character have no bytes of their own: take the average.
+    # EOS and tokens that end within a character have no bytes of their own: use the average.
     scored_bytes = results[0].tokens * validation.bytes / len(validation)
     prompt, added = continuation(model, tokenizer, validation, seed)
     metrics = read_metrics(folder / "metrics.jsonl")
@@ -122,7 +122,7 @@ def write_report(
 def publish(
     folder: Path, metrics: list[dict[str, Any]], summary: dict[str, Any], text: str
 ) -> None:
-    """Write what is in every folder/report/: a summary, its text, and the losses."""
+    """Writes the files common to all reports: summary, text and loss plot."""
     target = folder / "report"
     write_text(target / "report.json", json.dumps(summary, indent=1) + "\n")
     write_text(target / "report.md", text)
@@ -157,7 +157,7 @@ def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, adde
 
 
 def printable(text: str) -> str:
-    """What a model says may hold any control character; a terminal should not obey them."""
+    """Escapes control characters, which generated text may contain, for the terminal."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )
@@ -179,7 +179,7 @@ def plot_loss(metrics: list[dict[str, Any]], name: str, path: Path) -> None:
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=name)
     axes.grid(alpha=0.3)
-    if axes.lines:  # a short run may log nothing
+    if axes.lines:  # a short run may have no log events
         axes.legend()
     _save(figure, path)
 
@@ -199,7 +199,7 @@ def _plot_perplexity(rows: list[dict[str, Any]], name: str, path: Path) -> None:
     axes.set_xticks([row["length"] for row in rows])
     axes.set_xticklabels([f"{row['length']} ({row['times']}x)" for row in rows])
     axes.margins(x=0.15)
-    # Room for the numbers, and for the eye to see that a percent is little.
+    # Leaves room for the numbers and keeps small differences visibly small.
     values = [row["perplexity"] for row in rows]
     axes.set_ylim(0.9 * min(values), 1.15 * max(values))
     axes.set(xlabel="window (tokens)", ylabel="validation perplexity", title=name)

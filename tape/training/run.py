@@ -1,4 +1,4 @@
-"""A run: from its settings to its report."""
+"""Runs training from composed settings to the report."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) -> str:
-    """Trains a model, or continues to, and returns the text of its report.
+    """Trains a model or resumes training, and returns the text of its report.
 
     Args:
-        settings: those of `config/train.yaml`, composed and checked.
-        instantiate: makes the object that a dictionary's `_target_` names.
+        settings: of `config/train.yaml`, composed and checked.
+        instantiate: creates the object named by a dictionary's `_target_`.
 
     Raises:
         ValueError, TypeError: for settings that are wrong or in conflict.
         OSError: for files that cannot be read or written.
         NonFiniteLoss: if the loss is not finite.
-        Stopped: if the run was told to stop, and has saved.
+        Stopped: if the run was told to stop and has saved.
     """
     check_fields(settings["trainer"])
     try:
@@ -68,7 +68,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         )
     if method and not base:
         raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
-    # Before any text is read: that may take hours.
+    # Before any text is read, which may take hours.
     shape, position = settings["model"], settings["position"]
     if base:
         before, config = adapted_config(base, shape, position)
@@ -88,7 +88,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     if main and settings["alias"] == folder.name:
         clear_alias(folder)
     with locked(folder):
-        with arguments.main_process_first():  # the other processes find its work in the cache
+        with arguments.main_process_first():  # the other processes then read its cached results
             task = instantiate(settings["task"])(instantiate(settings["data"]), settings, arguments)
         recorded = settings | {
             "tokens": task.fingerprints,
@@ -143,7 +143,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         if not main:
             return ""
         kernel = model.config._attn_implementation
-        del trainer, model  # the report is on what was saved
+        del trainer, model  # the report uses the saved model
         saved = load_model(folder, attn_implementation=kernel)
         report = task.report(folder, saved.to(arguments.device))
     print(report)
@@ -156,8 +156,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
 def begin(
     folder: Path, settings: dict[str, Any], arguments: TrainingArguments
 ) -> tuple[dict[str, Any], Path | None, bool]:
-    """Makes the folder that of this run. Returns what is recorded of it, the checkpoint that all
-    processes continue from, or None, and whether the run ends with it."""
+    """Registers the run in its folder. Returns its recorded settings, the checkpoint that all
+    processes resume from (or None), and whether that checkpoint completes the run."""
     checkpoint = None
     if arguments.process_index == 0:
         checkpoint = last_complete(folder)

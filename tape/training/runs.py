@@ -1,7 +1,7 @@
-"""A run's folder: one configuration, one process group at a time, and checkpoints that are whole.
+"""A run's folder: one configuration, one process group at a time, complete checkpoints.
 
-A checkpoint is written under another name, hashed and renamed: it is there with all of its files,
-or not at all. Before a run continues from it, its files are compared with their hashes.
+A checkpoint is written under a temporary name, hashed and renamed, so it is either complete or
+absent. Before a run resumes from it, its files are verified against their hashes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ EARLIER = "earlier_max_steps"
 HASHES = "sha256.json"
 log = logging.getLogger(__name__)
 
-# Settings without an influence on what is learned: where a run lies, what is looked at, and how
-# the sequences of a step (their number is recorded) are spread over time and devices.
+# Settings without influence on the trained weights: output folders, logging, and how the sequences
+# of a step (whose number is recorded) are distributed over time and devices.
 NO_INFLUENCE = (
     r"name|output_dir|alias|trainer\.output_dir|cache_dir|debug|launcher",
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
@@ -39,19 +39,19 @@ NO_INFLUENCE = (
     r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
     r"trainer\.ddp_.*",
 )
-# A continued run may also go on for longer, or end sooner.
+# A resumed run may also have more or fewer steps.
 MAY_CHANGE = (*NO_INFLUENCE, r"trainer\.max_steps", EARLIER)
 
 
 def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
-    """Make `folder` the place of the run with this configuration, or find that it is already.
+    """Registers the run with this configuration in `folder`, or checks that it is registered there.
 
     Returns:
-        What is recorded: the configuration and, as `earlier_max_steps`, how long the run was to go
-        on before it was continued otherwise. Its learning rates followed that.
+        The recorded configuration, and as `earlier_max_steps` the number of steps planned before
+        it was changed, which determined the learning rates until then.
 
     Raises:
-        ValueError: if another run has begun there; names every difference.
+        ValueError: if `folder` belongs to another run; lists all differences.
     """
     recorded = folder / CONFIGURATION
     if recorded.exists():
@@ -81,10 +81,10 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any]:
-    """Returns what `register_run` recorded, flat: `trainer.max_steps` and so on.
+    """Returns the configuration recorded by `register_run`, flat: `trainer.max_steps` and so on.
 
-    With the name TRAINED, returns what the weights in the folder were trained with: a run that
-    continues is ahead of them.
+    The name TRAINED gives the configuration of the saved weights; a run that was resumed since
+    has a newer one.
 
     Raises:
         ValueError: if there is no such file, or it is damaged.
@@ -98,8 +98,8 @@ def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any
 
 
 def influential(settings: dict[str, Any]) -> dict[str, Any]:
-    """Of a flat configuration, what has an influence on what is learned. What is null is left out:
-    it may not have been there when another run was made."""
+    """Filters a flat configuration for settings that influence the trained weights. Null settings
+    are left out, because older runs may not have them."""
     found = _without(NO_INFLUENCE, settings)
     return {key: value for key, value in found.items() if value is not None}
 
@@ -113,7 +113,7 @@ def _without(patterns: tuple[str, ...], settings: dict[str, Any]) -> dict[str, A
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What is not the same in flat settings, a line each."""
+    """Lists the differences between flat settings, one per line."""
     return [
         f"{key}: {before.get(key, '(absent)')} -> {now.get(key, '(absent)')}"
         for key in sorted(before.keys() | now.keys())
@@ -137,10 +137,10 @@ def link_alias(folder: Path, alias: str) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a run's folder; the processes of one run share it.
+    """Locks a run's folder against other processes; the processes of one run share the lock.
 
     Raises:
-        ValueError: if another one is at work there.
+        ValueError: if another run holds the lock.
     """
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -148,7 +148,7 @@ def locked(folder: Path) -> Iterator[None]:
     make_folder(folder)
     with (folder / ".lock").open("w") as lock:
         try:
-            # Of this process alone: a data-loader worker that outlives it for a moment has no part.
+            # POSIX locks belong to one process: data-loader workers that outlive it hold none.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ValueError(
@@ -159,7 +159,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BaseException:
             left = [*folder.iterdir()]
             if {path.name for path in left} <= {".lock", CONFIGURATION, origin.FILE}:
-                for path in left:  # refused before it began
+                for path in left:  # the run was refused before it started
                     path.unlink()
                 with suppress(OSError):
                     folder.rmdir()
@@ -175,7 +175,7 @@ def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints in the order of their steps, whole or damaged."""
+    """Returns checkpoints in the order of their steps, including damaged ones."""
     found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
     return sorted(found, key=step_of)
 
@@ -185,22 +185,22 @@ def step_of(checkpoint: Path) -> int:
 
 
 def unfinished(folder: Path) -> Path:
-    """Where a checkpoint is until all of it is written."""
+    """Returns the temporary folder of a checkpoint that is being written."""
     return folder / ".saving"
 
 
 def finalize_checkpoint(work: Path, checkpoint: Path) -> None:
-    """Record the hashes of all files in `work` and give the folder its name."""
+    """Records the hashes of all files in `work` and renames the folder to `checkpoint`."""
     files = sorted(path for path in work.rglob("*") if path.is_file())
     hashes = {str(path.relative_to(work)): _sha256(path, flush=True) for path in files}
     write_text(work / HASHES, json.dumps(hashes, indent=1))
-    if checkpoint.exists():  # it was damaged, and its steps were done again
+    if checkpoint.exists():  # it was damaged, and its steps were repeated
         shutil.rmtree(checkpoint)
     work.rename(checkpoint)
 
 
 def verify_checkpoint(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint; None if every file is as it was written."""
+    """Returns what is wrong with a checkpoint; None if every file matches its hash."""
     try:
         hashes = read_object(checkpoint / HASHES)
     except (OSError, ValueError):
@@ -212,29 +212,29 @@ def verify_checkpoint(checkpoint: Path) -> str | None:
         if not path.is_file():
             return f"{name} is missing"
         if _sha256(path) != expected:
-            return f"{name} is not as it was written"
+            return f"{name} changed after it was written"
     return None
 
 
 def _sha256(path: Path, flush: bool = False) -> str:
     with path.open("rb") as file:
-        if flush:  # to the disk, before an older checkpoint is given up for this one
+        if flush:  # to disk, before an older checkpoint is deleted in favour of this one
             os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def last_complete(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole; those that are not are named in the log."""
+    """Returns the newest complete checkpoint; logs a warning for each newer one."""
     for checkpoint in reversed(checkpoints(folder)):
         found = verify_checkpoint(checkpoint)
         if found is None:
             return checkpoint
-        log.warning("%s is left out: %s", checkpoint, found)
+        log.warning("%s is skipped: %s", checkpoint, found)
     return None
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what a run left that was killed while it saved."""
+    """Removes partial checkpoints of a run that was killed while saving."""
     if (work := unfinished(folder)).exists():
         left = sorted(path.name for path in work.iterdir()) or ["nothing"]
         log.warning("a checkpoint was not finished (%s): removed", ", ".join(left))
@@ -242,12 +242,12 @@ def clear_unfinished(folder: Path) -> None:
 
 
 def remove_old(newest: Path, limit: int | None) -> None:
-    """Keep the `limit` checkpoints up to the newest one; None keeps all. Those of later steps were
-    found to be damaged, or the run would have gone on from them."""
+    """Keeps the `limit` checkpoints up to the newest one; None keeps all. Checkpoints of later
+    steps are damaged, otherwise the run would have resumed from them."""
     found = checkpoints(newest.parent)
     place = found.index(newest) + 1
     old = found[: max(0, place - limit)] if limit else []
     for checkpoint in old + found[place:]:
-        # Its list of files goes first: what is left of it by a kill is no checkpoint.
+        # Hashes first: if the deletion is interrupted, the rest is not a valid checkpoint.
         (checkpoint / HASHES).unlink(missing_ok=True)
         shutil.rmtree(checkpoint)

@@ -1,4 +1,4 @@
-"""A run on a stream of blocks: where the stream is, is the number of steps and nothing else."""
+"""Resuming on a stream of blocks, whose position follows from the number of steps."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tape.training.runs import step_of
 def follow_stream(
     blocks: StreamedBlocks, arguments: TrainingArguments, checkpoint: Path | None
 ) -> None:
-    """Let a run begin with the block after those that its checkpoint has seen.
+    """Starts a run at the first block that its checkpoint has not seen.
 
     Raises:
-        ValueError: for settings that make more than one stream of it.
+        ValueError: for settings that would split the stream.
     """
     if arguments.dataloader_num_workers > 1:
         raise ValueError(
             f"trainer.dataloader_num_workers={arguments.dataloader_num_workers} with a streamed "
-            f"corpus: one stream has at most 1; the tokenizer uses all cores by itself with 0"
+            f"corpus: must be 0 or 1; with 0 the tokenizer uses all cores by itself"
         )
-    arguments.ignore_data_skip = True  # reading the stream again from the beginning would take days
+    arguments.ignore_data_skip = True  # skipping would read the stream from its beginning, for days
     blocks.seek((step_of(checkpoint) if checkpoint else 0) * sequences_per_step(arguments))
 
 
 class ContinuedStream(TrainerCallback):
-    """What the library leaves different in a run that goes on without skipping batches.
+    """Restores what the library does not when a run resumes without skipping batches.
 
-    Opening a data loader draws a random number, so the first step takes the checkpoint's random
-    state again; and the epoch (here the share of the run that is done) would count from 0.
+    Opening a data loader draws a random number, so the checkpoint's random state is restored again
+    for the first step. The epoch (here the completed fraction of the run) would restart at 0.
     """
 
     def __init__(self, trainer: Trainer, checkpoint: Path):

@@ -1,4 +1,4 @@
-"""What a run is about: the sequences that it trains and is validated on, and its last words."""
+"""Interface of training tasks: training and validation sequences, measures and the report."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tape.modeling import TapeForCausalLM
 
 
 class Task:
-    """Made by `config/task` from the data, the settings of the run (plain dictionaries) and its
-    TrainingArguments. Every process makes one; the first one before the others.
+    """Created by `config/task` from the data, the settings of the run (plain dictionaries) and its
+    TrainingArguments. Every process creates one, the first process before the others.
 
     Attributes:
-        tokenizer: saved beside the model.
-        train: the training sequences, as many as the run takes, in the order of training.
-        evaluation: the validation sequences.
-        fingerprints: of the data by their names; a run is only continued with the same.
-        collate: makes a batch of a list of sequences.
+        tokenizer: saved with the model.
+        train: training sequences in training order, as many as the run consumes.
+        evaluation: validation sequences.
+        fingerprints: of the data by name; a run only resumes with the same.
+        collate: collates a list of sequences to a batch.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -29,17 +29,18 @@ class Task:
     collate = staticmethod(default_data_collator)
 
     def describe(self) -> str:
-        """How much there is to learn from, for the console."""
+        """Describes the amount of data, for the console."""
         raise NotImplementedError
 
     def check(self, model: TapeForCausalLM) -> None:
-        """Before training: raise a ValueError for a model that `measure` or `report` could not
-        do."""
+        """Raises a ValueError before training if `measure` or `report` does not support the
+        model."""
 
     def measure(self, model: TapeForCausalLM) -> dict[str, float]:
-        """Numbers by name that each validation adds to its loss, the same in every process."""
+        """Returns measures by name that each validation reports with its loss, equal in all
+        processes."""
         return {}
 
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
-        """Write folder/report/ on the model that was saved there; its text, for the console."""
+        """Writes folder/report/ for the saved model; returns its text, for the console."""
         raise NotImplementedError

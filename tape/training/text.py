@@ -1,4 +1,4 @@
-"""Pre-training on text: a corpus, its tokens in blocks, perplexity in the end."""
+"""Pre-training on text: a corpus in blocks of tokens, and perplexity in the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library's Trainer with checkpoints that are whole, and with a guard before every step."""
+"""The library's Trainer with verified checkpoints and a guard before every step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from tape.adapters import complete
+from tape.adapters import save_configuration
 from tape.files import write_text
 from tape.loss import IGNORED
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
@@ -38,8 +38,8 @@ from tape.training.runs import (
 
 
 class LanguageModelTrainer(Trainer):
-    """Trainer for sequences of up to `length` tokens that come in the order of training. Each
-    validation adds what `measure` finds out about the model."""
+    """Trainer for sequences of up to `length` tokens in training order. Each validation adds the
+    results of `measure`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LanguageModelTrainer(Trainer):
         self.length, self.measure = length, measure
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
-        # The console first: it adds the speed to what the file records.
+        # The console first: it adds the speed that the file records.
         self.console = Console()
         self.add_callback(self.console)
         self.add_callback(MetricsFile())
@@ -69,16 +69,16 @@ class LanguageModelTrainer(Trainer):
                     "trainer.fsdp=true with one process has nothing to shard over; start several "
                     "(NGPUS=2 bash script/train.sh launcher=fsdp2), or take launcher=local"
                 )
-            # On CPUs accelerate leaves FSDP out without a word, though it works there.
+            # accelerate silently skips FSDP on CPUs, though it works there.
             state = self.accelerator.state
             state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             self.is_fsdp_enabled = True
         if self.is_fsdp_enabled:
-            # It would round what goes from layer to layer, the positional state as well; autocast
-            # rounds what products take, here as with one process.
+            # It would round activations between layers, including the positional state; autocast
+            # rounds only the inputs of matrix products, as with one process.
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = None
-        # What a layer returns, the positional state, is a view that nobody changes in place.
+        # A layer returns the positional state as a view; nothing modifies it in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
     def train(self, *args, **kwargs) -> Any:
@@ -88,7 +88,7 @@ class LanguageModelTrainer(Trainer):
             return super().train(*args, **kwargs)
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
-        # Matrices and tables; not biases, norms and other vectors, such as FIRE's scalars.
+        # Weight decay for matrices and tables, not for biases, norms and other vectors (FIRE's).
         return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -111,7 +111,7 @@ class LanguageModelTrainer(Trainer):
         return loss
 
     def autocast_smart_context_manager(self, *args, **kwargs) -> AbstractContextManager:
-        # For FSDP2 alone accelerate leaves autocast to others.
+        # For FSDP2 accelerate leaves autocast to the caller.
         return self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext()
 
     def get_train_dataloader(self) -> DataLoader:
@@ -120,7 +120,7 @@ class LanguageModelTrainer(Trainer):
         return loader
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
-        # An evaluation draws random numbers, but must not change what is trained.
+        # An evaluation draws random numbers, but must not affect training.
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices), self.model.evaluation_length(self.length):
             metrics = super().evaluate(*args, **kwargs)
@@ -132,8 +132,8 @@ class LanguageModelTrainer(Trainer):
             return metrics | measured
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs) -> EvalLoopOutput:
-        # The sum of the losses and the number of labels: the library's loss is a mean of means of
-        # batches, whatever they hold.
+        # Divides the summed loss by the number of labels: the library averages the means of
+        # batches, whatever their numbers of labels.
         self.summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         loss, count = self.summed.tolist()
@@ -149,12 +149,12 @@ class LanguageModelTrainer(Trainer):
             logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
         )
         each = torch.stack((losses.view_as(labels).double().sum(1), (labels != IGNORED).sum(1)), 1)
-        # Gathered by sequence: what fills up the last batches of the processes is left out.
+        # Gathered by sequence, so that duplicates in the last batches are dropped.
         self.summed += self.accelerator.gather_for_metrics(each).sum(0)
         return None, None, None
 
     def _get_output_dir(self, trial: Any) -> str:
-        # Where the library writes checkpoints; they get their place when they are whole.
+        # The library saves here; `_save_checkpoint` renames complete checkpoints.
         return str(unfinished(Path(self.args.output_dir)))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -165,7 +165,7 @@ class LanguageModelTrainer(Trainer):
         self.continued.record()
         with writing(target, unfinished(folder)):
             super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()  # each process writes a part
+            self.accelerator.wait_for_everyone()  # each process writes its part
             if self.is_world_process_zero():
                 finalize_checkpoint(work, target)
         if self.is_world_process_zero():
@@ -176,7 +176,7 @@ class LanguageModelTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
         if isinstance(self.model, PeftModel) and self.args.should_save:
-            complete(self.model, Path(output_dir or self.args.output_dir))
+            save_configuration(self.model, Path(output_dir or self.args.output_dir))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with reading(checkpoint, "rng_state*.pth"):
@@ -188,15 +188,15 @@ class LanguageModelTrainer(Trainer):
         return bool(self.accelerator.gather(torch.tensor([finite], device=self.args.device)).all())
 
     def save_final(self, configuration: dict[str, Any]) -> None:
-        """Put the model, its tokenizer and what it was trained with into the run's folder, each
-        file whole or not at all."""
+        """Saves the model, its tokenizer and its training configuration to the run's folder, each
+        file atomically."""
         folder = Path(self.args.output_dir)
         work = folder / ".final"
-        self.model.config.use_cache = True  # the library has it off in training
+        self.model.config.use_cache = True  # the library disables it for training
         with writing(folder, work):
             self.save_model(str(work), _internal_call=True)
         if self.is_world_process_zero():
-            (work / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody needs
+            (work / "training_args.bin").unlink(missing_ok=True)  # an unneeded pickle
             write_text(work / TRAINED, json.dumps(configuration, indent=1) + "\n")
             for path in work.iterdir():
                 path.replace(folder / path.name)
@@ -205,7 +205,7 @@ class LanguageModelTrainer(Trainer):
 
 @contextmanager
 def reading(checkpoint: str | None, names: str) -> Iterator[None]:
-    """Turns what torch says of a pickle that it does not load into one line."""
+    """Turns torch's error for a pickle that it refuses to load into one line."""
     try:
         yield
     except UnpicklingError as error:
@@ -217,12 +217,12 @@ def reading(checkpoint: str | None, names: str) -> Iterator[None]:
 
 @contextmanager
 def writing(target: Path, work: Path) -> Iterator[None]:
-    """Turn what goes wrong while a model is written into an error that says where, and remove the
-    `work` that is half done."""
+    """Turns errors while a model is written into one that names the target, and removes the partial
+    `work`."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        full = shutil.disk_usage(target.parent).free < 2**20  # torch has other words for it
+        full = shutil.disk_usage(target.parent).free < 2**20  # torch's error does not say so
         shutil.rmtree(work, ignore_errors=True)
         raise OSError(
             f"{target} could not be written ({'the disk is full' if full else error}); earlier "
@@ -231,12 +231,11 @@ def writing(target: Path, work: Path) -> Iterator[None]:
 
 
 class Continued(TrainerCallback):
-    """What the library leaves out when it continues a run.
+    """Corrects how the library resumes a run.
 
-    Its cadence is the one that is asked for now; the losses since the last log entry before the
-    checkpoint count in the next one; the learning rate is that of the schedule that is asked for
-    now; a validation that a run left out as it was told to stop is made; and the last step is
-    always saved, so that a finished run is known to be.
+    Intervals and learning rate follow the current settings; losses since the last log entry before
+    the checkpoint count in the next one; a validation skipped because the run was told to stop is
+    made up for; and the last step is always saved, so that a finished run is known to be finished.
     """
 
     KEY = "losses_to_log"
