@@ -52,6 +52,12 @@ def test_an_unknown_command_is_refused_in_one_line(word, hint, tmp_path):
     assert outcome.status == 1 and outcome.lines == [f"error: unknown command '{word}'; {hint}"]
 
 
+def test_the_documentation_lists_the_names():
+    page = (ROOT / "docs" / "commands.md").read_text()
+    rows = "".join(f"| `{target}` | `{name}` |\n" for name, target in tape_cli.TARGETS.items())
+    assert f"|---|---|\n{rows}" in page
+
+
 def test_the_table_names_every_documented_command():
     ours = {path.name for path in ROOT.iterdir()}
     modules = {

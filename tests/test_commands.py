@@ -31,13 +31,14 @@ from scrolls_data import write_task
 from shards import write_shards
 from torch.distributed.run import get_args_parser
 
+import tape_cli
 import train
 from tape.positions import ENCODINGS
 from tape.report.experiments import experiments
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES += sorted(ROOT.glob("docs/*.md"))
-PROGRAMS = ("python", "torchrun", "accelerate", "hf")
+PROGRAMS = ("python", "tape", "torchrun", "accelerate", "hf")
 BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{'|'.join(PROGRAMS)}|bash|srun) "
 # What a page leaves to its reader, and what is taken here.
 PLACEHOLDERS = {
@@ -45,6 +46,7 @@ PLACEHOLDERS = {
     "NAME=...": "NAME=wide",
     " ...": "",
     " [settings]": "",
+    ".venv/bin/tape perplexity --model output/trial": "tape perplexity --model output/adape_c4",
     "path/or/hub/name": "output/rope_c4",
     "/path/to/en": "shards",
 }
@@ -70,6 +72,8 @@ def commands_of(page: str) -> list[str]:
     def fenced(match: re.Match) -> str:
         if match[1] == "bash":
             found.extend(lines_of(match[2]))
+        if match[1] == "console":
+            found.extend(re.findall(r"^\$ (.*)", match[2], re.MULTILINE))
         return ""
 
     text = re.sub(r"^```(\w*)\n(.*?)^```$", fenced, page, flags=re.DOTALL | re.MULTILINE)
@@ -90,7 +94,7 @@ COMMANDS += [code for code in dict.fromkeys(SHOWN) if code not in COMMANDS]
 RECORDER = """#!/bin/sh
 case "$1" in -c | -V) exec "$PYTHON" "$@" ;; esac
 printf '%s\\0' "$(($# + 1))" "${0##*/}" "$@" >>"$CALLS"
-[ "$1" = train.py ] || exit 0
+case "$1" in train.py | train) ;; *) exit 0 ;; esac
 for word; do # later commands read a run's configuration
     case $word in
         name=*) run=output/${word#name=} ;;
@@ -411,6 +415,11 @@ def check_call(program: str, words: list[str], project: Path, whole: bool) -> No
     `whole` of a command."""
     if program == "hf":
         check_hf(words)
+    elif program == "tape":
+        name, *given = words
+        target = tape_cli.TARGETS[name]
+        words = [target] if target.endswith(".py") else ["-m", target]
+        check_ours([*words, *given], project, whole)
     elif program == "accelerate":
         found = launch_command_parser().parse_args(words[1:])
         check_call("python", [found.training_script, *found.training_script_args], project, False)
