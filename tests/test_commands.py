@@ -38,8 +38,9 @@ from tape.report.experiments import experiments
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES += sorted(ROOT.glob("docs/*.md"))
-PROGRAMS = ("python", "tape", "torchrun", "accelerate", "hf")
-BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{'|'.join(PROGRAMS)}|bash|srun) "
+PROGRAMS = ("python", "torchrun", "accelerate", "hf")
+NAMED = rf"(?:\.venv/bin/)?tape (?:{'|'.join(tape_cli.TARGETS)})"
+BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{'|'.join(PROGRAMS)}|{NAMED}|bash|srun) "
 # What a page leaves to its reader, and what is taken here.
 PLACEHOLDERS = {
     "TYPE=...": "TYPE=rope",
@@ -66,7 +67,7 @@ def lines_of(block: str) -> list[str]:
 
 
 def commands_of(page: str) -> list[str]:
-    """Those of its blocks of bash and of its indented blocks, and those between backticks."""
+    """Those of its bash and console blocks, of its indented blocks, and between backticks."""
     found = []
 
     def fenced(match: re.Match) -> str:
@@ -128,7 +129,7 @@ def lay_out_project(folder: Path) -> None:
         shutil.copytree(ROOT / name, folder / name, ignore=lambda *_: ["__pycache__"])
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
-    for program in PROGRAMS:
+    for program in (*PROGRAMS, "tape"):
         recorder = folder / "venv" / "bin" / program
         recorder.parent.mkdir(parents=True, exist_ok=True)
         recorder.write_text(RECORDER)
