@@ -31,6 +31,7 @@ from scrolls_data import write_task
 from shards import write_shards
 from torch.distributed.run import get_args_parser
 
+import tape_cli
 import train
 from tape.positions import ENCODINGS
 from tape.report.experiments import experiments
@@ -38,13 +39,15 @@ from tape.report.experiments import experiments
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES += sorted(ROOT.glob("docs/*.md"))
 PROGRAMS = ("python", "torchrun", "accelerate", "hf")
-BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{'|'.join(PROGRAMS)}|bash|srun) "
+NAMED = rf"(?:\.venv/bin/)?tape (?:{'|'.join(tape_cli.TARGETS)})"
+BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{'|'.join(PROGRAMS)}|{NAMED}|bash|srun) "
 # What a page leaves to its reader, and what is taken here.
 PLACEHOLDERS = {
     "TYPE=...": "TYPE=rope",
     "NAME=...": "NAME=wide",
     " ...": "",
     " [settings]": "",
+    ".venv/bin/tape perplexity --model output/trial": "tape perplexity --model output/adape_c4",
     "path/or/hub/name": "output/rope_c4",
     "/path/to/en": "shards",
 }
@@ -64,12 +67,14 @@ def lines_of(block: str) -> list[str]:
 
 
 def commands_of(page: str) -> list[str]:
-    """Those of its blocks of bash and of its indented blocks, and those between backticks."""
+    """Those of its bash and console blocks, of its indented blocks, and between backticks."""
     found = []
 
     def fenced(match: re.Match) -> str:
         if match[1] == "bash":
             found.extend(lines_of(match[2]))
+        if match[1] == "console":
+            found.extend(re.findall(r"^\$ (.*)", match[2], re.MULTILINE))
         return ""
 
     text = re.sub(r"^```(\w*)\n(.*?)^```$", fenced, page, flags=re.DOTALL | re.MULTILINE)
@@ -90,7 +95,7 @@ COMMANDS += [code for code in dict.fromkeys(SHOWN) if code not in COMMANDS]
 RECORDER = """#!/bin/sh
 case "$1" in -c | -V) exec "$PYTHON" "$@" ;; esac
 printf '%s\\0' "$(($# + 1))" "${0##*/}" "$@" >>"$CALLS"
-[ "$1" = train.py ] || exit 0
+case "$1" in train.py | train) ;; *) exit 0 ;; esac
 for word; do # later commands read a run's configuration
     case $word in
         name=*) run=output/${word#name=} ;;
@@ -125,7 +130,7 @@ def lay_out_project(folder: Path) -> None:
         shutil.copytree(ROOT / name, folder / name, ignore=lambda *_: ["__pycache__"])
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
-    for program in PROGRAMS:
+    for program in (*PROGRAMS, "tape"):
         recorder = folder / "venv" / "bin" / program
         recorder.parent.mkdir(parents=True, exist_ok=True)
         recorder.write_text(RECORDER)
@@ -412,6 +417,11 @@ def check_call(program: str, words: list[str], project: Path, whole: bool) -> No
     `whole` of a command."""
     if program == "hf":
         check_hf(words)
+    elif program == "tape":
+        name, *given = words
+        target = tape_cli.TARGETS[name]
+        words = [target] if target.endswith(".py") else ["-m", target]
+        check_ours([*words, *given], project, whole)
     elif program == "accelerate":
         found = launch_command_parser().parse_args(words[1:])
         check_call("python", [found.training_script, *found.training_script_args], project, False)

@@ -2,6 +2,8 @@
 
 import csv
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from tape.positions import ALIASES, ENCODINGS, Positions
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-FINDINGS = ROOT / "docs" / "findings.md"
+REPLICATION = ROOT / "docs" / "replication.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 
 
@@ -32,6 +34,52 @@ def test_the_readmes_python_runs(capsys):
     for code in blocks(ROOT / "README.md", "python"):
         exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out == "torch.Size([1, 10, 4096])\n"
+
+
+def test_the_readmes_encoding_works(monkeypatch, tmp_path):
+    """Frequencies beyond the share do not rotate, also after reloading."""
+    module = {}
+    exec(compile(blocks(ROOT / "README.md", "python")[1], "prope.py", "exec"), module)
+    monkeypatch.setitem(ENCODINGS, "prope", module["PRoPE"])
+    make_model({"name": "prope", "share": 0.5}).save_pretrained(tmp_path)
+    model = TapeForCausalLM.from_pretrained(tmp_path)
+    index = torch.arange(7)[None]
+    state, rope = (
+        each.model.position.state(Positions(index, index), torch.float32)
+        for each in (model, make_model("rope"))
+    )
+    rotated = rope.shape[-1] // 2
+    assert torch.equal(state[..., :rotated], rope[..., :rotated])
+    assert torch.equal(state[..., 0, rotated:], torch.ones(1, 1, 7, rotated))
+    assert not state[..., 1, rotated:].any()
+
+
+def rows_of(table):
+    return [re.split(r" *\| *", row)[1:-1] for row in table.splitlines() if row.startswith("|")]
+
+
+def test_the_readmes_table_is_that_of_the_results(tmp_path):
+    tables = [
+        (grids, "addition", "grid", "whole grid"),
+        (passkeys, "passkey", "passkey", "256 (2x)"),
+        (
+            lambda *found: encodings(*found[:2], "rope", tmp_path)[0],
+            "encodings",
+            "compare",
+            "perplexity 1,024",
+        ),
+    ]
+    columns = []
+    for compare, results, evaluation, title in tables:
+        header, _, *rows = rows_of(
+            compare(sorted((RESULTS / results).iterdir()), evaluation, tmp_path)
+        )
+        columns.append({row[0]: (row[1], row[header.index(title)]) for row in rows})
+    text = (ROOT / "README.md").read_text()
+    _, _, *shown = rows_of(text[text.index("| encoding | n |") :].partition("\n\n")[0])
+    assert len(shown) == 7
+    for name, n, *cells in shown:
+        assert [(n, cell) for cell in cells] == [column[name] for column in columns]
 
 
 def test_the_guides_encoding_works(monkeypatch, tmp_path):
@@ -65,10 +113,25 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+def test_the_site_builds_without_dead_links(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_front_page_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "docs" / "findings.md").read_text().split()) <= 1500
+
+
 def test_every_encoding_is_documented():
-    readme = (ROOT / "README.md").read_text()
-    for name in (*ENCODINGS, *ALIASES):
-        assert f"`{name}`" in readme, name
+    for page in ("README.md", "docs/encodings.md"):
+        for name in (*ENCODINGS, *ALIASES):
+            assert f"`{name}`" in (ROOT / page).read_text(), (page, name)
     table = (ROOT / "docs" / "encodings.md").read_text()
     assert re.findall(r"^\| (\w+) \|", table, re.MULTILINE)[1:] == list(ENCODINGS)
 
@@ -95,7 +158,7 @@ def test_commands_in_documents_name_files_that_exist():
         ("addition_ablations", grids, "grid", "arithmetic"),
         ("passkey", passkeys, "passkey", "retrieval"),
         ("extension", methods, "extend", "context_extension"),
-        ("checkpoints", methods, "extend", "findings"),
+        ("checkpoints", methods, "extend", "replication"),
     ],
 )
 def test_tables_are_those_of_the_results(results, compare, evaluation, page, tmp_path):
@@ -103,18 +166,18 @@ def test_tables_are_those_of_the_results(results, compare, evaluation, page, tmp
     assert compare(runs, evaluation, tmp_path) in (ROOT / "docs" / f"{page}.md").read_text()
 
 
-def test_the_comparison_in_the_findings_is_that_of_the_results(tmp_path):
+def test_the_comparison_is_that_of_the_results(tmp_path):
     runs = sorted((RESULTS / "encodings").iterdir())
     text, found = encodings(runs, "compare", "rope", tmp_path)
-    assert text in FINDINGS.read_text() and not found.missing
+    assert text in REPLICATION.read_text() and not found.missing
 
 
 @pytest.mark.parametrize(("table", "rows"), list(ABLATIONS.tables.items()))
-def test_ablations_in_the_findings_are_those_of_the_results(table, rows, tmp_path):
+def test_ablations_are_those_of_the_results(table, rows, tmp_path):
     folder = RESULTS / "ablations"
     runs = [folder / f"ablation_{row}_{seed}" for row in rows for seed in range(3)]
     text, found = encodings(runs, "compare", str(folder / "ablation_full_0"), tmp_path)
-    assert text in FINDINGS.read_text() and not found.missing
+    assert text in REPLICATION.read_text() and not found.missing
 
 
 def number(cell):
@@ -132,7 +195,7 @@ def number(cell):
         ("faults/faults", faults),
     ],
 )
-def test_analyses_in_the_findings_are_those_of_the_results(results, analysis):
+def test_analyses_are_those_of_the_results(results, analysis):
     with (RESULTS / f"{results}.csv").open(newline="") as file:
         rows = [{key: number(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
-    assert analysis.markdown(rows) in FINDINGS.read_text()
+    assert analysis.markdown(rows) in REPLICATION.read_text()

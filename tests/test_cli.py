@@ -1,0 +1,91 @@
+"""The console command `tape`: its table names every command, and each of them answers `--help`."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from commands import ROOT, run_command
+from test_commands import COMMANDS
+
+import tape_cli
+
+
+def test_help_lists_the_commands_without_heavy_imports():
+    code = (
+        "import sys, tape_cli; tape_cli.main(); sys.exit(bool({'torch', 'hydra'} & {*sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name, target in tape_cli.TARGETS.items():
+        assert re.search(rf"^  {name} +\S.* \({re.escape(target)}\)$", done.stdout, re.MULTILINE)
+    assert all(f"\n{task}:\n" in done.stdout for task in tape_cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", tape_cli.TARGETS)
+def test_a_command_answers_help(name, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # of their own first import
+    outcome = run_command("tape_cli.py", name, "--help", folder=tmp_path)
+    assert outcome.status == 0 and len(outcome.out.splitlines()) > 2, outcome.err
+
+
+@pytest.mark.parametrize("name", ["train", "perplexity"])
+def test_a_command_gets_its_arguments(name, tmp_path):
+    """As its file or module does."""
+    target = tape_cli.TARGETS[name]
+    words = [target] if target.endswith(".py") else ["-m", target]
+    for argument in ("--help", "--wrong"):
+        direct = run_command(*words, argument, folder=tmp_path)
+        assert run_command("tape_cli.py", name, argument, folder=tmp_path) == direct
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("trian", "did you mean 'train'?"),
+        ("zzz", "tape --help lists the commands"),
+    ],
+)
+def test_an_unknown_command_is_refused_in_one_line(word, hint, tmp_path):
+    outcome = run_command("tape_cli.py", word, folder=tmp_path)
+    assert outcome.status == 1 and outcome.lines == [f"error: unknown command '{word}'; {hint}"]
+
+
+def test_the_documentation_lists_the_names():
+    page = (ROOT / "docs" / "commands.md").read_text()
+    rows = "".join(f"| `{target}` | `{name}` |\n" for name, target in tape_cli.TARGETS.items())
+    assert f"|---|---|\n{rows}" in page
+
+
+def test_the_table_names_every_documented_command():
+    ours = {path.name for path in ROOT.iterdir()}
+    modules = {
+        module
+        for command in COMMANDS
+        for module in re.findall(r"python -m ([\w.]+)", command)
+        if module.partition(".")[0] in ours
+    }
+    assert modules and modules <= {*tape_cli.TARGETS.values()}
+
+
+def test_the_table_names_every_command_of_the_project():
+    """Every file that runs as a program, but for those that other commands call."""
+    internal = {"tape_cli.py", "scrolls/default.py", "tape/export/check.py"}
+    folders = (ROOT / module.partition(".")[0] for module in tape_cli.TARGETS.values())
+    files = {path for folder in folders for path in folder.rglob("*.py")} | {*ROOT.glob("*.py")}
+    programs = {
+        str(path.relative_to(ROOT))
+        for path in {*files, *ROOT.glob("benchmarks/*.py")}
+        if '\nif __name__ == "__main__":' in path.read_text()
+    }
+    found = {
+        target if target.endswith(".py") else file_of(target)
+        for target in tape_cli.TARGETS.values()
+    }
+    assert found == programs - internal
+
+
+def file_of(module: str) -> str:
+    path = module.replace(".", "/")
+    return f"{path}/__main__.py" if (ROOT / path).is_dir() else f"{path}.py"
