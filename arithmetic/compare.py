@@ -63,7 +63,7 @@ def rows_of(runs: list[Run[Grid]]) -> list[Row[Grid]]:
     """One row for all runs with the same settings, the best beyond the trained lengths first.
 
     Raises:
-        ValueError: if they were not asked the same questions, or one seed is there twice.
+        ValueError: if they were not asked the same questions, or a seed occurs twice.
     """
     outside, everywhere = share_of("outside"), share_of("all")
     return sorted(

@@ -107,5 +107,5 @@ def read_grid(folder: Path) -> Grid:
     rows = read_table(path, COLUMNS, whole=("n", "m", "total"), counts=("correct",))
     with reading(path):
         if len(rows) > evaluated["max_length"] ** 2:
-            raise ValueError("a pair of lengths is there twice: evaluate again")
+            raise ValueError("a pair of lengths occurs twice: evaluate again")
         return Grid.of([[int(value) for value in row.values()] for row in rows], evaluated)

@@ -39,7 +39,7 @@ class Measured:
     by_position: tuple[list[float], list[float]] | None = None
 
     @property
-    def longest(self) -> float:
+    def at_longest(self) -> float:
         return self.at[max(self.at)]
 
 

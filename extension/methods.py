@@ -39,7 +39,7 @@ class Method:
     def order(self) -> tuple[bool, float]:
         """The base first, then by what there is of the longest: perplexity, else pass keys."""
         measure: Measure = "perplexity" if "perplexity" in self.rows else "passkey"
-        longest = mean(run.results.longest for run in self.rows[measure].runs)
+        longest = mean(run.results.at_longest for run in self.rows[measure].runs)
         return self.label != BASE, longest if measure == "perplexity" else -longest
 
 

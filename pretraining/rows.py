@@ -19,7 +19,7 @@ from tape.evaluation.intervals import student
 from tape.evaluation.perplexities import COMPARABILITY_KEYS
 from tape.training.runs import differences
 
-OWN = rf"position\..*|{DERIVED_SETTINGS}"  # what rows may differ in
+ENCODING_SETTINGS = rf"position\..*|{DERIVED_SETTINGS}"  # what rows may differ in
 
 
 class Difference(NamedTuple):
@@ -80,7 +80,9 @@ def compared(folders: Iterable[Path], name: str) -> Compared:
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if not re.fullmatch(OWN, key)}
+    return {
+        key: value for key, value in settings.items() if not re.fullmatch(ENCODING_SETTINGS, key)
+    }
 
 
 def difference(row: Row[Trained], baseline: Row[Trained], length: int) -> Difference | None:

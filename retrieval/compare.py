@@ -59,7 +59,7 @@ def rows_of(runs: list[Run[Retrieval]]) -> list[Row[Retrieval]]:
     """One row for all runs with the same settings, the best beyond the trained lengths first.
 
     Raises:
-        ValueError: if they were not asked the same questions, or one seed is there twice.
+        ValueError: if they were not asked the same questions, or a seed occurs twice.
     """
     return sorted(
         comparison.rows_of(runs, COMPARABILITY_KEYS), key=lambda row: -mean(row.shares(beyond))

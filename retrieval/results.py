@@ -148,7 +148,7 @@ def read_results(folder: Path) -> Retrieval:
     rows = read_table(path, COLUMNS, ("length", "prompts"), ("tokens",), ("right", "found"))
     with reading(path):
         if len({(row["length"], row["depth"]) for row in rows}) < len(rows):
-            raise ValueError("a length and depth is there twice: evaluate again")
+            raise ValueError("a length and depth occurs twice: evaluate again")
         return Retrieval.of([_cell(row) for row in rows], evaluated)
 
 

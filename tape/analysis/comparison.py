@@ -19,7 +19,7 @@ from tape.analysis.measuring import DEVICE, in_turn, observed
 from tape.analysis.workloads import Load
 
 SCOPES = ("layer", "model")
-HERE = "here"  # this package
+THIS_PACKAGE = "here"  # this package
 LEAST = 0.02 if DEVICE.type == "cuda" else 0.002  # seconds of a measurement
 TOO_LARGE = "does not fit into memory"
 BESIDE = " beside the methods before it: try it with rope alone"
@@ -32,7 +32,7 @@ class Method(NamedTuple):
     """Who implements which encoding; of TAPE's layer also without its update of the state."""
 
     encoding: str
-    implementation: str = HERE
+    implementation: str = THIS_PACKAGE
     update: bool = True
 
     @property
@@ -40,7 +40,11 @@ class Method(NamedTuple):
         return self.encoding if self.update else f"{self.encoding} without its update"
 
     def __str__(self) -> str:
-        return self.about if self.implementation == HERE else f"{self.about}, {self.implementation}"
+        return (
+            self.about
+            if self.implementation == THIS_PACKAGE
+            else f"{self.about}, {self.implementation}"
+        )
 
 
 ROPE = Method("rope")
@@ -88,7 +92,7 @@ class Comparison:
             model = load.ready(library_llama(model))
         if self.scope == "model":
             return workloads.of_model(model, load)
-        if method.implementation == HERE:
+        if method.implementation == THIS_PACKAGE:
             layer = workloads.attention_layer(model, load, method.update)
         elif method.implementation == "transformers":
             layer = peers.llama_layer(model, load)

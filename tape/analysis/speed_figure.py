@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tape.analysis.comparison import HERE
+from tape.analysis.comparison import THIS_PACKAGE
 from tape.analysis.speed_table import Result
 from tape.evaluation.figures import write_figure
 from tape.positions import ENCODINGS
@@ -21,7 +21,7 @@ QUANTITIES = {
 }
 COLOURS = dict(zip(ENCODINGS, matplotlib.colormaps["tab20"].colors, strict=False))
 # By who implements it; TAPE without its update, too.
-STYLES = {HERE: "o-", "transformers": "x--", "torch": "+--", "x-transformers": "1:"}
+STYLES = {THIS_PACKAGE: "o-", "transformers": "x--", "torch": "+--", "x-transformers": "1:"}
 
 
 def draw(found: list[Result], folder: Path) -> None:

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tape.analysis.comparison import HERE, ROPE, Comparison, Method
+from tape.analysis.comparison import ROPE, THIS_PACKAGE, Comparison, Method
 from tape.analysis.measuring import Seconds
 from tape.evaluation.tables import csv_table, markdown_table
 
@@ -59,7 +59,7 @@ class Result:
 
     @property
     def method(self) -> str:
-        other = "" if self.implementation == HERE else f", {self.implementation}"
+        other = "" if self.implementation == THIS_PACKAGE else f", {self.implementation}"
         return self.encoding + other
 
 
@@ -120,7 +120,7 @@ def _speed(
         found["ratio"] = seconds.ratio(name, str(ROPE))
         found["ratio_first"], found["ratio_third"] = seconds.quartiles(name, str(ROPE))
     same = str(Method(method.encoding))
-    if method.implementation != HERE and same in seconds.rounds:
+    if method.implementation != THIS_PACKAGE and same in seconds.rounds:
         found["peer_ratio"] = seconds.ratio(name, same)
     for rule, causal in (("", False), ("_causal", True)):
         flops = 2 * comparison.multiply_adds(method, shape, causal) / once
@@ -206,7 +206,7 @@ def beside_paper(timed: list[Result]) -> str | None:
         result
         for result in timed
         if (result.scope, result.work, result.length) == ("layer", "forward", 1024)
-        and result.implementation == HERE
+        and result.implementation == THIS_PACKAGE
     ]
     best = {}
     for row in published:

@@ -51,7 +51,7 @@ def models(folders: list[Path]) -> list[Model]:
     """Those in folders.
 
     Raises:
-        ValueError: if a run is there twice.
+        ValueError: if a run occurs twice.
     """
     resolved = [folder.resolve() for folder in folders]
     if twice := {

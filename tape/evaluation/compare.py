@@ -98,7 +98,7 @@ def rows_of(runs: list[Run[Results]], asked: Iterable[str]) -> list[Row[Results]
         asked: the settings of an evaluation that have to be the same for all.
 
     Raises:
-        ValueError: if they are not, or one seed is there twice.
+        ValueError: if they are not, or a seed occurs twice.
     """
     for run in runs[1:]:
         if changes := differences(

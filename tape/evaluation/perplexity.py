@@ -192,7 +192,9 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         "--out", type=Path, help="a table to add to (default: perplexity.csv in the model's folder)"
     )
     parser.add_argument("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
-    parser.add_argument("--processes", type=integer(1), default=1, help="that share it here")
+    parser.add_argument(
+        "--processes", type=integer(1), default=1, help="worker processes on this machine"
+    )
     arguments = parser.parse_args(given)
     if arguments.plot:
         chosen = {name for name in vars(arguments) if name not in ("plot", "out")}

@@ -12,7 +12,7 @@ import numpy as np
 from tape.data import C4Corpus, Corpus, LocalCorpus, TextCorpus, load_tokenizer, tokenize_corpus
 from tape.names import suggestion
 
-AT_ONCE = 2**24  # tokens to check or hash
+CHUNK_TOKENS = 2**24  # tokens to check or hash
 
 
 CORPORA = ("local", "text", "c4")
@@ -37,7 +37,9 @@ class Text:
 
     def _parts(self) -> Iterator[np.ndarray]:
         tokens = self.tokens
-        return (tokens[first : first + AT_ONCE] for first in range(0, self.length, AT_ONCE))
+        return (
+            tokens[first : first + CHUNK_TOKENS] for first in range(0, self.length, CHUNK_TOKENS)
+        )
 
     def check(self, vocabulary: int) -> None:
         """Raise a ValueError for the first id that a model with this vocabulary does not have."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 # States of a run and journals of evaluations: results are beside them.
-WITHIN = re.compile(r"\..*|checkpoint-\d+|shard-\d+-of-\d+|__pycache__")
+INTERNAL_FOLDERS = re.compile(r"\..*|checkpoint-\d+|shard-\d+-of-\d+|__pycache__")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ def walk(root: Path, leave_out: Path, faults: list[Fault]) -> Iterator[Folder]:
             frozenset(file for file in files if not file.startswith(".")),
             frozenset(folders),
         )
-        inside = sorted((each for each in folders if not WITHIN.fullmatch(each)), key=natural)
+        inside = sorted(
+            (each for each in folders if not INTERNAL_FOLDERS.fullmatch(each)), key=natural
+        )
         folders.clear()
         for folder in sorted(inside, key=lambda each: (path / each).is_symlink()):
             if (target := realpath(path / folder)) not in left_out:
