@@ -17,7 +17,7 @@ from arithmetic.grid import Grid, read_grid
 from arithmetic.heatmap import draw
 from arithmetic.problems import Problems
 from tape import origin
-from tape.command import Parser, expected_errors, folder_name, result_folder
+from tape.command import expected_errors, parser_of_runs
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
 from tape.evaluation.journal import read_evaluated
@@ -107,20 +107,9 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
 
 @expected_errors()
 def main() -> None:
-    parser = Parser(
-        prog="python -m arithmetic.compare", description="Compare evaluated runs over seeds."
-    )
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument(
-        "--name", type=folder_name, default="grid", help="of the evaluation in them (default: grid)"
-    )
-    parser.add_argument(
-        "--out",
-        type=result_folder,
-        default=Path("output/comparison"),
-        help="folder of the results (default: output/comparison)",
-    )
-    arguments = parser.parse_args()
+    arguments = parser_of_runs(
+        "arithmetic.compare", "Compare arithmetic over seeds.", "grid", "output/comparison"
+    ).parse_args()
     print(compare(arguments.runs, arguments.name, arguments.out))
     print(f"\nalso in {arguments.out}, with a line per run and the grids side by side")
 

@@ -17,7 +17,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from arithmetic.grid import Grid, read_grid
-from tape.command import Parser, expected_errors, folder_name, picture
+from tape.command import expected_errors, parser_of_runs, picture
 from tape.evaluation.figures import side_by_side, write_figure
 
 
@@ -55,20 +55,13 @@ def draw(grids: list[tuple[str, Grid]], target: Path) -> None:
 
 @expected_errors()
 def main() -> None:
-    parser = Parser(
-        prog="python -m arithmetic.heatmap", description="Draw evaluated runs side by side."
-    )
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument(
-        "--name", type=folder_name, default="grid", help="of the evaluation in them (default: grid)"
-    )
-    parser.add_argument(
-        "--out",
-        type=picture,
-        default=Path("output/heatmaps"),
-        help="without .png and .svg, which are both written (default: output/heatmaps)",
-    )
-    arguments = parser.parse_args()
+    arguments = parser_of_runs(
+        "arithmetic.heatmap",
+        "Draw evaluated runs side by side.",
+        "grid",
+        "output/heatmaps",
+        picture,
+    ).parse_args()
     draw([(run.name, read_grid(run / arguments.name)) for run in arguments.runs], arguments.out)
     print(f"{arguments.out}.png and {arguments.out}.svg")
 

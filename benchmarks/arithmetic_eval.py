@@ -112,7 +112,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=integer(1), default=2, help="of the second way")
     parser.add_argument("--only", default="", help="ways whose name begins so")
     parser.add_argument("--repeats", type=integer(1), default=3, help="rounds")
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     return parser.parse_args()
 
 

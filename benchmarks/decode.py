@@ -71,7 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=integer(7), default=15, help="rounds; at least 7")
     parser.add_argument("--attention", choices=KERNELS, default="sdpa")
     parser.add_argument("--static", action="store_true", help="a static cache; compiled on a GPU")
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     return parser.parse_args()
 
 

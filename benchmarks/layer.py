@@ -70,7 +70,7 @@ if __name__ == "__main__":
     parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="base")
     parser.add_argument("--repeats", type=integer(1), default=31, help="rounds")
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     arguments = parser.parse_args()
     with expected_errors():
         work = parts(arguments.shape)

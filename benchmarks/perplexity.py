@@ -111,7 +111,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stride", type=integer(1), default=256)
     parser.add_argument("--attention", choices=KERNELS, default="sdpa")
     parser.add_argument("--repeats", type=integer(1), default=3, help="rounds")
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 

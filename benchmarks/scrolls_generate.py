@@ -101,11 +101,9 @@ def parse() -> argparse.Namespace:
         help="the shortest and longest, tokens",
     )
     parser.add_argument("--new", type=integer(1), default=32, help="tokens of every answer")
-    parser.add_argument(
-        "--batch", type=integer(1), default=16, help="prompts that are answered together"
-    )
+    parser.add_argument("--batch", type=integer(1), default=16, help="prompts per batch")
     parser.add_argument("--repeats", type=integer(1), default=1, help="rounds")
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     arguments = parser.parse_args()
     shortest, longest = arguments.prompt
     if shortest > longest:

@@ -73,7 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--documents", type=integer(1), default=10_000)
     parser.add_argument("--words", type=integer(1), default=5_000, help="of each document")
     parser.add_argument("--vocabulary", type=integer(258), default=4096)
-    parser.add_argument("--out", help="a folder for the table; on the console alone by default")
+    parser.add_argument("--out", help="folder for the table; printed only by default")
     return parser.parse_args()
 
 

@@ -13,7 +13,7 @@ from extension.figures import figure_of
 from extension.measured import Measure
 from extension.methods import Method, is_base, lengths_of, methods_of
 from tape import origin
-from tape.command import Parser, expected_errors, folder_name, result_folder
+from tape.command import expected_errors, parser_of_runs
 from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import csv_table, markdown_table
@@ -62,23 +62,9 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
 
 @expected_errors()
 def main() -> None:
-    parser = Parser(
-        prog="python -m extension.compare", description="Compare methods of context extension."
-    )
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs, and of their bases")
-    parser.add_argument(
-        "--name",
-        type=folder_name,
-        default="extend",
-        help="of the folder with the measurements (default: extend)",
-    )
-    parser.add_argument(
-        "--out",
-        type=result_folder,
-        default=Path("output/extend"),
-        help="folder of the results (default: output/extend)",
-    )
-    arguments = parser.parse_args()
+    arguments = parser_of_runs(
+        "extension.compare", "Compare methods of context extension.", "extend", "output/extend"
+    ).parse_args()
     print(compare(arguments.runs, arguments.name, arguments.out))
     print(f"\nalso in {arguments.out}, with a line per run and length, and the picture")
 

@@ -15,7 +15,7 @@ from pretraining.figures import figure_of
 from pretraining.rows import Compared, compared
 from pretraining.tables import latex, lines_of, markdown
 from tape import origin
-from tape.command import Parser, expected_errors, folder_name, result_folder
+from tape.command import expected_errors, parser_of_runs
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
 
@@ -34,25 +34,15 @@ def compare(folders: list[Path], name: str, baseline: str, out: Path) -> tuple[s
 
 @expected_errors()
 def main() -> None:
-    parser = Parser(
-        prog="python -m pretraining.compare", description="Compare trained runs over seeds."
-    )
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument(
-        "--name",
-        type=folder_name,
-        default="compare",
-        help="of the folder with perplexity.csv (default: compare)",
+    parser = parser_of_runs(
+        "pretraining.compare",
+        "Compare trained runs over seeds.",
+        "compare",
+        "output/compare_encodings",
     )
     parser.add_argument(
         "--baseline",
         help="the row that others are compared with, or one of its runs (default: rope)",
-    )
-    parser.add_argument(
-        "--out",
-        type=result_folder,
-        default=Path("output/compare_encodings"),
-        help="folder of the results (default: output/compare_encodings)",
     )
     arguments = parser.parse_args()
     given = arguments.baseline

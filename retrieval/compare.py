@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from retrieval.heatmap import end_of_training, figure_of
 from retrieval.results import Retrieval, read_results
 from tape import origin
-from tape.command import Parser, expected_errors, folder_name, result_folder
+from tape.command import expected_errors, parser_of_runs
 from tape.evaluation import compare as comparison
 from tape.evaluation.compare import Measure, Row, Run, markdown
 from tape.evaluation.figures import write_figure
@@ -131,20 +131,12 @@ def compare(folders: list[Path], name: str, out: Path) -> str:
 
 @expected_errors()
 def main() -> None:
-    parser = Parser(
-        prog="python -m retrieval.compare", description="Compare evaluated runs over seeds."
-    )
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument(
-        "--name", type=folder_name, default="passkey", help="of the evaluation (default: passkey)"
-    )
-    parser.add_argument(
-        "--out",
-        type=result_folder,
-        default=Path("output/compare_passkey"),
-        help="folder of the results (default: output/compare_passkey)",
-    )
-    arguments = parser.parse_args()
+    arguments = parser_of_runs(
+        "retrieval.compare",
+        "Compare passkey retrieval over seeds.",
+        "passkey",
+        "output/compare_passkey",
+    ).parse_args()
     print(compare(arguments.runs, arguments.name, arguments.out))
     print(f"\nalso in {arguments.out}, with a line per run and length, and the pictures")
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from retrieval.results import Retrieval, read_results
-from tape.command import Parser, expected_errors, folder_name, picture
+from tape.command import expected_errors, parser_of_runs, picture
 from tape.evaluation.figures import side_by_side, write_figure
 
 LABELS = 8  # of lengths below a panel, at most
@@ -89,20 +89,13 @@ def draw(name: str, results: Retrieval, folder: Path) -> None:
 
 @expected_errors()
 def main() -> None:
-    parser = Parser(
-        prog="python -m retrieval.heatmap", description="Draw evaluated runs side by side."
-    )
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument(
-        "--name", type=folder_name, default="passkey", help="of the evaluation (default: passkey)"
-    )
-    parser.add_argument(
-        "--out",
-        type=picture,
-        default=Path("output/passkey_heatmaps"),
-        help="without .png and .svg, which are both written (default: output/passkey_heatmaps)",
-    )
-    arguments = parser.parse_args()
+    arguments = parser_of_runs(
+        "retrieval.heatmap",
+        "Draw evaluated runs side by side.",
+        "passkey",
+        "output/passkey_heatmaps",
+        picture,
+    ).parse_args()
     found = [(run.name, read_results(run / arguments.name)) for run in arguments.runs]
     write_figure(figure_of(found), arguments.out)
     print(f"{arguments.out}.png and {arguments.out}.svg")

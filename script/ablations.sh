@@ -7,8 +7,8 @@
 #   TABLES       architecture, equivariance and width (config/ablations.yaml); all by default
 #   SEEDS, JOBS, NAME (ablation by default): see script/comparison.sh
 #   EVALUATION   flags of python -m tape.evaluation.perplexity, e.g. --data text --files github/
-#   settings     of the training, e.g. data=text data.files=code/ model=base length=1024; the text
-#                that is measured is that of EVALUATION, local by default
+#                (default: --data local)
+#   settings     of the training, e.g. data=text data.files=code/ model=base length=1024
 #
 # A configuration in several tables is trained once. Failed runs are listed below the tables, and the
 # exit status is 1. Rerunning the command resumes the work.

@@ -7,9 +7,9 @@
 #   settings        as for train.py, e.g. launcher=fsdp2 trainer.max_steps=1000 experiment=c4
 #
 # The result is in output/${TYPE}_${data.name}: output/adape_local, and output/adape_c4 with
-# experiment=c4. Where there is no output/${TYPE}_c4, that is made a link to the result of another
-# text, for commands that begin with it. The same command continues a run that was stopped; exit
-# status 75 says that it was told to stop (SIGTERM), has saved, and can be continued.
+# experiment=c4. If there is no output/${TYPE}_c4, it becomes a link to the result on another text, for
+# commands that start with it. Rerunning the command resumes a stopped run. Exit status 75: the run
+# received SIGTERM, has saved and can be resumed.
 set -euo pipefail
 TYPE=${TYPE:-adape}
 text='${oc.select:data.name,${hydra:runtime.choices.data}}'

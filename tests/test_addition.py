@@ -102,9 +102,9 @@ def test_abacus_positions_reach_as_far_as_they_were_moved(start):
     [
         (["data.abacus_offset=3"], r"abacus_offset=3: .* position=learned, not position=tape"),
         (["position=learned"], r"twice the .* needs 16 positions, .* 'learned' has 10"),
-        (["eval_blocks=null"], r"eval_blocks=null: problems are without end"),
+        (["eval_blocks=null"], r"eval_blocks=null: the number of problems is unlimited"),
         (["data.task=addition_"], r"unknown data\.task 'addition_'; did you mean 'addition'"),
-        (["length=9"], r"length=9: these problems have 10 tokens, give length=10"),
+        (["length=9"], r"length=9: these problems have 10 tokens; give length=10"),
         (["data.max_first=0"], r"max_first=0 must be an integer"),
         (["task.samples=0"], r"task\.samples=0 must be an integer"),
     ],

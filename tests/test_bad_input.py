@@ -701,7 +701,7 @@ FILES = [
     (f"{GENERATED}rows output={{given}}/file/o.json", r"cannot be created: .*file is a file"),
     (f"{GENERATED}rows data_dir=5", r"data_dir=5 must be a path"),
     (f"{GENERATED}rows cache_dir=null", r"cache_dir=None must be a path"),
-    (f"{GENERATED}rows cache_dir={{given}}/file", r"cannot be made: .*file is a file"),
+    (f"{GENERATED}rows cache_dir={{given}}/file", r"cannot be created: .*file is a file"),
     (f"{GENERATED}rows temperature=-3", r"temperature=-3 must be a number above 0"),
     (f"{GENERATED}rows top_p=7", r"top_p=7 must lie in \(0, 1\]"),
     (f"{GENERATED}rows top_p=0.5", r"top_p=0\.5 is for sample=true: give both, or none"),

@@ -57,11 +57,15 @@ def test_there_is_an_entry_for_every_encoding_and_alias():
     assert choices("position") == sorted([*ENCODINGS, *ALIASES, "keep"])
 
 
-@pytest.mark.parametrize("model", choices("model"))
-@pytest.mark.parametrize("experiment", [None, *choices("experiment")])
-def test_every_model_and_experiment_composes(model, experiment):
-    chosen = [f"experiment={experiment}"] if experiment else []
-    cfg = composed(f"model={model}", *chosen, "+trainer.use_cpu=true")
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        *(f"model={model}" for model in choices("model")),
+        *(f"experiment={experiment}" for experiment in choices("experiment")),
+    ],
+)
+def test_every_model_and_experiment_composes(chosen):
+    cfg = composed(chosen, "+trainer.use_cpu=true")
     assert isinstance(hydra.utils.instantiate(cfg.trainer, _convert_="all"), TrainingArguments)
 
 

@@ -213,7 +213,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         action=Distinct,
         help="window lengths; default: 1, 2 and 4 times the trained length",
     )
-    parser.add_argument("--windows", type=integer(1), default=64, help="of the text, each length")
+    parser.add_argument("--windows", type=integer(1), default=64, help="windows per length")
     parser.add_argument("--out", type=result_folder, default=Path("output/faults"), help="a folder")
     return parser.parse_args(given)
 

@@ -313,10 +313,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         description="Figures of a model's attention and positions (Fig. 7).",
     )
     add_arguments(parser)
-    parser.add_argument("--text", type=utf8, help="to show, in place of --data")
-    parser.add_argument("--length", type=integer(8), default=256, help="tokens of a window")
-    parser.add_argument("--windows", type=integer(1), default=8, help="of the text")
-    parser.add_argument("--heads", type=integer(1), default=4, help="to show of each layer")
+    parser.add_argument("--text", type=utf8, help="text to show instead of --data")
+    parser.add_argument("--length", type=integer(8), default=256, help="tokens per window")
+    parser.add_argument("--windows", type=integer(1), default=8, help="number of windows")
+    parser.add_argument("--heads", type=integer(1), default=4, help="heads to show per layer")
     parser.add_argument(
         "--out", type=result_folder, default=Path("output/visualize"), help="a folder"
     )

@@ -153,7 +153,7 @@ def adapt_model(
     try:
         model, left = with_weights(base, config, new_encoding=changed, **loading(frozen))
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"base_model={base} cannot be taken: {error}") from error
+        raise ValueError(f"base_model={base} cannot be loaded: {error}") from error
     check_finite(f"base_model={base}", model)
     if left := [key for key in left if "inv_freq" not in key]:
         log.info("weights of %s that are not used: %s", base, ", ".join(left))
