@@ -20,7 +20,7 @@ from tape.report.html import mark, page
 
 PROGRAM = "scrolls.show"
 WIDTH = 100
-TEMPLATE = Path(__file__).with_name("templates") / "answers.html"
+TEMPLATE = Path(__file__).with_name("answers.html")
 
 
 def text(reading: Reading) -> str:

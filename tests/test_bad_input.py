@@ -98,7 +98,7 @@ SETTINGS = [
     # the model
     ("model.hidden_size=0", r"model\.hidden_size=0 must be"),
     ("model.hidden_size=x", r"model: Field 'hidden_size' expected int"),
-    ("model.hidden_size=100000000", r"model: [\d,]+ GiB of weights .* more than the \d+ GiB"),
+    ("model.hidden_size=100000000", r"model: [\d,]+ GiB of weights .* exceed the \d+ GiB"),
     ("model.intermediate_size=0", r"model\.intermediate_size=0 must be"),
     ("model.num_hidden_layers=0", r"model\.num_hidden_layers=0 must be"),
     ("model.num_hidden_layers=2.5", r"model: Field 'num_hidden_layers' expected int"),
@@ -642,7 +642,10 @@ FILES = [
     (f"{SCORED} {VALID} --data_dir {{given}}/rows_nested", r"line 1: not JSON .*recursion"),
     (f"{SCORED} {VALID} --data_dir {{given}}/rows_none", r"validation\.jsonl has no rows"),
     (f"{SCORED} {VALID} --data_dir {{given}}/rows_number", r"line 1: not a JSON object"),
-    (f"{SCORED} {VALID} --data_dir {{given}}/rows_pid", r"field 'pid' is \['a'\], which is no t"),
+    (
+        f"{SCORED} {VALID} --data_dir {{given}}/rows_pid",
+        r"field 'pid' is \['a'\], which is not text",
+    ),
     (f"{SCORED} {VALID} --predictions {{given}}/nested.jsonl", r"cannot be read as pred.*recurs"),
     (f"{SCORED} {VALID} --predictions {{given}}/loop.txt", r"no file of predictions .*loop"),
     (f"{SCORED} {VALID} --predictions {{given}}/folder.txt", r"no file of predictions .*folder"),
@@ -686,7 +689,10 @@ FILES = [
     (f"{SHOWN} --predictions {{given}}/answers --out {{given}}/model/config.json", OTHER),
     (f"{MAJORITY} --data_dir {{given}}/scrolls --output {{given}}/answers/tape.json", OTHER),
     (f"{MAJORITY} --data_dir {{given}}/scrolls --output {{given}}/model/config.json", OTHER),
-    (f"{GENERATED}rows output={{given}}/model/config.json", r"config\.json is there, but not its"),
+    (
+        f"{GENERATED}rows output={{given}}/model/config.json",
+        r"config\.json exists, but its journal is",
+    ),
     (f"{ALL} {{given}} --metrics_output_dir m --type a --submission {{given}}/text.jsonl", OTHER),
     (f"{SCORED} {VALID} --metrics_output_dir {{given}}/model", A_MODEL),
     (f"{GENERATED}nested", r"scrolls_nested/scrolls\.json is damaged .*recursion.*budget=\.\.\."),

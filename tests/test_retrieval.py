@@ -330,7 +330,7 @@ def test_a_killed_evaluation_is_continued(folder, monkeypatch):
 
 def test_what_cannot_be_is_refused(folder, tmp_path):
     refused = partial(pytest.raises, ValueError)
-    with refused(match=r"prompt of 20 tokens has no room .* which are 2\d"):
+    with refused(match=r"prompt of 20 tokens has no room .* which take 2\d"):
         evaluate(folder, "--interval", "20")
     with refused(match=r"context_size=64 is shorter than the longest .*, 60 \+ 9 tokens"):
         evaluate(folder, "--context_size", "64")

@@ -216,6 +216,7 @@ def test_a_llama_is_extended_by_the_papers_command(run_script, text, tmp_path, m
         part.save_pretrained(tmp_path / "base")
     small = ["base_model=base", "length=32", "data=text", f"data.files={text}", "eval_blocks=4"]
     small += ["trainer.max_steps=2", "trainer.gradient_accumulation_steps=2", "report.tokens=64"]
+    small += ["trainer.warmup_steps=1"]
     started = run_script("train_llama.sh", *small, "+trainer.use_cpu=true", TYPE=method)
     printed, _ = started.communicate()
     assert started.returncode == 0, printed

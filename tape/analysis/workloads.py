@@ -143,7 +143,7 @@ def rewind(layers: list[CacheLayerMixin], tokens: int) -> None:
         else:
             layer.crop(-tokens)
         if isinstance(layer, GrowingLayer):  # nobody looks at what is forgotten: write over it
-            layer.rooms[0].content, layer.rooms[1].content = layer.keys, layer.values
+            layer.buffers[0].content, layer.buffers[1].content = layer.keys, layer.values
 
 
 def of_layer(layer: AttentionLayer, load: Load, config: Any) -> Callable[[], None]:
