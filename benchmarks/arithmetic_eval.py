@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 import transformers
-from measuring import publish, table
+from measuring import publish, table, table_folder
 
 from arithmetic import Problems, character_tokenizer
 from arithmetic.decoding import answers
@@ -112,7 +112,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=integer(1), default=2, help="of the second way")
     parser.add_argument("--only", default="", help="ways whose name begins so")
     parser.add_argument("--repeats", type=integer(1), default=3, help="rounds")
-    parser.add_argument("--out", help="folder for the table; printed only by default")
+    parser.add_argument(
+        "--out", type=table_folder, help="folder for the table; printed only by default"
+    )
     return parser.parse_args()
 
 

@@ -10,7 +10,7 @@ methods run alternately in one process; ratios of speeds are medians over the ro
 import argparse
 
 import torch
-from measuring import METHODS, SHAPES, build, publish, table
+from measuring import METHODS, SHAPES, build, publish, table, table_folder
 from torch import nn
 
 from tape.analysis.decoders import random_tokens
@@ -71,7 +71,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=integer(7), default=15, help="rounds; at least 7")
     parser.add_argument("--attention", choices=KERNELS, default="sdpa")
     parser.add_argument("--static", action="store_true", help="a static cache; compiled on a GPU")
-    parser.add_argument("--out", help="folder for the table; printed only by default")
+    parser.add_argument(
+        "--out", type=table_folder, help="folder for the table; printed only by default"
+    )
     return parser.parse_args()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from measuring import SHAPES, build, publish, table
+from measuring import SHAPES, build, publish, table, table_folder
 from torch import Tensor
 
 from tape.analysis.measuring import DEVICE, in_turn, synchronize
@@ -70,7 +70,9 @@ if __name__ == "__main__":
     parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="base")
     parser.add_argument("--repeats", type=integer(1), default=31, help="rounds")
-    parser.add_argument("--out", help="folder for the table; printed only by default")
+    parser.add_argument(
+        "--out", type=table_folder, help="folder for the table; printed only by default"
+    )
     arguments = parser.parse_args()
     with expected_errors():
         work = parts(arguments.shape)

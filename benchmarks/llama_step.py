@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from adapters import step_of
 from decode import generate
-from measuring import SHAPES, build, publish, table
+from measuring import SHAPES, build, publish, table, table_folder
 from tqdm import tqdm
 
 from tape.analysis.decoders import random_tokens
@@ -114,7 +114,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--new", type=integer(1), default=64, help="tokens to decode")
     parser.add_argument("--attention", choices=KERNELS, default="sdpa")
     parser.add_argument("--repeats", type=integer(7), default=7, help="rounds; at least 7")
-    parser.add_argument("--out", help="folder for the tables; printed only by default")
+    parser.add_argument(
+        "--out", type=table_folder, help="folder for the tables; printed only by default"
+    )
     arguments = parser.parse_args()
     if arguments.length % 8:
         parser.error(f"--length {arguments.length}: longlora takes a multiple of 8")

@@ -20,7 +20,7 @@ from tape import TapeConfig
 from tape.analysis.decoders import decoder, library_llama
 from tape.analysis.measuring import Seconds, machine, memory_in_use, reset_peak
 from tape.attention import KERNELS
-from tape.command import integer
+from tape.command import integer, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.positions import ENCODINGS
 
@@ -100,14 +100,24 @@ def compare_steps(seconds: Seconds, memory: dict[str, float], methods: list[str]
     )
 
 
+def table_folder(text: str) -> Path:
+    """A folder for tables, for argparse: refused before anything is measured."""
+    folder = result_folder(text)
+    if folder.is_file():
+        raise argparse.ArgumentTypeError(f"{text} is a file; give a folder")
+    return folder
+
+
 def arguments_of_steps(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Adds the arguments of scripts that compare training steps."""
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--repeats", type=integer(7), default=15, help="rounds; at least 7")
-    parser.add_argument("--tokens", type=integer(1), nargs=2, metavar=("BATCH", "LENGTH"))
+    parser.add_argument("--tokens", type=integer(1, 10**7), nargs=2, metavar=("BATCH", "LENGTH"))
     parser.add_argument("--attention", choices=KERNELS, default="sdpa")
     parser.add_argument("--autocast", choices=["bfloat16"], help="as trainer.bf16 does")
-    parser.add_argument("--out", help="folder for the table; printed only by default")
+    parser.add_argument(
+        "--out", type=table_folder, help="folder for the table; printed only by default"
+    )
     parser.add_argument("--memory-only", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.dtype = arguments.autocast and getattr(torch, arguments.autocast)

@@ -20,7 +20,7 @@ import time
 
 import numpy as np
 import torch
-from measuring import SHAPES, build, in_its_own_process, publish, table
+from measuring import SHAPES, build, in_its_own_process, publish, table, table_folder
 from torch import nn
 
 from tape.analysis.decoders import random_tokens
@@ -111,7 +111,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stride", type=integer(1), default=256)
     parser.add_argument("--attention", choices=KERNELS, default="sdpa")
     parser.add_argument("--repeats", type=integer(1), default=3, help="rounds")
-    parser.add_argument("--out", help="folder for the table; printed only by default")
+    parser.add_argument(
+        "--out", type=table_folder, help="folder for the table; printed only by default"
+    )
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 

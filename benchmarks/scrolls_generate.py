@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from measuring import SHAPES, build, publish, table
+from measuring import SHAPES, build, publish, table, table_folder
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -103,7 +103,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--new", type=integer(1), default=32, help="tokens of every answer")
     parser.add_argument("--batch", type=integer(1), default=16, help="prompts per batch")
     parser.add_argument("--repeats", type=integer(1), default=1, help="rounds")
-    parser.add_argument("--out", help="folder for the table; printed only by default")
+    parser.add_argument(
+        "--out", type=table_folder, help="folder for the table; printed only by default"
+    )
     arguments = parser.parse_args()
     shortest, longest = arguments.prompt
     if shortest > longest:

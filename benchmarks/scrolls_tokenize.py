@@ -14,7 +14,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from measuring import publish, table
+from measuring import publish, table, table_folder
 
 from scrolls.examples import tokenize_split
 from scrolls.prompts import Prompts, budget_of
@@ -73,7 +73,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--documents", type=integer(1), default=10_000)
     parser.add_argument("--words", type=integer(1), default=5_000, help="of each document")
     parser.add_argument("--vocabulary", type=integer(258), default=4096)
-    parser.add_argument("--out", help="folder for the table; printed only by default")
+    parser.add_argument(
+        "--out", type=table_folder, help="folder for the table; printed only by default"
+    )
     return parser.parse_args()
 
 

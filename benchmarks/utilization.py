@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from measuring import publish, table
+from measuring import publish, table, table_folder
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
@@ -38,6 +38,8 @@ def flops_per_token(folder: Path, length: int) -> float:
 def row(folder: Path) -> dict[str, str]:
     columns = ("run", "steps", "tokens/s", "TFLOP/s", "peak", "MFU")
     metrics = folder / MetricsFile.FILE
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder: give those of runs")
     lines = metrics.read_text(errors="replace").splitlines() if metrics.exists() else []
     rows = read_metrics(metrics) if lines else []
     if lines and len(rows) < max(1, len(lines) - 1):  # the last may be half-written
@@ -66,7 +68,9 @@ def row(folder: Path) -> dict[str, str]:
 if __name__ == "__main__":
     parser = Parser(description=__doc__.split(":")[0])
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument("--out", help="folder for the table; printed only by default")
+    parser.add_argument(
+        "--out", type=table_folder, help="folder for the table; printed only by default"
+    )
     arguments = parser.parse_args()
     with expected_errors():
         publish("utilization", table([row(run) for run in arguments.runs]), arguments.out)

@@ -17,7 +17,7 @@ from tape.names import check_integer
 STREAM = 2  # of random numbers; training has others
 SAMPLE = 100  # units of garbage in a prompt that tries the tokenizer
 ONE = Needles()
-MOST = 10**7  # prompts
+MOST = 10**7  # prompts, and tokens of one
 ROOM = 4  # tokens of an answer besides its numbers: words before them, or the mark of their end
 
 
@@ -48,7 +48,7 @@ class Questions:
 
     def __post_init__(self):
         for name in ("max_tokens", "interval", "num_tests", "depths"):
-            check_integer(name, getattr(self, name))
+            check_integer(name, getattr(self, name), most=MOST)
         check_integer("seed", self.seed, least=0)
         if self.interval > self.max_tokens:
             raise ValueError(

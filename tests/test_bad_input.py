@@ -849,6 +849,9 @@ def made(given, tmp_path_factory):
     broken = TapeForCausalLM.from_pretrained(model)
     torch.nn.init.constant_(broken.model.embed_tokens.weight, math.nan)
     broken.save_pretrained(shutil.copytree(model, folder / "nan"))
+    shutil.copytree(folder / "without_model.safetensors", folder / "index")
+    index = folder / "index" / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "../w"}}')
     characters = character_tokenizer()
     small = make_model("tape", vocab_size=len(characters), max_position_embeddings=64)
     small.save_pretrained(folder / "characters")
@@ -930,7 +933,7 @@ EVALUATIONS = [
     (f"{MEASURED} --data {{made}}/loop", r"--data \S+loop is neither a file nor a corpus"),
     (f"{MEASURED} --data {{made}}/empty", r"--data \S+empty is neither a file nor a corpus"),
     (f"{MEASURED} --out {{made}}/empty", r"--out \S+empty must end in \.csv"),
-    (f"{MEASURED} --out {{made}}/file/o.csv", r"file is a file; give another one"),
+    (f"{MEASURED} --out {{made}}/file/o.csv", r"file is a file; give "),
     (f"{MEASURED} --data {{made}}/file", r"file has 0 bytes, none: it is no file of uint16"),
     *(
         (
@@ -955,9 +958,9 @@ EVALUATIONS = [
     (f"{STABILITY} {GOOD} --shifts 0", r"--shifts: '0' must be an integer >= 1"),
     (f"{STABILITY} {GOOD} --shifts 3 3", r"--shifts: duplicate value 3"),
     (f"{STABILITY} {GOOD} --dtypes int8", r"--dtypes: invalid choice: 'int8'"),
-    (f"{STABILITY} {GOOD} --out {{made}}/file", r"file is a file; give another one"),
+    (f"{STABILITY} {GOOD} --out {{made}}/file", r"file is a file; give "),
     (f"{PICTURES} --length 7", r"--length: '7' must be an integer >= 8"),
-    (f"{PICTURES} --out {{made}}/file", r"file is a file; give another one"),
+    (f"{PICTURES} --out {{made}}/file", r"file is a file; give "),
     (f"{PICTURES} --text", r"--text: expected one argument"),
     (f"{PICTURES} --text 'some words' --data text", r"--data goes with a text of --data, not with"),
     (
@@ -1088,6 +1091,12 @@ EVALUATIONS = [
         (f"-m {command}.compare {{made}}/empty --name ../x", rf"--name: name='\.\./x': {NO_NAME}")
         for command in ("pretraining", "extension", "arithmetic", "retrieval")
     ),
+    (f"{LM_EVAL} --out o.bin", r"--out o\.bin must end in \.csv"),
+    (f"{PASSKEYS} --max_tokens {'9' * 14}", r"max_tokens=9+ must be an integer in 1\.\."),
+    ("benchmarks/utilization.py {made}/nothing", r"nothing is not a folder"),
+    ("benchmarks/decode.py --out {made}/file", r"--out: \S+file is a file; give a folder"),
+    ("benchmarks/train_step.py --tokens 99999999 8", r"--tokens: 99999999 is more than 10,000,000"),
+    (f"{PERPLEXITY} {{made}}/index", r"index\.json: names '\.\./w', which is no file beside it"),
     ("-m arithmetic.merge {made}/nothing", r"nothing/grid holds no evaluation"),
     ("-m arithmetic.merge {made}/empty --name ../x", rf"--name: name='\.\./x': {NO_NAME}"),
     ("-m tape.report {made}/nothing", r"nothing is not a folder"),

@@ -365,8 +365,8 @@ RULES = {
     ),
     "tape.analysis.visualize": Rule(
         lambda given: [
-            *([] if "--text" in given else CORPUS),
-            *("--length", "16", "--windows", "1", "--heads", "1"),
+            *([] if "--text" in given else [*CORPUS, "--length", "16", "--windows", "1"]),
+            *("--heads", "1"),
         ]
     ),
     "tape.analysis.faults": Rule([*CORPUS, "--lengths", "16", "--windows", "1"]),

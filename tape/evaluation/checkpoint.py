@@ -250,7 +250,12 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
         index = read_object(folder / INDEX)
         with reading(folder / INDEX):
-            return [folder / name for name in sorted({*index["weight_map"].values()})]
+            names = sorted({*index["weight_map"].values()})
+            if lost := [
+                name for name in names if Path(name).name != name or not (folder / name).is_file()
+            ]:
+                raise ValueError(f"names {lost[0]!r}, which is no file beside it")
+            return [folder / name for name in names]
     raise ValueError(f"{folder} has no {WEIGHTS}: give the folder of a run that has finished")
 
 

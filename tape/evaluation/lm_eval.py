@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     for path in sorted(arguments.include_path.rglob("*.yaml") if arguments.include_path else ()):
         with reading(path):  # lm-eval leaves out what it cannot read
             yaml.compose(path.read_bytes())
+    zero_shot.check(arguments.out)
     _check_tokenizer(arguments.model)
     model, tokenizer = load(arguments.model, DTYPES[arguments.dtype])
     longest = max(arguments.lengths or [0])
@@ -76,7 +77,6 @@ def run(arguments: argparse.Namespace) -> list[Row]:
             f"--tasks {unknown[0]} is unknown to lm-eval {lm_eval.__version__}; its own are listed "
             f"by `lm-eval ls tasks`, others are yaml files in --include_path"
         )
-    zero_shot.check(arguments.out)
     harness = Harness(model, tokenizer, max_length, arguments.batch_size, arguments.truncate)
     try:
         with locked(answers):

@@ -69,6 +69,8 @@ def _of_members(found: dict[str, Any], what: str, members: list[str]) -> Any:
 
 def check(path: Path) -> None:
     """Raise a ValueError or an OSError if rows cannot be added to a table."""
+    if path.suffix != ".csv":
+        raise ValueError(f"--out {path} must end in .csv")
     read_table(path, COLUMNS)
     path.parent.mkdir(parents=True, exist_ok=True)
 

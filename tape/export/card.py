@@ -154,6 +154,9 @@ def _results(source: Source) -> str:
     report = source.report()
     if report is None:
         return head + "There is no report for these weights, so perplexity is missing."
+    if "perplexity" not in report:  # a task with a measure of its own
+        shares = {key: value for key, value in report.items() if isinstance(value, float)}
+        return head + "\n".join(f"* {key}: {value:.4g}" for key, value in shares.items())
     with reading(source.run / "report" / "report.json"):
         rows = [
             f"| {row['length']} ({row['times']}x) | {row['perplexity']:.2f} | "
