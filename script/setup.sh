@@ -36,7 +36,7 @@ stamp=$environment/.tape-installed
 if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
     echo "installing into $environment (once)" >&2
     # Without the compat mode, a clone called tape would shadow the package in its parent folder.
-    "$python" -m pip install --quiet --disable-pip-version-check \
+    "$python" -m pip install -qq --disable-pip-version-check \
         --config-settings editable_mode=compat --constraint constraints.txt --editable ".[$extras]" >&2
     echo "$wanted" >"$stamp"
 fi

@@ -272,6 +272,16 @@ def test_a_run_is_exported_with_its_card(run):
         assert b"secret-project" not in text and bytes(run.parent) not in text, path
 
 
+def test_a_task_with_a_measure_of_its_own_has_a_card(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "adds")
+    path = copy / "report" / "report.json"
+    report = json.loads(path.read_text())
+    del report["perplexity"]
+    path.write_text(json.dumps(report | {"accuracy_in": 0.875, "accuracy_out": 0.125}))
+    card = (export(copy, tmp_path / "out") / "README.md").read_text()
+    assert "* accuracy_in: 0.875\n* accuracy_out: 0.125" in card
+
+
 def test_a_checkpoint_has_no_report(run):
     source = Source.open(run / "checkpoint-4")
     card = model_card(source, *source.load(), "sheep", "tape")
