@@ -1039,8 +1039,8 @@ EVALUATIONS = [
     (f"{PASSKEYS} --name ../../x", rf"--name='\.\./\.\./x': {NO_NAME}"),
     (f"{PASSKEYS} --name ''", rf"--name='': {NO_NAME}"),
     (f"{PASSKEYS} --name report", r"--name='report' belongs to .* itself; choose another"),
-    (f"{PASSKEYS} --num_tests 0", r"num_tests=0 must be an integer >= 1"),
-    (f"{PASSKEYS} --depths -1", r"depths=-1 must be an integer >= 1"),
+    (f"{PASSKEYS} --num_tests 0", r"num_tests=0 must be an integer in 1"),
+    (f"{PASSKEYS} --depths -1", r"depths=-1 must be an integer in 1"),
     (f"{PASSKEYS} --batch_tokens 0", r"batch_tokens=0 must be an integer >= 1"),
     (f"{PASSKEYS} --shard x", r"shard='x' must be i/n"),
     # Results

@@ -170,7 +170,7 @@ def test_a_slice_that_is_over_too_soon_says_so(start):
     over = start("gpu/addition.sh", TYPES="rope tape", SLICE="1")
     printed, _ = over.communicate()
     assert over.returncode == 75
-    assert "| addition_20_tape_0 | - | - | - | - | - |" in printed
+    assert "no run has begun" in printed
 
 
 def test_the_shape_of_a_llama_is_measured(run_script, tmp_path):

@@ -50,7 +50,17 @@ done
 if ((status != 0 && status != 75)); then
     exit "$status"
 fi
-"$python" benchmarks/utilization.py "${runs[@]}"
+begun=()
+for run in "${runs[@]}"; do
+    if [[ -d $run ]]; then
+        begun+=("$run")
+    fi
+done
+if ((${#begun[@]})); then
+    "$python" benchmarks/utilization.py "${begun[@]}"
+else
+    echo "no run has begun: give a longer SLICE"
+fi
 if ((status == 0)); then
     "$python" -m arithmetic.heatmap "${runs[@]}" --out "output/${EXPERIMENT}_heatmaps"
 fi
