@@ -7,17 +7,20 @@ the second; summary.json holds the means, wrong.jsonl some of the wrong answers 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from tape.evaluation.intervals import with_interval
+from arithmetic.problems import Problems
 from tape.evaluation.journal import read_evaluated, some_of_each
 from tape.evaluation.tables import csv_table, read_table
+from tape.evaluation.view import PERCENT, Asked, Column, Evaluation, HeatMap, View
 from tape.files import reading, write_text
+from tape.statistics import with_interval
 
 COLUMNS = ("n", "m", "correct", "total")
 
@@ -109,3 +112,54 @@ def read_grid(folder: Path) -> Grid:
         if len(rows) > evaluated["max_length"] ** 2:
             raise ValueError("a pair of lengths occurs twice: evaluate again")
         return Grid.of([[int(value) for value in row.values()] for row in rows], evaluated)
+
+
+def read_evaluation(folder: Path) -> Evaluation:
+    """The grid in long form: accuracy by the digits of both operands."""
+    grid = read_grid(folder)
+    rows = [
+        {
+            **{"measure": "accuracy", "first_digits": n + 1, "second_digits": m + 1},
+            **{"value": accuracy, "n": int(grid.total[n, m]), "unit": "share"},
+        }
+        for (n, m), accuracy in np.ndenumerate(grid.accuracy)
+    ]
+    return Evaluation(read_evaluated(folder), rows)
+
+
+def _columns(asked: list[Asked], tables: list[pd.DataFrame]) -> list[Column]:
+    def inside(rows: pd.DataFrame) -> pd.Series:
+        first, second = (asked[0][f"problems.max_{name}"] for name in ("first", "second"))
+        return (rows["first_digits"] <= first) & (rows["second_digits"] <= second)
+
+    return [
+        Column("trained lengths, %", "accuracy", PERCENT, inside),
+        Column("beyond them, %", "accuracy", PERCENT, lambda rows: ~inside(rows), "beyond"),
+        Column("whole grid, %", "accuracy", PERCENT),
+    ]
+
+
+def _best(asked: list[Asked], tables: list[pd.DataFrame]) -> Column:
+    _, beyond, everything = _columns(asked, tables)
+    return everything if beyond.value(tables[0]) is None else beyond
+
+
+VIEW = View(
+    keys=(
+        *("max_length", "samples", "seed"),
+        *(
+            f"problems.{field.name}"
+            for field in fields(Problems)
+            if field.name not in ("spaces", "abacus_offset")
+        ),
+    ),
+    columns=_columns,
+    best=_best,
+    heatmap=HeatMap(
+        down="first_digits",
+        across="second_digits",
+        down_label="digits of the first operand",
+        across_label="digits of the second operand",
+        trained=lambda asked: (asked["problems.max_first"], asked["problems.max_second"]),
+    ),
+)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from arithmetic.grid import Grid, write_grid
-from arithmetic.heatmap import draw
 from tape.command import Parser, expected_errors, folder_name
+from tape.compare.heatmap import draw
 from tape.evaluation.checkpoint import fingerprint
 from tape.evaluation.journal import join, place_of
 
@@ -29,7 +29,7 @@ def merge(run: Path, name: str = "grid") -> Grid:
             f"{folder} was evaluated with other weights than those in {run}: remove it"
         )
     grid = write_grid(folder, evaluated, rows)
-    draw([(run.resolve().name, grid)], folder / "heatmap")
+    draw(folder, run.resolve().name)
     return grid
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from arithmetic.grid import Grid, read_grid
 from tape.evaluation.compare import check_weights
+
+from arithmetic.grid import Grid, read_grid
 from tape.evaluation.journal import read_evaluated
 from tape.report.blocks import Block, Details, Pictures, Table
 from tape.report.experiment import Experiment, Kind, Read

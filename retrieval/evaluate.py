@@ -12,13 +12,14 @@ from typing import Any
 
 import transformers
 
+from retrieval import curve
 from retrieval.decoding import Answer, answers
-from retrieval.heatmap import draw
 from retrieval.plan import ONE, Batch, Questions, plan
 from retrieval.prompts import Needles
 from retrieval.results import Retrieval, write_results
 from retrieval.sequences import Passkeys
 from tape.command import Parser, expected_errors
+from tape.compare import heatmap
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.journal import Journal, Shard, join, journals, place_of
 from tape.evaluation.workers import answering, complete
@@ -126,7 +127,8 @@ def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
         log.info("shard %s is done; the last one to finish writes the results", shard)
         return None
     found = write_results(results, *join(results))
-    draw(folder.resolve().name, found, results)
+    curve.draw(results, folder.resolve().name, found)
+    heatmap.draw(results, folder.resolve().name)
     log.info("%s\nresults are in %s", describe(found), results)
     return found
 

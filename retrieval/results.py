@@ -13,14 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from tape.evaluation.intervals import wilson, with_interval
 from tape.evaluation.journal import read_evaluated, some_of_each
 from tape.evaluation.tables import csv_table, read_table
+from tape.evaluation.view import (
+    PERCENT,
+    Asked,
+    Column,
+    Evaluation,
+    HeatMap,
+    Panel,
+    Points,
+    View,
+)
 from tape.files import reading, write_text
+from tape.statistics import wilson, with_interval
 
 FIELDS = ("length", "depth", "prompts", "right", "found", "tokens")
 COLUMNS = (*FIELDS[:2], "tokens", "right", "prompts", "accuracy", "low", "high", "found", "values")
+TIMES = (2, 4, 8)  # the trained length: columns of a comparison
 NOT_GIVEN = ""  # the depth of prompts that have the key anywhere
 
 
@@ -156,3 +168,74 @@ def _cell(row: dict[str, str]) -> list[Any]:
     depth = None if row["depth"] == NOT_GIVEN else float(row["depth"])
     prompts, right, found = (int(row[name]) for name in ("prompts", "right", "found"))
     return [int(row["length"]), depth, prompts, right, found, round(float(row["tokens"]) * prompts)]
+
+
+def read_evaluation(folder: Path) -> Evaluation:
+    """The results in long form, by length and depth: the share of prompts answered with all
+    values, the share of values found, and the tokens of a prompt."""
+    results = read_results(folder)
+    rows = []
+    for (row, column), prompts in np.ndenumerate(results.prompts):
+        values = int(prompts * results.evaluated["values"])
+        for measure, total, n, unit in (
+            ("accuracy", results.right, int(prompts), "share"),
+            ("found", results.found, values, "share"),
+            ("tokens", results.tokens, int(prompts), "tokens"),
+        ):
+            place = {"length": results.lengths[row], "depth": results.depths[column]}
+            value = {"value": total[row, column] / n, "n": n, "unit": unit}
+            rows.append({"measure": measure, **place, **value})
+    return Evaluation(results.evaluated, rows)
+
+
+def _columns(asked: list[Asked], tables: list[pd.DataFrame]) -> list[Column]:
+    """Accuracy up to the trained length and at multiples of it; at every length if runs were
+    trained on different lengths, as bases and their extensions are."""
+    lengths = _lengths(tables)
+    trained = {each["trained"] for each in asked}
+    if len(trained) > 1:
+        return [_at(length, f"keys {length:,}, %") for length in lengths]
+    (end,) = trained
+    within = Column(f"up to {end:,} tokens, %", "accuracy", PERCENT, lambda x: x["length"] <= end)
+    beyond = [_at(n * end, f"{n * end:,} ({n}x), %") for n in TIMES if n * end in lengths]
+    return [within, *(column._replace(compared=column.title[:-3]) for column in beyond)]
+
+
+def _at(length: int, title: str) -> Column:
+    return Column(title, "accuracy", PERCENT, lambda rows: rows["length"] == length)
+
+
+def _lengths(tables: list[pd.DataFrame]) -> list[int]:
+    return sorted({int(length) for table in tables for length in table["length"].dropna()})
+
+
+def _best(asked: list[Asked], tables: list[pd.DataFrame]) -> Column:
+    """Accuracy beyond the trained length; of all lengths if there are no others."""
+    end = asked[0]["trained"]
+    if _lengths(tables)[-1] <= end:
+        return Column("", "accuracy", PERCENT)
+    return Column("", "accuracy", PERCENT, lambda rows: rows["length"] > end)
+
+
+def _points(rows: pd.DataFrame) -> Points:
+    rows = rows[rows["measure"] == "accuracy"].assign(right=lambda x: x["value"] * x["n"])
+    sums = rows.groupby("length")[["right", "n"]].sum()
+    return list(sums.index), list(sums["right"] / sums["n"])
+
+
+VIEW = View(
+    keys=(
+        *("max_tokens", "interval", "num_tests", "depths", "seed"),
+        *("keys", "values", "plain", "original"),
+    ),
+    columns=_columns,
+    best=_best,
+    panels=(Panel(_points, "tokens of the prompt", "accuracy", tokens=True, share=True),),
+    heatmap=HeatMap(
+        down="depth",
+        across="length",
+        down_label="depth of the key",
+        across_label="tokens of the prompt",
+        trained=lambda asked: (None, asked["trained"]),
+    ),
+)

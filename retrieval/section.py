@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from retrieval.results import Retrieval, read_results
 from tape.evaluation.compare import check_weights
+
+from retrieval.results import Retrieval, read_results
 from tape.report.blocks import Block, Details, Pictures, Table
 from tape.report.experiment import Experiment, Kind, Read
 from tape.report.finding import Folder

@@ -5,9 +5,9 @@ import json
 import shutil
 
 import pytest
+from arithmetic.compare import compare, grid_of, read_run, rows_of
 
 from arithmetic import Problems
-from arithmetic.compare import compare, grid_of, read_run, rows_of
 from arithmetic.grid import write_grid
 from tape.files import write_text
 from tape.training.runs import TRAINED, register_run

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import make_model
-
 from arithmetic.compare import compare as grids
-from config import ABLATIONS
+from conftest import make_model
 from extension.compare import compare as methods
 from pretraining.compare import compare as encodings
 from retrieval.compare import compare as passkeys
+
+from config import ABLATIONS
 from tape import TapeForCausalLM
 from tape.analysis import faults, stability, visualize
 from tape.positions import ALIASES, ENCODINGS, Positions

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 from conftest import composed
-
 from extension import compare as entry
 from extension.compare import compare
 from extension.figures import figure_of
 from extension.methods import methods_of
+
 from retrieval import Passkeys
 from retrieval.results import write_results
 from tape.evaluation.curves import binned, write

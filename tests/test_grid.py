@@ -14,21 +14,21 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from arithmetic.heatmap import figure_of
 from conftest import perturb
 from hydra import compose, initialize_config_dir
+from tape.evaluation.intervals import wilson
 
 import arithmetic.evaluate as entry
 from arithmetic import Problems, character_tokenizer, heatmap
 from arithmetic import merge as merging
 from arithmetic.decoding import answers
 from arithmetic.grid import Grid, read_grid
-from arithmetic.heatmap import figure_of
 from arithmetic.merge import merge
 from arithmetic.plan import plan
 from tape import TapeConfig, TapeForCausalLM
 from tape.evaluation import workers
 from tape.evaluation.checkpoint import load
-from tape.evaluation.intervals import wilson
 from tape.evaluation.journal import FILE, Shard, read
 
 RESULTS = ("grid.csv", "summary.json", "wrong.jsonl", "heatmap.png", "heatmap.svg")

@@ -6,12 +6,12 @@ import shutil
 
 import pytest
 from conftest import composed
+from retrieval.compare import compare, curves, read_run, rows_of
 from test_training import assert_same_weights, losses, weights
 
 import train
 from retrieval import Passkeys
 from retrieval import evaluate as entry
-from retrieval.compare import compare, curves, read_run, rows_of
 from retrieval.results import write_results
 from tape.files import write_text
 from tape.training.progress import read_metrics

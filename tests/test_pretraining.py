@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from commands import run_command
 from conftest import composed
-from scipy.stats import ttest_rel
-
-from config import ABLATIONS
 from pretraining import compare as entry
 from pretraining.compare import compare
 from pretraining.figures import figure_of
 from pretraining.rows import compared, difference
+from scipy.stats import ttest_rel
+
+from config import ABLATIONS
 from tape import TapeConfig
 from tape.evaluation.curves import binned, write
 from tape.files import write_text

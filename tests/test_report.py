@@ -11,11 +11,11 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import arithmetic.compare
 import numpy as np
 import pytest
-
-import arithmetic.compare
 from arithmetic.heatmap import draw
+
 from retrieval.results import write_results
 from scrolls.table import Row, markdown, paper_rows, table
 from tape import origin

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import perturb
+from retrieval.heatmap import curve_of, figure_of
 from test_prompts import byte_level, llama_like
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -20,7 +21,6 @@ import retrieval.evaluate as entry
 from arithmetic import character_tokenizer
 from retrieval import Needles, Passkeys, Questions, plain_tokenizer
 from retrieval.decoding import Answer, answers, marked, marked_as_original
-from retrieval.heatmap import curve_of, figure_of
 from retrieval.plan import Batch, Question, plan
 from retrieval.prompts import Prompt
 from retrieval.results import read_results

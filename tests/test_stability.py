@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_model, random_tokens
+from tape.evaluation.intervals import student
 from test_scrolls import byte_tokenizer
 
 from tape.analysis import faults, stability, visualize
 from tape.analysis.inside import look_inside
 from tape.analysis.stability import attention_change, changes, dot_change, moved
 from tape.analysis.texts import models
-from tape.evaluation.intervals import student
 from tape.positions import Positions
 from tape.training.runs import TRAINED
 

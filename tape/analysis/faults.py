@@ -39,9 +39,8 @@ from tape.analysis.texts import (
 from tape.cache import GrowingCache
 from tape.command import Distinct, Parser, integer, result_folder
 from tape.evaluation.checkpoint import check_length, fingerprint, load
-from tape.evaluation.compare import over_seeds
 from tape.evaluation.scoring import exp
-from tape.evaluation.tables import markdown_table
+from tape.evaluation.tables import markdown_table, over_seeds
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.positions import Positions

@@ -33,12 +33,11 @@ from tape.analysis.texts import (
 )
 from tape.command import Distinct, Parser, integer, result_folder
 from tape.evaluation.checkpoint import check_length, fingerprint, load
-from tape.evaluation.compare import over_seeds
-from tape.evaluation.intervals import student
 from tape.evaluation.perplexity import DTYPES
-from tape.evaluation.tables import markdown_table
+from tape.evaluation.tables import markdown_table, over_seeds
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
+from tape.statistics import student
 
 SHOWN = (1, 2, 4, 8)  # layers in the paper's table
 PAPER = Path(__file__).with_name("table8.csv")

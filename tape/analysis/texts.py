@@ -15,7 +15,8 @@ import transformers
 from torch import Tensor
 
 from tape.command import EXPECTED, expected_errors, in_one_line
-from tape.evaluation.compare import Run, rows_of, settings_of
+from tape.compare.rows import grouped
+from tape.compare.runs import Run, settings_of
 from tape.evaluation.tables import csv_table
 from tape.evaluation.texts import CORPORA, open_text
 from tape.files import make_folder
@@ -62,12 +63,12 @@ def models(folders: list[Path]) -> list[Model]:
     if len(set(names)) < len(names):
         shared = os.path.commonpath(resolved)
         names = [str(folder.relative_to(shared)) for folder in resolved]
-    runs = [Run(f, *settings_of(f), {}, None) for f in folders if (f / TRAINED).is_file()]
+    runs = [Run(f, *settings_of(f)) for f in folders if (f / TRAINED).is_file()]
     rows: dict[Path, str] = {}
-    for row in rows_of(runs, asked=()):
-        if len(row.runs) > 1:
-            label = f"{row.label}, seeds" if row.label in names else row.label
-            rows |= {run.folder: label for run in row.runs}
+    for label, group in grouped(runs):
+        if len(group) > 1:
+            label = f"{label}, seeds" if label in names else label
+            rows |= {run.folder: label for run in group}
     return [Model(f, name, rows.get(f, name)) for f, name in zip(folders, names, strict=True)]
 
 

@@ -37,9 +37,8 @@ from tape.analysis.texts import (
 from tape.command import Parser, integer, result_folder
 from tape.data.blocks import writable
 from tape.evaluation.checkpoint import check_length, load
-from tape.evaluation.compare import over_seeds
 from tape.evaluation.figures import write_figure
-from tape.evaluation.tables import markdown_table
+from tape.evaluation.tables import markdown_table, over_seeds
 from tape.files import write_text
 
 PANEL = 1.9  # inches

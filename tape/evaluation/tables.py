@@ -6,11 +6,13 @@ import csv
 import fcntl
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from tape.files import reading, write_text
+from tape.statistics import student
 
 Row = dict[str, str]
 NUMBER = r"\d{1,17}(\.\d+)?(e[+-]?\d{1,3})?|inf"
@@ -21,6 +23,14 @@ def markdown_table(lines: Iterable[Iterable[object]]) -> str:
     head, *rows = ([*map(str, line)] for line in lines)
     shown = [f"| {' | '.join(line)} |" for line in (head, *rows)]
     return "\n".join([shown[0], "|" + "---|" * len(head), *shown[1:]])
+
+
+def over_seeds(values: Sequence[float], digits: int) -> str:
+    """Formats the mean of one value per seed and its 95 % interval; "-" of none."""
+    if not values:
+        return "-"
+    spread = f" ± {student(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):z.{digits}f}{spread}"
 
 
 def csv_table(lines: Iterable[Iterable[object]]) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from tape.files import write_text
+from tape.files import reading, write_text
 
 
 class MetricsFile(TrainerCallback):
@@ -52,6 +54,43 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             break
         rows.append(row)
     return rows
+
+
+def metric_rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run in long form: losses by step, the median speed, the peak memory; none if
+    the run keeps no metrics.
+
+    Raises:
+        ValueError: if the file is damaged, or has no training loss.
+    """
+    path = folder / MetricsFile.FILE
+    if not path.exists():
+        return []
+    logged = read_metrics(path)
+    if not any("loss" in row for row in logged):
+        raise ValueError(f"{path} has no loss of a training")
+    rows = []
+    with reading(path):
+        for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):
+            for row in logged:
+                if key in row:
+                    value = _measured(key, row[key])
+                    rows.append(
+                        {"measure": name, "step": row["step"], "value": value, "unit": "nats"}
+                    )
+        for name, key, of, unit in (
+            ("speed", "tokens_per_second", median, "tokens/s"),
+            ("peak memory", "peak_memory_gib", max, "GiB"),
+        ):
+            values = [_measured(key, row[key]) for row in logged if "loss" in row]
+            rows.append({"measure": name, "value": of(values), "unit": unit})
+    return [row | {"n": 1} for row in rows]
+
+
+def _measured(key: str, value: Any) -> float:
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"{key} must be finite and not negative")
+    return float(value)
 
 
 def peak_memory() -> int:

@@ -1,1 +1,0 @@
-"""Models that were trained on text, compared: encodings over seeds, and ablations."""

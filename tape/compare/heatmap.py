@@ -1,0 +1,53 @@
+"""Heat maps of evaluated runs side by side: accuracy over operand lengths, or length and depth.
+
+python -m tape.compare.heatmap output/add_*_0 --out output/heatmaps
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from tape.command import Parser, expected_errors, folder_name, picture
+from tape.compare.figures import Map, side_by_side
+from tape.compare.runs import evaluations_in, folder_of
+from tape.evaluation.figures import write_figure
+
+
+def maps_in(folder: Path, name: str) -> list[Map]:
+    """Returns the heat maps of the evaluations in a folder."""
+    found = [
+        Map(name, kind, evaluation.asked, pd.DataFrame(evaluation.rows))
+        for kind, evaluation in evaluations_in(folder).items()
+    ]
+    return [each for each in found if each.is_there]
+
+
+def draw(folder: Path, name: str) -> None:
+    """Writes heatmap.png and heatmap.svg beside an evaluation; nothing for prompts whose key may be
+    anywhere."""
+    if found := maps_in(folder, name):
+        write_figure(side_by_side(found), folder / "heatmap")
+
+
+@expected_errors()
+def main(given: list[str] | None = None) -> None:
+    parser = Parser(prog="python -m tape.compare.heatmap", description="Heat maps side by side.")
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", help="folders of runs")
+    add("--name", type=folder_name, help="their evaluation (default: the only one)")
+    add("--out", type=picture, default=Path("output/heatmaps"), help="file, as .png and .svg")
+    arguments = parser.parse_args(given)
+    found = []
+    for run in arguments.runs:
+        folder = folder_of(run, arguments.name)
+        if not (drawn := maps_in(folder, run.name)):
+            raise ValueError(f"{folder} has no evaluation with a heat map: evaluate that run first")
+        found += drawn
+    write_figure(side_by_side(found), arguments.out)
+    print(f"{arguments.out}.png and {arguments.out}.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Runs that differ only in their seed form a row; rows are named by the settings that differ.
+
+What runs are compared in is the encoding (position.*) or the method of adaptation (peft.*). In all
+other settings they must be equal, unless these are named: nothing unequal is compared silently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from tape.compare.runs import EVALUATIONS, Run, view_of
+from tape.evaluation.view import Column
+from tape.training.runs import differences
+
+DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"  # from other settings
+RATES = r"trainer\.learning_rate|learning_rates\..*"
+ENCODING_SETTINGS = rf"position\..*|{RATES}|{DERIVED_SETTINGS}"
+METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|base_model|tokenizer"
+BASE = "not extended"
+
+
+@dataclass
+class Row:
+    """Runs of one label, by evaluation. Several evaluations may have runs of their own."""
+
+    label: str
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+
+    def values(self, evaluation: str, column: Column) -> dict[int, float]:
+        """Returns the value of a column by seed, where there is one."""
+        found = {
+            run.seed: column.value(run.of(evaluation)) for run in self.runs.get(evaluation, [])
+        }
+        return {seed: value for seed, value in found.items() if value is not None}
+
+
+def rows_of(runs: Sequence[Run], across: Sequence[str] = ()) -> list[Row]:
+    """Groups runs into rows, in the order of the runs.
+
+    Args:
+        across: patterns of further settings that may differ, such as `model.*`.
+
+    Raises:
+        ValueError: if runs were asked or given something else, or one occurs twice.
+    """
+    rows: dict[str, Row] = {}
+    for kind in EVALUATIONS:
+        if not (asked := [run for run in runs if kind in run.asked]):
+            continue
+        _check_asked(asked, kind)
+        _check_given(asked, across)
+        for label, group in grouped(asked):
+            rows.setdefault(label, Row(label)).runs[kind] = group
+    return list(rows.values())
+
+
+def kinds_of(rows: Sequence[Row]) -> list[str]:
+    """Returns the evaluations of any row."""
+    return [kind for kind in EVALUATIONS if any(kind in row.runs for row in rows)]
+
+
+def is_method(run: Run) -> bool:
+    return "peft.name" in run.settings
+
+
+def _check_asked(runs: list[Run], kind: str) -> None:
+    keys = view_of(kind).keys
+    for run in runs[1:]:
+        if changes := differences(
+            *({key: of.asked[kind].get(key) for key in keys} for of in (runs[0], run))
+        ):
+            raise ValueError(
+                f"{runs[0].folder} and {run.folder} were not asked the same: {'; '.join(changes)}"
+            )
+
+
+def _check_given(runs: list[Run], across: Sequence[str]) -> None:
+    """Raises a ValueError unless runs had one budget, and methods adapted one base."""
+    methods = [run for run in runs if is_method(run)]
+    bases = [run for run in runs if not is_method(run)] if methods else []
+    free = METHOD_SETTINGS if methods else ENCODING_SETTINGS
+
+    def given(run: Run) -> dict[str, Any]:
+        return {
+            key: value
+            for key, value in run.settings.items()
+            if not re.fullmatch(free, key) and not any(fnmatchcase(key, each) for each in across)
+        }
+
+    first, *others = methods or runs
+    for run in others:
+        if changes := differences(given(first), given(run)):
+            raise ValueError(
+                f"{first.folder} and {run.folder} were not given the same: {'; '.join(changes)}; "
+                f"compare runs of one budget, or name settings that may differ with --across"
+            )
+    if len(bases) > 1:
+        raise ValueError(f"{bases[0].folder} and {bases[1].folder} both adapt nothing: take one")
+    for base in bases:
+        weights = next(iter(base.asked.values()))["model"]
+        if not str(first.settings.get("base_weights")).startswith(weights):
+            raise ValueError(
+                f"{first.folder} adapted other weights than those of {base.folder} that were "
+                f"evaluated: give its own base"
+            )
+
+
+def grouped(runs: list[Run]) -> list[tuple[str, list[Run]]]:
+    """Returns labels and runs with the same settings, in the order of seeds."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        group = next((group for group in groups if group[0].settings == run.settings), None)
+        if group is None:
+            groups.append(group := [])
+        for other in group:
+            if other.seed == run.seed:
+                raise ValueError(
+                    f"{other.folder} and {run.folder} are the same run, seed {run.seed}: take one"
+                )
+        group.append(run)
+    settings = [group[0].settings for group in groups]
+    labels = method_labels if any(map(is_method, runs)) else row_labels
+    return [
+        (label, sorted(group, key=lambda run: run.seed))
+        for label, group in zip(labels(settings), groups, strict=True)
+    ]
+
+
+def method_labels(groups: list[dict[str, Any]]) -> list[str]:
+    """The method, then settings that tell it from others of that name: `lora peft.lora.rank=8`. A
+    run without a method is the base."""
+    labels = []
+    for settings in groups:
+        if "peft.name" not in settings:
+            labels.append(BASE)
+            continue
+        method, position = settings["peft.name"], settings["position.name"]
+        peers = [other for other in groups if other.get("peft.name") == method]
+        alike = [other for other in peers if other["position.name"] == position]
+        label = method if len(alike) == len(peers) else f"{method} position={position}"
+        for key in sorted(set().union(*alike)):
+            if any(other.get(key) != settings.get(key) for other in alike):
+                label += f" {key}={settings.get(key)}"
+        labels.append(label)
+    return labels
+
+
+def row_labels(groups: list[dict[str, Any]]) -> list[str]:
+    """The encoding, and those settings of each group that not more than half of the groups share,
+    but for arguments of other encodings, and for what follows from other settings unless nothing
+    else tells two groups apart. `position.width` is `width`, if nothing else is."""
+    known = {"seed", "name"}.union(*groups)
+    short = {key: key.removeprefix("position.") for key in sorted(set().union(*groups))}
+    short = {key: key if name in known else name for key, name in short.items()}
+    keys = [
+        key for key in short if key != "position.name" and not re.fullmatch(DERIVED_SETTINGS, key)
+    ]
+    labels = []
+    for settings in groups:
+        label = settings["position.name"]
+        for key in keys:
+            peers = [
+                other.get(key)
+                for other in groups
+                if other["position.name"] == settings["position.name"]
+                or not key.startswith("position.")
+                or (key in other and key in settings)
+            ]
+            if 2 * peers.count(settings.get(key)) <= len(peers):
+                label += f" {short[key]}={settings.get(key)}"
+        labels.append(label)
+    apart = []
+    for label, settings in zip(labels, groups, strict=True):
+        alike = [groups[n] for n, same in enumerate(labels) if same == label]
+        for key, name in short.items():
+            if any(other.get(key) != settings.get(key) for other in alike):
+                label += f" {name}={settings.get(key)}"
+        apart.append(label)
+    return apart

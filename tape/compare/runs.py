@@ -1,0 +1,270 @@
+"""Runs and their evaluations as rows in long form.
+
+results.csv has a row per run, measure and condition. Its columns: run, encoding, settings (a hash
+of all settings but the seed), seed, evaluation, measure, one column per condition (empty where it
+does not apply), value, n (the number of observations that the value is the mean of) and unit.
+settings.json beside it holds how runs were trained and evaluated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tape.adapters import ADAPTER
+from tape.command import in_one_line
+from tape.evaluation.checkpoint import WEIGHTS, fingerprint
+from tape.evaluation.view import Evaluation, View
+from tape.files import read_object, reading, write_text
+from tape.names import check_name
+from tape.training.progress import metric_rows
+from tape.training.runs import TRAINED, influential, read_configuration
+
+RESULTS, SETTINGS = "results.csv", "settings.json"
+ABOUT = ("run", "encoding", "settings", "seed", "evaluation", "measure")
+FOUND = ("value", "n", "unit")
+
+# The file that shows that an evaluation was made, and the module that reads it, by its name.
+EVALUATIONS = {
+    "perplexity": ("perplexity.csv", "tape.evaluation.perplexities"),
+    "arithmetic": ("grid.csv", "arithmetic.grid"),
+    "passkey": ("passkey.csv", "retrieval.results"),
+}
+FOLDERS = ("grid", "passkey", "compare", "extend")  # usual names of evaluations in a run's folder
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was trained to its end and evaluated.
+
+    Attributes:
+        settings: flat; without the seed, nulls, and settings without influence on the weights.
+        asked: by evaluation, the settings of that evaluation.
+        rows: columns `evaluation`, `measure`, conditions and FOUND.
+    """
+
+    folder: Path
+    seed: int
+    settings: dict[str, Any]
+    asked: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @property
+    def digest(self) -> str:
+        """The hash of its settings."""
+        return hashlib.sha256(_json(self.settings).encode()).hexdigest()[:12]
+
+    @property
+    def encoding(self) -> str:
+        return self.settings["position.name"]
+
+    def of(self, evaluation: str) -> pd.DataFrame:
+        """The rows of one evaluation, and those of the training."""
+        return self.rows[self.rows["evaluation"].isin((evaluation, "training"))]
+
+
+def module_of(evaluation: str) -> Any:
+    """The module that reads an evaluation and defines its VIEW. Tasks build on this package, so it
+    is imported by name."""
+    return import_module(EVALUATIONS[evaluation][1])
+
+
+def view_of(evaluation: str) -> View:
+    return module_of(evaluation).VIEW
+
+
+def settings_of(folder: Path) -> tuple[int, dict[str, Any]]:
+    """Returns the seed of a finished run and its other settings.
+
+    Raises:
+        ValueError: if it did not finish, or its settings are incomplete.
+    """
+    settings = influential(read_configuration(folder, TRAINED))
+    kinds = {"seed": int, "trainer.seed": int, "position.name": str, "length": int}
+    if wrong := [key for key in kinds if not isinstance(settings.get(key), kinds[key])]:
+        raise ValueError(f"{folder / TRAINED} has no {', '.join(wrong)}: train again")
+    with reading(folder / TRAINED):
+        check_name("position.name", settings["position.name"])
+    seed = settings.pop("seed")
+    if settings["trainer.seed"] == seed:
+        del settings["trainer.seed"]
+    return seed, settings
+
+
+def check_weights(folder: Path, name: str, recorded: str) -> None:
+    """Raises a ValueError if an evaluation is of other weights than those in the run's folder.
+    Results can be kept without weights."""
+    here = any((folder / weights).is_file() for weights in (WEIGHTS, ADAPTER))
+    if here and (len(recorded) < 16 or not fingerprint(folder).startswith(recorded)):
+        raise ValueError(
+            f"{folder / name} was evaluated with other weights than those in {folder}: remove it "
+            f"and evaluate again"
+        )
+
+
+def evaluations_in(folder: Path) -> dict[str, Evaluation]:
+    """Reads the evaluations in a folder.
+
+    Raises:
+        ValueError, OSError: if files are damaged.
+    """
+    return {
+        name: import_module(module).read_evaluation(folder)
+        for name, (file, module) in EVALUATIONS.items()
+        if (folder / file).is_file()
+    }
+
+
+def folder_of(run: Path, name: str | None) -> Path:
+    """Returns the folder of a run's evaluation: `name`, or the only one with a usual name.
+
+    Raises:
+        ValueError: if there is none, or several.
+    """
+    if name is not None:
+        return run / name
+    there = [run / each for each in FOLDERS if (run / each).is_dir()]
+    if len(there) != 1:
+        found = " and ".join(each.name for each in there) or f"none of {', '.join(FOLDERS)}"
+        raise ValueError(
+            f"{run} has {found}: "
+            f"{'choose one with --name' if there else 'evaluate it first, or give its --name'}"
+        )
+    return there[0]
+
+
+def read_run(folder: Path, name: str | None = None) -> Run:
+    """Reads a run.
+
+    Args:
+        name: see `folder_of`.
+
+    Raises:
+        ValueError, OSError: if it did not finish, was not evaluated since, or files are damaged.
+    """
+    place = folder_of(folder, name)
+    seed, settings = settings_of(folder)
+    found = evaluations_in(place)
+    if not found:
+        files = ", ".join(file for file, _ in EVALUATIONS.values())
+        raise ValueError(f"{place} has none of {files}: evaluate that run first")
+    for evaluation in found.values():
+        check_weights(folder, place.name, evaluation.asked["model"])
+    rows = [{"evaluation": kind, **row} for kind, each in found.items() for row in each.rows]
+    if "perplexity" in found:
+        rows += [{"evaluation": "training", **row} for row in metric_rows(folder)]
+    return Run(
+        folder,
+        seed,
+        settings,
+        {kind: each.asked for kind, each in found.items()},
+        pd.DataFrame(rows).astype({"value": float, "n": float}),
+    )
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder holds results that `write_runs` wrote."""
+    return (folder / RESULTS).is_file() and (folder / SETTINGS).is_file()
+
+
+def write_runs(folder: Path, runs: Sequence[Run]) -> None:
+    """Writes the rows of runs and their settings."""
+    tables = []
+    for run, name in zip(runs, _names(runs), strict=True):
+        table = run.rows.copy()
+        for column, value in zip(ABOUT, (name, run.encoding, run.digest, run.seed), strict=False):
+            table[column] = value
+        tables.append(table)
+    table = pd.concat(tables, ignore_index=True)
+    conditions = [column for column in table if column not in (*ABOUT, *FOUND)]
+    text = io.StringIO()
+    table[[*ABOUT, *conditions, *FOUND]].to_csv(text, index=False, lineterminator="\n")
+    write_text(folder / RESULTS, text.getvalue())
+    described = [{"seed": run.seed, "settings": run.settings, "asked": run.asked} for run in runs]
+    common = _common([each["settings"] for each in described])
+    for each in described:
+        each["settings"] = {k: v for k, v in each["settings"].items() if k not in common}
+    content = {"common": common, "runs": dict(zip(_names(runs), described, strict=True))}
+    lines = ",\n".join(f"  {json.dumps(k)}: {_json(v)}" for k, v in content["runs"].items())
+    write_text(
+        folder / SETTINGS,
+        f'{{\n "common": {_json(common)},\n "runs": {{\n{lines}\n }}\n}}\n',
+    )
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The folders' names; as much of their paths as it takes to tell them apart."""
+    depth = 1
+    while True:
+        names = ["/".join(run.folder.parts[-depth:]) for run in runs]
+        if len(set(names)) == len(runs) or depth > max(len(run.folder.parts) for run in runs):
+            return names
+        depth += 1
+
+
+def _common(settings: list[dict[str, Any]]) -> dict[str, Any]:
+    first, *others = settings
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in other and _json(other[key]) == _json(value) for other in others)
+    }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def read_saved(folder: Path) -> list[Run]:
+    """Reads what `write_runs` wrote.
+
+    Raises:
+        ValueError: if a file is damaged or they do not belong together.
+    """
+    settings, path = read_object(folder / SETTINGS), folder / RESULTS
+    if not path.read_bytes().endswith(b"\n"):
+        raise ValueError(f"{path} ends within a line: create it again")
+    with reading(path):
+        text = dict.fromkeys((*ABOUT, "unit"), str) | {"seed": int}
+        table = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
+        if lost := sorted({*ABOUT, *FOUND} - {*table}):
+            raise ValueError(f"the columns {', '.join(lost)} are missing")
+        table = table.astype({"value": float, "n": float})
+        groups = dict(iter(table.groupby("run", sort=False)))
+    with reading(folder / SETTINGS):
+        if unknown := sorted({*groups} ^ {*settings["runs"]}):
+            raise ValueError(f"{unknown[0]} is not in both {RESULTS} and {SETTINGS}")
+        return [
+            Run(
+                folder / name,
+                found["seed"],
+                settings["common"] | found["settings"],
+                found["asked"],
+                groups[name].drop(columns=["run", "encoding", "settings", "seed"]),
+            )
+            for name, found in settings["runs"].items()
+        ]
+
+
+def read_all(folders: Iterable[Path], name: str | None) -> tuple[list[Run], dict[Path, str]]:
+    """Reads runs and saved results.
+
+    Returns:
+        The runs, and by folder why others could not be read.
+    """
+    runs: list[Run] = []
+    missing: dict[Path, str] = {}
+    for folder in folders:
+        try:
+            runs += read_saved(folder) if is_saved(folder) else [read_run(folder, name)]
+        except (ValueError, OSError) as error:
+            missing[folder] = in_one_line(error)
+    return runs, missing
