@@ -155,6 +155,10 @@ VIEW = View(
     ),
     columns=_columns,
     best=_best,
+    about=lambda asked: {
+        "trained to digits": f"{asked['problems.max_first']} x {asked['problems.max_second']}",
+        "tested to digits": f"{asked['max_length']} x {asked['max_length']}",
+    },
     heatmap=HeatMap(
         down="first_digits",
         across="second_digits",

@@ -230,6 +230,10 @@ VIEW = View(
     ),
     columns=_columns,
     best=_best,
+    about=lambda asked: {
+        "keys x values": f"{asked['keys']} x {asked['values']}",
+        "trained length": str(asked["trained"]),
+    },
     panels=(Panel(_points, "tokens of the prompt", "accuracy", tokens=True, share=True),),
     heatmap=HeatMap(
         down="depth",

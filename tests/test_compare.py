@@ -4,11 +4,13 @@ import csv
 import json
 import shutil
 
+import pandas as pd
 import pytest
-from arithmetic.compare import compare, grid_of, read_run, rows_of
 
 from arithmetic import Problems
-from arithmetic.grid import write_grid
+from arithmetic.grid import VIEW, write_grid
+from tape.compare.__main__ import compare, main, read
+from tape.compare.figures import grid_of
 from tape.files import write_text
 from tape.training.runs import TRAINED, register_run
 
@@ -44,28 +46,72 @@ def runs(tmp_path):
     ]
 
 
+ALL = ("model.*", "trainer.*")  # settings that may differ
+
+
+def labels(runs, across=ALL):
+    rows = read(runs, "grid", across).rows
+    return {row.label: len(row.runs["arithmetic"]) for row in rows}
+
+
 def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
     """By hand: 20, 40 and 90 % have mean 50 and standard deviation sqrt(1300) = 36.056; Student's
     t for two degrees of freedom is 4.3027, and 4.3027 * 36.056 / sqrt(3) = 89.6."""
-    text = compare(runs, "grid", tmp_path / "out")
-    assert text.splitlines()[2:] == [
+    text, found = compare(runs, tmp_path / "out", "grid")
+    assert text.splitlines()[2:4] == [
         "| tape | 3 | 100.0 ± 0.0 | 50.0 ± 89.6 | 62.5 ± 67.2 |",
         "| rope | 2 | 100.0 ± 0.0 | 10.0 ± 0.0 | 32.5 ± 0.0 |",
     ]
     assert (tmp_path / "out" / "table.md").read_text() == text + "\n"
-    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(newline="")))
-    assert len(rows) == 5 * 3
-    assert rows[1] == {
-        **{"encoding": "tape", "seed": "0", "region": "outside"},
-        **{"accuracy": "0.2", "correct": "6", "total": "30"},
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
+    assert len(rows) == 5 * 4 and len({row["settings"] for row in rows}) == 2
+    assert rows[1] | {"settings": ""} == {
+        **{"run": "add_tape_0", "encoding": "tape", "settings": "", "seed": "0"},
+        **{"evaluation": "arithmetic", "measure": "accuracy"},
+        **{"first_digits": "1", "second_digits": "2", "value": "0.2", "n": "10", "unit": "share"},
     }
     assert (tmp_path / "out" / "heatmaps.png").stat().st_size > 10_000
-    tape = grid_of(rows_of([read_run(run, "grid") for run in runs])[0])
-    assert tape.correct.tolist() == [[30, 15], [15, 15]] and tape.total.tolist() == [[30] * 2] * 2
+    assert not (tmp_path / "out" / "curves.png").exists()
+    tape = pd.concat([run.rows for run in found.rows[0].runs["arithmetic"]])
+    assert grid_of(VIEW.heatmap, tape).values.tolist() == [[1, 0.5], [0.5, 0.5]]
+
+
+def test_saved_results_are_the_runs_in_them(runs, tmp_path):
+    """Alone, in part, and beside other runs."""
+    text, _ = compare(runs, tmp_path / "a", "grid", baseline="rope")
+    again, _ = compare([tmp_path / "a"], tmp_path / "b", baseline="rope")
+    assert again == text and "| Δ accuracy, beyond |" in text
+    for name in ("results.csv", "settings.json", "table.tex", "heatmaps.png"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    compare(runs[:3], tmp_path / "part", "grid")
+    mixed, _ = compare([tmp_path / "part", *runs[3:]], tmp_path / "c", "grid", baseline="rope")
+    assert mixed == text
+    only = read([tmp_path / "a"], only=["add_rope_*"]).rows
+    assert [row.label for row in only] == ["rope"]
+    with pytest.raises(ValueError, match=r"--only nope matches none of the runs: add_tape_0, "):
+        read([tmp_path / "a"], only=["nope"])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("results.csv", lambda text: text[:-9], "ends within a line"),
+        ("results.csv", lambda text: text.replace("measure", "x", 1), "the columns measure are"),
+        ("results.csv", lambda text: text.replace("add_rope_0", "other"), "is not in both"),
+        ("results.csv", lambda text: text.replace(",1.0,10", ",one,10", 1), "damaged|one"),
+        ("settings.json", lambda text: text.replace('"seed"', '"sed"', 1), "damaged"),
+    ],
+)
+def test_damaged_results_are_refused(name, change, message, runs, tmp_path):
+    compare(runs, tmp_path / "a", "grid")
+    path = tmp_path / "a" / name
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match=message):
+        read([tmp_path / "a"])
 
 
 def test_one_seed_has_no_interval(runs, tmp_path):
-    assert "| 1 | 100.0 | 20.0 | 40.0 |" in compare(runs[:1], "grid", tmp_path / "out")
+    assert "| 1 | 100.0 | 20.0 | 40.0 |" in compare(runs[:1], tmp_path / "out", "grid")[0]
 
 
 def test_rows_are_named_by_all_that_differs(runs, tmp_path):
@@ -74,8 +120,7 @@ def test_rows_are_named_by_all_that_differs(runs, tmp_path):
     runs.append(make_run(tmp_path / "wide", "tape", 0, 1, hidden=16))
     runs.append(make_run(tmp_path / "theta", "rope", 0, 1, theta=5))
     runs += [make_run(tmp_path / f"{n}", "learned", 0, 1, length=n) for n in (9, 16)]
-    rows = rows_of([read_run(run, "grid") for run in runs])
-    assert {row.label: len(row.runs) for row in rows} == {
+    assert labels(runs) == {
         "rope theta=None": 2,
         "rope theta=5": 1,
         "tape model.hidden_size=16": 1,
@@ -91,8 +136,7 @@ def test_one_run_in_other_words_is_one_row(tmp_path):
         make_run(tmp_path / "a", "rope", 0, 1, theta=10000),
         make_run(tmp_path / "b", "rope", 1, 1, theta=10000.0, scaling=None),
     ]
-    (row,) = rows_of([read_run(run, "grid") for run in runs])
-    assert (row.label, len(row.runs)) == ("rope", 2)
+    assert labels(runs) == {"rope": 2}
 
 
 def test_rows_of_different_encodings_say_where_what_they_share_differs(tmp_path):
@@ -103,15 +147,8 @@ def test_rows_of_different_encodings_say_where_what_they_share_differs(tmp_path)
             tmp_path / "c", "tape", 1, 1, {}, {"seed": 0}, theta=10000, sampler="shift", width=4
         ),
     ]
-    assert {row.label for row in rows_of([read_run(run, "grid") for run in runs])} == {
-        "rope theta=500",
-        "tape",
-        "tape trainer.seed=0",
-    }
-    assert {row.label for row in rows_of([read_run(run, "grid") for run in runs[:2]])} == {
-        "rope theta=500",
-        "tape theta=10000",
-    }
+    assert labels(runs).keys() == {"rope theta=500", "tape", "tape trainer.seed=0"}
+    assert labels(runs[:2]).keys() == {"rope theta=500", "tape theta=10000"}
 
 
 def test_a_continued_run_is_what_it_was_until_it_ends(tmp_path):
@@ -123,35 +160,51 @@ def test_a_continued_run_is_what_it_was_until_it_ends(tmp_path):
     recorded = register_run(run, longer)
     assert recorded["earlier_max_steps"] == [5] and register_run(run, longer) == recorded
     straight = make_run(tmp_path / "b", "rope", 1, 1, trainer={"max_steps": 9}.items())
-    rows = rows_of([read_run(folder, "grid") for folder in (run, straight)])
-    assert {row.label for row in rows} == {"rope trainer.max_steps=5", "rope trainer.max_steps=9"}
+    expected = {"rope trainer.max_steps=5", "rope trainer.max_steps=9"}
+    assert labels((run, straight)).keys() == expected
     write_text(run / TRAINED, json.dumps(recorded))
-    rows = rows_of([read_run(folder, "grid") for folder in (run, straight)])
-    assert {row.label for row in rows} == {
-        "rope earlier_max_steps=[5]",
-        "rope earlier_max_steps=None",
-    }
+    expected = {"rope earlier_max_steps=[5]", "rope earlier_max_steps=None"}
+    assert labels((run, straight), (*ALL, "earlier_max_steps")).keys() == expected
 
 
 def test_what_cannot_be_compared_is_refused(runs, tmp_path):
-    def comparing(folder):
-        return lambda: rows_of([read_run(run, "grid") for run in (*runs, folder)])
-
     other = make_run(tmp_path / "other", "rope", 7, 1, asked={"samples": 20}.items())
     with pytest.raises(ValueError, match="were not asked the same: samples: 10 -> 20"):
-        comparing(other)()
+        read([*runs, other], "grid")
+    wide = make_run(tmp_path / "wide", "tape", 7, 1, hidden=16)
+    with pytest.raises(ValueError, match=r"model\.hidden_size: 8 -> 16; .* with --across"):
+        read([*runs, wide], "grid")
     twice = make_run(tmp_path / "twice", "tape", 2, 1)
     with pytest.raises(ValueError, match=r"add_tape_2 and .*twice are the same run, seed 2"):
-        comparing(twice)()
+        read([*runs, twice], "grid")
+    with pytest.raises(ValueError, match="--baseline 'tpae' is none of the rows: tape, rope"):
+        compare(runs, tmp_path / "out", "grid", baseline="tpae")
+    with pytest.raises(ValueError, match=r"no runs were given|has none of"):
+        read([tmp_path / "nothing"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_read_is_named_below_the_table(runs, tmp_path, monkeypatch, capsys):
     (runs[0] / "model.safetensors").write_bytes(b"trained further")
-    with pytest.raises(ValueError, match="was evaluated with other weights"):
-        comparing(other)()
     shutil.rmtree(runs[1] / "grid")
-    with pytest.raises(ValueError, match=r"has no grid\.csv: evaluate that run first"):
-        read_run(runs[1], "grid")
     (runs[2] / TRAINED).unlink()
-    with pytest.raises(ValueError, match=r"has no trained\.json: give the folder of a run that"):
-        read_run(runs[2], "grid")
     (runs[3] / "grid" / "summary.json").write_text("{")
-    with pytest.raises(ValueError, match=r"summary\.json is damaged"):
-        read_run(runs[3], "grid")
+    runs.append(make_run(tmp_path / "add_rope_7", "rope", 7, 1))
+    (runs[-1] / "compare").mkdir()
+    found = read(runs)
+    for run, words in zip(
+        (*runs[:4], runs[-1]),
+        (
+            "was evaluated with other weights",
+            "has none of grid, passkey, compare, extend: evaluate it first",
+            "has no trained.json: give the folder of a run that",
+            "summary.json is damaged",
+            "has grid and compare: choose one with --name",
+        ),
+        strict=True,
+    ):
+        assert words in found.missing[run]
+    assert [row.label for row in found.rows] == ["rope"]
+    with pytest.raises(SystemExit, match="error: 5 of 6 are not in the table"):
+        main([*map(str, runs), "--out", str(tmp_path / "out")])
+    assert f"* {runs[1]}: {runs[1]} has none of" in capsys.readouterr().out

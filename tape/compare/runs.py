@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,8 @@ def write_runs(folder: Path, runs: Sequence[Run]) -> None:
         tables.append(table)
     table = pd.concat(tables, ignore_index=True)
     conditions = [column for column in table if column not in (*ABOUT, *FOUND)]
+    whole = [*conditions, "n"]  # integers are written as such, also in columns with gaps
+    table[whole] = table[whole].convert_dtypes()
     text = io.StringIO()
     table[[*ABOUT, *conditions, *FOUND]].to_csv(text, index=False, lineterminator="\n")
     write_text(folder / RESULTS, text.getvalue())
@@ -223,13 +225,27 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
+def read_settings(folder: Path) -> list[Run]:
+    """Reads the runs in saved results without their rows.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    content = read_object(folder / SETTINGS)
+    with reading(folder / SETTINGS):
+        return [
+            Run(folder / name, run["seed"], content["common"] | run["settings"], dict(run["asked"]))
+            for name, run in content["runs"].items()
+        ]
+
+
 def read_saved(folder: Path) -> list[Run]:
     """Reads what `write_runs` wrote.
 
     Raises:
         ValueError: if a file is damaged or they do not belong together.
     """
-    settings, path = read_object(folder / SETTINGS), folder / RESULTS
+    runs, path = read_settings(folder), folder / RESULTS
     if not path.read_bytes().endswith(b"\n"):
         raise ValueError(f"{path} ends within a line: create it again")
     with reading(path):
@@ -239,18 +255,13 @@ def read_saved(folder: Path) -> list[Run]:
             raise ValueError(f"the columns {', '.join(lost)} are missing")
         table = table.astype({"value": float, "n": float})
         groups = dict(iter(table.groupby("run", sort=False)))
-    with reading(folder / SETTINGS):
-        if unknown := sorted({*groups} ^ {*settings["runs"]}):
-            raise ValueError(f"{unknown[0]} is not in both {RESULTS} and {SETTINGS}")
+        names = [str(run.folder.relative_to(folder)) for run in runs]
+        if unknown := sorted({*groups} ^ {*names}):
+            raise ValueError(f"the run {unknown[0]} is not in both {RESULTS} and {SETTINGS}")
+        own = ["run", "encoding", "settings", "seed"]
         return [
-            Run(
-                folder / name,
-                found["seed"],
-                settings["common"] | found["settings"],
-                found["asked"],
-                groups[name].drop(columns=["run", "encoding", "settings", "seed"]),
-            )
-            for name, found in settings["runs"].items()
+            replace(run, rows=groups[name].drop(columns=own))
+            for run, name in zip(runs, names, strict=True)
         ]
 
 

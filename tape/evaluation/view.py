@@ -112,11 +112,13 @@ class View:
         columns: of the table, from these settings of all runs and their rows.
         best: the column that orders the table, from the same.
         descending: whether larger values are better.
+        about: facts of one evaluation, by title.
     """
 
     keys: tuple[str, ...]
     columns: Callable[[list[Asked], list[pd.DataFrame]], list[Column]]
     best: Callable[[list[Asked], list[pd.DataFrame]], Column]
     descending: bool = True
+    about: Callable[[Asked], dict[str, str]] = lambda asked: {}
     panels: tuple[Panel, ...] = ()
     heatmap: HeatMap | None = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from tape.compare.runs import RESULTS
 from tape.evaluation.journal import Incomplete, join
 from tape.report.blocks import Block
 from tape.report.experiment import Experiment, Kind, Read
 from tape.report.finding import Folder
 from tape.report.training import is_run, read_run
 from tape.report.training import show as show_runs
-from tape.report.written import RUNS, TABLE, read_comparison, show
+from tape.report.written import TABLE, read_comparison, show
 
 COMMAND = "python -m tape.report --help"
 
@@ -55,11 +56,11 @@ def is_comparison(folder: Folder) -> bool:
     there are several of the same runs, each has a folder in that.)"""
     logs = all(name.endswith((".log", ".finished")) for name in folder.files)
     under_way = bool(folder.files) and logs and not folder.folders
-    return under_way or not folder.files.isdisjoint((TABLE, RUNS))
+    return under_way or not folder.files.isdisjoint((TABLE, RESULTS))
 
 
 def read_any_comparison(folder: Folder) -> list[Block]:
-    if folder.files.isdisjoint((TABLE, RUNS)):
+    if folder.files.isdisjoint((TABLE, RESULTS)):
         raise Incomplete("only what runs printed: the comparison was not finished, or has failed")
     return read_comparison(folder)
 

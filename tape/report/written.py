@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from tape.compare.__main__ import read
+from tape.compare.runs import RESULTS, SETTINGS, Run, read_settings
 from tape.evaluation.tables import Row, read_table
-from tape.report.blocks import Block, Heading, Markdown, Paragraph, Pictures, Table, records
+from tape.report.blocks import Block, Heading, Markdown, Pictures, Table, records
 from tape.report.experiment import Kind, Read
-from tape.report.finding import Folder, natural
+from tape.report.finding import Folder
 from tape.report.training import origin
 
-TABLE, RUNS = "table.md", "runs.csv"
+TABLE = "table.md"
 
 
 def columns_of(path: Path) -> tuple[str, ...]:
@@ -60,21 +62,28 @@ def written(title: str, stem: str, command: str) -> Kind:
     return Kind(title, command, lambda folder: folder.has(f"{stem}.csv"), read, show)
 
 
-def comparisons(columns: Iterable[str], command: str) -> Kind:
-    """Comparisons over seeds: table.md, and runs.csv with these columns among others."""
-    return Kind(
-        title="comparisons",
-        command=command,
-        holds=lambda folder: has_columns(folder.path / RUNS, columns),
-        read=read_comparison,
-        show=show,
-    )
+def comparisons(holds: Callable[[Sequence[Run]], bool], command: str) -> Kind:
+    """Saved results of `tape.compare` whose runs `holds` accepts."""
+
+    def there(folder: Folder) -> bool:
+        if not folder.has(RESULTS, SETTINGS):
+            return False
+        try:
+            return holds(read_settings(folder.path))
+        except (OSError, ValueError):
+            return False
+
+    return Kind("comparisons", command, there, read_comparison, show)
 
 
 def read_comparison(folder: Folder) -> list[Block]:
-    rows, blocks = rows_of(folder.path / RUNS), blocks_of(folder.path / TABLE)
-    seeds = sorted({row["seed"] for row in rows if row.get("seed")}, key=natural)
-    return [*blocks, Paragraph(f"Seeds: {', '.join(seeds)}. By run: {folder.path / RUNS}")]
+    """The table of a comparison; made from its rows where it was not kept."""
+    found = read([folder.path], across=["*"])
+    if found.missing:
+        raise ValueError(found.missing[folder.path])
+    if folder.has(TABLE):
+        return blocks_of(folder.path / TABLE)
+    return [Markdown(found.text())]
 
 
 def blocks_of(path: Path) -> list[Block]:

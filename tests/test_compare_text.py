@@ -4,23 +4,20 @@ import csv
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import run_command
 from conftest import composed
-from pretraining import compare as entry
-from pretraining.compare import compare
-from pretraining.figures import figure_of
-from pretraining.rows import compared, difference
-from scipy.stats import ttest_rel
 
 from config import ABLATIONS
-from tape import TapeConfig
+from tape import TapeConfig, report
+from tape.compare.__main__ import compare, main, read
+from tape.compare.figures import curves
+from tape.compare.table import columns_of
 from tape.evaluation.curves import binned, write
 from tape.files import write_text
+from tape.statistics import paired
 from tape.training.runs import TRAINED, register_run
 
 LENGTHS = (8, 16, 32)
@@ -65,58 +62,55 @@ def runs(tmp_path):
     ]
 
 
-def test_differences_are_those_of_the_paired_test(runs):
-    tape, rope = compared(runs, "compare").rows  # the better first
-    assert (tape.label, rope.label) == ("tape", "rope")
-    for column, length in enumerate(LENGTHS):
-        ours, theirs = (np.array([seed[column] for seed in LOSSES[n]]) for n in ("tape", "rope"))
-        found = difference(tape, rope, length)
-        expected = ttest_rel(ours, theirs)
-        low, high = expected.confidence_interval(0.95)
-        assert found.mean == pytest.approx((ours - theirs).mean())
-        assert found.p == pytest.approx(expected.pvalue)
-        assert found.half_width == pytest.approx((high - low) / 2)
-    assert difference(rope, rope, 8) is None
-
-
 def test_differences_are_of_the_seeds_that_both_have(runs):
-    tape, rope = compared([*runs[:2], *runs[4:]], "compare").rows  # 0 and 1, 1 and 2
-    assert difference(tape, rope, 8) is None
-    tape, rope = compared([*runs[:3], *runs[4:]], "compare").rows
-    assert difference(tape, rope, 8).mean == pytest.approx((1.05 - 1.1 + 1.2 - 1.4) / 2)
+    def cells(runs):
+        lines = read(runs, "compare").text("rope").splitlines()
+        return {line.split(" | ")[0][2:]: line.split(" | ")[-2] for line in lines[2:4]}
+
+    ours, theirs = (np.array([seed[0] for seed in LOSSES[name]]) for name in ("tape", "rope"))
+    found = paired(list(ours - theirs))
+    expected = (
+        f"{found.mean:+.4f} ± {found.half_width:.4f} (p {found.p:.2g}) [{found.detectable:.2g}]"
+    )
+    assert cells(runs) == {"tape": expected, "rope": "-"}
+    assert cells([*runs[:2], *runs[4:]]) == {"tape": "-", "rope": "-"}  # 0 and 1, 1 and 2
+    assert cells([*runs[:3], *runs[4:]])["tape"].startswith(f"{(1.05 - 1.1 + 1.2 - 1.4) / 2:+.4f} ")
 
 
-def test_the_table_the_lines_and_latex(runs, tmp_path):
+def test_the_table_the_rows_and_latex(runs, tmp_path):
     out = tmp_path / "out"
-    text, found = compare(runs, "compare", "rope", out)
+    text, found = compare(runs, out, "compare", "rope")
     lines = text.splitlines()
     assert lines[0] == (
-        "| encoding | seeds | perplexity 8 | perplexity 16 | perplexity 32 | loss - rope, 8 | "
-        "loss - rope, 32 | tokens/s | memory, GiB |"
+        "| encoding | n | perplexity 8 | perplexity 16 | perplexity 32 | tokens/s | memory, GiB | "
+        "Δ loss, 8 | Δ loss, 32 |"
     )
     values = [math.exp(x) for x in (0.9, 1.05, 1.2)]
     spread = 4.302653 * np.std(values, ddof=1) / 3**0.5
     assert lines[2].startswith(f"| tape | 3 | {np.mean(values):.2f} ± {spread:.2f} | ")
-    assert lines[2].endswith("| 102 ± 0 | 2.00 ± 0.00 |") and " (p 0.0" in lines[2]
-    assert "| - | - | 102 ± 0 |" in lines[3]
+    assert " | 102 ± 0 | 2.00 ± 0.00 | " in lines[2] and " (p 0.0" in lines[2]
+    assert lines[3].endswith("| 102 ± 0 | 2.00 ± 0.00 | - | - |")
+    assert "Δ is the difference to rope" in text
     assert not found.missing and "Not in the table" not in text
     assert (out / "table.md").read_text() == text + "\n"
     tex = (out / "table.tex").read_text()
-    assert tex.startswith("\\begin{tabular}{lrrrrrrrr}\n\\toprule\nencoding & seeds & ")
+    assert tex.startswith("\\begin{tabular}{lrrrrrrrr}\n\\toprule\nencoding & n & ")
     assert tex.count("\\\\\n") == 3 and "$\\pm$" in tex and "±" not in tex
-    rows = list(csv.DictReader((out / "runs.csv").open(newline="")))
-    assert len(rows) == 6 * 3
-    assert rows[0] | {"perplexity": ""} == {
-        **{"encoding": "tape", "seed": "0", "length": "8", "loss": "0.9", "perplexity": ""},
-        **{"tokens_per_second": "102.0", "peak_memory_gib": "2.0"},
+    rows = list(csv.DictReader((out / "results.csv").open(newline="")))
+    whole = [row for row in rows if row["measure"] == "loss" and not row["first"]]
+    assert len(whole) == 6 * 3
+    assert [whole[0][name] for name in ("encoding", "seed", "length", "value", "n", "unit")] == [
+        *("tape", "0", "8", "0.9", "7", "nats")
+    ]
+    assert {row["measure"] for row in rows} == {
+        *("loss", "training loss", "validation loss", "speed", "peak memory")
     }
-    assert (out / "comparison.png").stat().st_size > 0
-    without, _ = compare(runs, "compare", "alibi", out)
-    assert "loss - " not in without
+    assert (out / "curves.png").stat().st_size > 0
+    assert "Δ" not in compare(runs, out, "compare")[0]
 
 
 def test_the_picture_has_a_line_and_a_band_per_row(runs):
-    panels = figure_of(compared(runs, "compare")).axes
+    panels = curves(read(runs, "compare").rows).axes
     assert len(panels) == 3
     for axes in panels:
         lines = {line.get_label(): line for line in axes.lines}
@@ -126,17 +120,16 @@ def test_the_picture_has_a_line_and_a_band_per_row(runs):
     assert by_length[2] == pytest.approx(np.mean([math.exp(x) for x in (4.0, 4.5, 4.1)]))
 
 
-def test_runs_that_did_not_finish_are_named(runs, tmp_path, monkeypatch, capsys):
+def test_runs_that_did_not_finish_are_named(runs, tmp_path, capsys):
     (runs[0] / "compare" / "perplexity.csv").unlink()
     (runs[1] / TRAINED).unlink()
     (runs[2] / "metrics.jsonl").write_text("")
     (runs[3] / "compare" / "perplexity.csv").write_text("a,b\n1,2\n")
-    text, found = compare(runs, "compare", "rope", tmp_path / "out")
+    found = read(runs)
     assert list(found.missing) == runs[:4] and [row.label for row in found.rows] == ["tape"]
-    assert f"* {runs[0]}: {runs[0]}/compare/perplexity.csv is not there" in text
-    monkeypatch.setattr(sys, "argv", ["compare", *map(str, runs), "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit, match="error: 4 of 6 runs are not in the table"):
-        entry.main()
+    assert f"* {runs[0]}: {runs[0]}/compare has none of perplexity.csv" in found.text()
+    with pytest.raises(SystemExit, match="error: 4 of 6 are not in the table"):
+        main([*map(str, runs), "--out", str(tmp_path / "out")])
     assert "| tape | 2 |" in capsys.readouterr().out
 
 
@@ -152,7 +145,7 @@ def test_unequal_runs_are_refused(changes, message, runs, tmp_path):
     changes = {"position": "rope", "seed": 3, "losses": (1.0, 2.0, 3.0)} | changes
     other = make_run(tmp_path / "other", **changes)
     with pytest.raises(ValueError, match=message):
-        compare([*runs, other], "compare", "rope", tmp_path / "out")
+        compare([*runs, other], tmp_path / "out", "compare")
     assert not (tmp_path / "out").exists()
 
 
@@ -161,34 +154,33 @@ def test_ablations_are_rows_of_their_own(tmp_path):
         make_run(tmp_path / f"{n}", "tape", 0, (n, n, n), attention=a, feed_forward=f)
         for n, (a, f) in enumerate([(True, True), (True, False), (False, True)], start=1)
     ]
-    found = compared(runs, "compare")
-    assert [row.label for row in found.rows] == [
+    assert [row.label for row in read(runs).rows] == [
         "tape",
         "tape feed_forward=False",
         "tape attention=False",
     ]
 
 
-def test_a_baseline_is_a_row_or_one_of_its_runs_and_is_missed(runs, tmp_path):
-    by_label, _ = compare(runs, "compare", "rope", tmp_path / "out")
-    by_run, _ = compare(runs, "compare", str(runs[1]), tmp_path / "out")
-    assert by_label == by_run and "| loss - rope, 8 |" in by_label
-    for given, status in (("tpae", 1), ("", 1), ("rope", 0), (str(runs[1]), 0), (None, 0)):
-        flag = [] if given is None else ["--baseline", given]
-        outcome = run_command("-m", "pretraining.compare", *map(str, runs), *flag, folder=tmp_path)
-        assert outcome.status == status and (given in ("tpae", "")) == ("error: " in outcome.err)
-    without, _ = compare(runs, "compare", "tpae", tmp_path / "out")
-    assert "loss - " not in without
-    assert "Without differences: none of the rows is tpae." in without
+def test_a_baseline_is_a_row_or_one_of_its_runs(runs, tmp_path, capsys):
+    by_label, by_run = (read(runs).text(baseline) for baseline in ("rope", str(runs[1])))
+    assert by_label == by_run and "| Δ loss, 8 |" in by_label
+    for given in ("tpae", ""):
+        with pytest.raises(
+            SystemExit, match=r"error: --baseline .* is none of the rows: tape, rope"
+        ):
+            main([*map(str, runs), "--baseline", given, "--out", str(tmp_path / "out")])
+        assert not (tmp_path / "out").exists()
+    main([*map(str, runs), "--baseline", str(runs[1]), "--out", str(tmp_path / "out")])
+    assert by_label in capsys.readouterr().out
 
 
-def test_nothing_to_compare_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="is not there: the run did not finish"):
-        compare([tmp_path / "nothing"], "compare", "rope", tmp_path / "out")
+def test_lengths_are_columns_in_order(runs):
+    titles = [column.title for _, column in columns_of(read(runs).rows)]
+    assert titles[:3] == [f"perplexity {length}" for length in LENGTHS]
 
 
 def test_every_row_of_the_papers_ablations_composes():
-    paper = Path(entry.__file__).parent
+    paper = Path(report.__file__).parent / "paper"
     table6, table7 = (len((paper / f"table{n}.csv").read_text().splitlines()) - 1 for n in (6, 7))
     rows = {}
     for table in ("architecture", "equivariance", "width"):

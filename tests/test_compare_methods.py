@@ -4,17 +4,14 @@ import csv
 import json
 import math
 import shutil
-import sys
 
 import pytest
 from conftest import composed
-from extension import compare as entry
-from extension.compare import compare
-from extension.figures import figure_of
-from extension.methods import methods_of
 
 from retrieval import Passkeys
 from retrieval.results import write_results
+from tape.compare.__main__ import compare, main, read
+from tape.compare.figures import curves
 from tape.evaluation.curves import binned, write
 from tape.files import write_text
 from tape.training.runs import TRAINED, register_run
@@ -96,47 +93,40 @@ def runs(tmp_path):
 def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
     """By hand: 30, 40, 50 have mean 40 and standard deviation 10; Student's t for two degrees of
     freedom is 4.3027, and 4.3027 * 10 / sqrt(3) = 24.84. 20, 40, 90 % are those of arithmetic."""
-    text = compare(runs, "extend", tmp_path / "out")
-    assert text.splitlines() == [
-        "| method | seeds | perplexity 8 | perplexity 32 | pass keys, % 4 | pass keys, % 8 |",
+    text, _ = compare(runs, tmp_path / "out", "extend")
+    assert text.splitlines()[:-2] == [
+        "| method | n | perplexity 8 | perplexity 32 | keys 4, % | keys 8, % |",
         "|---|---|---|---|---|---|",
         "| not extended | 1 | 40.00 | 90.00 | 100.0 | 0.0 |",
         "| adape | 1 | 30.00 | 35.00 | - | - |",
         "| lora | 3 | 22.00 ± 4.97 | 40.00 ± 24.84 | 100.0 ± 0.0 | 50.0 ± 89.6 |",
     ]
     assert (tmp_path / "out" / "table.md").read_text() == text + "\n"
-    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(newline="")))
-    assert len(rows) == 2 * len(runs)
-    names = ["method", "seed", "learning_rate", "measure", "length"]
-    assert [[row[name] for name in names] for row in rows[:6:2]] == [
-        ["not extended", "0", "", "perplexity", "8"],
-        ["not extended", "0", "", "passkey", "4"],
-        ["adape", "0", "0.2", "perplexity", "8"],
-    ]
-    assert float(rows[5]["value"]) == pytest.approx(35) and rows[-1]["value"] == "0.9"
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
+    assert {row["run"] for row in rows} == {run.name for run in runs}
+    assert {row["evaluation"] for row in rows} == {"perplexity", "passkey"}
     for kind in ("png", "svg"):
-        assert (tmp_path / "out" / f"extension.{kind}").stat().st_size > 10_000
+        assert (tmp_path / "out" / f"curves.{kind}").stat().st_size > 10_000
 
 
 def test_the_picture_names_all_and_draws_what_was_measured(runs):
-    methods = methods_of(runs, "extend")
-    figure = figure_of(methods)
+    figure = curves(read(runs).rows)
     lengths, positions, keys = (
         {line.get_label(): line for line in axes.lines} for axes in figure.axes
     )
-    here = ["not extended", "base trained up to here"]
-    assert list(lengths) == list(positions) == [*here, "adape", "lora"]
-    assert list(keys) == [*here, "lora"]
+    here = ["not extended", "trained up to here"]
+    assert {*lengths} == {*positions} == {*here, "adape", "lora"}
+    assert {*keys} == {*here, "lora"}
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == [*here, "adape", "lora"]
+    assert {*legend} == {*here, "adape", "lora"}
     assert lengths["lora"].get_ydata().tolist() == pytest.approx([22, 40])
     assert positions["adape"].get_ydata().tolist() == pytest.approx([math.log(35)] * 15)
     assert max(positions["adape"].get_xdata()) > 28  # of the windows of 32
     assert keys["lora"].get_ydata().tolist() == pytest.approx([1, 0.5])
     assert [axes[here[1]].get_xdata()[0] for axes in (lengths, keys)] == [8, 4]
     assert len(figure.axes[0].collections) == 1  # the band of lora, the others have one seed
-    only_keys = methods_of([run for run in runs if run.name.startswith("keys")], "extend")
-    assert len(figure_of(only_keys).axes) == 1
+    only_keys = read([run for run in runs if run.name.startswith("keys")])
+    assert len(curves(only_keys.rows).axes) == 1
 
 
 @pytest.mark.parametrize(
@@ -153,16 +143,16 @@ def test_other_budgets_are_refused_by_name(runs, tmp_path, changes, message):
     with pytest.raises(
         ValueError, match=f"_lora_0 and .*other were not given the same: {message};"
     ):
-        methods_of(runs, "extend")
+        read(runs, "extend")
 
 
 def test_a_method_with_other_settings_is_another_row(runs, tmp_path):
     at = {8: 21.0, 32: 31.0}
     runs.append(make_run(tmp_path / "wide", "lora", 0, at, peft__lora={"rank": 16}))
-    labels = [method.label for method in methods_of(runs, "extend")]
+    labels = [row.label for row in read(runs).rows]
     assert "lora peft.lora.rank=8" in labels and "lora peft.lora.rank=16" in labels
     runs.append(make_run(tmp_path / "xpos", "lora", 0, at, position={"name": "xpos", "centre": 4}))
-    labels = [method.label for method in methods_of(runs, "extend")]
+    labels = [row.label for row in read(runs).rows]
     assert {label for label in labels if label.startswith("lora")} == {
         "lora",  # that has pass keys, and no other
         "lora position=rope peft.lora.rank=8",
@@ -172,7 +162,7 @@ def test_a_method_with_other_settings_is_another_row(runs, tmp_path):
     runs.pop()
     shutil.copytree(tmp_path / "wide", tmp_path / "again")
     with pytest.raises(ValueError, match=r"wide and .*again are the same run, seed 0: take one"):
-        methods_of([*runs, tmp_path / "again"], "extend")
+        read([*runs, tmp_path / "again"], "extend")
 
 
 def test_what_was_measured_otherwise_is_refused(runs, tmp_path):
@@ -184,14 +174,13 @@ def test_what_was_measured_otherwise_is_refused(runs, tmp_path):
     ]:
         other = make_run(tmp_path / name, "ft", 0, found, asked=asked.items())
         with pytest.raises(ValueError, match=message):
-            methods_of([*runs, other], "extend")
+            read([*runs, other], "extend")
     two = make_run(tmp_path / "two", "ft", 0, at)
     measure(two / "extend" / "perplexity.csv", "f" * 64, at, {"convention": "disjoint"})
-    with pytest.raises(ValueError, match=r"does not hold one measurement .*\(convention\)"):
-        methods_of([*runs, two], "extend")
+    missing = read([*runs, two], "extend").missing[two]
+    assert "does not hold one measurement of one model (convention)" in missing
     shutil.rmtree(two / "extend")
-    with pytest.raises(ValueError, match=r"has neither perplexity\.csv nor passkey\.csv: measure"):
-        methods_of([*runs, two], "extend")
+    assert "has none of perplexity.csv" in read([*runs, two], "extend").missing[two]
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "adapter_model.safetensors"])
@@ -206,28 +195,24 @@ def test_what_was_trained_since_is_refused(runs, weights):
             }
         ),
     )
-    with pytest.raises(ValueError, match="lora_0/extend was evaluated with other weights"):
-        methods_of(runs, "extend")
+    assert "lora_0/extend was evaluated with other weights" in read(runs).missing[runs[2]]
 
 
-def test_the_base_is_the_one_that_was_adapted(runs, tmp_path, monkeypatch):
+def test_the_base_is_the_one_that_was_adapted(runs, tmp_path):
     second = make_run(tmp_path / "second", None, 0, {8: 40.0, 32: 90.0}, length=9)
     with pytest.raises(ValueError, match=r"base and .*second both adapt nothing: take one"):
-        methods_of([*runs, second], "extend")
+        read([*runs, second], "extend")
     for run in runs[2:]:
         if run.name.startswith("text"):
             trained = json.loads((run / TRAINED).read_text()) | {"base_weights": "9" * 64}
             write_text(run / TRAINED, json.dumps(trained))
-    command = ["compare", *map(str, runs), "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit, match=r"error: .*text_lora_0 adapted other weights than .*base"):
-        entry.main()
+        main([*map(str, runs), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 
-def test_command(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["compare", *map(str, runs), "--out", str(tmp_path / "out")])
-    entry.main()
+def test_command(runs, tmp_path, capsys):
+    main([*map(str, runs), "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     assert "| lora | 3 | 22.00 ± 4.97 |" in printed and f"also in {tmp_path / 'out'}" in printed
 
