@@ -865,6 +865,7 @@ MEASURED = f"{PERPLEXITY} {GOOD}"
 LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai --out o.csv --model {GOOD}"
 STABILITY = "-m tape.analysis.stability --length 16 --windows 1 --out o --model"
 PICTURES = f"-m tape.analysis.visualize --out o --model {GOOD}"
+COMPARE, HEATMAP = "-m tape.compare", "-m tape.compare.heatmap"
 PASSKEYS = f"{KEYS}prompts --max_tokens 80 --interval 80"
 NO_NAME = r"a name is one folder of letters"
 EVALUATIONS = [
@@ -943,8 +944,7 @@ EVALUATIONS = [
         for out in ("o.csv", "o", "o.json")
     ),
     *(
-        (f"-m {command}.heatmap {GOOD} --out {out}", rf"--out: '{re.escape(out)}' must be a file")
-        for command in ("arithmetic", "retrieval")
+        (f"{HEATMAP} {GOOD} --out {out}", rf"--out: '{re.escape(out)}' must be a file")
         for out in (".", "..", "/")
     ),
     (f"{LM_EVAL} --include_path {{made}}/tasks", r"tasks/a\.yaml is damaged \(ParserError"),
@@ -977,8 +977,7 @@ EVALUATIONS = [
     *(
         (f"-m {command} --out {{given}}/model", rf"--out: \S+model {A_MODEL}")
         for command in (
-            *(f"{name}.compare {GOOD}" for name in ("arithmetic", "retrieval", "pretraining")),
-            f"extension.compare {GOOD}",
+            f"tape.compare {GOOD}",
             *(f"tape.analysis.{name} --model {GOOD}" for name in ("stability", "visualize")),
             f"tape.analysis.faults --model {GOOD}",
             *("tape.analysis.cost", "tape.analysis.speed"),
@@ -986,8 +985,9 @@ EVALUATIONS = [
     ),
     # Empty paths
     ("-m tape.report ''", r"folders: '' must be a path"),
-    (f"-m arithmetic.heatmap {GOOD} --out ''", r"--out: '' must be a path"),
-    (f"-m arithmetic.compare {GOOD} --out ''", r"--out: '' must be a path"),
+    (f"{HEATMAP} {GOOD} --out ''", r"--out: '' must be a path"),
+    (f"{COMPARE} {GOOD} --out ''", r"--out: '' must be a path"),
+    (f"{COMPARE} {GOOD} --baseline nosuch", r"has none of|--baseline 'nosuch' is none of the rows"),
     ("-m tape.export --out o ''", r"folder: '' must be a path"),
     # Benchmarks
     *(
@@ -1055,42 +1055,26 @@ EVALUATIONS = [
     ("-m tape.evaluation.perplexity --out o.png --plot {made}/loop", r"loop is not there: measure"),
     *(
         (
-            f"-m arithmetic.{command} {{made}}/grid_{damage} --out o",
+            f"{command} {{made}}/grid_{damage} --out o",
             r"grid/grid\.csv, line 2: correct='a' is" if damage == "text" else r"grid/grid\.csv",
         )
-        for command in ("compare", "heatmap")
+        for command in (COMPARE, HEATMAP)
         for damage in ("empty", "text", "binary")
     ),
     *(
-        (f"-m arithmetic.heatmap {{made}}/summary_{damage} --out o", r"grid/summary\.json")
+        (f"{HEATMAP} {{made}}/summary_{damage} --out o", r"grid/summary\.json")
         for damage in ("nested", "number", "key")
     ),
-    (
-        "-m pretraining.compare {made}/perplexity_untrue --out o",
-        r"line 2: perplexity=1\.5 is not e",
-    ),
-    ("-m extension.compare --name compare {made}/perplexity_untrue --out o", r"is not exp\(nll\)"),
-    (
-        "-m arithmetic.compare {made}/summary_hash --out o",
-        r"evaluated with other weights",
-    ),
-    (
-        "-m arithmetic.heatmap {made}/summary_size --out o",
-        r"not the pairs of all lengths up to 10+",
-    ),
+    (f"{COMPARE} {{made}}/perplexity_untrue --out o", r"line 2: perplexity=1\.5 is not exp"),
+    (f"{COMPARE} {{made}}/summary_hash --out o", r"evaluated with other weights"),
+    (f"{HEATMAP} {{made}}/summary_size --out o", r"not the pairs of all lengths up to 10+"),
     *(
-        (f"-m retrieval.{command} {{made}}/passkey_{damage} --out o", rf"passkey_{damage}/passkey/")
-        for command in ("compare", "heatmap")
+        (f"{command} {{made}}/passkey_{damage} --out o", rf"passkey_{damage}/passkey/")
+        for command in (COMPARE, HEATMAP)
         for damage in ("empty", "columns", "binary")
     ),
-    *(
-        (f"-m {command}.compare {{made}}/nothing --out o", r"nothing/\w+")
-        for command in ("pretraining", "extension", "arithmetic", "retrieval")
-    ),
-    *(
-        (f"-m {command}.compare {{made}}/empty --name ../x", rf"--name: name='\.\./x': {NO_NAME}")
-        for command in ("pretraining", "extension", "arithmetic", "retrieval")
-    ),
+    (f"{COMPARE} {{made}}/nothing --out o", r"nothing/? has none of grid, passkey"),
+    (f"{COMPARE} {{made}}/empty --name ../x", rf"--name: name='\.\./x': {NO_NAME}"),
     (f"{LM_EVAL} --out o.bin", r"--out o\.bin must end in \.csv"),
     (f"{PASSKEYS} --max_tokens {'9' * 14}", r"max_tokens=9+ must be an integer in 1\.\."),
     ("benchmarks/utilization.py {made}/nothing", r"nothing is not a folder"),

@@ -27,12 +27,14 @@ from accelerate.commands.launch import launch_command_parser
 from commands import ROOT, run_command
 from conftest import composed
 from matplotlib.figure import Figure
+from results import lay_out
 from scrolls_data import write_task
 from shards import write_shards
 from torch.distributed.run import get_args_parser
 
 import tape_cli
 import train
+from tape.compare.runs import read_saved
 from tape.positions import ENCODINGS
 from tape.report.experiments import experiments
 
@@ -123,7 +125,7 @@ CAPITALS = {"question": "Paris is the capital of", "choices": ["France", "Peru"]
 
 def lay_out_project(folder: Path) -> None:
     """The project's files: scripts and settings are copied, all else is linked."""
-    linked = ("arithmetic", "benchmarks", "docs", "extension", "pretraining", "retrieval", "tape")
+    linked = ("arithmetic", "benchmarks", "docs", "retrieval", "tape")
     for name in (*linked, "tests", "train.py", "eval_retrieval.py", "eval_scrolls.py"):
         (folder / name).symlink_to(ROOT / name)
     for name in ("config", "script", "scrolls"):
@@ -180,20 +182,29 @@ def copy_run(run: Path, copy: Path, seed: int, changed: dict[str, object]) -> No
     (copy / "trained.json").write_text(json.dumps(trained | {"seed": seed}))
 
 
+# Of committed results, the folder of their runs and of the evaluations in these.
+RUNS = {
+    **{"addition": ("", None), "passkey": ("", None), "encodings": ("", None)},
+    **{"extension": ("extend", "extend"), "checkpoints": ("checkpoints", "extend")},
+}
+
+
 def lay_out_results(folder: Path) -> None:
-    """Some of the committed results, where the runs were."""
+    """Some of the committed results as runs, where these were."""
     results = ROOT / "docs" / "results"
-    runs = [*(results / "extension").glob("*rope_*"), *results.glob("*/*_adape_[01]")]
-    runs += [*results.glob("*/*_rope_[01]"), *results.glob("checkpoints/*_[01]")]
-    for run in runs:
-        kind = run.parent.name
-        place = {"extension": "extend", "checkpoints": kind}.get(kind, "")
-        place = "" if "rope_" in run.name else place  # a base
-        shutil.copytree(run, folder / place / run.name, dirs_exist_ok=True)
-    shutil.copytree(results / "checkpoints" / "rope_c4", folder / "checkpoints" / "rope_c4")
+    for kind, places in RUNS.items():
+        for run in read_saved(results / kind):
+            if re.search(r"(adape|rope|_lora|all)_[01]$|^rope_c4$", run.folder.name):
+                base = kind == "extension" and run.folder.name in ("rope_c4", "passkey_rope_0")
+                lay_out(run, folder / ("" if base else places[0]) / run.folder.name, places[1])
     for seed in range(2):
-        wide = folder / f"add_wide_adape_{seed}"
-        copy_run(folder / f"add_adape_{seed}", wide, seed, {"width": 64})
+        for source, name, changed in (
+            (f"add_adape_{seed}", f"add_wide_adape_{seed}", {"position.width": 64}),
+            (f"encodings_rope_{seed}", f"mine_{seed}", {"position.theta": 500.0}),
+        ):
+            shutil.copytree(folder / source, folder / name)
+            trained = json.loads((folder / name / "trained.json").read_text())
+            (folder / name / "trained.json").write_text(json.dumps(trained | changed))
 
 
 @pytest.fixture(scope="session")
@@ -385,12 +396,8 @@ RULES = {
     "tape.export": Rule([], needs=True),
     "arithmetic.evaluate": Rule(["max_length=2", "samples=1", "processes=1"]),
     "arithmetic.merge": Rule([]),
-    "arithmetic.heatmap": Rule([]),
-    "arithmetic.compare": Rule([], needs=True),
-    "retrieval.heatmap": Rule([]),
-    "retrieval.compare": Rule([]),
-    "extension.compare": Rule([], needs=True),
-    "pretraining.compare": Rule([], needs=True),
+    "tape.compare": Rule([], needs=True),
+    "tape.compare.heatmap": Rule([]),
     "eval_scrolls.py": Rule(["--data_dir", "zips"]),
     "scrolls.show": Rule(["--data_dir", "zips"], needs=True),
     "scrolls.generate": Rule(["data_dir=zips", "processes=1", "output=new.json"], needs=True),
@@ -498,12 +505,13 @@ def test_a_documented_command_works(command, project):
     check_variables(command)
     for shown, taken in PLACEHOLDERS.items():
         command = command.replace(shown, taken)
-    if re.search(r"-m \w+\.(compare|heatmap)", command):
+    if "-m tape.compare" in command:
         (project / "output").rename(project / "trained")
         (project / "measured").rename(project / "output")
-    if "extension.compare output/rope_c4 output/checkpoints" in command:  # those have their own
+    if "output/rope_c4 output/checkpoints" in command:  # those have their own base
+        shutil.rmtree(project / "output" / "rope_c4")
         base = project / "output" / "checkpoints" / "rope_c4"
-        shutil.copytree(base, project / "output" / "rope_c4", dirs_exist_ok=True)
+        shutil.copytree(base, project / "output" / "rope_c4")
     calls = called_by(command, project)
     ours = [words for words in calls if words[1:3] != ["-m", "pip"]]
     assert calls

@@ -189,22 +189,29 @@ def test_what_cannot_be_read_is_named_below_the_table(runs, tmp_path, monkeypatc
     shutil.rmtree(runs[1] / "grid")
     (runs[2] / TRAINED).unlink()
     (runs[3] / "grid" / "summary.json").write_text("{")
-    runs.append(make_run(tmp_path / "add_rope_7", "rope", 7, 1))
-    (runs[-1] / "compare").mkdir()
     found = read(runs)
     for run, words in zip(
-        (*runs[:4], runs[-1]),
+        runs[:4],
         (
             "was evaluated with other weights",
-            "has none of grid, passkey, compare, extend: evaluate it first",
+            "grid has none of perplexity.csv, grid.csv, passkey.csv: evaluate that run first",
             "has no trained.json: give the folder of a run that",
             "summary.json is damaged",
-            "has grid and compare: choose one with --name",
         ),
         strict=True,
     ):
         assert words in found.missing[run]
     assert [row.label for row in found.rows] == ["rope"]
-    with pytest.raises(SystemExit, match="error: 5 of 6 are not in the table"):
+    with pytest.raises(SystemExit, match="error: 4 of 5 are not in the table"):
         main([*map(str, runs), "--out", str(tmp_path / "out")])
-    assert f"* {runs[1]}: {runs[1]} has none of" in capsys.readouterr().out
+    assert f"* {runs[1]}: {runs[1]}/grid has none of" in capsys.readouterr().out
+
+
+def test_the_evaluation_is_the_one_that_all_have(runs):
+    (runs[0] / "compare").mkdir()
+    assert [row.label for row in read(runs).rows] == ["tape", "rope"]
+    for run in runs[1:]:
+        (run / "compare").mkdir()
+    with pytest.raises(ValueError, match=r"have compare and grid: choose one with --name"):
+        read(runs)
+    assert len(read(runs, "grid").rows) == 2

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from arithmetic.compare import compare as grids
 from conftest import make_model
-from extension.compare import compare as methods
-from pretraining.compare import compare as encodings
-from retrieval.compare import compare as passkeys
 
 from config import ABLATIONS
 from tape import TapeForCausalLM
 from tape.analysis import faults, stability, visualize
+from tape.compare.__main__ import read
 from tape.positions import ALIASES, ENCODINGS, Positions
 
 ROOT = Path(__file__).parent.parent
@@ -58,22 +55,14 @@ def rows_of(table):
     return [re.split(r" *\| *", row)[1:-1] for row in table.splitlines() if row.startswith("|")]
 
 
-def test_the_readmes_table_is_that_of_the_results(tmp_path):
-    tables = [
-        (grids, "addition", "grid", "whole grid"),
-        (passkeys, "passkey", "passkey", "256 (2x)"),
-        (
-            lambda *found: encodings(*found[:2], "rope", tmp_path)[0],
-            "encodings",
-            "compare",
-            "perplexity 1,024",
-        ),
-    ]
+def test_the_readmes_table_is_that_of_the_results():
     columns = []
-    for compare, results, evaluation, title in tables:
-        header, _, *rows = rows_of(
-            compare(sorted((RESULTS / results).iterdir()), evaluation, tmp_path)
-        )
+    for results, title in (
+        ("addition", "whole grid, %"),
+        ("passkey", "256 (2x), %"),
+        ("encodings", "perplexity 1,024"),
+    ):
+        header, _, *rows = rows_of(read([RESULTS / results], across=["*"]).text())
         columns.append({row[0]: (row[1], row[header.index(title)]) for row in rows})
     text = (ROOT / "README.md").read_text()
     _, _, *shown = rows_of(text[text.index("| encoding | n |") :].partition("\n\n")[0])
@@ -151,33 +140,35 @@ def test_commands_in_documents_name_files_that_exist():
             assert (ROOT / command).exists(), (page, command)
 
 
-@pytest.mark.parametrize(
-    ("results", "compare", "evaluation", "page"),
-    [
-        ("addition", grids, "grid", "arithmetic"),
-        ("addition_ablations", grids, "grid", "arithmetic"),
-        ("passkey", passkeys, "passkey", "retrieval"),
-        ("extension", methods, "extend", "context_extension"),
-        ("checkpoints", methods, "extend", "replication"),
-    ],
-)
-def test_tables_are_those_of_the_results(results, compare, evaluation, page, tmp_path):
-    runs = sorted((RESULTS / results).iterdir())
-    assert compare(runs, evaluation, tmp_path) in (ROOT / "docs" / f"{page}.md").read_text()
+FULL = str(RESULTS / "ablations" / "ablation_full_0")
+TABLES = [
+    ("addition", "arithmetic", {"across": ["data.abacus_offset"]}, None),
+    ("addition_ablations", "arithmetic", {"across": ["model.num_recurrences"]}, None),
+    ("passkey", "retrieval", {}, None),
+    ("extension", "context_extension", {}, None),
+    ("checkpoints", "replication", {}, None),
+    ("encodings", "replication", {}, "rope"),
+    *(
+        ("ablations", "replication", {"only": [f"ablation_{row}_?" for row in rows]}, FULL)
+        for rows in ABLATIONS.tables.values()
+    ),
+]
 
 
-def test_the_comparison_is_that_of_the_results(tmp_path):
-    runs = sorted((RESULTS / "encodings").iterdir())
-    text, found = encodings(runs, "compare", "rope", tmp_path)
-    assert text in REPLICATION.read_text() and not found.missing
+@pytest.mark.parametrize(("results", "page", "chosen", "baseline"), TABLES)
+def test_tables_are_those_of_the_results(results, page, chosen, baseline):
+    found = read([RESULTS / results], **chosen)
+    assert not found.missing
+    assert found.text(baseline) in (ROOT / "docs" / f"{page}.md").read_text()
 
 
-@pytest.mark.parametrize(("table", "rows"), list(ABLATIONS.tables.items()))
-def test_ablations_are_those_of_the_results(table, rows, tmp_path):
-    folder = RESULTS / "ablations"
-    runs = [folder / f"ablation_{row}_{seed}" for row in rows for seed in range(3)]
-    text, found = encodings(runs, "compare", str(folder / "ablation_full_0"), tmp_path)
-    assert text in REPLICATION.read_text() and not found.missing
+def test_results_are_few_files():
+    """One csv and one json for an experiment, figures where a page shows them."""
+    files = [path for path in RESULTS.rglob("*") if path.is_file()]
+    assert len(files) <= 30
+    text = "".join(page.read_text() for page in PAGES)
+    for picture in RESULTS.rglob("*.png"):
+        assert str(picture.relative_to(RESULTS)) in text, picture
 
 
 def number(cell):

@@ -11,22 +11,24 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 import torch
-from arithmetic.heatmap import figure_of
 from conftest import perturb
 from hydra import compose, initialize_config_dir
 from tape.evaluation.intervals import wilson
 
 import arithmetic.evaluate as entry
-from arithmetic import Problems, character_tokenizer, heatmap
+from arithmetic import Problems, character_tokenizer
 from arithmetic import merge as merging
 from arithmetic.decoding import answers
-from arithmetic.grid import Grid, read_grid
+from arithmetic.grid import read_grid
 from arithmetic.merge import merge
 from arithmetic.plan import plan
 from tape import TapeConfig, TapeForCausalLM
+from tape.compare import heatmap
+from tape.compare.figures import Map, side_by_side
 from tape.evaluation import workers
 from tape.evaluation.checkpoint import load
 from tape.evaluation.journal import FILE, Shard, read
@@ -209,16 +211,17 @@ def test_rows_are_the_first_operand(folder, monkeypatch):
     with (results / "grid.csv").open() as file:
         wrong = {(int(r["n"]), int(r["m"])) for r in csv.DictReader(file) if r["correct"] == "0"}
     assert wrong == {(2, 1), (2, 2), (2, 3)}
-    grid = read_grid(results)
-    axes, bar = figure_of([("run", grid)]).axes
+    axes, bar = side_by_side(heatmap.maps_in(results, "run")).axes
     image = axes.images[0]
     np.testing.assert_array_equal(image.get_array(), [[1, 1, 1], [0, 0, 0], [1, 1, 1]])
     left, right, bottom, top = image.get_extent()
-    assert (left, right, bottom, top) == (0.5, 3.5, 3.5, 0.5)  # (1, 1) at the top left
+    assert (left, right, bottom, top) == (-0.5, 2.5, 2.5, -0.5)  # (1, 1) at the top left
+    for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
+        assert [label.get_text() for label in labels] == ["1", "2", "3"]
     assert "first" in axes.get_ylabel() and "second" in axes.get_xlabel()
     assert "0.667" in axes.get_title() and image.get_clim() == (0, 1) and bar.get_ylabel()
     frame = axes.patches[0].get_bbox()  # 2 x 1 digits in training
-    assert (frame.x0, frame.x1, frame.y0, frame.y1) == (0.5, 1.5, 0.5, 2.5)
+    assert (frame.x0, frame.x1, frame.y0, frame.y1) == (-0.5, 0.5, -0.5, 1.5)
     summary = json.loads((results / "summary.json").read_text())
     inside, outside = summary["inside"], summary["outside"]
     assert (inside["correct"], inside["total"]) == (4, 8)
@@ -229,13 +232,16 @@ def test_rows_are_the_first_operand(folder, monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 10, 20, 37, 80, 300])
 def test_labels_stay_readable(size):
-    counts = np.ones((size, size), dtype=int)
-    figure = figure_of([("run", Grid(counts, counts, (size // 2, size)))] * 5)
-    *panels, _bar = figure.axes
+    digits = [(n, m) for n in range(1, size + 1) for m in range(1, size + 1)]
+    rows = pd.DataFrame(digits, columns=["first_digits", "second_digits"])
+    rows = rows.assign(measure="accuracy", value=1.0, n=1)
+    asked = {"problems.max_first": size // 2, "problems.max_second": size}
+    *panels, _bar = side_by_side([Map("run", "arithmetic", asked, rows)] * 5).axes
     assert len(panels) == 5
     for axes in panels:
-        ticks = list(axes.get_xticks())
-        assert ticks == list(axes.get_yticks()) and ticks[0] == 1 and len(ticks) <= 11
+        labels, others = axes.get_xticklabels(), axes.get_yticklabels()
+        assert [each.get_text() for each in labels] == [each.get_text() for each in others]
+        assert labels[0].get_text() == "1" and len(labels) <= 12
         assert axes.images[0].get_clim() == (0, 1)
 
 
@@ -380,11 +386,11 @@ def test_commands(folder, monkeypatch, capsys, tmp_path):
         call(entry)
     with pytest.raises(SystemExit, match=r"error: .* holds no evaluation"):
         call(merging, folder)
-    with pytest.raises(SystemExit, match=r"error: .* has no grid\.csv"):
-        call(heatmap, folder)
+    with pytest.raises(SystemExit, match=r"error: .* has no evaluation with a heat map"):
+        heatmap.main([str(folder), "--name", "grid"])
     call(entry, f"model={folder}", "samples=1")  # twice the trained lengths
     assert len(read_grid(folder / "grid").total) == 4 and not list(folder.glob("**/.hydra"))
     call(merging, folder)
     assert "outside: " in capsys.readouterr().out
-    call(heatmap, folder, folder, "--out", tmp_path / "two.png")
+    heatmap.main([str(folder), str(folder), "--out", str(tmp_path / "two.png")])
     assert (tmp_path / "two.png").stat().st_size and (tmp_path / "two.svg").stat().st_size

@@ -6,13 +6,14 @@ import shutil
 
 import pytest
 from conftest import composed
-from retrieval.compare import compare, curves, read_run, rows_of
 from test_training import assert_same_weights, losses, weights
 
 import train
 from retrieval import Passkeys
 from retrieval import evaluate as entry
 from retrieval.results import write_results
+from tape.compare.__main__ import compare, read
+from tape.compare.figures import curves
 from tape.files import write_text
 from tape.training.progress import read_metrics
 from tape.training.runs import TRAINED, register_run
@@ -46,7 +47,7 @@ def test_a_run_ends_in_a_model_that_can_be_asked(start):
     results = entry.evaluate(entry.parser().parse_args(flags))
     assert results.lengths == [32 * n for n in range(1, 9)]
     assert results.evaluated["trained"] == 32 and results.evaluated["plain"]
-    assert read_run(folder, "passkey").settings["position.length"] == 280
+    assert read([folder]).rows[0].runs["passkey"][0].settings["position.length"] == 280
 
 
 @pytest.mark.parametrize("position", ["tape", "randpe"])
@@ -127,22 +128,23 @@ def test_the_table_has_means_and_intervals_over_seeds(tmp_path):
     of freedom is 4.3027, and 4.3027 * 20 / sqrt(3) = 49.7."""
     runs = [make_run(tmp_path / f"rope_{n}", "rope", n, 2 * n + 2) for n in range(3)]
     runs += [make_run(tmp_path / "tape_0", "tape", 0, 8)]
-    text = compare(runs, "passkey", tmp_path / "out")
-    assert text.splitlines() == [
-        "| encoding | seeds | up to 10 tokens | 20 (2x) | 40 (4x) | 80 (8x) |",
+    text, found = compare(runs, tmp_path / "out", "passkey")
+    assert text.splitlines()[:4] == [
+        "| encoding | n | up to 10 tokens, % | 20 (2x), % | 40 (4x), % | 80 (8x), % |",
         "|---|---|---|---|---|---|",
         "| tape | 1 | 100.0 | 80.0 | 40.0 | 0.0 |",
         "| rope | 3 | 100.0 ± 0.0 | 40.0 ± 49.7 | 20.0 ± 24.8 | 0.0 ± 0.0 |",
     ]
-    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(newline="")))
-    assert len(rows) == 4 * 4
-    assert rows[5] == {
-        **{"encoding": "rope", "seed": "0", "length": "20"},
-        **{"accuracy": "0.2", "correct": "2", "total": "10"},
-    }
-    for name in ("heatmaps", "lengths"):
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
+    assert len(rows) == 4 * 4 * 2 * 3  # runs, lengths, depths, measures
+    chosen = [row for row in rows if (row["run"], row["length"]) == ("rope_0", "20")]
+    assert [(row["measure"], row["depth"], row["value"], row["n"]) for row in chosen[:4]] == [
+        *(("accuracy", "0", "0.4", "5"), ("found", "0", "0.4", "5")),
+        *(("tokens", "0", "20.0", "5"), ("accuracy", "1", "0.0", "5")),
+    ]
+    for name in ("heatmaps", "curves"):
         assert (tmp_path / "out" / f"{name}.png").stat().st_size > 10_000
-    (axes,) = curves(rows_of([read_run(run, "passkey") for run in runs])).axes
+    (axes,) = curves(found.rows).axes
     lines = {line.get_label(): line.get_ydata() for line in axes.lines}
     assert list(lines["rope"]) == pytest.approx([1, 0.4, 0.2, 0])
     assert len(axes.collections) == 1  # one seed has no interval
@@ -151,7 +153,6 @@ def test_the_table_has_means_and_intervals_over_seeds(tmp_path):
 def test_what_cannot_be_compared_is_refused(tmp_path):
     runs = [make_run(tmp_path / name, "rope", 0, 2) for name in ("a", "b")]
     with pytest.raises(ValueError, match=r"a and .*b are the same run, seed 0"):
-        compare(runs, "passkey", tmp_path / "out")
+        read(runs)
     shutil.rmtree(runs[1] / "passkey")
-    with pytest.raises(ValueError, match=r"has no passkey\.csv: evaluate that run first"):
-        compare(runs, "passkey", tmp_path / "out")
+    assert "passkey has none of perplexity.csv" in read(runs).missing[runs[1]]

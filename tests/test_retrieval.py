@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import perturb
-from retrieval.heatmap import curve_of, figure_of
 from test_prompts import byte_level, llama_like
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -25,6 +24,8 @@ from retrieval.plan import Batch, Question, plan
 from retrieval.prompts import Prompt
 from retrieval.results import read_results
 from tape import TapeConfig, TapeForCausalLM
+from tape.compare.figures import side_by_side
+from tape.compare.heatmap import maps_in
 from tape.evaluation.checkpoint import load
 from tape.evaluation.journal import FILE
 
@@ -266,14 +267,13 @@ def test_rows_and_pictures_are_lengths_and_depths(folder, monkeypatch):
     assert summary["lengths"][1]["accuracy"] == summary["lengths"][1]["found"] == 8 / 12
     wrong = (folder / "passkey" / "wrong.jsonl").read_text().splitlines()
     assert len(wrong) == 3 and all(json.loads(row)["depth"] == 0.5 for row in wrong)
-    axes, bar = figure_of([("run", results)]).axes
+    axes, bar = side_by_side(maps_in(folder / "passkey", "run")).axes
     np.testing.assert_array_equal(axes.images[0].get_array(), [[1, 1], [1, 0], [1, 1]])
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["0%", "50%", "100%"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "0.5", "1"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["30", "60"]
-    assert axes.lines[0].get_xdata()[0] == 0.5  # between the columns of 30 and 60
+    frame = axes.patches[0].get_bbox()  # between the columns of 30 and 60, over all depths
+    assert (frame.x0, frame.x1, frame.y0, frame.y1) == (-0.5, 0.5, -0.5, 2.5)
     assert "0.833" in axes.get_title() and bar.get_ylabel()
-    (curve,) = curve_of("run", results).axes
-    assert curve.lines[0].get_ydata().tolist() == [1, 8 / 12]
 
 
 def test_several_values_count_alone_and_together(folder, monkeypatch):

@@ -62,7 +62,7 @@ def read(
 
     Args:
         folders: of runs, or of results that were saved.
-        name: see `folder_of`.
+        name: see `read_all`.
         across: see `rows_of`.
         only: patterns of the names of runs to take.
 
@@ -122,7 +122,7 @@ def main(given: list[str] | None = None) -> None:
     parser = Parser(prog="python -m tape.compare", description="Compare finished runs over seeds.")
     add = parser.add_argument
     add("runs", type=Path, nargs="+", help="folders of runs, or of results of a comparison")
-    add("--name", type=folder_name, help="their evaluation (default: the only one)")
+    add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
     add("--baseline", help="the row, or one of its runs, that the others are compared with")
     add("--across", nargs="+", default=[], help="settings that may differ, such as 'model.*'")
     add("--only", nargs="+", default=["*"], help="names of runs to take, such as 'add_rope_*'")

@@ -11,7 +11,7 @@ import pandas as pd
 
 from tape.command import Parser, expected_errors, folder_name, picture
 from tape.compare.figures import Map, side_by_side
-from tape.compare.runs import evaluations_in, folder_of
+from tape.compare.runs import evaluations_in, shared_name
 from tape.evaluation.figures import write_figure
 
 
@@ -36,12 +36,13 @@ def main(given: list[str] | None = None) -> None:
     parser = Parser(prog="python -m tape.compare.heatmap", description="Heat maps side by side.")
     add = parser.add_argument
     add("runs", type=Path, nargs="+", help="folders of runs")
-    add("--name", type=folder_name, help="their evaluation (default: the only one)")
+    add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
     add("--out", type=picture, default=Path("output/heatmaps"), help="file, as .png and .svg")
     arguments = parser.parse_args(given)
     found = []
+    name = arguments.name or shared_name(arguments.runs) or "grid"
     for run in arguments.runs:
-        folder = folder_of(run, arguments.name)
+        folder = run / name
         if not (drawn := maps_in(folder, run.name)):
             raise ValueError(f"{folder} has no evaluation with a heat map: evaluate that run first")
         found += drawn

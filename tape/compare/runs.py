@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -123,34 +123,27 @@ def evaluations_in(folder: Path) -> dict[str, Evaluation]:
     }
 
 
-def folder_of(run: Path, name: str | None) -> Path:
-    """Returns the folder of a run's evaluation: `name`, or the only one with a usual name.
+def shared_name(runs: Sequence[Path]) -> str | None:
+    """Returns the usual name of an evaluation that all runs have; None if there is none.
 
     Raises:
-        ValueError: if there is none, or several.
+        ValueError: if there are several.
     """
-    if name is not None:
-        return run / name
-    there = [run / each for each in FOLDERS if (run / each).is_dir()]
-    if len(there) != 1:
-        found = " and ".join(each.name for each in there) or f"none of {', '.join(FOLDERS)}"
-        raise ValueError(
-            f"{run} has {found}: "
-            f"{'choose one with --name' if there else 'evaluate it first, or give its --name'}"
-        )
-    return there[0]
+    each = [{name for name in FOLDERS if (run / name).is_dir()} for run in runs]
+    found = set.intersection(*filter(None, each)) if any(each) else set()
+    if len(found) > 1:
+        names = " and ".join(sorted(found))
+        raise ValueError(f"{runs[0]} and others have {names}: choose one with --name")
+    return found.pop() if found else None
 
 
-def read_run(folder: Path, name: str | None = None) -> Run:
-    """Reads a run.
-
-    Args:
-        name: see `folder_of`.
+def read_run(folder: Path, name: str) -> Run:
+    """Reads a run with its evaluation in the folder `name`.
 
     Raises:
         ValueError, OSError: if it did not finish, was not evaluated since, or files are damaged.
     """
-    place = folder_of(folder, name)
+    place = folder / name
     seed, settings = settings_of(folder)
     found = evaluations_in(place)
     if not found:
@@ -265,17 +258,29 @@ def read_saved(folder: Path) -> list[Run]:
         ]
 
 
-def read_all(folders: Iterable[Path], name: str | None) -> tuple[list[Run], dict[Path, str]]:
+def read_all(folders: Sequence[Path], name: str | None) -> tuple[list[Run], dict[Path, str]]:
     """Reads runs and saved results.
+
+    Args:
+        name: the folder of the runs' evaluation; None for that of `shared_name`.
 
     Returns:
         The runs, and by folder why others could not be read.
     """
+    if name is None:
+        name = shared_name([folder for folder in folders if not is_saved(folder)])
     runs: list[Run] = []
     missing: dict[Path, str] = {}
     for folder in folders:
         try:
-            runs += read_saved(folder) if is_saved(folder) else [read_run(folder, name)]
+            if is_saved(folder):
+                runs += read_saved(folder)
+            elif name is None:
+                raise ValueError(
+                    f"{folder} has none of {', '.join(FOLDERS)}: evaluate it first, or give --name"
+                )
+            else:
+                runs.append(read_run(folder, name))
         except (ValueError, OSError) as error:
             missing[folder] = in_one_line(error)
     return runs, missing
