@@ -200,7 +200,7 @@ def lay_out_results(folder: Path) -> None:
     for seed in range(2):
         for source, name, changed in (
             (f"add_adape_{seed}", f"add_wide_adape_{seed}", {"position.width": 64}),
-            (f"encodings_rope_{seed}", f"mine_{seed}", {"position.theta": 500.0}),
+            (f"encodings_adape_{seed}", f"mine_{seed}", {"position.width": 64}),
         ):
             shutil.copytree(folder / source, folder / name)
             trained = json.loads((folder / name / "trained.json").read_text())
@@ -508,7 +508,7 @@ def test_a_documented_command_works(command, project):
     if "-m tape.compare" in command:
         (project / "output").rename(project / "trained")
         (project / "measured").rename(project / "output")
-    if "output/rope_c4 output/checkpoints" in command:  # those have their own base
+    if "-m tape.compare output/rope_c4 output/checkpoints" in command:  # those have their own base
         shutil.rmtree(project / "output" / "rope_c4")
         base = project / "output" / "checkpoints" / "rope_c4"
         shutil.copytree(base, project / "output" / "rope_c4")

@@ -17,7 +17,6 @@ import pytest
 import torch
 from conftest import perturb
 from hydra import compose, initialize_config_dir
-from tape.evaluation.intervals import wilson
 
 import arithmetic.evaluate as entry
 from arithmetic import Problems, character_tokenizer
@@ -32,6 +31,7 @@ from tape.compare.figures import Map, side_by_side
 from tape.evaluation import workers
 from tape.evaluation.checkpoint import load
 from tape.evaluation.journal import FILE, Shard, read
+from tape.statistics import wilson
 
 RESULTS = ("grid.csv", "summary.json", "wrong.jsonl", "heatmap.png", "heatmap.svg")
 ROOT = entry.CONFIG.parent.parent

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_model, random_tokens
-from tape.evaluation.intervals import student
 from test_scrolls import byte_tokenizer
 
 from tape.analysis import faults, stability, visualize
@@ -18,6 +17,7 @@ from tape.analysis.inside import look_inside
 from tape.analysis.stability import attention_change, changes, dot_change, moved
 from tape.analysis.texts import models
 from tape.positions import Positions
+from tape.statistics import student
 from tape.training.runs import TRAINED
 
 EQUIVARIANT = ("rope", "xpos", "yarn", "tape", "tape_yarn")
