@@ -123,20 +123,3 @@ class Distinct(argparse.Action):
             if value in values[:n]:
                 raise argparse.ArgumentError(self, f"duplicate value {value}")
         setattr(namespace, self.dest, values)
-
-
-def parser_of_runs(
-    prog: str, description: str, name: str, out: str, kind: Callable[[str], Path] = result_folder
-) -> Parser:
-    """Returns a parser of commands that read an evaluation of several runs.
-
-    Args:
-        name: the default name of the evaluation's folder in each run.
-        out, kind: the default place of the results, and how --out is parsed.
-    """
-    parser = Parser(prog=f"python -m {prog}", description=description)
-    add = parser.add_argument
-    add("runs", type=Path, nargs="+", help="folders of runs")
-    add("--name", type=folder_name, default=name, help=f"their evaluation (default: {name})")
-    add("--out", type=kind, default=Path(out), help=f"place of the results (default: {out})")
-    return parser

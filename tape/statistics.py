@@ -5,6 +5,7 @@ All intervals are 95 % intervals; p-values are two-sided.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import NormalDist, mean, stdev
 from typing import NamedTuple
@@ -45,7 +46,10 @@ def with_interval(correct: int, total: int) -> dict[str, float] | None:
 
 
 def student(values: Sequence[float]) -> float:
-    """Returns half the width of the interval of the mean of two or more values (Student 1908)."""
+    """Returns half the width of the interval of the mean of two or more values (Student 1908);
+    infinity if one of them is not finite."""
+    if not all(map(math.isfinite, values)):
+        return math.inf
     return float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / len(values) ** 0.5
 
 

@@ -174,6 +174,11 @@ def test_a_baseline_is_a_row_or_one_of_its_runs(runs, tmp_path, capsys):
     assert by_label in capsys.readouterr().out
 
 
+def test_a_perplexity_beyond_all_numbers_is_infinite(tmp_path):
+    runs = [make_run(tmp_path / f"{n}", "rope", n, (1.0, 2.0, 800.0 + n)) for n in range(2)]
+    assert "| inf" in compare(runs, tmp_path / "out")[0]
+
+
 def test_lengths_are_columns_in_order(runs):
     titles = [column.title for _, column in columns_of(read(runs).rows)]
     assert titles[:3] == [f"perplexity {length}" for length in LENGTHS]

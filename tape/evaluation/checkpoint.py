@@ -101,8 +101,9 @@ def load_model(
             f"{folder}: {len(left)} weights belong to no part of the model in {CONFIG}, such as "
             f"{left[0]}"
         )
+    model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     check_finite(folder, model)
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    return model
 
 
 def check_finite(source: str | Path, model: TapeForCausalLM) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tape.evaluation.scoring import Perplexity
+from tape.evaluation.scoring import Perplexity, exp
 from tape.evaluation.tables import Row, add_rows, read_table
 
 # What a row is about: it is there once.
@@ -77,7 +77,7 @@ def read_curves(path: Path) -> tuple[list[Row], list[Row]]:
     """
     rows = read_table(path, COLUMNS, ("length", "tokens"), ("nll", "perplexity"))
     for n, row in enumerate(rows, start=2):
-        if not math.isclose(float(row["perplexity"]), math.exp(float(row["nll"])), rel_tol=1e-6):
+        if not math.isclose(float(row["perplexity"]), exp(float(row["nll"])), rel_tol=1e-6):
             raise ValueError(f"{path}, line {n}: perplexity={row['perplexity']} is not exp(nll)")
     beside = position_table(path)
     bins = read_table(beside, POSITION_COLUMNS, ("length", "first", "last", "tokens"), ("nll",))

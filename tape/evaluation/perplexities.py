@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from tape.evaluation.curves import ABOUT, position_table, read_curves
 from tape.evaluation.picture import curve
+from tape.evaluation.scoring import exp
 from tape.evaluation.view import (
     AS_IT_IS,
     PERPLEXITY,
@@ -90,7 +90,7 @@ def _validation(rows: pd.DataFrame) -> Points:
 
 def _by_length(rows: pd.DataFrame) -> Points:
     rows = _windows(rows)
-    return list(rows["length"]), list(np.exp(rows["value"]))
+    return list(rows["length"]), [exp(loss) for loss in rows["value"]]
 
 
 def _by_position(rows: pd.DataFrame) -> Points:

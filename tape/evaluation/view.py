@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+
+from tape.evaluation.scoring import exp
 
 Points = tuple[list[float], list[float]]
 Asked = dict[str, Any]
@@ -35,7 +36,7 @@ class Scale(NamedTuple):
 
 
 PERCENT = Scale(lambda share: 100 * share, 1)
-PERPLEXITY = Scale(lambda loss: math.exp(loss) if loss < 700 else math.inf, 2)
+PERPLEXITY = Scale(exp, 2)
 AS_IT_IS = Scale(lambda value: value, 2)
 WHOLE = Scale(lambda value: value, 0)
 
