@@ -9,6 +9,7 @@ Finished runs are not repeated: rerunning the command resumes the work, or print
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import sys
@@ -23,7 +24,7 @@ from config import CONFIG, options
 from config.command import call, is_expected, listed, refuse
 from config.settings import FOLDER, SWITCH, Kind, integer, number, optional, shown
 from sweeps.engine import perform
-from sweeps.plan import Run, Sweep, combinations, fill
+from sweeps.plan import Run, Sweep, fill
 
 CLUSTERS = (None, "joblib", "local", "slurm")  # joblib: LAUNCHER of script/compare.sh, as null
 KINDS = {
@@ -84,8 +85,8 @@ def runs_of(cfg: dict[str, Any], axes: dict[str, Sequence[Any]], seeds: Sequence
     """The runs of a group of settings; its base model first."""
     out, train = Path(cfg["out"]), fill(cfg["train"])
     measures = cfg["measures"] or {"find": "", "show": ""}
-    evaluate = {"evaluate": tuple(words(cfg["evaluate"] and [cfg["evaluate"]]))}
-    evaluate |= {"evaluation": tuple(map(str, words(cfg["evaluation"]))), **measures}
+    evaluate = {"evaluate": (cfg["evaluate"],) if cfg["evaluate"] else (), **measures}
+    evaluate["evaluation"] = tuple(map(str, words(cfg["evaluation"])))
     base = None
     if cfg["base"]:
         folder = Path(cfg["base"]["folder"])
@@ -95,7 +96,8 @@ def runs_of(cfg: dict[str, Any], axes: dict[str, Sequence[Any]], seeds: Sequence
         base = Run(folder.name, folder, log, command, **evaluate, length=length)
     runs = [base] if base else []
     for seed in seeds:
-        for values in combinations(axes):
+        for values in itertools.product(*axes.values()):
+            values = dict(zip(axes, values, strict=True))
             # A group of settings has names of its own; other values say what they are of.
             named = (
                 str(value) if options(axis) else f"{axis.rpartition('.')[2]}_{value}"
@@ -189,6 +191,6 @@ if __name__ == "__main__":
     if "--" in sys.argv:
         at = sys.argv.index("--")
         SETTINGS, sys.argv = sys.argv[at + 1 :], sys.argv[:at]
-    # Any setting of train.py may vary.
-    sys.argv = [re.sub(r"^vary\.", "++vary.", word) for word in sys.argv]
+    # Any setting of train.py may vary, and a cluster has its own.
+    sys.argv = [re.sub(r"^(vary|submitit)\.", r"++\1.", word) for word in sys.argv]
     call(main, "sweep")

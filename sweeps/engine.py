@@ -69,9 +69,9 @@ class Engine:
         self.failed: list[Run] = []
         self.running: dict[object, Callable[[int], None]] = {}  # job -> sends it a signal
         self.slots = asyncio.Semaphore(sweep.jobs)
-        cores = str(max(1, (os.cpu_count() or 1) // sweep.jobs))
-        self.environment = {"OMP_NUM_THREADS": cores, **os.environ}
-        self.begun, self.done = time.monotonic(), 0
+        share = str(max(1, cores() // sweep.jobs))
+        self.environment = {"OMP_NUM_THREADS": share, **os.environ}
+        self.begun, self.done, self.left = time.monotonic(), 0, 0
 
     async def perform(self) -> int:
         """Returns the exit status."""
@@ -87,18 +87,18 @@ class Engine:
                 left.append(run)
             else:
                 print(f"{run.name}: {measures}", flush=True)
-        bases = [run for run in left if run.length is not None]
-        others = [run for run in left if run.length is None]
-        initial = len(runs) - len(left)
-        with tqdm(total=len(runs), initial=initial, unit="run", disable=None) as self.bar:
-            for stage in (bases, others):
+        self.left, status = len(left), 0
+        stages = [[run for run in left if (run.length is None) is later] for later in (False, True)]
+        done = len(runs) - self.left
+        with tqdm(total=len(runs), initial=done, unit="run", disable=None) as self.bar:
+            for stage in stages:  # base models first
                 await asyncio.gather(*map(self.learn, stage))
-                if self.stopped or (stage is bases and self.failed):
+                if self.stopped or (self.failed and (stage is stages[0] or not self.sweep.partial)):
                     break
-        if not self.stopped and (not self.failed or (self.sweep.partial and stage is others)):
-            status = await self.compare()
+            else:
+                status = await self.compare()
         if self.stopped:
-            rest = len(left) - self.done
+            rest = self.left - self.done
             print(f"stopped: {rest} of {len(runs)} runs are left; the same command continues")
             return self.stopped
         if self.failed:
@@ -146,7 +146,7 @@ class Engine:
         if run.length is not None:
             check_base(run)
         begin = run.log.stat().st_size if run.log.exists() else 0
-        for words in run.evaluations():
+        for words in run.evaluations(length=run.trained_length()):
             if await self.execute(words, run.log) or self.stopped:
                 return None
         with suppress(FileNotFoundError), run.log.open("rb") as log:
@@ -168,9 +168,10 @@ class Engine:
         """Runs a command to its end, as a process group that receives signals as a whole, or on the
         cluster. Returns its exit status; its output goes to the log, or is shown."""
         if self.sweep.cluster is not None and log is not None:
-            from sweeps.cluster import submit
+            from sweeps.cluster import ended, submit
 
             job, send = submit(self.sweep.cluster, words, log)
+            end = ended(job)
         else:
             with log.open("ab") if log else nullcontext() as output:
                 job = await asyncio.create_subprocess_exec(
@@ -181,12 +182,12 @@ class Engine:
                     env=self.environment,
                     process_group=0,
                 )
-            send = partial(send_to_group, job.pid)
+            send, end = partial(send_to_group, job.pid), job.wait()
         self.running[job] = send
         try:
             if self.stopped:  # while it started
                 send(self.signal)
-            return await job.wait()
+            return await end
         finally:
             del self.running[job]
 
@@ -194,7 +195,7 @@ class Engine:
         runs = self.sweep.runs
         line = f"{run.name}: run {runs.index(run) + 1} of {len(runs)} begins, see {run.log}"
         if self.done:
-            left = len(runs) - self.bar.n
+            left = self.left - self.done
             seconds = (time.monotonic() - self.begun) / self.done * left
             line += f"; {left} left, about {tqdm.format_interval(seconds)}"
         self.say(line)
@@ -205,6 +206,11 @@ class Engine:
 
     def complain(self, line: str) -> None:
         self.bar.write(f"error: {line}", file=sys.stderr)
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def send_to_group(group: int, number: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 import shlex
@@ -14,16 +13,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-PLACEHOLDER = re.compile(r"\{(\w+)(?:([*/])(\d+))?\}")
-# Data that are determined by the settings of a run; others read files, which may change.
+PLACEHOLDER = re.compile(r"\{(\w+)(?:\*(\d+))?(?:/(\d+))?\}")
+# Data that the settings of a run determine; others are read from files, which may change.
 FROM_SETTINGS = ("LocalCorpus", "Problems", "Passkeys")
 
 
 def fill(command: str, **values: Any) -> list[str]:
     """Returns the words of a command with its placeholders filled in.
 
-    `{run}` is the value of `run`, `{length*2}` and `{length/8}` are multiples and fractions of an
-    integer, a word `{runs}` whose value is a list becomes so many words. The word `python` is this
+    `{run}` is the value of `run`; `{length*2}` and `{length/8}` are multiples and fractions of an
+    integer; a word `{runs}` whose value is a list becomes as many words. The word `python` is this
     interpreter. Placeholders without a value stay.
 
     >>> fill("eval {run} --lengths {length} {length*2} {more}", run="a", length=64, more=["-v"])
@@ -31,20 +30,17 @@ def fill(command: str, **values: Any) -> list[str]:
     """
 
     def value(match: re.Match) -> str:
-        name, operator, factor = match.groups()
+        name, factor, divisor = match.groups()
         if name not in values:
             return match[0]
-        if operator is None:
-            return str(values[name])
-        return str(values[name] * int(factor) if operator == "*" else values[name] // int(factor))
+        found = values[name]
+        return str(found * int(factor or 1) // int(divisor or 1) if factor or divisor else found)
 
     words = []
     for word in shlex.split(command):
-        if isinstance(several := values.get(word[1:-1]), list) and PLACEHOLDER.fullmatch(word):
-            words += map(str, several)
-        else:
-            words.append(sys.executable if word == "python" else PLACEHOLDER.sub(value, word))
-    return words
+        several = values.get(word[1:-1]) if PLACEHOLDER.fullmatch(word) else None
+        words += map(str, several) if isinstance(several, list) else [PLACEHOLDER.sub(value, word)]
+    return [sys.executable if word == "python" else word for word in words]
 
 
 @dataclass(frozen=True)
@@ -86,13 +82,9 @@ class Run:
         """Returns the length of the training sequences in tokens."""
         return json.loads((self.folder / "config.json").read_text())["max_position_embeddings"]
 
-    def evaluations(self) -> list[list[str]]:
-        """Returns the words of the commands that evaluate the trained run."""
-        values = {
-            "run": self.folder,
-            "length": self.trained_length(),
-            "evaluation": [*self.evaluation],
-        }
+    def evaluations(self, **length: int) -> list[list[str]]:
+        """Returns the words of the commands that evaluate the run, with `length` where given."""
+        values = {"run": self.folder, "evaluation": [*self.evaluation], **length}
         return [fill(command, **values) for command in self.evaluate]
 
     def measures(self, printed: str) -> str:
@@ -104,11 +96,10 @@ class Run:
         """Returns what determines the results of the run, except files of text or weights."""
         return {
             "train": [*self.train],
-            "evaluate": [*self.evaluate],
-            "evaluation": [*self.evaluation],
+            "evaluate": self.evaluations(),
             "python": sys.version,  # its library is the text of data=local
             "config": digests(config),
-            "base": digests(self.base.folder, nested=False) if self.base else None,
+            "base": digests(self.base.folder, "*") if self.base else None,
         }
 
     def reads_files(self) -> bool:
@@ -142,18 +133,14 @@ class Run:
         return None
 
 
-def digests(folder: Path, nested: bool = True) -> dict[str, str]:
+def digests(folder: Path, pattern: str = "**/*") -> dict[str, str]:
     """Returns the SHA-256 of the files in a folder by path, without checkpoints and bytecode."""
-    paths = folder.rglob("*") if nested else folder.glob("*")
+    found = {str(path.relative_to(folder)): path for path in sorted(folder.glob(pattern))}
     return {
-        str(path.relative_to(folder)): _digest(path, path.stat().st_mtime_ns)
-        for path in sorted(paths)
-        if path.is_file() and not _is_left_out(path.relative_to(folder))
+        name: _digest(path, path.stat().st_mtime_ns)
+        for name, path in found.items()
+        if path.is_file() and not re.search(r"(^|/)(__pycache__|checkpoint-[^/]*)/", name)
     }
-
-
-def _is_left_out(path: Path) -> bool:
-    return any(part == "__pycache__" or part.startswith("checkpoint-") for part in path.parts)
 
 
 @cache
@@ -192,12 +179,11 @@ class Sweep:
     summary: str = ""
     cluster: Any = None
 
-    def commands(self) -> Iterator[list[str]]:
-        """Yields the words of all commands; the lengths of runs are not known before training."""
+    def commands(self) -> Iterator[Sequence[str]]:
+        """Yields the words of all commands; `{length}` stays, until the runs are trained."""
         for run in self.runs:
-            yield [*run.train]
-            values = {"run": run.folder, "evaluation": [*run.evaluation]}
-            yield from (fill(command, **values) for command in run.evaluate)
+            yield run.train
+            yield from run.evaluations()
         yield from self.comparisons([])
 
     def comparisons(self, failed: Sequence[Run]) -> Iterator[list[str]]:
@@ -215,9 +201,3 @@ class Sweep:
             ]
             flag = ["--baseline", baseline] if baseline else []
             yield fill(self.compare, runs=runs, out=self.out / name, baseline=flag)
-
-
-def combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yields every combination of the values of the axes, the last axis fastest."""
-    for values in itertools.product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
