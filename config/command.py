@@ -43,7 +43,9 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
         name: configuration file in `folder`.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise, and do not print
-    if folder != CONFIG and any(word == "-m" or word.startswith("--mu") for word in sys.argv[1:]):
+    if (folder, name) != (CONFIG, "train") and any(
+        word == "-m" or word.startswith("--mu") for word in sys.argv[1:]
+    ):
         refuse("--multirun is for train.py: repeat this command for each of the values")
     try:
         check_added(sys.argv[1:], name, folder)
@@ -72,10 +74,12 @@ def parsed(words: list[str]) -> list[Override]:
 
 
 def check_added(words: list[str], name: str, folder: Path) -> None:
-    """Raises a ValueError for a setting that is added (+) outside the groups of settings, where
-    nothing would read it."""
-    known = {*_names(OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml")))}
+    """Raises a ValueError for a setting that is added (+) outside the groups of settings and the
+    empty mappings of the configuration file, where nothing would read it."""
+    tree = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+    known = {*_names(tree)}
     groups = {path.name for path in folder.iterdir() if path.is_dir()} | {"hydra"}
+    groups |= {key for key, value in tree.items() if value == {}}
     for override in parsed(words):
         setting = override.key_or_group
         added = override.is_add() or override.is_force_add()
