@@ -20,8 +20,8 @@ source script/environment.sh
 
 sweep=$1 axis=$2
 shift 2
-text() { # as a quoted value of Hydra
-    printf "'%s'" "${1//\'/\\\'}"
+text() { # as a value in Hydra's grammar
+    [[ $1 =~ ^[0-9]+$ ]] && echo "$1" || printf "'%s'" "${1//\'/\\\'}"
 }
 exec "$python" sweep.py "sweep=$sweep" ${TYPES:+"vary.$axis=$(text "$TYPES")"} \
     ${SEEDS:+"seeds=$(text "$SEEDS")"} ${JOBS:+"jobs=$(text "$JOBS")"} ${NAME:+"name=$(text "$NAME")"} \

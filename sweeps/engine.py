@@ -96,6 +96,7 @@ class Engine:
                 if self.stopped or (self.failed and (stage is stages[0] or not self.sweep.partial)):
                     break
             else:
+                self.bar.close()
                 status = await self.compare()
         if self.stopped:
             rest = self.left - self.done
