@@ -27,7 +27,7 @@ else
 fi
 
 status=0
-measure() { # name, arguments of tape.analysis.speed
+measure() { # name, arguments of benchmarks/speed.py
     local name=$1 left=$((end - SECONDS)) ended=0
     shift
     if ((left <= 0)) && [[ -n ${begun:-} ]]; then
@@ -36,7 +36,7 @@ measure() { # name, arguments of tape.analysis.speed
     fi
     begun=yes # a slice measures something, however slowly it starts
     left=$((left > 0 ? left : 1))
-    "$python" -m tape.analysis.speed --out "$out/$name" --seconds "$left" "${sizes[@]}" "$@" || ended=$?
+    "$python" benchmarks/speed.py --out "$out/$name" --seconds "$left" "${sizes[@]}" "$@" || ended=$?
     if ((ended != 0 && ended != 75)); then
         exit "$ended"
     fi

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
+from benchmarks.models import DEVICE, random_tokens
 from tape import TapeConfig, TapeForCausalLM
-from tape.analysis.decoders import random_tokens
-from tape.analysis.measuring import DEVICE
 from tape.cache import GrowingCache, GrowingLayer
 
 WORK = ("forward", "training", "prefill", "decoding")

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaForCausalLM
 
+from benchmarks.models import DEVICE
+from benchmarks.workloads import MIDDLE, AttentionLayer, Load, last_call
 from tape import TapeForCausalLM
-from tape.analysis.measuring import DEVICE
-from tape.analysis.workloads import MIDDLE, AttentionLayer, Load, last_call
 
 # Which encodings each of them has.
 PEERS = {
