@@ -12,8 +12,9 @@ from functools import partial
 
 import torch
 
-from benchmarks.harness import Comparison, Work, parser, show
+from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import DEVICE, TOKENS, build, random_tokens
+from benchmarks.timing import Work
 from benchmarks.train_step import add_tokens
 from tape.adapters import Method, adapt
 from tape.command import expected_errors

@@ -18,8 +18,9 @@ import transformers
 from arithmetic import Problems, character_tokenizer
 from arithmetic.decoding import answers
 from arithmetic.plan import Batch, plan
-from benchmarks.harness import Comparison, Work, parser, show
+from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import SMALL, decoder
+from benchmarks.timing import Work
 from tape import TapeForCausalLM
 from tape.analysis.cost import configuration
 from tape.command import expected_errors

@@ -11,8 +11,9 @@ from functools import partial
 
 import torch
 
-from benchmarks.harness import Comparison, Work, parser, show
+from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import METHODS, build, random_tokens
+from benchmarks.timing import Work
 from tape.command import expected_errors
 
 

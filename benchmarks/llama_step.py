@@ -14,8 +14,9 @@ from functools import partial
 import torch
 
 from benchmarks.adapters import step_of
-from benchmarks.harness import Comparison, Measured, Spread, Work, heading, parser, publish, run
+from benchmarks.harness import Comparison, Measured, heading, parser, publish, run
 from benchmarks.models import DEVICE, build
+from benchmarks.timing import Spread, Work
 from benchmarks.workloads import Load, of_model
 from tape.command import expected_errors
 from tape.evaluation.tables import markdown_table

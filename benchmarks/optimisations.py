@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from benchmarks.harness import Comparison, Work, parser, show
+from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import DEVICE, SMALL, decoder
+from benchmarks.timing import Work
 from tape.analysis.cost import configuration
 from tape.attention import eager, flex, sdpa
 from tape.command import expected_errors

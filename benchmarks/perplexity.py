@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.harness import Comparison, Work, parser, show
+from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import build, random_tokens
+from benchmarks.timing import Work
 from tape.command import expected_errors
 from tape.evaluation.scoring import perplexity
 from tape.evaluation.windows import strides_of, windows_of

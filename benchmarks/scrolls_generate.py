@@ -11,8 +11,9 @@ import numpy as np
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.harness import Comparison, Work, parser, show
+from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import SHAPES, build
+from benchmarks.timing import Work
 from scrolls.generation import Batch, answers
 from scrolls.prompts import Budget
 from tape.command import expected_errors, integer

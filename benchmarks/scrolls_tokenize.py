@@ -10,7 +10,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import heading, kib, parser, publish
+from benchmarks.harness import heading, parser, publish
+from benchmarks.timing import kib
 from scrolls.examples import tokenize_split
 from scrolls.prompts import Prompts, budget_of
 from scrolls.tasks import task_named

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import torch
 
 from benchmarks import peers, speed_report, throughput, workloads
-from benchmarks.harness import Comparison, Work, heading, matrix_product, parser, publish, run
+from benchmarks.harness import Comparison, heading, parser, publish, run
 from benchmarks.models import BASE, DEVICE, SMALL, decoder, library_llama
+from benchmarks.timing import Work, matrix_product
 from benchmarks.workloads import WORK, Load
 from tape import TapeConfig
 from tape.analysis.cost import HELP, configuration

@@ -12,7 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.harness import Measured, Spread
+from benchmarks.harness import Measured
+from benchmarks.timing import Spread
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text

@@ -11,8 +11,9 @@ from functools import partial
 
 import torch
 
-from benchmarks.harness import Comparison, Work, parser, show
+from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import METHODS, TOKENS, build
+from benchmarks.timing import Work
 from benchmarks.workloads import Load, of_model
 from tape.command import Parser, expected_errors, integer
 

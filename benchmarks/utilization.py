@@ -14,8 +14,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
-from benchmarks.harness import heading, in_turn, matrix_product, parser, publish
+from benchmarks.harness import heading, parser, publish
 from benchmarks.models import DEVICE, random_tokens
+from benchmarks.timing import in_turn, matrix_product
 from tape import TapeForCausalLM
 from tape.command import expected_errors
 from tape.evaluation.tables import markdown_table

@@ -11,15 +11,13 @@ from benchmarks.harness import (
     RAN_OUT,
     Comparison,
     Measured,
-    Spread,
-    in_turn,
     inability,
     measure,
-    observed,
     parser,
     show,
     table,
 )
+from benchmarks.timing import Spread, in_turn, limit_memory, observed
 
 
 def test_methods_take_turns_in_alternating_order():
@@ -73,7 +71,7 @@ def test_memory_is_that_of_tensors_at_most():
 
 
 def test_what_does_not_fit_is_left_out():
-    with harness.limit_memory(), pytest.raises(Exception) as failed:
+    with limit_memory(), pytest.raises(Exception) as failed:
         torch.empty(2**45, device=DEVICE)
     assert inability(failed.value) == "does not fit into memory"
     assert inability(RuntimeError("shapes differ")) is None
