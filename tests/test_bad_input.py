@@ -980,9 +980,10 @@ EVALUATIONS = [
             f"tape.compare {GOOD}",
             *(f"tape.analysis.{name} --model {GOOD}" for name in ("stability", "visualize")),
             f"tape.analysis.faults --model {GOOD}",
-            *("tape.analysis.cost", "tape.analysis.speed"),
+            "tape.analysis.cost",
         )
     ),
+    ("benchmarks/speed.py --out {given}/model", rf"--out: \S+model {A_MODEL}"),
     # Empty paths
     ("-m tape.report ''", r"folders: '' must be a path"),
     (f"{HEATMAP} {GOOD} --out ''", r"--out: '' must be a path"),
@@ -993,16 +994,15 @@ EVALUATIONS = [
     *(
         (f"benchmarks/{words}", rf"{words.split(' ')[1]}: '{words.split(' ')[2]}' must be an int")
         for words in (
-            *("adapters.py --tokens 0 8", "adapters.py --repeats 6"),
+            *("adapters.py --tokens 0 8", "optimisations.py --heads 0"),
             *("arithmetic_eval.py --digits 0", "arithmetic_eval.py --samples 0"),
             *("arithmetic_eval.py --batch 0", "arithmetic_eval.py --processes 0"),
-            *("arithmetic_eval.py --repeats 0", "layer.py --repeats 0"),
             *("decode.py --batch 0", "decode.py --batch -1", "decode.py --new 0"),
             *("decode.py --prompt 0", "llama_step.py --length 0", "llama_step.py --new 0"),
             *("perplexity.py --stride 0", "perplexity.py --tokens 1", "perplexity.py --length 1"),
-            *("perplexity.py --repeats 0", "scrolls_generate.py --prompts 0"),
+            *("speed.py --new 0", "scrolls_generate.py --prompts 0"),
             *("scrolls_generate.py --prompt 0 9", "scrolls_generate.py --new 0"),
-            *("scrolls_generate.py --batch 0", "scrolls_generate.py --repeats 0"),
+            *("scrolls_generate.py --batch 0", "optimisations.py --batch 0"),
             *("scrolls_tokenize.py --documents 0", "scrolls_tokenize.py --words 0"),
             *("scrolls_tokenize.py --vocabulary 1", "train_step.py --tokens -1 5"),
         )
@@ -1011,6 +1011,18 @@ EVALUATIONS = [
         (f"benchmarks/{name}.py --attention nosuch", r"--attention: invalid choice: 'nosuch'")
         for name in ("adapters", "decode", "llama_step", "perplexity", "train_step")
     ),
+    *(
+        (
+            f"benchmarks/{name}.py --repeats {rounds}",
+            rf"--repeats: '{rounds}' must be an integer >=",
+        )
+        for rounds, names in (
+            (0, ("arithmetic_eval", "layer", "perplexity", "scrolls_generate")),
+            (6, ("adapters", "decode", "llama_step", "optimisations", "speed", "train_step")),
+        )
+        for name in names
+    ),
+    ("benchmarks/perplexity.py --tokens 300", r"300 tokens of text have no window of 1,024"),
     ("benchmarks/perplexity.py --length 8 --stride 9", r"stride=9 must lie in 1\.\.7"),
     ("benchmarks/scrolls_generate.py --prompt 9 8", r"--prompt 9 8: give the shortest"),
     (
@@ -1095,12 +1107,6 @@ def test_evaluations_and_results(words, message, given, made, tmp_path):
     words = shlex.split(words.replace("{given}", str(given)).replace("{made}", str(made)))
     check_refusal(run_command(*words, folder=tmp_path), message, tmp_path)
     assert files(given) | files(made) == before
-
-
-def test_errors_of_a_process_of_a_benchmark(tmp_path):
-    words = ("--methods", "rope", "--tokens", "300", "--repeats", "1")
-    outcome = run_command("benchmarks/perplexity.py", *words, folder=tmp_path)
-    check_refusal(outcome, r"300 tokens of text have no window of 1,024", tmp_path)
 
 
 @pytest.mark.parametrize("damage", DAMAGED["metrics.jsonl"])

@@ -382,10 +382,10 @@ RULES = {
     ),
     "tape.analysis.faults": Rule([*CORPUS, "--lengths", "16", "--windows", "1"]),
     "tape.analysis.cost": Rule([*SMALL, "--length", "8"]),
-    "tape.analysis.optimisations": Rule(
+    "benchmarks/optimisations.py": Rule(
         ["--batch", "1", "--length", "8", "--hidden", "16", "--heads", "2", "--rounds", "7"]
     ),
-    "tape.analysis.speed": Rule(
+    "benchmarks/speed.py": Rule(
         [
             *SMALL,
             *("--lengths", "8", "--encodings", "rope", "tape"),
@@ -528,11 +528,5 @@ def test_no_rule_is_stale():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.slow])
 def test_a_benchmark_runs(name, project):
-    done = subprocess.run(
-        [sys.executable, name, *RULES[name].slow],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and "| " in done.stdout, done.stderr
+    outcome = run_command(name, *RULES[name].slow, folder=project)
+    assert outcome.status == 0 and "| " in outcome.out, outcome.err
