@@ -149,6 +149,9 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
     runs.sort(key=lambda run: run.length is None)  # base models first
     if len({run.folder for run in runs}) < len(runs):
         raise ValueError(f"runs={cfg['runs']}: two runs have one folder; vary other settings")
+    baseline, usual = cfg["baseline"], cfg["usual_baseline"]
+    if baseline is None and any(run.row == usual for run in runs):
+        baseline = usual
     cluster = None
     if cfg["cluster"] in ("slurm", "local"):
         from sweeps.cluster import executor_of
@@ -160,7 +163,7 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
         CONFIG,
         cfg["compare"] or "",
         tables,
-        cfg["baseline"],
+        baseline,
         cfg["partial"],
         cfg["jobs"] or (2 if cluster is None else len(runs)),
         cfg["seconds"],

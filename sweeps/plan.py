@@ -189,10 +189,12 @@ class Sweep:
     def comparisons(self, failed: Sequence[Run]) -> Iterator[list[str]]:
         """Yields the words of the commands that compare the runs.
 
-        A baseline that is a row of the sweep stands for the first of its runs that did not fail.
+        A baseline that is a row of the sweep stands for the first of its runs that did not fail;
+        there is none if all failed.
         """
-        named = [run for run in self.runs if run.row == self.baseline and run not in failed]
-        baseline = next((str(run.folder) for run in named), self.baseline)
+        baseline = self.baseline
+        if named := [run for run in self.runs if run.row == self.baseline]:
+            baseline = next((str(run.folder) for run in named if run not in failed), None)
         tables = self.tables or {"": [run.row for run in self.runs]}
         for name, rows in tables.items() if self.compare else ():
             # The runs of a row follow one another.
