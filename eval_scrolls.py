@@ -13,10 +13,8 @@ import os
 import sys
 from pathlib import Path
 
-from scrolls.benchmark import Submission, evaluate_all
+from scrolls.benchmark import SUBMITTED, Submission, evaluate_all
 from scrolls.scoring import Golds, evaluate_file, read_predictions
-from scrolls.sources import Source
-from scrolls.submission import COLUMNS
 from scrolls.tasks import SPLITS, TASKS
 from tape.command import Parser, expected_errors, result_folder
 from tape.files import check_replaceable
@@ -59,7 +57,7 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.submission is not None and not arguments.all:
         raise ValueError("--submission needs --all: it holds the predictions for all tasks")
     if arguments.submission is not None:
-        check_replaceable("--submission", arguments.submission, '","'.join(COLUMNS))
+        check_replaceable("--submission", arguments.submission, '","'.join(SUBMITTED))
     if arguments.test_data_file is not None and (arguments.all or arguments.split != "test"):
         raise ValueError("--test_data_file is the test split of one --dataset_name")
 
@@ -72,8 +70,7 @@ def run(arguments: argparse.Namespace) -> bool:
     golds = Golds(arguments.split, arguments.data_dir, arguments.cache_dir, needed)
     if not arguments.all:
         predictions = read_predictions(arguments.predictions)
-        file = arguments.test_data_file
-        reference = golds.of(TASKS[arguments.dataset_name], file and Source(file))
+        reference = golds.of(TASKS[arguments.dataset_name], arguments.test_data_file)
         return evaluate_file(reference, predictions, out, golds)
     submission = arguments.submission and Submission(arguments.type, arguments.submission)
     errors = evaluate_all(arguments.predictions, out, golds, submission)

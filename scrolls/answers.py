@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
 from scrolls.metrics import SCORE, averages, example
 from scrolls.rows import Question
-from scrolls.scoring import Reference, read_predictions, type_of, verify
+from scrolls.scoring import Reference, read_types
 
 LEGENDS = {
     "exact_match": "Scores: exact match in percent, over all questions and for each answer.",
@@ -20,8 +20,7 @@ LEGENDS = {
 }
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """`score` in percent is that of a set with this answer only: for ROUGE the geometric mean of
     its three variants, whose average over answers is not the task's score."""
 
@@ -30,8 +29,7 @@ class Answer:
     score: float
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """A question and the answers of all encodings, in the same order for every question."""
 
     question: Question
@@ -49,8 +47,7 @@ class Asked:
         return max(scores) - min(scores), len({answer.text for answer in self.answers})
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """Attributes:
     name: task name.
     means: the task's score over all questions by encoding, as the evaluator computes it.
@@ -85,13 +82,12 @@ def read_folder(folder: Path, reference: Reference) -> dict[str, dict[str, str]]
         ValueError: if there are none, or those of an encoding are invalid.
     """
     found = {}
-    for path in sorted(folder.glob("[!.]*.json")):
-        kind, predictions = type_of(path), reference.select(read_predictions(path))
-        errors, details = verify(predictions, reference.questions)
-        if errors:
-            shown = [f"{name}: {', '.join(keys[:3])}" for name, keys in details.items() if keys]
-            raise ValueError(" ".join([f"{path}:", *errors, *shown]))
-        found[kind] = predictions
+    for kind, given in read_types(folder).items():
+        found[kind], faults = reference.check(given)
+        if faults is not None:
+            details = faults["details"].items()
+            shown = [f"{name}: {', '.join(keys[:3])}" for name, keys in details if keys]
+            raise ValueError(" ".join([f"{folder / kind}.json:", *faults["errors"], *shown]))
     if not found:
         raise ValueError(f"{folder} holds no predictions: they are expected in it as <TYPE>.json")
     return found
@@ -115,25 +111,24 @@ def read(
         ValueError: for an unknown id.
     """
     questions, metric = reference.questions, reference.task.metric
-    for key in ids or ():
-        if key not in questions:
-            known = next(iter(questions))
-            raise ValueError(
-                f"{reference.task.name} has no question {key!r}; one it has is {known!r}"
-            )
-    answers: dict[str, list[Answer]] = {key: [] for key in questions}
+    if unknown := [id_ for id_ in ids or () if id_ not in questions]:
+        known = next(iter(questions))
+        raise ValueError(
+            f"{reference.task.name} has no question {unknown[0]!r}; one it has is {known!r}"
+        )
+    asked = {id_: Asked(question, []) for id_, question in questions.items()}
     means = {}
     for encoding, texts in predictions.items():
         progress = tqdm(questions.items(), encoding, leave=False, disable=None)
-        scores = {key: example(metric, texts[key], asked.outputs) for key, asked in progress}
-        means[encoding] = averages(metric, list(scores.values()))[SCORE[metric]]
-        for key, score in scores.items():
+        scores = [example(metric, texts[id_], question.outputs) for id_, question in progress]
+        means[encoding] = averages(metric, scores)[SCORE[metric]]
+        for (id_, one), score in zip(asked.items(), scores, strict=True):
             alone = averages(metric, [score])[SCORE[metric]]
-            answers[key].append(Answer(encoding, texts[key], alone))
-    asked = [Asked(questions[key], answers[key]) for key in questions if key in (ids or questions)]
+            one.answers.append(Answer(encoding, texts[id_], alone))
+    shown = [asked[id_] for id_ in questions if id_ in (ids or questions)]
     if sort == "spread":
-        asked.sort(key=lambda one: one.spread, reverse=True)
-    return Reading(reference.task.name, metric, means, len(questions), asked[:limit])
+        shown.sort(key=lambda one: one.spread, reverse=True)
+    return Reading(reference.task.name, metric, means, len(questions), shown[:limit])
 
 
 # Control and bidi characters, which would affect a terminal or the text around them, are escaped.

@@ -3,11 +3,14 @@ next to the paper's."""
 
 from __future__ import annotations
 
+import csv
 import logging
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from scrolls.metrics import SUMMARY_LEVEL
 from scrolls.scoring import (
@@ -15,20 +18,19 @@ from scrolls.scoring import (
     Golds,
     Reference,
     metrics_file,
-    read_predictions,
-    type_of,
-    verify,
+    read_types,
     write_json,
 )
 from scrolls.sources import HUB, Source, find, in_hub_cache
-from scrolls.submission import check_complete, submission_csv
-from scrolls.table import Row, markdown, paper_rows, table
+from scrolls.table import csv_of, markdown, table
 from scrolls.tasks import BENCHMARK, HARD, TASKS
 from tape import origin
 from tape.files import write_text
 from tape.names import look_up
 
 ON_REQUEST = "narrative_qa"  # gigabytes: downloaded only if requested by name
+SUBMITTED = ("Task", "ID", "Prediction")  # columns of a submission
+Predictions = dict[str, str]
 log = logging.getLogger(__name__)
 
 
@@ -37,14 +39,6 @@ class Submission(NamedTuple):
 
     type: str
     file: Path
-
-
-class Entry(NamedTuple):
-    """Valid predictions of an encoding for a task."""
-
-    type: str
-    reference: Reference
-    predictions: dict[str, str]
 
 
 def evaluate_all(
@@ -66,17 +60,18 @@ def evaluate_all(
     known = references({task for given in found.values() for task in given}, golds)
     if submission is not None:
         given = look_up("type of predictions", submission.type, found)
-        check_complete(submission.type, given, known)
+        _check_complete(submission.type, given, known)
     for kind, given in found.items():
         if missing := [task for task in BENCHMARK if task not in given]:
             log.warning("note: %s has no predictions for %s", kind, ", ".join(missing))
-    entries, errors = verify_all(found, known, out)
+    valid, errors = verify_all(found, known, out)
     if golds.needed:
-        score_all(entries, list(found), out, golds)
+        score_all(valid, known, out, golds)
     else:
-        print(f"{len(entries)} files of predictions are valid, {len(errors)} are not.")
+        count = sum(map(len, valid.values()))
+        print(f"{count} files of predictions are valid, {len(errors)} are not.")
     if submission is not None:
-        _submit(submission, entries)
+        _submit(submission, valid[submission.type], known)
     return errors
 
 
@@ -88,8 +83,8 @@ def read_all(folder: Path) -> dict[str, dict[str, object]]:
     """
     found: dict[str, dict[str, object]] = {}
     for task in BENCHMARK:
-        for path in (folder / task).glob("[!.]*.json"):
-            found.setdefault(type_of(path), {})[task] = read_predictions(path)
+        for kind, predictions in read_types(folder / task).items():
+            found.setdefault(kind, {})[task] = predictions
     if not found:
         raise ValueError(
             f"{folder} holds no predictions: they are expected in it as <task>/<TYPE>.json, the "
@@ -128,47 +123,46 @@ def _on_request(golds: Golds) -> Source | None:
 
 def verify_all(
     found: dict[str, dict[str, object]], known: dict[str, Reference], out: Path
-) -> tuple[list[Entry], dict[Path, list[str]]]:
-    """Returns the valid predictions and the errors of the others; writes the errors."""
-    entries, errors = [], {}
+) -> tuple[dict[str, dict[str, Predictions]], dict[Path, list[str]]]:
+    """Returns the valid predictions by type and task, and the errors of the others, which it
+    writes."""
+    valid: dict[str, dict[str, Predictions]] = {kind: {} for kind in found}
+    errors = {}
     for kind, given in found.items():
         for name, reference in known.items():
-            if (task := "quality" if name == HARD else name) not in given:
+            if reference.task.folder not in given:
                 continue
-            predictions = reference.select(given[task])
-            faults, details = verify(predictions, reference.questions)
-            if faults:
-                file = metrics_file(out / kind, reference.task)
-                write_json(file, {"errors": faults, "details": details})
-                errors[file] = faults
+            predictions, faults = reference.check(given[reference.task.folder])
+            if faults is None:
+                valid[kind][name] = predictions
             else:
-                entries.append(Entry(kind, reference, predictions))
-    return entries, errors
+                file = metrics_file(out / kind, reference.task)
+                write_json(file, faults)
+                errors[file] = faults["errors"]
+    return valid, errors
 
 
-def score_all(entries: list[Entry], kinds: list[str], out: Path, golds: Golds) -> None:
-    """Writes the metrics of each entry, the summary of each type, and the overall table."""
-    metrics: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in kinds}
-    for kind, reference, predictions in entries:
-        task = reference.task
-        scored = reference.score(predictions, golds.cache)
-        write_json(metrics_file(out / kind, task), scored)
-        log.info("%s, %s: %s", kind, task.name, scored["display"])
-        metrics[kind][task.name] = scored
-    rows = []
-    for kind in kinds:
-        summary = summary_of(metrics[kind])
+def score_all(
+    valid: dict[str, dict[str, Predictions]], known: dict[str, Reference], out: Path, golds: Golds
+) -> None:
+    """Writes the metrics of each type and task, the summary of each type, and the table."""
+    scores, summary_level = {}, True
+    for kind, given in valid.items():
+        metrics: dict[str, dict[str, Any]] = {}
+        for name, predictions in given.items():
+            metrics[name] = known[name].score(predictions, golds.cache)
+            write_json(metrics_file(out / kind, known[name].task), metrics[name])
+            log.info("%s, %s: %s", kind, name, metrics[name]["display"])
+            summary_level &= metrics[name].get(SUMMARY_LEVEL, 0) is not None
+        summary = summary_of(metrics)
         write_json(out / kind / "scrolls.json", summary)
-        scores = {task: summary[task]["scrolls_score"] for task in BENCHMARK if task in summary}
-        rows.append(Row(kind, f"here, {golds.split}", scores))
-    rows += paper_rows()
+        scores[kind] = {name: metrics[name]["scrolls_score"] for name in given if name != HARD}
+    rows = table(scores, f"here, {golds.split}")
     write_text(out / "table.md", markdown(rows) + "\n")
-    write_text(out / "table.csv", table(rows))
+    write_text(out / "table.csv", csv_of(rows))
     origin.record(out)
     print(f"{markdown(rows)}\n\nalso in {out}, with the metrics of each task")
-    if any(
-        scored.get(SUMMARY_LEVEL, 0) is None for of in metrics.values() for scored in of.values()
-    ):
+    if not summary_level:
         log.warning(NO_SUMMARY_LEVEL)
 
 
@@ -179,27 +173,38 @@ def summary_of(metrics: dict[str, dict[str, Any]]) -> dict[str, Any]:
         for task in BENCHMARK
         if task in metrics
     }
-    if HARD in metrics:
+    if HARD in metrics and "quality" in summary:
         hard, quality = metrics[HARD], summary["quality"]
         quality["display"] = quality["display"] + hard["display"]
         names = [f"hard_{key}" for key in hard["display_keys"]]
         quality["display_keys"] = quality["display_keys"] + names
-    complete = all(task in summary for task in BENCHMARK)
-    scores = [summary[task]["scrolls_score"] for task in summary]
-    return summary | {"scrolls_score": fmean(scores) if complete else None}
+    scores = [of_task["scrolls_score"] for of_task in summary.values()]
+    return summary | {"scrolls_score": fmean(scores) if len(scores) == len(BENCHMARK) else None}
 
 
-def _submit(submission: Submission, entries: list[Entry]) -> None:
+def _check_complete(kind: str, given: dict[str, object], known: dict[str, Reference]) -> None:
+    if missing := [task for task in BENCHMARK if task not in given]:
+        raise ValueError(
+            f"a submission has predictions for all seven tasks; {kind} has none for "
+            f"{', '.join(missing)}"
+        )
+    if missing := [task for task in BENCHMARK if task not in known]:
+        raise ValueError(
+            f"a submission is checked against the ids of all seven tasks; those of "
+            f"{', '.join(missing)} are missing"
+        )
+
+
+def _submit(
+    submission: Submission, valid: dict[str, Predictions], known: dict[str, Reference]
+) -> None:
     kind, file = submission
-    valid = {
-        entry.reference.task.name: {
-            key: entry.predictions[key] for key in entry.reference.questions
-        }
-        for entry in entries
-        if entry.type == kind
-    }
     if any(task not in valid for task in BENCHMARK):
         log.warning("note: %s is not written, as not all predictions of %s are valid", file, kind)
-    else:
-        write_text(file, submission_csv(valid))
-        print(f"The submission of {kind} is {file}.")
+        return
+    rows = [(task, id_, valid[task][id_]) for task in BENCHMARK for id_ in known[task].questions]
+    submitted = pd.DataFrame(rows, columns=SUBMITTED)
+    # Quotes everything, so that empty answers and line breaks within answers survive.
+    text = submitted.to_csv(index=False, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    write_text(file, text)
+    print(f"The submission of {kind} is {file}.")

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 from scrolls.sources import find
-from scrolls.tasks import SAMPLE, task_named
+from scrolls.tasks import SAMPLE, TASKS
 
 FIRST = "quality"
+KEYS = ("data_dir", "data.data_dir")
 
 
 def default_task(settings: list[str]) -> str:
@@ -21,10 +22,10 @@ def default_task(settings: list[str]) -> str:
     Raises:
         FileNotFoundError: if that folder does not contain `quality`.
     """
-    folders = [text.partition("=")[2] for text in settings if text.partition("=")[0] in KEYS]
-    data_dir = Path(folders[-1]) if folders else None
+    pairs = (setting.partition("=") for setting in settings)
+    *_, data_dir = (None, *(Path(value) for key, _, value in pairs if key in KEYS))
     try:
-        find(task_named(FIRST), "validation", data_dir, Path("cache"))
+        find(TASKS[FIRST], "validation", data_dir, Path("cache"))
     except FileNotFoundError as error:
         if data_dir is not None:
             raise
@@ -36,8 +37,6 @@ def default_task(settings: list[str]) -> str:
         return SAMPLE
     return FIRST
 
-
-KEYS = ("data_dir", "data.data_dir")
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

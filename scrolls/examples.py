@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from scrolls.prompts import BUDGETS, Prompts
 from scrolls.rows import Row, read_rows
-from scrolls.sources import find
+from scrolls.sources import find, identity
 from scrolls.tasks import TASKS, Split, Task
 from tape.data.blocks import batches, token_dtype, tokenize, tokenizer_fingerprint
 from tape.files import new_folder, read_or_discard
 from tape.names import check_path, look_up
 
 TEXTS = ("documents", "questions", "answers")
-log = logging.getLogger(__name__)
 
 
 class TokenLists:
@@ -53,24 +53,6 @@ class TokenLists:
         return np.empty(0, np.int64) if start == end else self.tokens[start:end]
 
 
-class _Writer:
-    """Writes token lists one at a time."""
-
-    def __init__(self, folder: Path, name: str):
-        self.target, self.file = folder / f"{name}.npy", (folder / f"{name}.bin").open("wb")
-        self.ends: list[int] = []
-
-    def add(self, tokens: np.ndarray) -> int:
-        """Appends a list and returns its number."""
-        self.file.write(tokens)
-        self.ends.append((self.ends[-1] if self.ends else 0) + len(tokens))
-        return len(self.ends) - 1
-
-    def close(self) -> None:
-        self.file.close()
-        np.save(self.target, np.array(self.ends, dtype=np.int64), allow_pickle=False)
-
-
 @dataclass(frozen=True)
 class Examples:
     """The rows of a split, in file order.
@@ -91,10 +73,7 @@ class Examples:
 
     def first_rows(self) -> list[int]:
         """Returns the first row of each id, in file order."""
-        first: dict[str, int] = {}
-        for row, id_ in enumerate(self.ids):
-            first.setdefault(id_, row)
-        return list(first.values())
+        return pd.Series(self.ids).drop_duplicates().index.tolist()
 
     def questions_spread(self, count: int | None) -> list[int]:
         """Returns the first rows of `count` ids, spread evenly over the file; None: of all ids."""
@@ -158,22 +137,17 @@ def tokenize_split(
     """
     source = find(task, split, data_dir, cache)
     content = " ".join(
-        (task.name, split, source.identity(), prompts.tail_text, tokenizer_fingerprint(tokenizer))
+        (task.name, split, identity(source), prompts.tail_text, tokenizer_fingerprint(tokenizer))
     )
     fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / "scrolls" / fingerprint
-    read = partial(_read, tokenizer)
-    examples = read_or_discard(folder, read)
+    examples = read_or_discard(folder, partial(_read, tokenizer))
     if examples is None:
+        title = f"tokenizing {task.name} ({split})"
+        rows = tqdm(read_rows(source, task, split), title, unit="row", disable=None)
         with new_folder(folder) as work:
-            rows = tqdm(
-                read_rows(source, task, split),
-                desc=f"tokenizing {task.name} ({split})",
-                unit="row",
-                disable=None,
-            )
             _write(rows, tokenizer, prompts, work)
-        examples = read(folder)
+        examples = _read(tokenizer, folder)
     return examples
 
 
@@ -199,25 +173,28 @@ def _read(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Examples:
 def _write(
     rows: Iterator[Row], tokenizer: PreTrainedTokenizerBase, prompts: Prompts, folder: Path
 ) -> None:
-    writers = {name: _Writer(folder, name) for name in TEXTS}
+    lengths: dict[str, list[int]] = {name: [] for name in TEXTS}
     numbers: dict[bytes, int] = {}  # of documents, by their hashes
     ids: list[str] = []
     document: list[int] = []
-    for batch in batches(rows):
-        new: dict[bytes, str] = {}
-        hashes = [hashlib.sha256(row.document.encode()).digest() for row in batch]
-        for row, digest in zip(batch, hashes, strict=True):
-            if digest not in numbers:
-                new[digest] = row.document
-        for digest, tokens in zip(new, tokenize(tokenizer, [*new.values()]), strict=True):
-            numbers[digest] = writers["documents"].add(tokens)
-        for tokens in tokenize(tokenizer, [row.question for row in batch]):
-            writers["questions"].add(tokens)
-        for tokens in prompts.answers([row.output or "" for row in batch]):
-            writers["answers"].add(tokens)
-        ids += [row.id for row in batch]
-        document += [numbers[digest] for digest in hashes]
-    for writer in writers.values():
-        writer.close()
+    with ExitStack() as opened:
+        files = {name: opened.enter_context((folder / f"{name}.bin").open("wb")) for name in TEXTS}
+        for batch in batches(rows):
+            hashes = [hashlib.sha256(row.document.encode()).digest() for row in batch]
+            texts = {digest: row.document for digest, row in zip(hashes, batch, strict=True)}
+            new = [digest for digest in texts if digest not in numbers]
+            numbers |= {digest: len(numbers) + n for n, digest in enumerate(new)}
+            found = (
+                tokenize(tokenizer, [texts[digest] for digest in new]),
+                tokenize(tokenizer, [row.question for row in batch]),
+                prompts.answers([row.output or "" for row in batch]),
+            )
+            for name, lists in zip(TEXTS, found, strict=True):
+                files[name].writelines(lists)
+                lengths[name] += map(len, lists)
+            ids += [row.id for row in batch]
+            document += [numbers[digest] for digest in hashes]
+    for name, found in lengths.items():
+        np.save(folder / f"{name}.npy", np.cumsum(found, dtype=np.int64), allow_pickle=False)
     facts = {"dtype": token_dtype(tokenizer).name, "ids": ids, "document": document}
     (folder / "rows.json").write_text(json.dumps(facts))

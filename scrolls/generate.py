@@ -12,7 +12,6 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import hydra
 import transformers
@@ -20,12 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from config.command import call
 from scrolls.examples import tokenize_split
-from scrolls.generation import Batch, Sampling, answers, plan
+from scrolls.generation import Sampling, answers, plan
 from scrolls.prompts import Prompts, budget_of, trained_budget
 from scrolls.tasks import SPLITS, task_named
 from tape.command import expected_errors
 from tape.evaluation.checkpoint import check_length, fingerprint, load, weight_files
-from tape.evaluation.journal import Journal, Shard, join, journals
+from tape.evaluation.journal import Incomplete, Journal, Shard, join, journals
 from tape.evaluation.workers import answering, complete
 from tape.files import write_text
 from tape.names import check_flag, check_integer, check_path, look_up
@@ -38,36 +37,17 @@ log = logging.getLogger(__name__)
 def sampling_of(cfg: DictConfig) -> Sampling | None:
     """Raises a ValueError for invalid sampling parameters."""
     check_flag("sample", cfg.sample)
-    usual = OmegaConf.load(CONFIG / "generate.yaml")
-    for name, most, allowed in (
-        ("temperature", sys.float_info.max, "be a number above 0"),
-        ("top_p", 1, "lie in (0, 1]"),
-    ):
-        number = isinstance(cfg[name], int | float) and not isinstance(cfg[name], bool)
-        if not number or not 0 < cfg[name] <= most:
+    bounds = {"temperature": (sys.float_info.max, "be a number above 0")}
+    for name, (most, allowed) in (bounds | {"top_p": (1, "lie in (0, 1]")}).items():
+        if type(cfg[name]) not in (int, float) or not 0 < cfg[name] <= most:
             raise ValueError(f"{name}={cfg[name]!r} must {allowed}")
-    for name in () if cfg.sample else ("temperature", "top_p", "seed"):
+    if cfg.sample:
+        return Sampling(float(cfg.temperature), float(cfg.top_p), cfg.seed)
+    usual = OmegaConf.load(CONFIG / "generate.yaml")
+    for name in Sampling._fields:
         if cfg[name] != usual[name]:
             raise ValueError(f"{name}={cfg[name]} is for sample=true: give both, or none")
-    if not cfg.sample:
-        return None
-    return Sampling(float(cfg.temperature), float(cfg.top_p), cfg.seed)
-
-
-def recorded(batch: Batch, given: list[str]) -> dict[str, Any]:
-    return {"answers": dict(zip(batch.ids, given, strict=True))}
-
-
-def write_output(output: Path, results: Path, order: list[str]) -> bool:
-    """Writes {id: text} in file order unless shards are missing; returns whether it did."""
-    found = journals(results).values()
-    header = next(iter(found))[0]
-    if sum(len(rows) for _, rows in found) < header["batches"]:
-        return False
-    texts = {id_: text for row in join(results)[1] for id_, text in row["answers"].items()}
-    ordered = {id_: texts[id_] for id_ in order}
-    write_text(output, json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
-    return True
+    return None
 
 
 def check(cfg: DictConfig) -> None:
@@ -75,13 +55,9 @@ def check(cfg: DictConfig) -> None:
     for name in ("model", "task", "output"):
         if OmegaConf.is_missing(cfg, name):
             raise ValueError(f"give {name}=..., see config/scrolls/generate.yaml")
-    for name in (
-        "model",
-        "output",
-        "cache_dir",
-        *(["data_dir"] if cfg.data_dir is not None else []),
-    ):
-        check_path(name, cfg[name])
+    for name in ("model", "output", "cache_dir", "data_dir"):
+        if name != "data_dir" or cfg.data_dir is not None:
+            check_path(name, cfg[name])
     if Path(cfg.output).is_dir():
         raise ValueError(f"output={cfg.output} is a folder: give the file to write")
     for name, least in {"max_batch_tokens": 1, "seed": 0, "limit": 1, "processes": 1}.items():
@@ -133,13 +109,18 @@ def run(cfg: DictConfig) -> None:
             journal,
             {number: batches[number] for number in shard.numbers(len(batches))},
             answering(folder, model, tokenizer, partial(answers, sampling=sampling), cfg.processes),
-            recorded,
+            lambda batch, given: {"answers": dict(zip(batch.ids, given, strict=True))},
             title=lambda batch: f"{len(batch.ids)} x {max(map(len, batch.prompts)):,} tokens",
         )
-    if write_output(output, results, [examples.ids[row] for row in rows]):
-        log.info("answers are in %s", output)
-    else:
+    try:
+        given = join(results)[1]
+    except Incomplete:
         log.info("shard %s is done; the last one to finish writes %s", shard, output)
+        return
+    texts = {id_: text for row in given for id_, text in row["answers"].items()}
+    ordered = {examples.ids[row]: texts[examples.ids[row]] for row in rows}
+    write_text(output, json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    log.info("answers are in %s", output)
 
 
 @hydra.main(version_base=None, config_path=str(CONFIG), config_name="generate")

@@ -52,21 +52,17 @@ def plan(
             f"max_batch_tokens={max_batch_tokens:,} must be at least {budget.length:,}, which one "
             f"prompt and its answer may take"
         )
-    texts = {row: examples.prompt(row, prompts) for row in rows}
-    by_length = sorted(rows, key=lambda row: -len(texts[row]))
-    groups: list[list[int]] = []
-    for row in by_length:
-        # The first prompt of a group is its longest.
-        each = len(texts[groups[-1][0]]) + budget.answer + 1 if groups else 0
-        if not groups or (len(groups[-1]) + 1) * each > max_batch_tokens:
-            groups.append([])
-        groups[-1].append(row)
-    batches = [
-        Batch(0, [examples.ids[row] for row in group], [texts[row] for row in group], budget)
-        for group in groups
-    ]
-    by_cost = sorted(batches, key=lambda batch: -batch.cost)
-    return [batch._replace(number=number) for number, batch in enumerate(by_cost)]
+    texts = [(examples.ids[row], examples.prompt(row, prompts)) for row in rows]
+    batches: list[Batch] = []
+    for id_, prompt in sorted(texts, key=lambda text: -len(text[1])):
+        # The first prompt of a batch is its longest.
+        each = len(batches[-1].prompts[0]) + budget.answer + 1 if batches else 0
+        if not batches or (len(batches[-1].ids) + 1) * each > max_batch_tokens:
+            batches.append(Batch(0, [], [], budget))
+        batches[-1].ids.append(id_)
+        batches[-1].prompts.append(prompt)
+    batches.sort(key=lambda batch: -batch.cost)
+    return [batch._replace(number=number) for number, batch in enumerate(batches)]
 
 
 @torch.no_grad()
@@ -85,14 +81,13 @@ def answers(
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
     padding = end if padding is None else padding
     ids, mask = (x.to(model.device) for x in left_padded(batch.prompts, padding))
-    choice = {"do_sample": False}
-    if sampling is not None:
-        choice = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
-        choice["top_k"] = 0
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), model.evaluation_length(batch.budget.length):
+        choice: dict[str, float] = {"do_sample": False}
         if sampling is not None:
-            state = np.random.SeedSequence((sampling.seed, batch.number)).generate_state(1)
+            temperature, top_p, seed = sampling
+            choice = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+            state = np.random.SeedSequence((seed, batch.number)).generate_state(1)
             torch.manual_seed(int(state[0]))
         output = model.generate(
             ids,

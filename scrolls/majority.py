@@ -7,13 +7,13 @@ python -m scrolls.majority --dataset_name sample --output scrolls/sample/majorit
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter, defaultdict
 from pathlib import Path
 
 from scrolls.rows import read_rows
+from scrolls.scoring import add_task
 from scrolls.sources import find
-from scrolls.tasks import SPLITS, TASKS, Split, Task
+from scrolls.tasks import TASKS, Split, Task
 from tape.command import Parser, expected_errors
 from tape.files import check_replaceable, write_text
 
@@ -25,12 +25,10 @@ def majority(task: Task, split: Split, data_dir: Path | None, cache: Path) -> di
     for row in read_rows(find(task, "train", data_dir, cache), task, "train"):
         counts[row.question][row.output] += 1
         overall[row.output] += 1
-    ((usual, _),) = overall.most_common(1)
-    found = {}
-    for row in read_rows(find(task, split, data_dir, cache), task, split):
-        asked = counts.get(row.question)
-        found[row.id] = asked.most_common(1)[0][0] if asked else usual
-    return found
+    usual = {question: max(golds, key=golds.get) for question, golds in counts.items()}
+    usual_overall = max(overall, key=overall.get)
+    rows = read_rows(find(task, split, data_dir, cache), task, split)
+    return {row.id: usual.get(row.question, usual_overall) for row in rows}
 
 
 @expected_errors()
@@ -38,10 +36,7 @@ def main() -> None:
     parser = Parser(
         prog="python -m scrolls.majority", description="Baseline that reads no documents."
     )
-    parser.add_argument("--dataset_name", choices=[*TASKS], required=True)
-    parser.add_argument("--split", choices=SPLITS, default="validation")
-    parser.add_argument("--data_dir", type=Path, help="folder with the official zips")
-    parser.add_argument("--cache_dir", type=Path, default=os.environ.get("TAPE_CACHE", "cache"))
+    add_task(parser)
     parser.add_argument("--output", type=Path, required=True, help="the file to write, {id: text}")
     given = parser.parse_args()
     found = majority(TASKS[given.dataset_name], given.split, given.data_dir, given.cache_dir)

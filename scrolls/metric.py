@@ -63,31 +63,20 @@ class Scrolls(evaluate.Metric):
             raise ValueError("there are no predictions to score")
         if not all(references):
             raise ValueError(f"prediction {references.index([])} has no gold answer to score with")
-        results = self._scores(predictions, references)
+        metric, summarised = self.task.metric, self.task.metric == "rouge"
+        summary_level = summarised and splits_sentences()
+        pairs = zip(predictions, references, strict=True)
+        with tqdm(pairs, self.task.name, len(predictions), leave=False, disable=None) as progress:
+            scores = averages(metric, [example(metric, *pair, summary_level) for pair in progress])
+        # In the evaluator's order.
+        order = (*VARIANTS, SUMMARY_LEVEL, SCORE[metric]) if summarised else scores
+        results = {name: scores.get(name) for name in order}
         results["num_predicted"] = len(predictions)
-        lengths = sum(len(prediction) for prediction in predictions)
-        results["mean_prediction_length_characters"] = lengths / len(predictions)
-        results = {
-            name: None if value is None else round(value, 4) for name, value in results.items()
-        }
-        metric = self.task.metric
-        shown = list(VARIANTS) if metric == "rouge" else [metric]
+        results["mean_prediction_length_characters"] = sum(map(len, predictions)) / len(predictions)
+        results = {name: None if x is None else round(x, 4) for name, x in results.items()}
+        shown = list(VARIANTS) if summarised else [metric]
         return results | {
             "scrolls_score": None if self.task.name == HARD else results[SCORE[metric]],
             "display_keys": shown,
             "display": [results[name] for name in shown],
         }
-
-    def _scores(
-        self, predictions: list[str], references: list[list[str]]
-    ) -> dict[str, float | None]:
-        metric = self.task.metric
-        summary_level = metric == "rouge" and splits_sentences()
-        pairs = zip(predictions, references, strict=True)
-        with tqdm(pairs, self.task.name, len(predictions), leave=False, disable=None) as progress:
-            examples = [example(metric, *pair, summary_level) for pair in progress]
-        scores: dict[str, float | None] = dict(averages(metric, examples))
-        if metric == "rouge":  # in the evaluator's order
-            order = (*VARIANTS, SUMMARY_LEVEL, SCORE[metric])
-            scores = {name: scores.get(name) for name in order}
-        return scores

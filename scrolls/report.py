@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,7 +10,8 @@ from scrolls.examples import Examples
 from scrolls.generation import answers, plan
 from scrolls.metrics import SCORE, averages, example
 from scrolls.prompts import Prompts
-from scrolls.tasks import task_named
+from scrolls.tasks import TASKS
+from tape.evaluation.tables import markdown_table
 from tape.modeling import TapeForCausalLM
 from tape.training.progress import read_metrics
 from tape.training.report import facts, headline, printable, publish
@@ -21,73 +21,49 @@ SHOWN = 12  # answers in the report
 SHOWN_CHARACTERS = 120  # per answer
 
 
-class Answered(NamedTuple):
-    question: str
-    golds: list[str]
-    given: str
-
-
-def answer_some(
+def write_report(
+    folder: Path,
     model: TapeForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     examples: Examples,
     prompts: Prompts,
     rows: list[int],
-) -> list[Answered]:
-    """Answers the questions of these rows greedily."""
+    trained_for: dict[str, str],
+) -> str:
+    """Answers the questions of these rows greedily and scores the answers; writes folder/report/
+    and returns its text, which is also printed."""
     golds: dict[str, list[str]] = {}
-    for row, id_ in enumerate(examples.ids):
-        golds.setdefault(id_, []).append(tokenizer.decode(examples.answers[row]).strip())
+    for id_, tokens in zip(examples.ids, examples.answers, strict=True):
+        golds.setdefault(id_, []).append(tokenizer.decode(tokens).strip())
     given: dict[str, str] = {}
     for batch in plan(examples, prompts, rows, BATCH * prompts.budget.length):
         given |= zip(batch.ids, answers(model, tokenizer, batch), strict=True)
-    questions = [tokenizer.decode(examples.questions[row]).strip() for row in rows]
-    ids = [examples.ids[row] for row in rows]
-    return [
-        Answered(question, golds[id_], given[id_])
-        for question, id_ in zip(questions, ids, strict=True)
-    ]
 
-
-def write_report(
-    folder: Path, model: TapeForCausalLM, trained_for: dict[str, str], answered: list[Answered]
-) -> str:
-    """Writes folder/report/ and returns its text, which is also printed."""
-    metric = task_named(trained_for["task"]).metric
-    scores = averages(metric, [example(metric, one.given, one.golds) for one in answered])
-    metrics = read_metrics(folder / "metrics.jsonl")
+    metric = TASKS[trained_for["task"]].metric
+    scores = averages(metric, [example(metric, text, golds[id_]) for id_, text in given.items()])
+    metrics, score = read_metrics(folder / "metrics.jsonl"), scores[SCORE[metric]]
     summary = facts(model, metrics) | trained_for
-    summary |= {"metric": SCORE[metric], "score": round(scores[SCORE[metric]], 4)}
-    summary["questions"] = len(answered)
-    text = _markdown(folder, summary, answered)
-    publish(folder, metrics, summary, text)
-    return text
+    summary |= {"metric": SCORE[metric], "score": round(score, 4), "questions": len(rows)}
 
-
-def _markdown(folder: Path, summary: dict[str, Any], answered: list[Answered]) -> str:
     def cell(text: str) -> str:
         return printable(" ".join(text.split()).replace("|", "\\|")[:SHOWN_CHARACTERS])
 
-    rows = [
-        f"| {cell(question)} | {cell(' / '.join(golds))} | {cell(given)} |"
-        for question, golds, given in answered[:SHOWN]
-    ]
-    return "\n".join(
-        [
-            f"# {folder.name}",
-            "",
-            headline(summary),
-            "",
-            f"{summary['task']}, budget {summary['budget']}: {summary['metric']} "
-            f"{summary['score']:.2f} on {summary['questions']} validation questions, "
-            f"answered greedily. Some of them:",
-            "",
-            "| question | gold answers | given |",
-            "|---|---|---|",
-            *rows,
-            "",
-            f"All of them: python -m scrolls.generate model={folder} task={summary['task']} "
-            f"output=...",
-            "",
-        ]
-    )
+    shown = [["question", "gold answers", "given"]]
+    for row in rows[:SHOWN]:
+        question, id_ = tokenizer.decode(examples.questions[row]), examples.ids[row]
+        shown.append([cell(question), cell(" / ".join(golds[id_])), cell(given[id_])])
+    task = trained_for["task"]
+    text = f"""\
+# {folder.name}
+
+{headline(summary)}
+
+{task}, budget {trained_for["budget"]}: {SCORE[metric]} {score:.2f} on {len(rows)} validation \
+questions, answered greedily. Some of them:
+
+{markdown_table(shown)}
+
+All of them: python -m scrolls.generate model={folder} task={task} output=...
+"""
+    publish(folder, metrics, summary, text)
+    return text

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from scrolls.sources import Source
+from scrolls.sources import Source, lines_of
 from scrolls.tasks import HARD, Split, Task
 from tape.names import encodable
 
@@ -43,15 +43,17 @@ def read_rows(source: Source, task: Task, split: Split, with_inputs: bool = True
     """
     pids: set[str] = set()
     any_rows = False
-    for number, line in enumerate(source.lines(), start=1):
+    for number, line in enumerate(lines_of(source), start=1):
         if not line.strip():
             continue
         row: dict[str, Any] = {}
         try:
-            row = _object(line)
+            row = {"output": None} | _object(line)
             if not with_inputs:
                 row = {"pid": f"line {number}"} | row | {"input": ""}
-            _check(row, needs_gold=split != "test")
+            for name in ("id", "pid", "input", "output"):
+                if name != "output" or split != "test" or row[name] is not None:
+                    _check_text(name, row.get(name))
             if row["pid"] in pids:
                 raise ValueError(f"duplicate pid {row['pid']!r}")
             pids.add(row["pid"])
@@ -73,23 +75,19 @@ def read_rows(source: Source, task: Task, split: Split, with_inputs: bool = True
 def _object(line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error})") from error
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
-    return {"output": None} | row
+    return row
 
 
-def _check(row: dict[str, Any], needs_gold: bool) -> None:
-    for name in ("id", "pid", "input", "output"):
-        value = row.get(name)
-        if value is None and name == "output" and not needs_gold:
-            continue
-        if not isinstance(value, str):
-            shown = "missing" if value is None else f"{value!r}, which is not text"
-            raise ValueError(f"field {name!r} is {shown}")
-        if not encodable(value):
-            raise ValueError(f"field {name!r} holds a lone surrogate")
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        shown = "missing" if value is None else f"{value!r}, which is not text"
+        raise ValueError(f"field {name!r} is {shown}")
+    if not encodable(value):
+        raise ValueError(f"field {name!r} holds a lone surrogate")
 
 
 def questions_of(rows: Iterator[Row]) -> dict[str, Question]:

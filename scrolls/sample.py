@@ -38,8 +38,12 @@ class Asked(NamedTuple):
     outputs: tuple[str, ...]  # equally good gold answers
 
     @property
+    def text(self) -> str:
+        return f"{self.question}\n\n{self.document}"
+
+    @property
     def id(self) -> str:
-        return hashlib.sha256(f"{self.question}\n\n{self.document}".encode()).hexdigest()[:16]
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
 
 def write_sample(cache: Path) -> Path:
@@ -59,24 +63,20 @@ def write_sample(cache: Path) -> Path:
 
 
 def _rows(asked: list[Asked], most: int) -> Iterator[dict[str, str]]:
-    found = {one.id: one for one in asked}
-    chosen: list[Asked] = []
+    # Ids are hashes, so sorting by them is a shuffle that is the same on every machine.
+    found = sorted({one.id: one for one in asked}.items())
+    chosen: list[tuple[str, Asked]] = []
     for question in (SUMMARY, NAME, *DECISIONS):
-        # Ids are hashes, so sorting by them is a shuffle that is the same on every machine.
-        mine = sorted((one for one in found.values() if one.question == question), key=_by_id)
+        mine = [(id_, one) for id_, one in found if one.question == question]
         if question in DECISIONS:  # balanced, so that guessing the frequent answer does not pay
-            sides = [[one for one in mine if one.outputs == (side,)] for side in ("Yes", "No")]
-            each = min(most // 2, *map(len, sides))
-            mine = sides[0][:each] + sides[1][:each]
+            yes = [(id_, one) for id_, one in mine if one.outputs == ("Yes",)]
+            no = [(id_, one) for id_, one in mine if one.outputs == ("No",)]
+            each = min(most // 2, len(yes), len(no))
+            mine = yes[:each] + no[:each]
         chosen += mine[:most]
-    for one in sorted(chosen, key=_by_id):
+    for id_, one in sorted(chosen):
         for number, output in enumerate(one.outputs):
-            text = f"{one.question}\n\n{one.document}"
-            yield {"id": one.id, "pid": f"{one.id}_{number}", "input": text, "output": output}
-
-
-def _by_id(one: Asked) -> str:
-    return one.id
+            yield {"id": id_, "pid": f"{id_}_{number}", "input": one.text, "output": output}
 
 
 def _asked(text: str) -> Iterator[Asked]:
@@ -98,10 +98,9 @@ def _asked(text: str) -> Iterator[Asked]:
                 golds = (first.split("\n")[0].strip(), " ".join(first.split()))
                 if golds[0]:
                     yield Asked(SUMMARY, document, tuple(dict.fromkeys(golds)))
-            names = [node.name]
-            if isinstance(owner, ast.ClassDef):
-                names.append(f"{owner.name}.{node.name}")
-            yield Asked(NAME, document, tuple(names))
+            method = isinstance(owner, ast.ClassDef)
+            names = (node.name, f"{owner.name}.{node.name}") if method else (node.name,)
+            yield Asked(NAME, document, names)
             parts = {type(part) for part in ast.walk(node)}
             for question, kinds in DECISIONS.items():
                 yield Asked(question, document, ("Yes" if parts & kinds else "No",))
@@ -109,11 +108,9 @@ def _asked(text: str) -> Iterator[Asked]:
 
 def _document(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """Returns the source of a function without its docstring."""
-    kept = lines[node.lineno - 1 : node.end_lineno]
+    before = node.lineno - 1
+    kept = lines[before : node.end_lineno]
     if ast.get_docstring(node) is not None:
         docstring = node.body[0]
-        kept = (
-            lines[node.lineno - 1 : docstring.lineno - 1]
-            + lines[docstring.end_lineno : node.end_lineno]
-        )
+        del kept[docstring.lineno - 1 - before : docstring.end_lineno - before]
     return textwrap.dedent("\n".join(kept)).strip()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
+import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from tqdm import tqdm
 from scrolls.metrics import SUMMARY_LEVEL
 from scrolls.rows import Question, Row, questions_of, read_rows
 from scrolls.sources import Source, find
-from scrolls.tasks import BENCHMARK, HARD, Split, Task
+from scrolls.tasks import BENCHMARK, HARD, SPLITS, TASKS, Split, Task
 from tape.files import make_folder, write_text
 from tape.names import encodable
 
@@ -36,6 +38,15 @@ MISSING = "There are missing example IDs."
 REDUNDANT = "There are redundant example IDs."
 
 
+def add_task(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of commands that read a split of a task."""
+    add = parser.add_argument
+    add("--dataset_name", choices=TASKS, required=True)
+    add("--split", choices=SPLITS, default="validation", help="default: validation")
+    add("--data_dir", type=Path, help="folder with the official zips or their contents")
+    add("--cache_dir", type=Path, default=os.environ.get("TAPE_CACHE", "cache"))
+
+
 @dataclass(frozen=True)
 class Reference:
     """Questions and gold answers of a task.
@@ -50,14 +61,16 @@ class Reference:
     questions: dict[str, Question]
     ignored: frozenset[str] = frozenset()
 
-    def select(self, predictions: object) -> object:
-        """Returns the predictions without ignored ids."""
-        if not isinstance(predictions, dict):
-            return predictions
-        return {key: text for key, text in predictions.items() if key not in self.ignored}
+    def check(self, predictions: object) -> tuple[dict[str, str], dict[str, Any] | None]:
+        """Returns the predictions without ignored ids, and the report of their errors in the
+        official evaluator's form; None if they are valid."""
+        if isinstance(predictions, dict):
+            predictions = {k: text for k, text in predictions.items() if k not in self.ignored}
+        errors, details = verify(predictions, self.questions)
+        return predictions, {"errors": errors, "details": details} if errors else None
 
     def score(self, predictions: dict[str, str], cache: Path) -> dict[str, Any]:
-        """Returns the official results of predictions that passed `verify`."""
+        """Returns the official results of predictions that passed `check`."""
         name = self.task.name
         make_folder(cache)
         metric = evaluate.load(str(METRIC), name, cache_dir=str(cache), keep_in_memory=True)
@@ -133,15 +146,18 @@ def read_predictions(path: Path) -> object:
     return predictions
 
 
-def type_of(path: Path) -> str:
-    """Returns the encoding of a prediction file <TYPE>.json.
+def read_types(folder: Path) -> dict[str, object]:
+    """Returns the contents of the prediction files <TYPE>.json in a folder by type.
 
     Raises:
-        ValueError: if its name is not valid UTF-8.
+        ValueError: if one cannot be read, or its name is not valid UTF-8.
     """
-    if not encodable(path.stem):
-        raise ValueError(f"the name of {str(path)!r} is not UTF-8: rename it")
-    return path.stem
+    found = {}
+    for path in sorted(folder.glob("[!.]*.json")):
+        if not encodable(path.stem):
+            raise ValueError(f"the name of {str(path)!r} is not UTF-8: rename it")
+        found[path.stem] = read_predictions(path)
+    return found
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -196,11 +212,11 @@ def evaluate_file(reference: Reference, predictions: object, out: Path, golds: G
     Returns:
         Whether the predictions are valid.
     """
-    selected, file = reference.select(predictions), metrics_file(out, reference.task)
-    errors, details = verify(selected, reference.questions)
-    if errors:
-        write_json(file, {"errors": errors, "details": details})
-        print(json.dumps(errors, indent=4))
+    selected, faults = reference.check(predictions)
+    file = metrics_file(out, reference.task)
+    if faults is not None:
+        write_json(file, faults)
+        print(json.dumps(faults["errors"], indent=4))
         print(f"See details in: {file}")
     elif not golds.needed:
         print(f"The {len(reference.questions):,} predictions for {reference.task.name} are valid.")
@@ -209,4 +225,4 @@ def evaluate_file(reference: Reference, predictions: object, out: Path, golds: G
         print(write_json(file, metrics))
         if metrics.get(SUMMARY_LEVEL, 0) is None:
             log.warning(NO_SUMMARY_LEVEL)
-    return not errors
+    return faults is None

@@ -5,15 +5,14 @@ python -m scrolls.show --dataset_name quality --predictions scrolls/quality --ou
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import textwrap
 from pathlib import Path
 
-from scrolls.answers import Asked, Reading, harmless, read, read_folder
-from scrolls.scoring import Golds
-from scrolls.tasks import SPLITS, TASKS
+from scrolls.answers import Reading, harmless, read, read_folder
+from scrolls.scoring import Golds, add_task
+from scrolls.tasks import TASKS
 from tape.command import Parser, expected_errors
 from tape.files import check_replaceable, write_text
 from tape.report.html import mark, page
@@ -26,26 +25,22 @@ TEMPLATE = Path(__file__).with_name("answers.html")
 def text(reading: Reading) -> str:
     """Formats a reading as text; a star marks the best answers."""
     names = max(len(name) for name in reading.means)
+
+    def scored(name: str, score: float, best: float | None) -> str:
+        return f"{'*' if score == best else ' '} {name:{names}} {score:6.2f}"
+
     parts = [reading.title, ""]
-    for name, mean in reading.means.items():
-        parts.append(f"{'*' if mean == reading.best else ' '} {name:{names}} {mean:6.2f}")
+    parts += [scored(name, mean, reading.best) for name, mean in reading.means.items()]
     parts += ["", *textwrap.wrap(reading.legend, WIDTH)]
     for number, asked in enumerate(reading.asked, start=1):
-        parts += ["", f"{number}. {harmless(asked.question.id)}", *_asked(asked, names)]
+        question, answers = asked
+        parts += ["", f"{number}. {harmless(question.id)}"]
+        blocks = [("question", question.question)] * bool(question.question)
+        blocks += [("gold", gold) for gold in question.outputs]
+        blocks += [(scored(name, score, asked.best), said) for name, said, score in answers]
+        for label, content in blocks:
+            parts += _block(label, content, indent=names + 10)
     return "\n".join(parts)
-
-
-def _asked(asked: Asked, names: int) -> list[str]:
-    indent = names + 10
-    lines = _block("question", asked.question.question, indent) if asked.question.question else []
-    for gold in asked.question.outputs:
-        lines += _block("gold", gold, indent)
-    for answer in asked.answers:
-        star = "*" if answer.score == asked.best else " "
-        lines += _block(
-            f"{star} {answer.encoding:{names}} {answer.score:6.2f}", answer.text, indent
-        )
-    return lines
 
 
 def _block(label: str, content: str, indent: int) -> list[str]:
@@ -56,16 +51,14 @@ def _block(label: str, content: str, indent: int) -> list[str]:
     return [f"{label:{indent}}{first}", *(" " * indent + line for line in others)]
 
 
-def parser() -> argparse.ArgumentParser:
+@expected_errors()
+def main() -> None:
     parser = Parser(
         prog="python -m scrolls.show", description="Show answers of encodings side by side."
     )
+    add_task(parser)
     add = parser.add_argument
-    add("--dataset_name", choices=TASKS, required=True)
     add("--predictions", type=Path, required=True, help="folder with one <TYPE>.json per encoding")
-    add("--split", choices=SPLITS, default="validation", help="default: validation")
-    add("--data_dir", type=Path, help="folder with the official zips or their contents")
-    add("--cache_dir", type=Path, default=os.environ.get("TAPE_CACHE", "cache"))
     add("--ids", nargs="+", help="show these questions only")
     add("--limit", type=int, default=20, help="maximum number of questions (default: 20)")
     add(
@@ -75,12 +68,7 @@ def parser() -> argparse.ArgumentParser:
         help="spread: largest differences first (default); order: as in the file",
     )
     add("--out", type=Path, help="HTML page to write as well")
-    return parser
-
-
-@expected_errors()
-def main() -> None:
-    arguments = parser().parse_args()
+    arguments = parser.parse_args()
     if arguments.limit < 1:
         raise ValueError(f"--limit {arguments.limit} must be at least 1")
     if arguments.out is not None:
@@ -90,10 +78,11 @@ def main() -> None:
     predictions = read_folder(arguments.predictions, reference)
     limit = None if arguments.ids else arguments.limit
     reading = read(reference, predictions, arguments.ids, arguments.sort, limit)
+    also = ""
     if arguments.out is not None:
         given = {"reading": reading, "harmless": harmless}
         write_text(arguments.out, page(TEMPLATE, PROGRAM, harmless(reading.title), **given))
-    also = f"\n\nalso in {arguments.out}" if arguments.out is not None else ""
+        also = f"\n\nalso in {arguments.out}"
     try:
         print(text(reading) + also, flush=True)
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe

@@ -2,69 +2,51 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
 
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from scrolls.tasks import HARD, SAMPLE, Split, Task
+from scrolls.tasks import SAMPLE, Split, Task
 
 HUB = "tau/scrolls"
 # Password-protected zips raise RuntimeError, unknown compression NotImplementedError.
 UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+Source = Path | zipfile.Path  # the rows of a split: a .jsonl, or a member of a zip
 log = logging.getLogger(__name__)
 
 
-class Source(NamedTuple):
-    """A file with the rows of a split: a .jsonl, or a member of a zip."""
+@contextmanager
+def _reading(source: Source) -> Iterator[None]:
+    try:
+        yield
+    except UNREADABLE as error:
+        raise ValueError(f"{source} cannot be read ({error}): fetch it again") from error
 
-    path: Path
-    member: str | None = None
 
-    def __str__(self) -> str:
-        return str(self.path) if self.member is None else f"{self.path}/{self.member}"
+def lines_of(source: Source) -> Iterator[bytes]:
+    """Yields its lines; raises a ValueError that names the file if it cannot be read."""
+    with _reading(source), source.open("rb") as file:
+        yield from file
 
-    def lines(self) -> Iterator[bytes]:
-        """Yields its lines; raises a ValueError that names the file if it cannot be read."""
-        with self._reading(), self._open() as file:
-            yield from file
 
-    def identity(self) -> str:
-        """Identifies its content by size and CRC-32, which a zip stores for its members; it is the
-        same inside and outside a zip."""
-        with self._reading():
-            if self.member is not None:
-                with zipfile.ZipFile(self.path) as archive:
-                    about = archive.getinfo(self.member)
-                    return f"{about.CRC:08x} {about.file_size}"
-            with self.path.open("rb") as file:
-                crc = 0
-                while chunk := file.read(2**20):
-                    crc = zlib.crc32(chunk, crc)
-            return f"{crc:08x} {self.path.stat().st_size}"
-
-    @contextmanager
-    def _open(self) -> Iterator[BinaryIO]:
-        if self.member is None:
-            with self.path.open("rb") as file:
-                yield file
-        else:
-            with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
-                yield io.BufferedReader(file)
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except UNREADABLE as error:
-            raise ValueError(f"{self} cannot be read ({error}): fetch it again") from error
+def identity(source: Source) -> str:
+    """Identifies its content by size and CRC-32, which a zip stores for its members; it is the same
+    inside and outside a zip."""
+    with _reading(source):
+        if isinstance(source, zipfile.Path):
+            about = source.root.getinfo(source.at)
+            return f"{about.CRC:08x} {about.file_size}"
+        crc = 0
+        with source.open("rb") as file:
+            while chunk := file.read(2**20):
+                crc = zlib.crc32(chunk, crc)
+        return f"{crc:08x} {source.stat().st_size}"
 
 
 def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source:
@@ -80,36 +62,30 @@ def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source
             raise ValueError(f"{SAMPLE} is made here and read from no {data_dir}: leave that out")
         from scrolls.sample import write_sample  # it has the local corpus behind it
 
-        source = Source(write_sample(cache) / f"{split}.jsonl")
-        if not source.path.is_file():
+        source = write_sample(cache) / f"{split}.jsonl"
+        if not source.is_file():
             raise FileNotFoundError(f"{SAMPLE} has no {split} split")
         return source
-    name = "quality" if task.name == HARD else task.name
-    if data_dir is None:
-        return _member(download(task), name, split)
-    folder, archive = data_dir / name, data_dir / f"{name}.zip"
-    if (folder / f"{split}.jsonl").is_file():
-        return Source(folder / f"{split}.jsonl")
-    if archive.is_file():
-        return _member(archive, name, split)
-    raise FileNotFoundError(
-        f"{data_dir} has neither {archive.name} nor {name}/{split}.jsonl; both are on "
-        f"https://huggingface.co/datasets/{HUB}"
-    )
-
-
-def _member(archive: Path, name: str, split: Split) -> Source:
-    source = Source(archive, f"{name}/{split}.jsonl")
-    with source._reading(), zipfile.ZipFile(archive) as content:
-        found = source.member in content.namelist()
-    if not found:
-        raise FileNotFoundError(f"{archive} has no {source.member}")
-    return source
+    rows = f"{task.folder}/{split}.jsonl"
+    if data_dir is not None and (data_dir / rows).is_file():
+        return data_dir / rows
+    archive = download(task) if data_dir is None else data_dir / f"{task.folder}.zip"
+    if not archive.is_file():
+        raise FileNotFoundError(
+            f"{data_dir} has neither {archive.name} nor {rows}; both are on "
+            f"https://huggingface.co/datasets/{HUB}"
+        )
+    with _reading(archive / rows):
+        member = zipfile.Path(archive, rows)
+        there = member.exists()
+    if not there:
+        raise FileNotFoundError(f"{archive} has no {rows}")
+    return member
 
 
 def in_hub_cache(task: Task) -> Path | None:
     """Returns the zip if it was downloaded before."""
-    name = f"{'quality' if task.name == HARD else task.name}.zip"
+    name = f"{task.folder}.zip"
     try:
         return Path(hf_hub_download(HUB, name, repo_type="dataset", local_files_only=True))
     except LocalEntryNotFoundError:
@@ -124,7 +100,7 @@ def download(task: Task) -> Path:
     """
     if (found := in_hub_cache(task)) is not None:
         return found
-    name = f"{'quality' if task.name == HARD else task.name}.zip"
+    name = f"{task.folder}.zip"
     try:
         if constants.HF_HUB_OFFLINE:
             raise FileNotFoundError("HF_HUB_OFFLINE is set")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
-from tape.evaluation.tables import csv_table, markdown_table
+import pandas as pd
+
+from tape.evaluation.tables import markdown_table
 
 PAPER = Path(__file__).with_name("paper.csv")
 
@@ -26,48 +25,28 @@ Percent. Rgm: geometric mean of rouge1, rouge2 and rougeL. Avg: mean of the seve
 there. Rows from arXiv 2501.00712 are the paper's, on validation sets; their Avg is computed."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """Scores of an encoding by task, in percent; `origin` names their source."""
+def table(scores: dict[str, dict[str, float]], origin: str) -> pd.DataFrame:
+    """Returns scores in percent, a row per encoding; the paper's Table 1 (validation sets) follows.
+    `mean`, the benchmark's score, is missing where a task is.
 
-    encoding: str
-    origin: str
-    scores: dict[str, float]
-
-    @property
-    def mean(self) -> float | None:
-        """The benchmark's score: the mean of the seven tasks, or None if one is missing."""
-        if any(task not in self.scores for task in COLUMNS):
-            return None
-        return fmean(self.scores[task] for task in COLUMNS)
-
-    @property
-    def cells(self) -> list[float | None]:
-        return [*(self.scores.get(task) for task in COLUMNS), self.mean]
+    Args:
+        scores: by encoding and task.
+        origin: where they are from.
+    """
+    ours = [{"encoding": name, **of, "from": origin} for name, of in scores.items()]
+    rows = pd.concat([pd.DataFrame(ours), pd.read_csv(PAPER)], ignore_index=True)
+    rows["mean"] = rows.reindex(columns=[*COLUMNS]).mean(axis="columns", skipna=False)
+    return rows.reindex(columns=["encoding", *COLUMNS, "mean", "from"])
 
 
-def paper_rows() -> list[Row]:
-    """Returns Table 1, on the validation sets; the means are computed, as the paper has none."""
-    with PAPER.open(encoding="utf-8", newline="") as file:
-        return [
-            Row(row["encoding"], row["source"], {task: float(row[task]) for task in COLUMNS})
-            for row in csv.DictReader(file)
-        ]
-
-
-def markdown(rows: list[Row]) -> str:
+def markdown(rows: pd.DataFrame) -> str:
     """With two decimals, as in the paper; "-" for what is not there."""
-    lines = [["encoding", *COLUMNS.values(), "Avg", "from"]]
-    for row in rows:
-        cells = ["-" if cell is None else f"{cell:.2f}" for cell in row.cells]
-        lines.append([row.encoding, *cells, row.origin])
-    return f"{markdown_table(lines)}\n\n{NOTE}"
+    shown = rows.rename(columns=COLUMNS | {"mean": "Avg"}).map(
+        lambda cell: cell if isinstance(cell, str) else "-" if pd.isna(cell) else f"{cell:.2f}"
+    )
+    return f"{markdown_table([shown.columns, *shown.to_numpy()])}\n\n{NOTE}"
 
 
-def table(rows: list[Row]) -> str:
-    """The same as csv, with all four decimals; empty for what is not there."""
-    lines = [["encoding", *COLUMNS, "mean", "from"]]
-    for row in rows:
-        cells = ["" if cell is None else round(cell, 4) for cell in row.cells]
-        lines.append([row.encoding, *cells, row.origin])
-    return csv_table(lines)
+def csv_of(rows: pd.DataFrame) -> str:
+    """With all four decimals; empty for what is not there."""
+    return rows.round(4).to_csv(index=False, lineterminator="\n")

@@ -28,6 +28,11 @@ class Task(NamedTuple):
         """The kind of answer, which determines its token budget."""
         return "summary" if self.metric == "rouge" else "answer"
 
+    @property
+    def folder(self) -> str:
+        """The name of its zip on the hub, and of the folder in the zip."""
+        return "quality" if self.name == HARD else self.name
+
     def document_start(self, text: str) -> int:
         """Returns the offset of the document in an input; the question and a blank line precede it.
 

@@ -14,9 +14,9 @@ from transformers import TrainingArguments
 
 from scrolls.examples import Examples, ScrollsData, tokenize_split
 from scrolls.prompts import IGNORED, TRAINED_FOR, Prompts, budget_of
-from scrolls.report import answer_some, write_report
+from scrolls.report import write_report
 from scrolls.tasks import task_named
-from tape.data import load_tokenizer
+from tape.data import EpochOrder, load_tokenizer
 from tape.evaluation.checkpoint import check_length
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
@@ -41,29 +41,16 @@ class RowSequences(Dataset):
         return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 
 
-class TrainingRows(Dataset):
-    """The sequences of a run in training order: `total` rows, epoch after epoch. Sequences of a
-    step have similar lengths, those of a batch even more so, except in steps across two epochs.
-
-    Sequence n is a function of n, the seed and the sequences per step, independent of the number of
-    processes and of interruptions.
-    """
+class TrainingRows(EpochOrder):
+    """Sequences of a step have similar lengths, those of a batch even more so, except in steps
+    across two epochs. The order also depends on the number of sequences per step."""
 
     def __init__(self, sequences: RowSequences, total: int, seed: int, per_step: int):
-        self.sequences, self.total, self.seed, self.per_step = sequences, total, seed, per_step
+        super().__init__(sequences, total, seed)
+        self.per_step = per_step
         examples, rows = sequences.examples, sequences.rows
         documents = examples.documents.lengths()[examples.document[rows]]
         self.lengths = documents + examples.questions.lengths()[rows]
-        self._epoch: tuple[int, np.ndarray] | None = None
-
-    def __len__(self) -> int:
-        return self.total
-
-    def __getitem__(self, n: int) -> dict[str, torch.Tensor]:
-        epoch, place = divmod(n, len(self.sequences))
-        if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = epoch, self._order(epoch)
-        return self.sequences[self._epoch[1][place]]
 
     def _order(self, epoch: int) -> np.ndarray:
         random = np.random.default_rng((self.seed, epoch))
@@ -74,9 +61,8 @@ class TrainingRows(Dataset):
         lengths = np.minimum(self.lengths, self.sequences.prompts.budget.prompt)
         pools = np.split(order, range(POOL * self.per_step, len(order), POOL * self.per_step))
         order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
-        steps = np.split(order, range(self.per_step, len(order), self.per_step))
-        *whole, last = steps  # a partial last step stays at the end
-        random.shuffle(whole)
+        *whole, last = np.split(order, range(self.per_step, len(order), self.per_step))
+        random.shuffle(whole)  # the last one may be partial and stays at the end
         return np.concatenate([begun, *whole, last])
 
 
@@ -126,15 +112,10 @@ class ScrollsTask(Task):
         for examples in (train, self.validation):
             examples.check(self.prompts)
         total, seed = training_order(arguments)
-        self.train = TrainingRows(
-            RowSequences(train, self.prompts, list(range(len(train.ids)))),
-            *(total, seed, sequences_per_step(arguments)),
-        )
-        self.evaluation = RowSequences(
-            self.validation,
-            self.prompts,
-            self.validation.questions_spread(settings["eval_blocks"]),
-        )
+        sequences = RowSequences(train, self.prompts, list(range(len(train.ids))))
+        self.train = TrainingRows(sequences, total, seed, sequences_per_step(arguments))
+        rows = self.validation.questions_spread(settings["eval_blocks"])
+        self.evaluation = RowSequences(self.validation, self.prompts, rows)
         self.fingerprints = {"train": train.fingerprint, "validation": self.validation.fingerprint}
 
     def describe(self) -> str:
@@ -150,5 +131,5 @@ class ScrollsTask(Task):
         trained_for = {"task": self.data.task, "budget": self.data.budget}
         write_text(folder / TRAINED_FOR, json.dumps(trained_for) + "\n")
         rows = self.validation.questions_spread(self.samples)
-        answered = answer_some(model, self.tokenizer, self.validation, self.prompts, rows)
-        return write_report(folder, model, trained_for, answered)
+        of = (self.tokenizer, self.validation, self.prompts, rows)
+        return write_report(folder, model, *of, trained_for)

@@ -1,6 +1,6 @@
 """Text data: a corpus yields documents, a tokenizer encodes them, blocks pack the tokens."""
 
-from tape.data.blocks import TokenBlocks, TokenStream, TrainingOrder, tokenize_corpus
+from tape.data.blocks import EpochOrder, TokenBlocks, TokenStream, TrainingOrder, tokenize_corpus
 from tape.data.c4 import C4Corpus
 from tape.data.corpora import Corpus, LocalCorpus, TextCorpus
 from tape.data.redpajama import RedPajamaCorpus
@@ -10,6 +10,7 @@ from tape.data.tokenizer import load_tokenizer, train_tokenizer
 __all__ = [
     "C4Corpus",
     "Corpus",
+    "EpochOrder",
     "LocalCorpus",
     "RedPajamaCorpus",
     "StreamedBlocks",

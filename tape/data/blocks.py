@@ -226,30 +226,37 @@ def permutation(count: int, seed: int, number: int) -> np.ndarray:
     return np.random.RandomState([seed, number]).permutation(count)
 
 
-class TrainingOrder(Dataset):
-    """The sequences of a run in training order: `total` blocks, shuffled in each epoch.
+class EpochOrder(Dataset):
+    """The sequences of a run in training order: `total` of them, in a new order in each epoch.
 
-    Sequence n is a function of n and the seed only, independent of the number of processes and of
+    Sequence n is a function of n and the seed, independent of the number of processes and of
     interruptions.
     """
 
-    def __init__(self, blocks: TokenBlocks, total: int, seed: int):
-        self.blocks, self.total, self.seed = blocks, total, seed
+    def __init__(self, sequences: Dataset, total: int, seed: int):
+        self.sequences, self.total, self.seed = sequences, total, seed
         self._epoch: tuple[int, np.ndarray] | None = None
 
-    @property
-    def fingerprint(self) -> str:
-        """Identifies stream and shuffling rule; a run only continues with the same."""
-        return f"{self.blocks.stream.fingerprint}, permuted by RandomState"
-
-    def describe(self) -> str:
-        return f"{len(self.blocks.stream):,}"
+    def _order(self, epoch: int) -> np.ndarray:
+        return permutation(len(self.sequences), self.seed, epoch)
 
     def __len__(self) -> int:
         return self.total
 
     def __getitem__(self, n: int) -> dict[str, torch.Tensor]:
-        epoch, place = divmod(n, len(self.blocks))
+        epoch, place = divmod(n, len(self.sequences))
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = epoch, permutation(len(self.blocks), self.seed, epoch)
-        return self.blocks[self._epoch[1][place]]
+            self._epoch = epoch, self._order(epoch)
+        return self.sequences[self._epoch[1][place]]
+
+
+class TrainingOrder(EpochOrder):
+    """Blocks of a stream, shuffled in each epoch."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies stream and shuffling rule; a run only continues with the same."""
+        return f"{self.sequences.stream.fingerprint}, permuted by RandomState"
+
+    def describe(self) -> str:
+        return f"{len(self.sequences.stream):,}"
