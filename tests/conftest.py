@@ -12,6 +12,7 @@ import sys
 from copy import deepcopy
 from functools import cache as cached
 from functools import partial
+from pathlib import Path
 
 import absl.logging
 import numpy as np
@@ -146,6 +147,17 @@ def small_reports():
         whole = report.SAMPLE
         patch.setattr(report, "SAMPLE", 12)
         yield whole
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made but not drawn: their files are empty."""
+
+    def savefig(self, file, **settings):
+        if isinstance(file, str | os.PathLike):
+            Path(file).touch()
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
 
 
 @pytest.fixture

@@ -1113,6 +1113,7 @@ def test_evaluations_and_results(words, message, given, made, tmp_path):
     assert files(given) | files(made) == before
 
 
+@pytest.mark.slow
 def test_errors_of_a_process_of_a_benchmark(tmp_path):
     words = ("--methods", "rope", "--tokens", "300", "--repeats", "1")
     outcome = run_command("benchmarks/perplexity.py", *words, folder=tmp_path)
