@@ -26,7 +26,6 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 from commands import ROOT, run_command
 from conftest import composed
-from matplotlib.figure import Figure
 from results import lay_out
 from scrolls_data import write_task
 from shards import write_shards
@@ -249,19 +248,23 @@ def layout(tmp_path_factory):
 
 
 @pytest.fixture
-def project(layout, tmp_path, monkeypatch):
-    """A copy of the layout, in which figures are small and exports are not loaded elsewhere."""
+def project(layout, undrawn, tmp_path, monkeypatch):
+    """The layout with copies of the folders that commands write to. Figures are not drawn, and
+    exports not loaded elsewhere."""
     monkeypatch.setattr("tape.export.verify", lambda *_: None)
-    savefig = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, *given, **how: savefig(self, *given, **how | {"dpi": 20})
-    )
     guide = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     exec(compile(guide[0], "kerple.py", "exec"), module := {})
     monkeypatch.setitem(ENCODINGS, "kerple", module["Kerple"])
     (tmp_path / "data").mkdir()
     shutil.copy(layout / "pg19.bin", tmp_path / "data" / "proof_pile.bin")
-    return shutil.copytree(layout, tmp_path / "project", symlinks=True)
+    (project := tmp_path / "project").mkdir()
+    for entry in layout.iterdir():
+        if entry.name in ("output", "measured", "scrolls", "cache"):
+            unread = shutil.ignore_patterns("checkpoint-*")
+            shutil.copytree(entry, project / entry.name, symlinks=True, ignore=unread)
+        else:
+            (project / entry.name).symlink_to(entry)
+    return project
 
 
 # ---- what is called

@@ -51,7 +51,7 @@ def test_training_in_one_graph(position):
     assert_trains_alike(position, "aot_eager", 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.manual
 @pytest.mark.parametrize("position", ["tape", "rope", "alibi"])
 def test_training_by_inductor(position):
     assert_trains_alike(position, "inductor", 1e-5)
