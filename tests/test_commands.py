@@ -454,7 +454,7 @@ def check_hf(words: list[str]) -> None:
 
 def check_ours(words: list[str], project: Path, whole: bool) -> None:
     name, *given = words[1:] if words[0] == "-m" else words
-    if name == "sweep.py":  # its commands
+    if name == "sweep.py" and "--help" not in given:  # its commands
         outcome = run_command(name, "dry_run=true", *given, folder=project)
         assert outcome.status == 0, outcome.err
         for line in outcome.out.splitlines():
