@@ -1,8 +1,8 @@
 """Trains, evaluates and compares runs over values of settings and seeds (config/sweep.yaml).
 
-python sweep.py sweep=encodings 'vary.position=[rope,tape]' seeds=[0,1] jobs=2 -- length=512
+python sweep.py sweep=encodings 'vary.position=[rope,tape]' 'seeds=[0,1]' jobs=2 -- length=512
 python sweep.py sweep=addition 'vary.trainer.learning_rate=[1e-3,2e-3]'
-python sweep.py sweep=ablations tables=[width] dry_run=true            # only shows the commands
+python sweep.py sweep=ablations only=width dry_run=true            # only shows the commands
 
 Finished runs are not repeated: rerunning the command resumes the work, or prints.
 """
@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from config.settings import FOLDER, SWITCH, Kind, integer, number, optional, sho
 from sweeps.engine import perform
 from sweeps.plan import Run, Sweep, fill
 
-CLUSTERS = (None, "joblib", "local", "slurm")  # joblib: LAUNCHER of script/compare.sh, as null
+SUBMITTED = ("slurm", "local")
+CLUSTERS = (None, "joblib", *SUBMITTED)  # joblib: LAUNCHER of script/compare.sh, as null
 KINDS = {
     "name": FOLDER,
     "jobs": optional(integer(1)),
@@ -152,11 +154,6 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
     baseline, usual = cfg["baseline"], cfg["usual_baseline"]
     if baseline is None and any(run.row == usual for run in runs):
         baseline = usual
-    cluster = None
-    if cfg["cluster"] in ("slurm", "local"):
-        from sweeps.cluster import executor_of
-
-        cluster = executor_of(cfg["cluster"], Path(cfg["out"]) / "jobs", cfg["submitit"])
     return Sweep(
         runs,
         Path(cfg["out"]),
@@ -165,10 +162,9 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
         tables,
         baseline,
         cfg["partial"],
-        cfg["jobs"] or (2 if cluster is None else len(runs)),
+        cfg["jobs"] or (len(runs) if cfg["cluster"] in SUBMITTED else 2),
         cfg["seconds"],
         cfg["summary"] or "",
-        cluster,
     )
 
 
@@ -181,6 +177,12 @@ def main(cfg: DictConfig) -> None:
         if cfg.dry_run:
             print("\n".join(shlex.join(command) for command in sweep.commands()))
             return
+        if cfg.cluster in SUBMITTED:
+            from sweeps.cluster import executor_of
+
+            parameters = OmegaConf.to_container(cfg.submitit)
+            executor = executor_of(cfg.cluster, sweep.out / "jobs", parameters)
+            sweep = replace(sweep, cluster=executor)
         status = perform(sweep)
     except Exception as error:
         if cfg.debug is True or not is_expected(error):

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent
 COMMANDS = {
     "train": {
         "train": ("train.py", "pre-train, fine-tune or extend a model; Hydra settings"),
+        "sweep": ("sweep.py", "train, evaluate and compare runs over settings and seeds"),
     },
     "evaluate": {
         "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length"),

@@ -18,9 +18,15 @@ def executor_of(kind: str, folder: Path, parameters: dict[str, Any]) -> AutoExec
 
     Args:
         parameters: of submitit's `update_parameters`, such as timeout_min and slurm_partition.
+
+    Raises:
+        ValueError: without SLURM, or for other parameters.
     """
-    executor = AutoExecutor(folder, cluster=kind)
-    executor.update_parameters(**parameters)
+    try:
+        executor = AutoExecutor(folder, cluster=kind)
+        executor.update_parameters(**parameters)
+    except (RuntimeError, NameError, TypeError) as error:
+        raise ValueError(f"cluster={kind}: {error}; take cluster=local, or null") from error
     return executor
 
 

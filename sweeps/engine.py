@@ -130,7 +130,7 @@ class Engine:
                 elif request == run.request(self.sweep.config) and not run.reads_files():
                     run.write_receipt(request, measures)
             except (OSError, ValueError, LookupError) as found:
-                error = f"{type(found).__name__}: {found}"
+                error = repr(found) if isinstance(found, LookupError) else str(found)
             if error is None and measures is not None:
                 self.done += 1
                 self.bar.update()

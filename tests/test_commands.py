@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -119,13 +120,14 @@ ONE_STEP = [
     "trainer.per_device_eval_batch_size=1",
 ]
 TEXT = ["data=text", "data.files=corpus"]
+LENGTH = re.compile(r"\{length[^}]*\}")  # of runs that are not trained
 CAPITALS = {"question": "Paris is the capital of", "choices": ["France", "Peru"], "answer": 0}
 
 
 def lay_out_project(folder: Path) -> None:
     """The project's files: scripts and settings are copied, all else is linked."""
-    linked = ("arithmetic", "benchmarks", "docs", "retrieval", "tape")
-    for name in (*linked, "tests", "train.py", "eval_retrieval.py", "eval_scrolls.py"):
+    linked = ("arithmetic", "benchmarks", "docs", "retrieval", "sweeps", "tape", "tests")
+    for name in (*linked, "train.py", "sweep.py", "eval_retrieval.py", "eval_scrolls.py"):
         (folder / name).symlink_to(ROOT / name)
     for name in ("config", "script", "scrolls"):
         shutil.copytree(ROOT / name, folder / name, ignore=lambda *_: ["__pycache__"])
@@ -369,6 +371,7 @@ def tiny_lm_eval(given: list[str]) -> list[str] | None:
 STEPS = ("--shape", "small", "--tokens", "1", "8", "--repeats", "7")
 RULES = {
     "train.py": Rule(tiny_run),
+    "sweep.py": Rule(),
     "tape.evaluation.perplexity": Rule(tiny_perplexity),
     "tape.evaluation.lm_eval": Rule(tiny_lm_eval),
     "eval_retrieval.py": Rule(
@@ -460,6 +463,12 @@ def check_hf(words: list[str]) -> None:
 
 def check_ours(words: list[str], project: Path, whole: bool) -> None:
     name, *given = words[1:] if words[0] == "-m" else words
+    if name == "sweep.py" and "--help" not in given:  # its commands
+        outcome = run_command(name, "dry_run=true", *given, folder=project)
+        assert outcome.status == 0, outcome.err
+        for line in outcome.out.splitlines():
+            check_ours(shlex.split(LENGTH.sub("64", line))[1:], project, False)
+        return
     assert name in RULES, f"no rule for {name}: say how it is made tiny"
     rule = RULES[name]
     more = rule.tiny(given) if callable(rule.tiny) else rule.tiny

@@ -1,20 +1,17 @@
-"""Sweeps that ship: the settings, the scripts that call them, and one from end to end."""
+"""Sweeps that ship: their commands, what is refused, and the scripts that call them."""
 
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from commands import ROOT, run_command
-from test_addition import SETTINGS
+from script_folder import commands_of, lay_out
 
 from config import options
 
-LINKED = ("arithmetic", "benchmarks", "config", "extension", "pretraining", "retrieval", "sweeps")
-FILES = ("tape", "train.py", "sweep.py", "eval_retrieval.py")
 SEVEN = "adape rope fire randrope nope alibi xpos"
 
 
@@ -36,27 +33,8 @@ def given(command, name):
 
 @pytest.fixture
 def run_script(tmp_path):
-    """Runs a script in a folder where it may write output/; `dry` has sweep.py show commands."""
-    for name in (*LINKED, *FILES):
-        (tmp_path / name).symlink_to(ROOT / name)
-    shutil.copytree(ROOT / "script", tmp_path / "script")
-    (tmp_path / "script" / "setup.sh").write_text("# the environment is there\n")
-    python = tmp_path / "venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-
-    def run_script(script, *settings, dry=True, **variables):
-        shown = '"$1" dry_run=true "${@:2}"' if dry else '"$@"'
-        python.write_text(f'#!/usr/bin/env bash\nexec "{sys.executable}" {shown}\n')
-        python.chmod(0o755)
-        return subprocess.run(
-            ["bash", f"script/{script}", *settings],
-            cwd=tmp_path,
-            env={**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv"), **variables},
-            capture_output=True,
-            text=True,
-        )
-
-    return run_script
+    """The commands that a script shows."""
+    return partial(commands_of, lay_out(tmp_path))
 
 
 # ---- sweep.py
@@ -148,11 +126,6 @@ def test_a_sweep_begins_without_slow_imports():
 # ---- scripts
 
 
-def shown(done):
-    assert done.returncode == 0, done.stderr
-    return [shlex.split(line)[1:] for line in done.stdout.splitlines()]
-
-
 @pytest.mark.parametrize(
     ("script", "axis", "prefix", "values"),
     [
@@ -170,7 +143,7 @@ def shown(done):
     ],
 )
 def test_a_script_has_its_defaults(run_script, script, axis, prefix, values):
-    found = shown(run_script(script, "length=512"))
+    found = run_script(script, "length=512")
     runs = [
         run for run in found if any(word.startswith(f"output_dir=output/{prefix}") for word in run)
     ]
@@ -184,7 +157,7 @@ def test_a_script_has_its_defaults(run_script, script, axis, prefix, values):
 def test_variables_of_the_comparison_on_text(run_script):
     variables = {"TYPES": " rope\ntape ", "SEEDS": "3", "NAME": "e", "BASELINE": "tape width=64"}
     flags = {"EVALUATION": "--data text --files github/", "EXPERIMENT": "compare_quick"}
-    found = shown(run_script("compare.sh", **variables, **flags))
+    found = run_script("compare.sh", **variables, **flags)
     assert [run[1:3] for run in found[:3:2]] == [
         ["experiment=compare_quick", f"name=e_{position}_3"] for position in ("rope", "tape")
     ]
@@ -193,18 +166,18 @@ def test_variables_of_the_comparison_on_text(run_script):
     assert given(found[1], "lengths") == ["{length}", "{length*2}", "{length*4}"]
     assert given(found[-1], "baseline") == ["tape width=64"]
     assert given(found[-1], "out") == ["output/compare_e"]
-    assert given(shown(run_script("compare.sh"))[1], "stride") == ["{length*8}"]
+    assert given((run_script("compare.sh"))[1], "stride") == ["{length*8}"]
 
 
 def test_variables_of_the_comparison_on_addition(run_script):
     evaluation = {"EVALUATION": "samples=3 max_length=4", "GRID": "b"}
-    found = shown(run_script("compare_add.sh", "experiment=addition_20", **evaluation))
+    found = run_script("compare_add.sh", "experiment=addition_20", **evaluation)
     assert found[0][-1] == "experiment=addition_20" and given(found[-1], "name") == ["b"]
     assert found[1][-3:] == ["samples=3", "max_length=4", "name=b"]
 
 
 def test_variables_of_the_comparison_on_pass_keys(run_script):
-    found = shown(run_script("compare_passkey.sh", TYPES="rope", EVALUATION="--num_tests 5"))
+    found = run_script("compare_passkey.sh", TYPES="rope", EVALUATION="--num_tests 5")
     assert len(found) == 3 * 2 + 1
     assert found[1] == [
         *("eval_retrieval.py", "--base_model", "output/passkey_rope_0"),
@@ -213,7 +186,7 @@ def test_variables_of_the_comparison_on_pass_keys(run_script):
 
 
 def test_variables_of_the_ablations(run_script):
-    found = shown(run_script("ablations.sh", TABLES="width equivariance", SEEDS="1"))
+    found = run_script("ablations.sh", TABLES="width equivariance", SEEDS="1")
     assert len(found) == 8 * 2 + 2  # `full` is in both tables, and is trained once
     compared = {given(command, "out")[0]: command for command in found[-2:]}
     assert {*compared} == {f"output/compare_ablation/{name}" for name in ("width", "equivariance")}
@@ -223,42 +196,22 @@ def test_variables_of_the_ablations(run_script):
 
 
 def test_variables_of_the_extensions(run_script):
-    found = shown(run_script("extend_demo.sh", "trainer.max_steps=3", TYPES="ft", NAME="n"))
+    found = run_script("extend_demo.sh", "trainer.max_steps=3", TYPES="ft", NAME="n")
     assert found[0] == ["train.py", "position=rope", "name=rope_local", "alias=rope_c4"]
     assert found[2] == ["train.py", "experiment=passkey", "position=rope", "seed=0"]
     folders = [given(run, "output_dir") for run in found if "trainer.max_steps=3" in run]
     assert folders == [["output/n/text_ft_0"], ["output/n/passkey_ft_0"]]
     runs = ["output/rope_c4", "output/passkey_rope_0", *(folder for (folder,) in folders)]
-    assert found[-1] == ["-m", "extension.compare", *runs, "--out", "output/n"]
+    assert found[-1] == ["-m", "tape.compare", *runs, "--name", "extend", "--out", "output/n"]
 
 
 def test_variables_of_the_slices_on_a_gpu(run_script):
     variables = {"TYPES": "rope", "SEEDS": "2", "EXPERIMENT": "addition_40", "BATCH": "8"}
-    found = shown(run_script("gpu/addition.sh", **variables))
+    found = run_script("gpu/addition.sh", **variables)
     run = "output/addition_40_rope_2"
     assert given(found[0], "experiment") == ["addition_40"] and given(found[0], "output_dir") == [
         run
     ]
     assert found[1][2:4] == [f"model={run}", "batch_size=8"]
     heatmaps = ["--name", "grid", "--out", "output/addition_40_heatmaps"]
-    assert found[2] == ["-m", "arithmetic.heatmap", run, *heatmaps]
-
-
-def test_a_comparison_from_end_to_end(run_script, tmp_path):
-    tiny = [setting for setting in SETTINGS if not setting.startswith("experiment=")]
-    tiny += ["trainer.eval_steps=1000", "task.samples=1"]
-    variables = {"TYPES": "rope tape", "SEEDS": "0", "EVALUATION": "samples=2 processes=1"}
-    first = run_script("compare_add.sh", *tiny, dry=False, **variables)
-    assert first.returncode == 0, first.stderr
-    line = r"^add_rope_0: inside: [\d.]+ .*, outside: .*$"
-    assert re.search(line, first.stdout, re.MULTILINE)
-    table = (tmp_path / "output" / "compare_add" / "table.md").read_text()
-    assert "| rope | 1 | " in table and "| tape | 1 | " in table and table in first.stdout
-    words = ["sweep=addition", "vary.position=rope tape", "seeds=0", "compare=null"]
-    evaluation = ["evaluation='samples=2 processes=1'", "--", *tiny]
-    again = run_command("sweep.py", *words, *evaluation, folder=tmp_path)
-    assert again.status == 0, again.err
-    assert (
-        re.findall(r"^add_(?:rope|tape)_0: .*", again.out, re.MULTILINE) == again.out.splitlines()
-    )
-    assert {*again.out.splitlines()} < {*first.stdout.splitlines()}
+    assert found[2] == ["-m", "tape.compare.heatmap", run, *heatmaps]
