@@ -144,7 +144,11 @@ def distances(inspections: list[ModelInspection]) -> Figure:
     for axes, (name, inside) in zip(panels, inspections, strict=True):
         layers = len(inside[0].attention)
         for layer in range(layers):
-            y = torch.stack([by_distance(one.attention[layer])[1:] for one in inside]).mean(0).numpy()
+            y = (
+                torch.stack([by_distance(one.attention[layer])[1:] for one in inside])
+                .mean(0)
+                .numpy()
+            )
             colour = colormaps["viridis"](0.9 * layer / max(1, layers - 1))
             axes.plot(np.arange(1, len(y) + 1), y, color=colour, label=f"layer {layer + 1}")
         axes.set(title=name, xscale="log", yscale="log", **labels)
