@@ -81,13 +81,9 @@ def check_added(words: list[str], name: str, folder: Path) -> None:
     groups = {path.name for path in folder.iterdir() if path.is_dir()} | {"hydra"}
     groups |= {key for key, value in tree.items() if value == {}}
     for override in parsed(words):
-        setting = override.key_or_group
-        added = override.is_add() or override.is_force_add()
-        if added and setting not in known and re.split(r"[./]", setting)[0] not in groups:
-            raise ValueError(
-                f"{override.input_line}: there is no such setting{hint(setting, known)} "
-                f"--help lists all"
-            )
+        outside = re.split(r"[./]", override.key_or_group)[0] not in groups
+        if is_added(override) and outside and override.key_or_group not in known:
+            raise ValueError(no_setting(override, known))
 
 
 def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
@@ -104,17 +100,17 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
         if names := options(group, folder):
             choices = value.split(",")
             for choice in {*choices} - names - ({"null"} if group not in needed else set()):
-                return f"unknown {group} {choice!r}{hint(choice, names)} Known: {listed(names)}"
+                known = ", ".join(sorted(names))
+                return f"unknown {group} {choice!r}{hint(choice, names)} Known: {known}"
             groups[group] = choices[0]
     with initialize_config_dir(version_base=None, config_dir=str(folder)):
         composed = compose(name, [f"{group}={choice}" for group, choice in groups.items()])
     known = {*_names(OmegaConf.to_container(composed))}
     for override in overrides:
         setting = override.key_or_group
-        added = override.is_add() or override.is_force_add()
-        if not (added or setting in groups or setting in known or setting.startswith("hydra")):
-            line = override.input_line
-            return f"{line}: there is no such setting{hint(setting, known)} --help lists all"
+        there = setting in groups or setting in known or setting.startswith("hydra")
+        if not (there or is_added(override)):
+            return no_setting(override, known)
     return None
 
 
@@ -131,5 +127,11 @@ def hint(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else "."
 
 
-def listed(words: Iterable[str]) -> str:
-    return ", ".join(sorted(words))
+def no_setting(override: Override, known: Iterable[str]) -> str:
+    close = hint(override.key_or_group, known)
+    return f"{override.input_line}: there is no such setting{close} --help lists all"
+
+
+def is_added(override: Override) -> bool:
+    """Returns whether an override begins with + or ++."""
+    return override.is_add() or override.is_force_add()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from scrolls.scoring import (
     read_types,
     write_json,
 )
-from scrolls.sources import HUB, Source, find, in_hub_cache
+from scrolls.sources import HUB, in_hub_cache
 from scrolls.table import csv_of, markdown, table
 from scrolls.tasks import BENCHMARK, HARD, TASKS
 from tape import origin
@@ -100,8 +101,8 @@ def references(tasks: set[str], golds: Golds) -> dict[str, Reference]:
     for name in (name for name in BENCHMARK if name in tasks):
         if name != ON_REQUEST:
             known[name] = golds.of(BENCHMARK[name])
-        elif (source := _on_request(golds)) is not None:
-            known[name] = golds.of(BENCHMARK[name], source)
+        elif (reference := _on_request(golds)) is not None:
+            known[name] = reference
         else:
             log.warning(
                 "note: %s is skipped, because its %s MB are not on this machine: put %s.zip of %s "
@@ -113,12 +114,12 @@ def references(tasks: set[str], golds: Golds) -> dict[str, Reference]:
     return known
 
 
-def _on_request(golds: Golds) -> Source | None:
+def _on_request(golds: Golds) -> Reference | None:
     task = BENCHMARK[ON_REQUEST]
     if golds.data_dir is not None:
         with suppress(FileNotFoundError):
-            return find(task, golds.split, golds.data_dir, golds.cache)
-    return find(task, golds.split, None, golds.cache) if in_hub_cache(task) else None
+            return golds.of(task)
+    return replace(golds, data_dir=None).of(task) if in_hub_cache(task) else None
 
 
 def verify_all(

@@ -64,16 +64,11 @@ def rouge(prediction: str, golds: Sequence[str]) -> dict[str, float]:
 def _variants(prediction: str, gold: str) -> dict[str, float]:
     scores = _NGRAMS.score(gold, prediction)
     rouge1, rouge2 = (scores[name].fmeasure for name in ("rouge1", "rouge2"))
-    rouge_l = _rouge_l(tokenize(prediction, None), tokenize(gold, None))
+    # As in rouge_score, whose table of all pairs takes minutes for a summarisation task.
+    words, others = tokenize(prediction, None), tokenize(gold, None)
+    common = _common_subsequence(words, others)
+    rouge_l = fmeasure(common / len(words), common / len(others)) if common else 0.0
     return dict(zip(VARIANTS, (rouge1, rouge2, rouge_l), strict=True))
-
-
-def _rouge_l(prediction: list[str], gold: list[str]) -> float:
-    """As in rouge_score, whose table of all pairs takes minutes for a summarisation task."""
-    if not prediction or not gold:
-        return 0.0
-    common = _common_subsequence(prediction, gold)
-    return fmeasure(common / len(prediction), common / len(gold))
 
 
 def _common_subsequence(words: list[str], others: list[str]) -> int:

@@ -44,10 +44,9 @@ class LoRA:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"peft.lora.dropout={self.dropout!r} must lie in [0, 1)")
         if not self.targets or (unknown := sorted({*self.targets} - {*LINEAR})):
-            raise ValueError(
-                f"peft.lora.targets={self.targets}: {'none' if not self.targets else unknown[0]}; "
-                f"allowed: {', '.join(LINEAR)}"
-            )
+            found = unknown[0] if self.targets else "none"
+            allowed = ", ".join(LINEAR)
+            raise ValueError(f"peft.lora.targets={self.targets}: {found}; allowed: {allowed}")
 
 
 @dataclass(frozen=True)
@@ -76,12 +75,12 @@ class Method:
         Raises:
             ValueError: for settings that are unknown, missing or in conflict.
         """
-        settings = dict(settings)
-        lora = settings.pop("lora", None)
-        if lora is not None:
-            _check_fields("peft.lora", lora, LoRA)
-        _check_fields("peft", settings | {"lora": lora}, cls)
-        return cls(**settings, lora=None if lora is None else LoRA(**lora))
+        settings = {"lora": None} | settings
+        _check_fields("peft", settings, cls)
+        if settings["lora"] is not None:
+            _check_fields("peft.lora", settings["lora"], LoRA)
+            settings["lora"] = LoRA(**settings["lora"])
+        return cls(**settings)
 
     def __post_init__(self):
         if self.everything and self.lora is not None:
@@ -121,11 +120,8 @@ def adapt(
                 f"{2 * method.groups}, so that groups can be shifted by half"
             )
         model.set_shifted_attention(length // method.groups)
-    model.config.adaptation = {
-        "base_model": base,
-        "base_weights": base_weights,
-        "method": asdict(method),
-    }
+    adaptation = {"base_model": base, "base_weights": base_weights, "method": asdict(method)}
+    model.config.adaptation = adaptation
     whole = {*EXTRA} if method.extra else set()
     for name in weights_of_encoding(model):
         whole.add("context" if ".context." in name else "position")
@@ -134,10 +130,10 @@ def adapt(
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(method.everything or not whole.isdisjoint(name.split(".")))
     if not trainable(model):
+        name = model.config.position["name"]
         raise ValueError(
-            f"peft={method.name}: nothing would train; position "
-            f"{model.config.position['name']!r} has no weights, and there is neither peft.lora nor "
-            f"peft.extra"
+            f"peft={method.name}: nothing would train; position {name!r} has no weights, and there "
+            f"is neither peft.lora nor peft.extra"
         )
     return model
 
@@ -178,21 +174,19 @@ def _without_warnings() -> Iterator[None]:
 
 def trainable(model: torch.nn.Module) -> dict[str, int]:
     """Returns the number of trainable weights by module, summed over layers."""
+    wrapping = r"^base_model\.model\.|\.(default|modules_to_save|weight)(?=\.|$)"
     counts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            name = re.sub(
-                r"^base_model\.model\.|\.(default|modules_to_save|weight)(?=\.|$)", "", name
-            )
-            counts[re.sub(r"\.\d+\.", ".*.", name)] += parameter.numel()
+            counts[re.sub(r"\.\d+\.", ".*.", re.sub(wrapping, "", name))] += parameter.numel()
     return dict(counts)
 
 
 def describe(model: torch.nn.Module) -> str:
     """Formats `trainable`, one line per module."""
     counts = trainable(model)
-    lines = [f"{sum(counts.values()):,} weights train:"]
-    return "\n".join(lines + [f"  {name}  {count:,}" for name, count in counts.items()])
+    lines = (f"  {name}  {count:,}" for name, count in counts.items())
+    return "\n".join([f"{sum(counts.values()):,} weights train:", *lines])
 
 
 def save_configuration(model: PeftModel, folder: Path) -> None:
@@ -216,8 +210,8 @@ def merged(model: TapeForCausalLM, folder: Path) -> TapeForCausalLM:
     wanted = {*get_peft_model_state_dict(adapted)}
     if found != wanted:
         example = min(found ^ wanted)
+        fault = f"{'it lacks' if example in wanted else 'there is no'} {example}"
         raise ValueError(
-            f"{folder}: the adapter does not match the decoder in its config.json: "
-            f"{'it lacks' if example in wanted else 'there is no'} {example}"
+            f"{folder}: the adapter does not match the decoder in its config.json: {fault}"
         )
     return adapted.merge_and_unload().requires_grad_(True)

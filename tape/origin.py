@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -48,7 +49,7 @@ def _process() -> dict[str, Any]:
         "command": shlex.join([Path(program).name, *arguments]),
         "commit": commit(),
         "machine": machine(),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": _versions(),
     }
 
 
@@ -80,20 +81,16 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    try:
+    with suppress(OSError):  # not Linux
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
     return platform.processor() or platform.machine()
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    found = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

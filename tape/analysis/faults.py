@@ -18,30 +18,20 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from tape import origin
-from tape.analysis.texts import (
-    Model,
-    add_arguments,
-    carry_out,
-    measured,
-    table,
-    windows,
-    with_refused,
-)
+from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
 from tape.cache import GrowingCache
-from tape.command import Distinct, Parser, integer, result_folder
+from tape.command import Distinct, integer
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.scoring import exp
 from tape.evaluation.tables import markdown_table, over_seeds
-from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.positions import Positions
 from tape.positions.rotary import RoPE, apply_rotary
@@ -130,10 +120,7 @@ def faults_of(model: TapeForCausalLM, length: int) -> dict[str, Measured]:
 
         return measure
 
-    found = {
-        NO_FAULT: moved(None),
-        "positions in bfloat16": moved(in_bfloat16),
-    }
+    found = {NO_FAULT: moved(None), "positions in bfloat16": moved(in_bfloat16)}
     position = model.model.position
     if position.max_positions is None or position.max_positions >= ORIGIN + length:
         found |= {
@@ -169,42 +156,31 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
             }
 
 
-def markdown(found: list[dict[str, Any]]) -> str:
+def markdown(found: Rows) -> str:
     """Tabulates by length perplexities, and the loss minus that without a fault of the same model
     on the same tokens, over the models of a row."""
-    right = {(row["model"], row["length"]): row["nll"] for row in found if row["fault"] == NO_FAULT}
-    cells: dict[tuple[str, str], dict[int, list[dict[str, Any]]]] = {}
-    for row in found:
-        by_length = cells.setdefault((row["row"], row["fault"]), {})
-        by_length.setdefault(row["length"], []).append(row)
-    lengths = sorted({row["length"] for row in found})
+    frame = pd.DataFrame(found)
+    right = frame[frame["fault"] == NO_FAULT].set_index(["model", "length"])["nll"].rename("right")
+    frame = frame.join(right, on=["model", "length"])
+    frame["more"] = frame["nll"] - frame["right"]
+    lengths = sorted(frame["length"].unique())
     head = [f"perplexity {length:,}" for length in lengths]
     head += [f"loss - {NO_FAULT}, {length:,}" for length in lengths]
     lines = [["model", "fault", "seeds", *head]]
-    for (name, fault), by_length in cells.items():
-        of = [by_length.get(length, []) for length in lengths]
-        line = [name, fault, str(max(map(len, of)))]
-        line += [over_seeds([row["perplexity"] for row in each], 2) for each in of]
-        more = [[row["nll"] - right[row["model"], row["length"]] for row in each] for each in of]
-        lines.append([*line, *("-" if fault == NO_FAULT else over_seeds(each, 4) for each in more)])
+    for (name, fault), rows in frame.groupby(["row", "fault"], sort=False):
+        of = [rows[rows["length"] == length] for length in lengths]
+        cells = [over_seeds(each["perplexity"].tolist(), 2) for each in of]
+        cells += ["-" if fault == NO_FAULT else over_seeds(each["more"].tolist(), 4) for each in of]
+        lines.append([name, fault, max(map(len, of)), *cells])
     return f"{markdown_table(lines)}\n\n{NOTE}"
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, bool]:
-    found, refused = measured(arguments.model, partial(rows, arguments))
-    text = with_refused(markdown(found), refused)
-    write_text(arguments.out / "faults.csv", table(found))
-    write_text(arguments.out / "faults.md", text + "\n")
-    origin.record(arguments.out)
-    return text, not refused
+    return tabulate(arguments, "faults", partial(rows, arguments), markdown)
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m tape.analysis.faults",
-        description="Effect of faults of the original code on a trained model.",
-    )
-    add_arguments(parser)
+    parser = parser_of("faults", "Effect of faults of the original code on a trained model.")
     parser.add_argument(
         "--lengths",
         type=integer(4),
@@ -213,7 +189,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         help="window lengths; default: 1, 2 and 4 times the trained length",
     )
     parser.add_argument("--windows", type=integer(1), default=64, help="windows per length")
-    parser.add_argument("--out", type=result_folder, default=Path("output/faults"), help="a folder")
     return parser.parse_args(given)
 
 

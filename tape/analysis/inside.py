@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -39,29 +37,20 @@ def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
     def record(module: torch.nn.Module, arguments: tuple) -> None:
         states.append(arguments[1])
 
-    hooks = [layer.register_forward_pre_hook(record) for layer in model.model.layers]
     ids = ids.to(model.device)[None]
     positions = torch.arange(first, first + ids.shape[1], device=ids.device)[None]
+    before = model.config._attn_implementation
+    hooks = [layer.register_forward_pre_hook(record) for layer in model.model.layers]
     try:
-        with _eager(model):
-            weights = model.model(
-                ids, position_ids=positions, use_cache=False, output_attentions=True
-            ).attentions
+        model.set_attn_implementation("eager")  # the only backend that returns weights
+        weights = model.model(
+            ids, position_ids=positions, use_cache=False, output_attentions=True
+        ).attentions
     finally:
+        model.set_attn_implementation(before)
         for hook in hooks:
             hook.remove()
     return Inside(
         [layer[0].float().cpu() for layer in weights],
         None if states[0] is None else [e[0, ..., :2, :].flatten(-2).float().cpu() for e in states],
     )
-
-
-@contextmanager
-def _eager(model: TapeForCausalLM) -> Iterator[None]:
-    """Switches to eager attention, the only backend that returns weights."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)

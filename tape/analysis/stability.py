@@ -10,32 +10,22 @@ change under the second shift, up to rounding.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tape import origin
 from tape.analysis.inside import Inside, look_inside
-from tape.analysis.texts import (
-    Model,
-    add_arguments,
-    carry_out,
-    measured,
-    table,
-    windows,
-    with_refused,
-)
-from tape.command import Distinct, Parser, integer, result_folder
+from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
+from tape.command import Distinct, integer
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.tables import markdown_table, over_seeds
-from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.statistics import student
 
@@ -123,27 +113,25 @@ def rows_of(arguments: argparse.Namespace, of: Model, dtype: str) -> Iterator[di
             }
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: Rows) -> str:
     """Tabulates the paper's layers, models and shifts: means over the models of a row, with 95 %
     intervals. The paper's rows follow."""
-    last = max(row["layer"] for row in rows)
+    frame, paper = pd.DataFrame(rows), pd.read_csv(PAPER, dtype=str, keep_default_na=False)
+    last = frame["layer"].max()
     layers = [layer for layer in SHOWN if layer <= last] + ([last] if last not in SHOWN else [])
     parts = []
     for measure, title in (("attention", "Attention weights, x 1e-2"), ("dot", "Dot products, %")):
         lines = [[title, "dtype", "move", "by", "seeds", *(f"layer {n}" for n in layers)]]
-        cells: dict[tuple, dict[int, list[Any]]] = {}
-        for row in rows:
-            key = row["row"], row["dtype"], KINDS[row["move"]], row["by"]
-            cells.setdefault(key, {}).setdefault(row["layer"], []).append(row[measure])
-        for key, found in cells.items():
-            values = (_over_seeds(found.get(layer, [""])) for layer in layers)
-            lines.append([*key, len(found[1]), *values])
-        with PAPER.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                if row["measure"] == measure:
-                    values = (row.get(str(layer)) or "-" for layer in layers)
-                    move = KINDS[row["move"]]
-                    lines.append([f"{row['method']} (paper)", "", move, row["by"], "", *values])
+        for (name, dtype, move, by), found in frame.groupby(
+            ["row", "dtype", "move", "by"], sort=False
+        ):
+            values = {layer: of[measure].tolist() for layer, of in found.groupby("layer")}
+            cells = (_over_seeds(values.get(layer, [""])) for layer in layers)
+            lines.append([name, dtype, KINDS[move], by, len(values[1]), *cells])
+        for row in paper[paper["measure"] == measure].to_dict("records"):
+            cells = (row.get(str(layer)) or "-" for layer in layers)
+            name, move = f"{row['method']} (paper)", KINDS[row["move"]]
+            lines.append([name, "", move, row["by"], "", *cells])
         parts.append(markdown_table(lines))
     return "\n\n".join([*parts, DEFINITIONS])
 
@@ -162,31 +150,19 @@ def run(arguments: argparse.Namespace) -> tuple[str, bool]:
         for dtype in arguments.dtypes:
             yield from rows_of(arguments, model, dtype)
 
-    rows, refused = measured(arguments.model, of)
-    write_text(arguments.out / "stability.csv", table(rows))
-    text = with_refused(markdown(rows), refused)
-    write_text(arguments.out / "stability.md", text + "\n")
-    origin.record(arguments.out)
-    return text, not refused
+    return tabulate(arguments, "stability", of, markdown)
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m tape.analysis.stability",
-        description="Changes in attention and positions when a text is shifted (Table 8).",
+    parser = parser_of(
+        "stability", "Changes in attention and positions when a text is shifted (Table 8)."
     )
-    add_arguments(parser)
-    parser.add_argument("--length", type=integer(2), default=128, help="tokens per window")
-    parser.add_argument("--windows", type=integer(1), default=16, help="number of windows")
-    parser.add_argument(
-        "--shifts", type=integer(1, 10**6), nargs="+", action=Distinct, default=[3, 10, 100, 1000]
-    )
-    parser.add_argument(
-        "--dtypes", choices=DTYPES, nargs="+", action=Distinct, default=["float32", "bfloat16"]
-    )
-    parser.add_argument(
-        "--out", type=result_folder, default=Path("output/stability"), help="a folder"
-    )
+    add = parser.add_argument
+    add("--length", type=integer(2), default=128, help="tokens per window")
+    add("--windows", type=integer(1), default=16, help="number of windows")
+    shifts, dtypes = [3, 10, 100, 1000], ["float32", "bfloat16"]
+    add("--shifts", type=integer(1, 10**6), nargs="+", action=Distinct, default=shifts)
+    add("--dtypes", choices=DTYPES, nargs="+", action=Distinct, default=dtypes)
     return parser.parse_args(given)
 
 

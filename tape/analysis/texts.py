@@ -10,29 +10,36 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 import transformers
 from torch import Tensor
 
-from tape.command import EXPECTED, expected_errors, in_one_line
+from tape import origin
+from tape.command import EXPECTED, Parser, expected_errors, in_one_line, result_folder
 from tape.compare.rows import grouped
 from tape.compare.runs import Run, settings_of
-from tape.evaluation.tables import csv_table
 from tape.evaluation.texts import CORPORA, open_text
-from tape.files import make_folder
+from tape.files import make_folder, write_text
 from tape.modeling import TapeForCausalLM
 from tape.training.runs import TRAINED
 
+Rows = list[dict[str, Any]]
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of models, and of a text."""
-    parser.add_argument("--model", type=Path, nargs="+", required=True, help="folders of models")
-    parser.add_argument(
+
+def parser_of(name: str, description: str) -> Parser:
+    """Returns the parser of python -m tape.analysis.<name>: models, a text, a folder of results."""
+    parser = Parser(prog=f"python -m tape.analysis.{name}", description=description)
+    add = parser.add_argument
+    add("--model", type=Path, nargs="+", required=True, help="folders of models")
+    add(
         "--data",
         default="local",
         help=f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}",
     )
-    parser.add_argument("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add("--out", type=result_folder, default=Path(f"output/{name}"), help="a folder")
+    return parser
 
 
 class Model(NamedTuple):
@@ -55,10 +62,8 @@ def models(folders: list[Path]) -> list[Model]:
         ValueError: if a run occurs twice.
     """
     resolved = [folder.resolve() for folder in folders]
-    if twice := {
-        str(f) for f, own in zip(folders, resolved, strict=True) if resolved.count(own) > 1
-    }:
-        raise ValueError(f"--model {' '.join(sorted(twice))}: one folder, given twice")
+    if twice := sorted({str(f) for f in folders if resolved.count(f.resolve()) > 1}):
+        raise ValueError(f"--model {' '.join(twice)}: one folder, given twice")
     names = [folder.name for folder in resolved]
     if len(set(names)) < len(names):
         shared = os.path.commonpath(resolved)
@@ -70,32 +75,6 @@ def models(folders: list[Path]) -> list[Model]:
             label = f"{label}, seeds" if label in names else label
             rows |= {run.folder: label for run in group}
     return [Model(f, name, rows.get(f, name)) for f, name in zip(folders, names, strict=True)]
-
-
-def measured(
-    given: list[Path], measure: Callable[[Model], Iterable[dict[str, Any]]]
-) -> tuple[list[dict[str, Any]], dict[Path, str]]:
-    """The rows of all models, and why some have none.
-
-    Raises:
-        ValueError: if no model has any.
-    """
-    rows: list[dict[str, Any]] = []
-    refused: dict[Path, str] = {}
-    for model in models(given):
-        try:
-            rows += list(measure(model))
-        except EXPECTED as error:
-            refused[model.folder] = in_one_line(error)
-    if not rows:
-        raise ValueError("; ".join(refused.values()))
-    return rows, refused
-
-
-def with_refused(text: str, refused: dict[Path, str]) -> str:
-    """Tables, and below them what is not in them."""
-    lines = [f"* {folder}: {why}" for folder, why in refused.items()]
-    return "\n\n".join([text, "Not in the tables:", "\n".join(lines)]) if lines else text
 
 
 def windows(
@@ -118,20 +97,47 @@ def windows(
     return text.name, found
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """csv"""
-    return csv_table([rows[0], *(row.values() for row in rows)])
+def tabulate(
+    arguments: argparse.Namespace,
+    name: str,
+    measure: Callable[[Model], Iterable[dict[str, Any]]],
+    markdown: Callable[[Rows], str],
+) -> tuple[str, bool]:
+    """Measures all models; writes their rows to <name>.csv and the tables of these to <name>.md.
+
+    Returns:
+        The tables, with the reasons why models are not in them, and whether all are.
+
+    Raises:
+        ValueError: if none is.
+    """
+    rows: Rows = []
+    refused: dict[Path, str] = {}
+    for model in models(arguments.model):
+        try:
+            rows += measure(model)
+        except EXPECTED as error:
+            refused[model.folder] = in_one_line(error)
+    if not rows:
+        raise ValueError("; ".join(refused.values()))
+    text = markdown(rows)
+    if refused:
+        lines = (f"* {folder}: {reason}" for folder, reason in refused.items())
+        text = "\n\n".join([text, "Not in the tables:", "\n".join(lines)])
+    table = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
+    write_text(arguments.out / f"{name}.csv", table)
+    write_text(arguments.out / f"{name}.md", text + "\n")
+    origin.record(arguments.out)
+    return text, not refused
 
 
 @expected_errors()
 def carry_out(
     run: Callable[[argparse.Namespace], tuple[str, bool]], arguments: argparse.Namespace
 ) -> None:
-    """Print the tables of `run`, which also says whether all models are in them: the status is 1
-    otherwise."""
+    """Prints the tables of `run`. The status is 1 unless all models are in them."""
     transformers.logging.disable_progress_bar()
     make_folder(arguments.out)  # before hours of work, if that cannot be
     text, whole = run(arguments)
-    print(text)
-    print(f"\nalso in {arguments.out}")
+    print(f"{text}\n\nalso in {arguments.out}")
     sys.exit(not whole)

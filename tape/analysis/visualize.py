@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib import colormaps
 from matplotlib.colors import Normalize, PowerNorm
@@ -23,23 +24,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from tape import origin
 from tape.analysis.inside import Inside, look_inside
-from tape.analysis.texts import (
-    Model,
-    add_arguments,
-    carry_out,
-    measured,
-    table,
-    windows,
-    with_refused,
-)
-from tape.command import Parser, integer, result_folder
+from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
+from tape.command import integer
 from tape.data.blocks import writable
 from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
-from tape.files import write_text
+from tape.names import encodable
 
 PANEL = 1.9  # inches
 ATTENTION = "attention weight"
@@ -109,19 +101,16 @@ def grid(
 ) -> Figure:
     """Draws a row per layer and a column per head with one colour scale."""
     columns = min(heads, max(len(layer) for layer in layers))
-    figure = Figure(
-        figsize=(PANEL * columns + 1.4, PANEL * len(layers) + 0.6), layout="constrained"
-    )
+    size = (PANEL * columns + 1.4, PANEL * len(layers) + 0.6)
+    figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(layers), columns, squeeze=False, sharex=True, sharey=True)
     for number, (row, layer) in enumerate(zip(panels, layers, strict=True), start=1):
         row[0].set_ylabel(f"layer {number}\nquery")
-        for head, axes in enumerate(row):
-            if head >= len(layer):  # one state for all heads
-                axes.axis("off")
-                continue
-            image = axes.imshow(layer[head], norm=norm, cmap=colours, interpolation="nearest")
-            title = "all heads" if len(layer) == 1 else f"head {head + 1}"
-            axes.set_title(title, fontsize=8)
+        for axes in row[len(layer) :]:  # one state for all heads
+            axes.axis("off")
+        for head, (axes, values) in enumerate(zip(row, layer, strict=False), start=1):
+            image = axes.imshow(values, norm=norm, cmap=colours, interpolation="nearest")
+            axes.set_title("all heads" if len(layer) == 1 else f"head {head}", fontsize=8)
     for axes in panels[-1]:
         axes.set_xlabel("key")
     figure.suptitle(name)
@@ -129,19 +118,15 @@ def grid(
     return figure
 
 
-def norms(label: str, maps: list[list[np.ndarray]]) -> Normalize:
-    """Returns one colour scale for all maps of a kind."""
-    highest = max(layer.max() for layers in maps for layer in layers)
-    if label == ATTENTION:
-        return PowerNorm(0.5, 0, highest)
-    size = max(abs(layer).max() for layers in maps for layer in layers)
-    return Normalize(-size, size)
+def largest(maps: list[list[np.ndarray]]) -> float:
+    """Returns the largest magnitude in the layers of several models."""
+    return max(abs(layer).max() for layers in maps for layer in layers)
 
 
 def comparable(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     """Returns whether layers, heads and tokens agree; a single map stands for all heads."""
-    heads = {len(layer) for layers in (one, other) for layer in layers} - {1}
-    tokens = {layer.shape[-1] for layers in (one, other) for layer in layers}
+    heads = {len(layer) for layer in (*one, *other)} - {1}
+    tokens = {layer.shape[-1] for layer in (*one, *other)}
     return len(one) == len(other) and len(heads) <= 1 and len(tokens) == 1
 
 
@@ -150,27 +135,26 @@ def differences(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarr
     return [np.subtract(*np.broadcast_arrays(b, a)) for a, b in zip(one, other, strict=True)]
 
 
-def curves(
-    inspections: list[ModelInspection],
-    of: Callable[[Inside, int], np.ndarray],
-    title: str,
-    **axes_settings: Any,
-) -> Figure:
-    """Draws a panel per row and a line per layer: the mean over models and texts of `of(inside,
-    layer)` against 1, 2, 3 ... tokens."""
+def distances(inspections: list[ModelInspection]) -> Figure:
+    """Draws attention by distance, a panel per row and a line per layer: means over models and
+    texts."""
     figure = Figure(figsize=(4.6 * len(inspections) + 0.6, 3.8), layout="constrained")
     panels = figure.subplots(1, len(inspections), squeeze=False, sharey=True, sharex=True)[0]
-    for axes, each in zip(panels, inspections, strict=True):
-        inside = each.inside
+    labels = {"xlabel": "tokens between query and key", "ylabel": "mean weight"}
+    for axes, (name, inside) in zip(panels, inspections, strict=True):
         layers = len(inside[0].attention)
         for layer in range(layers):
-            y = np.mean([of(one, layer) for one in inside], axis=0)
+            y = (
+                torch.stack([by_distance(one.attention[layer])[1:] for one in inside])
+                .mean(0)
+                .numpy()
+            )
             colour = colormaps["viridis"](0.9 * layer / max(1, layers - 1))
             axes.plot(np.arange(1, len(y) + 1), y, color=colour, label=f"layer {layer + 1}")
-        axes.set(title=each.row, xscale="log", **axes_settings)
+        axes.set(title=name, xscale="log", yscale="log", **labels)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
-    figure.suptitle(title)
+    figure.suptitle("Attention by distance")
     return figure
 
 
@@ -183,11 +167,8 @@ def sizes(inspections: list[ModelInspection]) -> Figure | None:
     axes = figure.subplots()
     for name, inside in stateful:
         layers = range(len(inside[0].states))
-        found = [torch.cat([magnitudes(x.states[n]).flatten() for x in inside]) for n in layers]
-        low, middle, high = (
-            [torch.quantile(_some(values), share).item() for values in found]
-            for share in (0.05, 0.5, 0.95)
-        )
+        found = [np.concatenate([magnitudes(x.states[n]).ravel() for x in inside]) for n in layers]
+        low, middle, high = np.transpose([np.quantile(x, (0.05, 0.5, 0.95)) for x in found])
         places = np.arange(1, len(found) + 1)
         (line,) = axes.plot(places, middle, "o-", label=name)
         axes.fill_between(places, low, high, alpha=0.2, color=line.get_color())
@@ -196,11 +177,6 @@ def sizes(inspections: list[ModelInspection]) -> Figure | None:
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
-
-
-def _some(values: Tensor) -> Tensor:
-    """Subsamples evenly to at most a million values, the limit of torch's quantiles."""
-    return values[:: max(1, len(values) // 10**6)]
 
 
 def as_files(rows: list[str]) -> dict[str, str]:
@@ -222,24 +198,18 @@ def draw(inspections: list[ModelInspection], heads: int, out: Path) -> list[str]
         maps = {name: found[label] for name, found in all_maps.items() if label in found}
         if not maps:
             continue
-        norm = norms(label, list(maps.values()))
+        most = largest([*maps.values()])
+        colours, norm = "RdBu_r", Normalize(-most, most)
+        if label == ATTENTION:
+            colours, norm = "viridis", PowerNorm(0.5, 0, most)
         for name, layers in maps.items():
-            colours = "viridis" if label == ATTENTION else "RdBu_r"
             figures[f"{stem}_{files[name]}"] = grid(name, layers, heads, label, norm, colours)
         if len(maps) == 2 and comparable(*maps.values()):
-            (one, first), (other, second) = maps.items()
-            between = differences(first, second)
-            size = max(abs(layer).max() for layer in between) or 1.0
-            title, scale = f"{other} - {one}", Normalize(-size, size)
-            figures[f"{stem}_difference"] = grid(title, between, heads, label, scale, "RdBu_r")
-    figures["distance"] = curves(
-        inspections,
-        lambda inside, layer: by_distance(inside.attention[layer])[1:].numpy(force=True),
-        "Attention by distance",
-        xlabel="tokens between query and key",
-        ylabel="mean weight",
-        yscale="log",
-    )
+            between = differences(*maps.values())
+            most = largest([between]) or 1.0
+            title, norm = " - ".join(reversed(maps)), Normalize(-most, most)
+            figures[f"{stem}_difference"] = grid(title, between, heads, label, norm, "RdBu_r")
+    figures["distance"] = distances(inspections)
     if (figure := sizes(inspections)) is not None:
         figures["magnitude"] = figure
     for kind in ("attention", "dot_products"):  # figures of an earlier call
@@ -258,25 +228,23 @@ def look(arguments: argparse.Namespace, folder: Path) -> list[Inside]:
             texts = [torch.tensor(tokenizer(arguments.text)["input_ids"])]
     else:
         _, texts = windows(arguments, folder, model, arguments.length)
-    if len(texts[0]) < 8:
-        raise ValueError(f"the text has {len(texts[0])} tokens; give 8 or more")
-    check_length(model, len(texts[0]), f"a text of {len(texts[0])} tokens")
-    with model.evaluation_length(len(texts[0])):
+    length = len(texts[0])
+    if length < 8:
+        raise ValueError(f"the text has {length} tokens; give 8 or more")
+    check_length(model, length, f"a text of {length} tokens")
+    with model.evaluation_length(length):
         return [look_inside(model, ids) for ids in texts]
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: Rows) -> str:
     """Tabulates by row and layer: means over models, with 95 % intervals."""
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["row"], row["layer"]), []).append(row)
     head = ["attention beyond a quarter of the text, %", "entropy, nats", r"\|e\|"]
     lines = [["model", "layer", "seeds", *head]]
-    for (name, layer), group in groups.items():
-        far = over_seeds([100 * row["beyond_a_quarter"] for row in group], 2)
-        spread = over_seeds([row["entropy"] for row in group], 3)
-        size = over_seeds([row["magnitude"] for row in group if row["magnitude"] != ""], 3)
-        lines.append([name, str(layer), str(len(group)), far, spread, size])
+    for (name, layer), group in pd.DataFrame(rows).groupby(["row", "layer"], sort=False):
+        far = over_seeds((100 * group["beyond_a_quarter"]).tolist(), 2)
+        spread = over_seeds(group["entropy"].tolist(), 3)
+        size = over_seeds([value for value in group["magnitude"] if value != ""], 3)
+        lines.append([name, layer, len(group), far, spread, size])
     return markdown_table(lines)
 
 
@@ -288,37 +256,25 @@ def run(arguments: argparse.Namespace) -> tuple[str, bool]:
         inspections.setdefault(model.row, ModelInspection(model.row, [])).inside.extend(inside)
         return numbers(model, inside)
 
-    rows, refused = measured(arguments.model, of)
-    text = with_refused(markdown(rows), refused)
-    write_text(arguments.out / "attention.csv", table(rows))
-    write_text(arguments.out / "attention.md", text + "\n")
+    text, whole = tabulate(arguments, "attention", of, markdown)
     drawn = draw(list(inspections.values()), arguments.heads, arguments.out)
-    origin.record(arguments.out)
-    return f"{text}\n\nPictures: {', '.join(drawn)}", not refused
+    return f"{text}\n\nPictures: {', '.join(drawn)}", whole
 
 
 def utf8(text: str) -> str:
     """Parses a text for argparse, which passes invalid bytes as surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid UTF-8") from error
+    if not encodable(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid UTF-8")
     return text
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m tape.analysis.visualize",
-        description="Figures of a model's attention and positions (Fig. 7).",
-    )
-    add_arguments(parser)
-    parser.add_argument("--text", type=utf8, help="text to show instead of --data")
-    parser.add_argument("--length", type=integer(8), default=256, help="tokens per window")
-    parser.add_argument("--windows", type=integer(1), default=8, help="number of windows")
-    parser.add_argument("--heads", type=integer(1), default=4, help="heads to show per layer")
-    parser.add_argument(
-        "--out", type=result_folder, default=Path("output/visualize"), help="a folder"
-    )
+    parser = parser_of("visualize", "Figures of a model's attention and positions (Fig. 7).")
+    add = parser.add_argument
+    add("--text", type=utf8, help="text to show instead of --data")
+    add("--length", type=integer(8), default=256, help="tokens per window")
+    add("--windows", type=integer(1), default=8, help="number of windows")
+    add("--heads", type=integer(1), default=4, help="heads to show per layer")
     arguments = parser.parse_args(given)
     if arguments.text is not None:
         for name in ("data", "files", "length", "windows"):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -55,8 +55,7 @@ def tokenize_corpus(
     Raises:
         ValueError: if the split has no text.
     """
-    fingerprint = token_fingerprint(corpus, split, tokenizer)
-    folder = cache_dir / "tokens" / fingerprint
+    folder = cache_dir / "tokens" / token_fingerprint(corpus, split, tokenizer)
     stream = read_or_discard(folder, partial(_read_stream, tokenizer))
     if stream is None:
         most = (corpus.size() or 0) * token_dtype(tokenizer).itemsize  # a token has a byte of text
@@ -152,30 +151,16 @@ def writable() -> Iterator[None]:
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.ndarray]:
     """Tokenizes each text without special tokens; their names within a text are plain text."""
+    plain = {"add_special_tokens": False, "split_special_tokens": True}
     found = []
-    for group in _by_size(texts):
+    # In batches of bounded size: the tokenizer takes some hundred bytes of memory per token.
+    ends = accumulate(map(len, texts))
+    for _, group in groupby(texts, key=lambda _: next(ends) // CHARACTERS_AT_ONCE):
         # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
         with writable():
-            encoded = tokenizer(
-                group, add_special_tokens=False, split_special_tokens=True, verbose=False
-            )
+            encoded = tokenizer(list(group), **plain, verbose=False)
         found += [np.array(ids, dtype=token_dtype(tokenizer)) for ids in encoded["input_ids"]]
     return found
-
-
-def _by_size(texts: list[str]) -> Iterator[list[str]]:
-    """Splits texts into batches of bounded size: the tokenizer takes some hundred bytes of memory
-    per token."""
-    group: list[str] = []
-    size = 0
-    for text in texts:
-        if group and size + len(text) > CHARACTERS_AT_ONCE:
-            yield group
-            group, size = [], 0
-        group.append(text)
-        size += len(text)
-    if group:
-        yield group
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, batch: list[str]) -> list[np.ndarray]:

@@ -57,20 +57,17 @@ class C4Corpus(Corpus):
         max_bad: int = 100,
         name: str = "c4",
     ):
-        numbers = {
-            "shards": (1 if shards is None else shards, 1),
-            "validation_shards": (validation_shards, 1),
-            "validation_documents": (validation_documents, 1),
-            "tokenizer_documents": (tokenizer_documents, 1),
-            "seed": (seed, 0),
-            "max_bad": (max_bad, 0),
-        }
-        for setting, (number, least) in numbers.items():
-            check_integer(f"data.{setting}", number, least)
+        if shards is not None:
+            check_integer("data.shards", shards)
+        check_integer("data.validation_shards", validation_shards)
+        check_integer("data.validation_documents", validation_documents)
+        check_integer("data.tokenizer_documents", tokenizer_documents)
+        check_integer("data.seed", seed, 0)
+        check_integer("data.max_bad", max_bad, 0)
         check_integer("data.window", window, most=LARGEST_WINDOW)
         check_flag("data.streaming", streaming)
-        for setting, text in {"root": root, "name": name}.items():
-            check_text(f"data.{setting}", text)
+        check_text("data.root", root)
+        check_text("data.name", name)
         self.name, self.streaming, self.seed, self.window = name, streaming, seed, window
         self.validation_documents = validation_documents
         self.tokenizer_documents = tokenizer_documents
@@ -81,12 +78,11 @@ class C4Corpus(Corpus):
         if dir is None and not streaming:
             folder = cached_folder(folder)
         there = list_shards(folder)
-        wanted = {"train": shards, "validation": validation_shards}
-        for split, count in wanted.items():
-            if count is not None and count > len(there[split]):
-                setting = "shards" if split == "train" else "validation_shards"
+        wanted = {"shards": shards, "validation_shards": validation_shards}
+        for (setting, count), (split, found) in zip(wanted.items(), there.items(), strict=True):
+            if count is not None and count > len(found):
                 raise ValueError(
-                    f"data.{setting}={count} but {folder} has {len(there[split])} {split} shards"
+                    f"data.{setting}={count} but {folder} has {len(found)} {split} shards"
                 )
         self.train = self._shuffled(there["train"], "choice")[:shards]
         self.held_out = there["validation"][:validation_shards]
@@ -95,11 +91,11 @@ class C4Corpus(Corpus):
             self.held_out = [download(shard, folder) for shard in self.held_out]
 
     def documents(self, split: Split) -> Iterator[str]:
-        texts = chain.from_iterable(
-            self.read(shard) for shard in (self.train if split == "train" else self.held_out)
+        training = split == "train"
+        texts = chain.from_iterable(map(self.read, self.train if training else self.held_out))
+        yield from (
+            text for _, text in islice(texts, None if training else self.validation_documents)
         )
-        limit = None if split == "train" else self.validation_documents
-        yield from (text for _, text in islice(texts, limit))
 
     def sample(self) -> Iterator[str]:
         """Yields `tokenizer_documents` training documents, evenly from a few shards."""
@@ -148,11 +144,8 @@ class C4Corpus(Corpus):
 
     def _shuffled(self, shards: list[Shard], key: str) -> list[Shard]:
         """Sorts by a hash of the name, independent of other files in the folder."""
-
-        def rank(shard: Shard) -> str:
-            return hashlib.sha256(f"{self.seed} {key} {shard.name}".encode()).hexdigest()
-
-        return sorted(shards, key=rank)
+        ranks = {x.name: hashlib.sha256(f"{self.seed} {key} {x.name}".encode()) for x in shards}
+        return sorted(shards, key=lambda shard: ranks[shard.name].hexdigest())
 
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:

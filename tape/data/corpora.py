@@ -11,12 +11,12 @@ import os
 import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal, NoReturn
 
 import pyarrow.parquet
-import zstandard
 
 from tape.names import check_fraction, check_path, check_text, encodable
 
@@ -26,7 +26,7 @@ Paths = str | Path | list[str | Path] | tuple[str | Path, ...]
 PLAIN = (".txt", ".md", ".rst", ".py")
 RECORDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 KNOWN = (*PLAIN, *RECORDS, ".parquet")
-UNREADABLE = (OSError, EOFError, zlib.error, zstandard.ZstdError, pyarrow.ArrowException)
+UNREADABLE = (OSError, EOFError, zlib.error, pyarrow.ArrowException)
 
 
 class Corpus:
@@ -84,9 +84,8 @@ class FileCorpus(Corpus):
     def describe(self) -> str:
         files = self.files()
         size = sum(path.stat().st_size for path in files)
-        return (
-            f"{self.name}: {len(files):,} files, {size:,} bytes, sha256 {self.fingerprint()[:16]}"
-        )
+        digest = self.fingerprint()[:16]
+        return f"{self.name}: {len(files):,} files, {size:,} bytes, sha256 {digest}"
 
 
 class LocalCorpus(FileCorpus):
@@ -230,7 +229,11 @@ def _inside(setting: str, path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ValueError(f"{setting}: {path} is neither a file nor a folder")
-    tree = os.walk(path, onerror=_refuse)
+
+    def refuse(error: OSError) -> NoReturn:
+        raise error
+
+    tree = os.walk(path, onerror=refuse)
     files = (Path(folder, name) for folder, _, names in tree for name in names)
     inside = [file for file in files if file.name.endswith(KNOWN) and file.is_file()]
     if not inside:
@@ -238,27 +241,18 @@ def _inside(setting: str, path: Path) -> list[Path]:
     return inside
 
 
-def _refuse(error: OSError) -> NoReturn:
-    raise error
-
-
-class _reading:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     """Turns errors while a file is read into errors that name the file."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind, error, traceback) -> None:
-        if isinstance(error, UnicodeDecodeError):
-            raise ValueError(
-                f"{self.path} is not UTF-8 text: byte {error.object[error.start]:#04x} at "
-                f"{error.start:,}; convert it, or leave it out"
-            ) from error
-        if isinstance(error, UNREADABLE):
-            raise ValueError(f"{self.path} cannot be read: {error}") from error
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at "
+            f"{error.start:,}; convert it, or leave it out"
+        ) from error
+    except UNREADABLE as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 def _plain_text(path: Path) -> str:
@@ -269,42 +263,13 @@ def _plain_text(path: Path) -> str:
     return text
 
 
-class _ZstdFile(io.RawIOBase):
-    """Reads all frames of a file. The library's reader silently stops after the first one, even if
-    it is truncated."""
-
-    def __init__(self, path: Path):
-        self.parts, self.left = self._parts(path), memoryview(b"")
-
-    @staticmethod
-    def _parts(path: Path) -> Iterator[bytes]:
-        decoder = zstandard.ZstdDecompressor().decompressobj()
-        with path.open("rb") as file:
-            while chunk := file.read(2**16):
-                while chunk:
-                    if decoder.eof:
-                        decoder = zstandard.ZstdDecompressor().decompressobj()
-                    if part := decoder.decompress(chunk):
-                        yield part
-                    chunk = decoder.unused_data
-        if not decoder.eof:
-            raise EOFError("the compressed data end too early")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:
-        part = self.left or memoryview(next(self.parts, b""))
-        size = min(len(buffer), len(part))
-        buffer[:size], self.left = part[:size], part[size:]
-        return size
-
-
 def _open(path: Path) -> BinaryIO:
     if path.suffix == ".gz":
         return gzip.open(path, "rb")
     if path.suffix == ".zst":
-        return io.BufferedReader(_ZstdFile(path))
+        if not path.stat().st_size:  # which the library takes for no data
+            raise EOFError("the compressed data end too early")
+        return pyarrow.input_stream(str(path), compression="zstd")
     return path.open("rb")
 
 
@@ -318,19 +283,19 @@ def record_field(path: Path, field: str) -> Iterator[str]:
         for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8"), start=1):
             if not line.strip():
                 continue
+            where = f"{path}, line {number}"
             try:
                 row = json.loads(line)
             except (json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+                raise ValueError(f"{where}: not JSON ({error})") from error
             text = row.get(field) if isinstance(row, dict) else None
-            if isinstance(text, str) and not encodable(text):
-                raise ValueError(f"{path}, line {number}: {field!r} holds a lone surrogate")
             if not isinstance(text, str):
                 has = f"fields {', '.join(row)}" if isinstance(row, dict) else "no fields"
                 raise ValueError(
-                    f"{path}, line {number}: no text in field {field!r} (the row has {has}); "
-                    f"set data.field"
+                    f"{where}: no text in field {field!r} (the row has {has}); set data.field"
                 )
+            if not encodable(text):
+                raise ValueError(f"{where}: {field!r} holds a lone surrogate")
             yield text
 
 

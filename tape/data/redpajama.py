@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
-from tape.data.corpora import FileCorpus, Split, fraction, record_field
+from tape.data.corpora import TextCorpus
 from tape.names import check_fraction, check_path, check_text
 
 HUB = "togethercomputer/RedPajama-Data-1T-Sample"
@@ -21,7 +20,7 @@ FILES = tuple(f"{source}_sample.jsonl" for source in SOURCES)
 log = logging.getLogger(__name__)
 
 
-class RedPajamaCorpus(FileCorpus):
+class RedPajamaCorpus(TextCorpus):
     """RedPajama-Data-1T-Sample (Together Computer 2023): about a billion tokens from the sources of
     Llama's training data.
 
@@ -32,6 +31,8 @@ class RedPajamaCorpus(FileCorpus):
     Raises:
         FileNotFoundError: if the folder has none of the files, or the hub cannot provide one.
     """
+
+    field, held_out = "text", ()
 
     def __init__(
         self,
@@ -49,13 +50,6 @@ class RedPajamaCorpus(FileCorpus):
 
     def rule(self) -> str:
         return f"redpajama {self.validation_fraction}"
-
-    def documents(self, split: Split) -> Iterator[str]:
-        for path in self.paths:
-            for text in record_field(path, "text"):
-                held_out = fraction(text) < self.validation_fraction
-                if text.strip() and held_out == (split == "validation"):
-                    yield text
 
 
 def _in_folder(folder: Path) -> list[Path]:

@@ -12,7 +12,6 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 from fsspec.core import url_to_fs
@@ -55,8 +54,8 @@ class Shard:
     def digest(self) -> str:
         """Returns a hash of all bytes."""
         files, path = url_to_fs(self.url)
+        digest = hashlib.sha256()
         with files.open(path, "rb") as file:
-            digest = hashlib.sha256()
             while chunk := file.read(2**20):
                 digest.update(chunk)
         return f"{self.name} {self.size} {digest.hexdigest()}"
@@ -175,7 +174,7 @@ def cached_folder(url: str) -> str:
             f"HF_HUB_OFFLINE is set and nothing of {url} is in the hub's cache; "
             f"take data.dir=/path/to/en"
         ) from error
-    return os.path.join(snapshot, folder)
+    return f"{snapshot}/{folder}"
 
 
 def download(shard: Shard, folder: str) -> Shard:
@@ -184,9 +183,6 @@ def download(shard: Shard, folder: str) -> Shard:
     if not match:
         return shard
     repository, revision, inside = match.groups()
-    path = Path(
-        hf_hub_download(
-            repository, f"{inside}/{shard.name}", repo_type="dataset", revision=revision
-        )
-    )
-    return Shard(shard.name, str(path), path.stat().st_size, None)
+    name = f"{inside}/{shard.name}"
+    path = hf_hub_download(repository, name, repo_type="dataset", revision=revision)
+    return Shard(shard.name, path, os.path.getsize(path), None)

@@ -78,13 +78,9 @@ def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
 
     def sample() -> Iterator[str]:
         nonlocal is_cut, documents
-        bar = tqdm(
-            desc=f"reading {corpus.name}",
-            total=corpus.size(),
-            **{"unit": "B", "unit_scale": True, "disable": None},
-            **{"position": 1, "leave": False},  # below the trainer's progress bar
-        )
-        with bar:
+        how = {"unit": "B", "unit_scale": True, "disable": None}
+        below = {"position": 1, "leave": False}  # below the trainer's progress bar
+        with tqdm(desc=f"reading {corpus.name}", total=corpus.size(), **how, **below) as bar:
             for text in corpus.sample():
                 documents += 1
                 is_cut = is_cut or re.search(LONG_RUN, text) is not None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +127,11 @@ def with_weights(
     """
     if (folder := Path(source)).is_dir():
         _check_shapes(folder, config)
+    # The library's table of missing weights: they are expected, or an error.
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(_is_no_report)
     try:
-        with _without_report(), reading(folder):
+        with reading(folder):
             model, loaded = TapeForCausalLM.from_pretrained(
                 source,
                 config=config,
@@ -142,6 +144,8 @@ def with_weights(
         if not hasattr(config, "quantization_config"):
             raise
         raise ValueError(f"{source}: quantization_config in its {CONFIG}: {error}") from error
+    finally:
+        logger.removeFilter(_is_no_report)
     for name, theirs, ours in sorted(loaded["mismatched_keys"]):
         raise _other_shape(source, name, theirs, ours)
     new = weights_of_encoding(model) if new_encoding else set()
@@ -178,19 +182,8 @@ def _other_shape(source: str | Path, name: str, theirs: Sequence[int], ours: Seq
     )
 
 
-@contextmanager
-def _without_report() -> Iterator[None]:
-    """Without the library's table of missing weights: they are expected, or an error."""
-    logger = logging.getLogger("transformers.modeling_utils")
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def _base(folder: Path, config: TapeConfig) -> tuple[str | Path, dict[str, Any]]:
@@ -252,10 +245,9 @@ def weight_files(folder: Path) -> list[Path]:
         index = read_object(folder / INDEX)
         with reading(folder / INDEX):
             names = sorted({*index["weight_map"].values()})
-            if lost := [
-                name for name in names if Path(name).name != name or not (folder / name).is_file()
-            ]:
-                raise ValueError(f"names {lost[0]!r}, which is no file beside it")
+            for name in names:
+                if Path(name).name != name or not (folder / name).is_file():
+                    raise ValueError(f"names {name!r}, which is no file beside it")
             return [folder / name for name in names]
     raise ValueError(f"{folder} has no {WEIGHTS}: give the folder of a run that has finished")
 

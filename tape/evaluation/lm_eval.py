@@ -50,7 +50,10 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         with reading(path):  # lm-eval leaves out what it cannot read
             yaml.compose(path.read_bytes())
     zero_shot.check(arguments.out)
-    _check_tokenizer(arguments.model)
+    settings = arguments.model / TOKENIZER
+    # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
+    if settings.is_file() and "auto_map" in read_object(settings):
+        raise ValueError(f"{settings} asks for code of its own (auto_map), which is not run")
     model, tokenizer = load(arguments.model, DTYPES[arguments.dtype])
     longest = max(arguments.lengths or [0])
     max_length = arguments.max_length or max(model.config.max_position_embeddings, longest)
@@ -107,13 +110,6 @@ def _answers(about: dict[str, Any]) -> Path:
     return folder
 
 
-def _check_tokenizer(folder: Path) -> None:
-    """RULER's tasks load the tokenizer by themselves, and would run code that comes with it."""
-    path = folder / TOKENIZER
-    if path.is_file() and "auto_map" in read_object(path):
-        raise ValueError(f"{path} asks for code of its own (auto_map), which is not run")
-
-
 def names(text: str) -> list[str]:
     """Names between commas, for argparse."""
     if not all(found := text.split(",")):
@@ -131,33 +127,21 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     what.add_argument(
         "--table", type=Path, nargs="+", action=Distinct, help="compare these tables, ask nothing"
     )
-    parser.add_argument("--tasks", type=names, help="names of tasks or groups, a,b,c")
-    parser.add_argument("--include_path", type=Path, help="a folder with more tasks, yaml files")
-    parser.add_argument(
-        "--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)"
-    )
-    parser.add_argument("--batch_size", type=integer(1), default=8)
-    parser.add_argument(
-        "--max_length",
-        type=integer(2),
-        help="tokens of a prompt and its answer (default: the model's)",
-    )
-    parser.add_argument(
-        "--truncate", action="store_true", help="leave out the beginning of longer prompts"
-    )
-    parser.add_argument(
-        "--lengths",
-        type=integer(1),
-        nargs="+",
-        action=Distinct,
-        help="of RULER's prompts, in tokens",
-    )
-    parser.add_argument("--limit", type=integer(1), help="ask this many of each task, for a try")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--metric", default="acc", help="that the printed table shows")
-    parser.add_argument(
-        "--out", type=Path, help="a table to add to (default: zero_shot.csv in the model's folder)"
-    )
+    add, several = parser.add_argument, {"nargs": "+", "action": Distinct}
+    add("--tasks", type=names, help="names of tasks or groups, a,b,c")
+    add("--include_path", type=Path, help="a folder with more tasks, yaml files")
+    shots = "examples before a question (default: 0)"
+    add("--num_fewshot", type=integer(0), default=0, help=shots)
+    add("--batch_size", type=integer(1), default=8)
+    length = "tokens of a prompt and its answer (default: the model's)"
+    add("--max_length", type=integer(2), help=length)
+    add("--truncate", action="store_true", help="leave out the beginning of longer prompts")
+    add("--lengths", type=integer(1), **several, help="of RULER's prompts, in tokens")
+    add("--limit", type=integer(1), help="ask this many of each task, for a try")
+    add("--dtype", choices=DTYPES, default="float32")
+    add("--metric", default="acc", help="that the printed table shows")
+    out = "a table to add to (default: zero_shot.csv in the model's folder)"
+    add("--out", type=Path, help=out)
     arguments = parser.parse_args(given)
     if arguments.table:
         for name in vars(arguments).keys() - {"table", "metric"}:

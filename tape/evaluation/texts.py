@@ -13,8 +13,6 @@ from tape.data import C4Corpus, Corpus, LocalCorpus, TextCorpus, load_tokenizer,
 from tape.names import suggestion
 
 CHUNK_TOKENS = 2**24  # tokens to check or hash
-
-
 CORPORA = ("local", "text", "c4")
 
 
@@ -35,29 +33,26 @@ class Text:
         """(length,)"""
         return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.length,))
 
-    def _parts(self) -> Iterator[np.ndarray]:
-        tokens = self.tokens
-        return (
-            tokens[first : first + CHUNK_TOKENS] for first in range(0, self.length, CHUNK_TOKENS)
-        )
+    def _parts(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields ids with the number of those before."""
+        for first in range(0, self.length, CHUNK_TOKENS):
+            yield first, self.tokens[first : first + CHUNK_TOKENS]
 
     def check(self, vocabulary: int) -> None:
         """Raise a ValueError for the first id that a model with this vocabulary does not have."""
-        before = 0
-        for part in self._parts():
+        for first, part in self._parts():
             if part.max() >= vocabulary:
                 place = int((part >= vocabulary).argmax())
                 raise ValueError(
-                    f"{self.path}: token {before + place:,} is {part[place]:,}, beyond the model's "
+                    f"{self.path}: token {first + place:,} is {part[place]:,}, beyond the model's "
                     f"vocabulary of {vocabulary:,}; these are ids of another tokenizer: give a "
                     f"text that was cut by the model's own"
                 )
-            before += len(part)
 
     def fingerprint(self) -> str:
         """The SHA-256 of the ids, whatever file they are from."""
         digest = hashlib.sha256()
-        for part in self._parts():
+        for _, part in self._parts():
             digest.update(part.astype("<u4").tobytes())
         return digest.hexdigest()
 
@@ -82,10 +77,20 @@ def open_text(
         stream = tokenize_corpus(corpus, "validation", load_tokenizer(str(model)), cache_dir)
         path, dtype = Path(stream.tokens.filename), stream.tokens.dtype.str
         text = Text(f"{data} (validation)", path, dtype, len(stream))
-    elif files is not None:
-        raise ValueError(f"--files goes with --data text and --data c4, not with --data {data}")
     else:
-        text = _file_text(data)
+        if files is not None:
+            raise ValueError(f"--files goes with --data text and --data c4, not with --data {data}")
+        path = Path(data)
+        if not path.is_file():
+            hint = suggestion(data, CORPORA)
+            raise ValueError(f"--data {data} is neither a file nor a corpus{hint}")
+        size = path.stat().st_size
+        if size % 2 or not size:
+            reason = "an odd number" if size else "none"
+            raise ValueError(
+                f"{path} has {size:,} bytes, {reason}: it is no file of uint16 token ids"
+            )
+        text = Text(path.name, path, "<u2", size // 2)
     return text if most is None else replace(text, length=min(most, text.length))
 
 
@@ -102,14 +107,3 @@ def corpus_of(name: str, files: list[str] | None) -> Corpus:
     if files is not None:
         raise ValueError(f"--data {name} has its own files; --files goes with --data text")
     return LocalCorpus()
-
-
-def _file_text(data: str) -> Text:
-    path = Path(data)
-    if not path.is_file():
-        raise ValueError(f"--data {data} is neither a file nor a corpus{suggestion(data, CORPORA)}")
-    size = path.stat().st_size
-    if size % 2 or not size:
-        reason = "an odd number" if size else "none"
-        raise ValueError(f"{path} has {size:,} bytes, {reason}: it is no file of uint16 token ids")
-    return Text(path.name, path, "<u2", size // 2)

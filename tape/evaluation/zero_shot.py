@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from tape.evaluation.tables import Row, add_rows, read_table
 
@@ -32,25 +33,26 @@ def rows_of(found: dict[str, Any], about: dict[str, Any]) -> list[dict[str, Any]
     Args:
         about: the columns that are the same for all.
     """
+    counts, shots = found["n-samples"], found["n-shot"]
     rows = []
     for task, metrics in found["results"].items():
+        members = [task, *_leaves(found, task)]
+        of_members = {shots[member] for member in members if member in shots}
+        common = of_members.pop() if len(of_members) == 1 else ""
         for name, value in metrics.items():
             metric, _, kind = name.partition(",")
             if not kind or metric.endswith("_stderr"):
                 continue  # no metric
             if metric.isdecimal() and value == -1:
                 continue  # RULER's for a length that was not asked for
-            members = [task, *_leaves(found, task)]
-            counts = [
-                found["n-samples"][m]["effective"] for m in members if m in found["n-samples"]
-            ]
             stderr = metrics.get(f"{metric}_stderr,{kind}", "")
             rows.append(
                 about
                 | {"task": task, "metric": metric if kind == "none" else f"{metric}:{kind}"}
-                | {"shots": found["n-shot"].get(task, _of_members(found, "n-shot", members))}
+                | {"shots": shots.get(task, common)}
                 | {"value": value, "stderr": "" if stderr == "N/A" else stderr}
-                | {"questions": sum(counts), "version": found["versions"].get(task, "")}
+                | {"questions": sum(counts[m]["effective"] for m in members if m in counts)}
+                | {"version": found["versions"].get(task, "")}
             )
     return rows
 
@@ -59,12 +61,6 @@ def _leaves(found: dict[str, Any], group: str) -> list[str]:
     """The tasks in a group, those of groups in it too."""
     members = found.get("group_subtasks", {}).get(group, [])
     return [leaf for member in members for leaf in (_leaves(found, member) or [member])]
-
-
-def _of_members(found: dict[str, Any], what: str, members: list[str]) -> Any:
-    """What all tasks of a group have in common."""
-    values = {found[what][member] for member in members if member in found[what]}
-    return values.pop() if len(values) == 1 else ""
 
 
 def check(path: Path) -> None:
@@ -107,47 +103,47 @@ def table(rows: list[Row], metric: str = "acc") -> str:
     Raises:
         ValueError: if models were asked otherwise, or one was asked twice.
     """
-    with_metric = {row["task"] for row in rows if row["metric"] == metric}
-    shown = [row for row in rows if row["metric"] == metric or row["task"] not in with_metric]
-    cells: dict[tuple[str, str], dict[tuple[str, str], Row]] = {}
-    for row in shown:
-        column = row["task"], row["metric"]
-        found = cells.setdefault((row["model"], row["model_hash"]), {})
-        other = found.setdefault(column, row)
-        if other is not row:
-            different = next((n for n in COLUMNS if other[n] != row[n]), "task")
-            raise ValueError(
-                f"{row['model']} has two results for {row['task']}, with {different}="
-                f"{other[different] or 'none'} and {row[different] or 'none'}: delete one row"
-            )
-    columns = {column for found in cells.values() for column in found}
-    for column in columns:
-        _check_asked([found[column] for found in cells.values() if column in found])
-    order = sorted(columns, key=_place)
-    lines = [
-        "| | " + " | ".join(_title(column, metric) for column in order) + " | from |",
-        "|---|" + "---|" * len(order) + "---|",
-    ]
-    for (model, _), found in cells.items():
-        values = [_cell(found.get(column)) for column in order]
-        lines.append(f"| {' | '.join([model, *values])} | {_asked(found)} |")
-    if any(task in TABLE_9 for task, _ in order):
-        with PAPER.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                values = [row.get(task) or "-" for task, _ in order]
-                lines.append(f"| {' | '.join([row['method'], *values])} | {row['source']} |")
+    frame = pd.DataFrame(rows, columns=COLUMNS)
+    with_metric = frame["metric"] == metric
+    frame = frame[with_metric | ~frame["task"].isin(frame["task"][with_metric])]
+    _check_asked(frame)
+    columns = sorted({*zip(frame["task"], frame["metric"], strict=True)}, key=_place)
+    titles = [TABLE_9.get(task, task) + f" {of}" * (of != metric) for task, of in columns]
+    lines = [f"| | {' | '.join(titles)} | from |", "|---|" + "---|" * len(columns) + "---|"]
+    for (model, _), found in frame.groupby(["model", "model_hash"], sort=False):
+        by_column = {(row["task"], row["metric"]): row for row in found.to_dict("records")}
+        cells = [_cell(by_column[column]) if column in by_column else "-" for column in columns]
+        first = found.iloc[0]
+        asked = f"{first['shots']} shots, {first['dtype']}, up to {first['max_length']} tokens"
+        asked += f", the first {first['limit']}" if first["limit"] else ""
+        lines.append(f"| {' | '.join([model, *cells, asked])} |")
+    if any(task in TABLE_9 for task, _ in columns):
+        for row in pd.read_csv(PAPER, dtype=str).to_dict("records"):
+            cells = [row["method"], *(row.get(task, "-") for task, _ in columns), row["source"]]
+            lines.append(f"| {' | '.join(cells)} |")
     note = "Percent, with the standard error of lm-eval. The paper does not name its metric."
     return "\n".join([*lines, "", note])
 
 
-def _check_asked(rows: list[Row]) -> None:
-    for name in COMPARABILITY_KEYS:
-        if len(values := {row[name]: row["model"] for row in rows}) > 1:
-            (a, one), (b, other), *_ = values.items()
-            raise ValueError(
-                f"{rows[0]['task']} was asked otherwise: {name}={a or 'none'} for {one}, "
-                f"{b or 'none'} for {other}; a table has one"
-            )
+def _check_asked(frame: pd.DataFrame) -> None:
+    """Raises a ValueError if a model was asked a task twice, or two were not asked the same."""
+    for (task, _), rows in frame.groupby(["task", "metric"], sort=False):
+        for (model, _), same in rows.groupby(["model", "model_hash"], sort=False):
+            if len(same) > 1:
+                one, other = (same.iloc[n] for n in (0, 1))
+                name = next((name for name in COLUMNS if one[name] != other[name]), "task")
+                raise ValueError(
+                    f"{model} has two results for {task}, with {name}={one[name] or 'none'} and "
+                    f"{other[name] or 'none'}: delete one row"
+                )
+        for name in COMPARABILITY_KEYS:
+            values = dict(zip(rows[name], rows["model"], strict=True))
+            if len(values) > 1:
+                (a, one), (b, other), *_ = values.items()
+                raise ValueError(
+                    f"{task} was asked otherwise: {name}={a or 'none'} for {one}, "
+                    f"{b or 'none'} for {other}; a table has one"
+                )
 
 
 def _place(column: tuple[str, str]) -> tuple[int, str, int, str]:
@@ -157,22 +153,8 @@ def _place(column: tuple[str, str]) -> tuple[int, str, int, str]:
     return first, task, int(metric) if metric.isdecimal() else 0, metric
 
 
-def _title(column: tuple[str, str], metric: str) -> str:
-    task, found = column
-    return TABLE_9.get(task, task) + ("" if found == metric else f" {found}")
-
-
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return "-"
+def _cell(row: Row) -> str:
     value, error = (float(row[name] or 0) for name in ("value", "stderr"))
     if not math.isfinite(value + error):
         raise ValueError(f"{row['model']}, {row['task']}: value={row['value']} is not finite")
     return f"{100 * value:.2f}" + (f" ± {100 * error:.2f}" if row["stderr"] else "")
-
-
-def _asked(found: dict[tuple[str, str], Row]) -> str:
-    """What the row's results have in common, and what else may matter."""
-    first = next(iter(found.values()))
-    limit = f", the first {first['limit']}" if first["limit"] else ""
-    return f"{first['shots']} shots, {first['dtype']}, up to {first['max_length']} tokens{limit}"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 import yaml
+from jinja2 import Environment, StrictUndefined
 from transformers import PreTrainedTokenizerBase
 
-from tape.export.source import Source
+from tape.export.source import REPORT, Source
 from tape.files import reading
 from tape.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS
@@ -20,24 +22,15 @@ from tape.positions.tape import Tape
 from tape.training.progress import MetricsFile
 from tape.training.runs import CONFIGURATION
 
+TEMPLATE = Path(__file__).with_name("card.md")
 # Settings that are left out: local paths and secrets.
 PRIVATE = re.compile(r"(.*_)?(dir|debug|token|password|secret|key)")
 FILES = ("files", "validation")  # fields of `data`: the user's own files
 LOCAL_PATH = re.compile(r"(file:|/|~|\.\.?[/\\]|\\|[A-Za-z]:[/\\])")
-
-CITATION = """\
-```bibtex
-@inproceedings{zhu2025rethinking,
-  title = {Rethinking Addressing in Language Models via Contextualized Equivariant Positional
-           Encoding},
-  author = {Zhu, Jiajun and Wang, Peihao and Cai, Ruisi and Lee, Jason D. and Li, Pan and
-            Wang, Zhangyang},
-  booktitle = {Proceedings of the 42nd International Conference on Machine Learning},
-  year = {2025},
-  eprint = {2501.00712},
-  archivePrefix = {arXiv},
+LOSSES = {
+    "loss": "training loss (nats per token, mean since the previous log entry)",
+    "eval_loss": "validation loss (nats per token)",
 }
-```"""
 
 
 def model_card(
@@ -47,157 +40,69 @@ def model_card(
     name: str,
     format: str,
 ) -> str:
-    """Returns the card of a model exported under this name in this format."""
-    encoding = model.config.position["name"]
-    head = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["positional-encoding", encoding],
-    }
-    summary = (
-        f"A decoder with {model.num_parameters():,} parameters whose positional encoding is "
-        f"`{encoding}`"
-    )
-    sections = [
-        f"---\n{yaml.safe_dump(head, sort_keys=False)}# license: not stated; add your own\n---",
-        f"# {name}",
-        summary + (", written as a plain Llama." if format == "llama" else "."),
-        _loading(name, format, tokenizer is not None),
-        _encoding(model),
-        _training(source),
-        _results(source),
-        _versions(source, model, format),
-        _citation(encoding),
-    ]
-    return "\n\n".join(sections) + "\n"
+    """Returns the card of a model exported under this name in this format.
 
-
-def _loading(name: str, format: str, has_tokenizer: bool) -> str:
-    trust = "" if format == "llama" else ", trust_remote_code=True"
-    code = [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f'model = AutoModelForCausalLM.from_pretrained("{name}"{trust})',
-    ]
-    if has_tokenizer:
-        code += [
-            f'tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})',
-            'inputs = tokenizer("Once upon a time", return_tensors="pt")',
-            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
-        ]
-    else:
-        code[0] = "from transformers import AutoModelForCausalLM"
-    text = "## Loading\n\n```python\n" + "\n".join(code) + "\n```"
-    if not has_tokenizer:
-        text += "\n\nNo tokenizer was saved with the model."
-    if format == "llama":
-        return text
-    return text + (
-        "\n\n`trust_remote_code=True` runs the Python files of this folder: read them first. They "
-        "are modules of the `tape` package, for torch and transformers. After `import "
-        "tape`, the installed package's code is used, with the argument and without it. "
-        "`type(model).__module__` says which code it is: `tape.modeling`, or a name under "
-        "`transformers_modules`."
-    )
-
-
-def _encoding(model: TapeForCausalLM) -> str:
-    config = model.config
-    cls = ENCODINGS[config.position["name"]]
-    definition = inspect.getdoc(cls).split("\n\n")[0]
+    Raises:
+        ValueError: if a record of its run is damaged.
+    """
+    config, encoding = model.config, model.config.position["name"]
     arguments = dict(config.position)
     if hasattr(model.model.position, "inv_freq"):
         arguments["rope_parameters"] = dict(config.rope_parameters)
-    shape = {
-        "layers": config.num_hidden_layers,
-        "hidden size": config.hidden_size,
-        "heads": config.num_attention_heads,
-        "key/value heads": config.num_key_value_heads,
-        "vocabulary": config.vocab_size,
-        "trained with sequences of": f"{config.max_position_embeddings:,} tokens",
-    }
-    shown = ", ".join(f"{key} {value}" for key, value in shape.items())
-    return f"## Model\n\n{definition}\n\n{_yaml(arguments)}\n\n{shown[0].upper()}{shown[1:]}."
-
-
-def _training(source: Source) -> str:
-    settings = source.settings()
-    if settings is None:
-        return "## Training\n\nNot recorded: the model was not exported from a run's folder."
-    with reading(source.run / CONFIGURATION):
-        tokens = _training_tokens(source, settings)
-    step = "an unknown number of" if source.step is None else f"{source.step:,}"
-    return (
-        f"## Training\n\n{step[0].upper()}{step[1:]} steps; {tokens}. The run's settings, without "
-        f"local paths:\n\n{_yaml(shareable(settings))}"
-    )
-
-
-def _training_tokens(source: Source, settings: dict[str, Any]) -> str:
-    """Describes the number of tokens seen up to these weights."""
-    sequences, length = settings["sequences_per_step"], settings["length"]
-    step = f"{sequences} sequences of {length} tokens per step"
-    return step if source.step is None else f"{step}, {source.step * sequences * length:,} tokens"
-
-
-def _results(source: Source) -> str:
-    losses = []
-    for key, meaning in (
-        ("loss", "training loss (nats per token, mean since the previous log entry)"),
-        ("eval_loss", "validation loss (nats per token)"),
-    ):
-        rows = [row for row in source.metrics() if key in row]
-        if rows:
-            with reading(source.run / MetricsFile.FILE):
-                losses.append(f"* {meaning} at step {rows[-1]['step']:,}: {rows[-1][key]:.4f}\n")
-    head = "## Results\n\n" + "".join(losses) + ("\n" if losses else "")
-    report = source.report()
-    if report is None:
-        return head + "There is no report for these weights, so perplexity is missing."
-    if "perplexity" not in report:  # a task with a measure of its own
-        shares = {key: value for key, value in report.items() if isinstance(value, float)}
-        return head + "\n".join(f"* {key}: {value:.4g}" for key, value in shares.items())
-    with reading(source.run / "report" / "report.json"):
-        rows = [
-            f"| {row['length']} ({row['times']}x) | {row['perplexity']:.2f} | "
-            f"{row['bits_per_byte']:.4f} |"
-            for row in report["perplexity"]
-        ]
-        about = (
-            f"Measured by `train.py` at the end of the run, with attention {report['attention']}, "
-            f"on {report['scored_tokens']:,} tokens of its validation text, the same for every "
-            f"window length: the last half training length of each window is scored. Perplexity is "
-            "exp of the mean nats per token; bits per byte are nats per token over ln 2, times "
-            "tokens per byte (UTF-8) of the whole validation text. One run, one seed."
-        )
-    table = ["| window (tokens) | validation perplexity | bits per byte |", "|---|---|---|", *rows]
-    return head + "\n".join([*table, "", about])
-
-
-def _versions(source: Source, model: TapeForCausalLM, format: str) -> str:
-    saved = {"transformers": model.config.transformers_version}
-    now = {
+    head = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    versions = {
         "tape": package_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    listed = ", ".join(f"{key} {value}" for key, value in now.items())
-    check = (
-        "equal, bit by bit, in the saved dtype"
-        if format == "tape"
-        else "equal up to rounding, in float32"
+    settings, seen = source.settings(), None
+    if settings is not None:
+        with reading(source.run / CONFIGURATION):
+            seen = _seen(source.step, settings["sequences_per_step"], settings["length"])
+    environment = Environment(
+        trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
-    return (
-        f"## Versions\n\nSaved with transformers {saved['transformers']}; exported with {listed}. "
-        f"The export was loaded in a process without the package, and its logits on random tokens "
-        f"were those of the model: {check}."
-    )
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    facts = {
+        "head": _yaml(head | {"tags": ["positional-encoding", encoding]}),
+        "name": name,
+        "encoding": encoding,
+        "is_tape": issubclass(ENCODINGS[encoding], Tape),
+        "definition": inspect.getdoc(ENCODINGS[encoding]).split("\n\n")[0],
+        "config": config,
+        "arguments": _yaml(arguments),
+        "parameters": f"{model.num_parameters():,}",
+        "has_tokenizer": tokenizer is not None,
+        "llama": format == "llama",
+        "trust": "" if format == "llama" else ", trust_remote_code=True",
+        "seen": seen,
+        "settings": None if settings is None else _yaml(shareable(settings)),
+        "losses": _losses(source),
+        "report": source.report(),
+        "versions": ", ".join(f"{package} {version}" for package, version in versions.items()),
+    }
+    if source.run is None:
+        return template.render(facts)
+    with reading(source.run / REPORT):
+        return template.render(facts)
 
 
-def _citation(encoding: str) -> str:
-    if issubclass(ENCODINGS[encoding], Tape):
-        return f"## Citation\n\n{CITATION}"
-    return "## Citation\n\nThe source of the encoding is named under Model."
+def _seen(step: int | None, sequences: int, length: int) -> str:
+    """Describes the steps and tokens seen up to these weights."""
+    per_step = f"{sequences} sequences of {length} tokens per step"
+    if step is None:
+        return f"An unknown number of steps; {per_step}"
+    return f"{step:,} steps; {per_step}, {step * sequences * length:,} tokens"
+
+
+def _losses(source: Source) -> list[str]:
+    """Describes the last losses up to these weights."""
+    lines = []
+    for key, meaning in LOSSES.items():
+        if rows := [row for row in source.metrics() if key in row]:
+            with reading(source.run / MetricsFile.FILE):
+                lines.append(f"{meaning} at step {rows[-1]['step']:,}: {rows[-1][key]:.4f}")
+    return lines
 
 
 def package_version() -> str:
@@ -223,4 +128,4 @@ def shareable(settings: Any, key: str = "") -> Any:
 
 
 def _yaml(settings: dict[str, Any]) -> str:
-    return f"```yaml\n{yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)}```"
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)

@@ -27,6 +27,7 @@ from tape.training.runs import (
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", ADAPTER)
 CHECKPOINT = re.compile(r"checkpoint-\d+")
+REPORT = Path("report", "report.json")
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,9 @@ class Source:
             raise ValueError(
                 f"{folder} is a damaged checkpoint ({found}): {_other_checkpoints(folder)}"
             )
-        step = step_of(folder) if is_checkpoint else None
-        if run is not None and not is_checkpoint:
-            step = _step_of_final(run)
-        return cls(folder, run, step)
+        if is_checkpoint:
+            return cls(folder, run, step_of(folder))
+        return cls(folder, run, None if run is None else _step_of_final(run))
 
     def load(self) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]:
         """Returns the model in its saved dtype, and its tokenizer if it has one; an adapter is
@@ -74,9 +74,8 @@ class Source:
             ValueError: if the weights do not match the model in config.json.
         """
         model = load_model(self.folder).cpu()
-        if not (self.folder / "tokenizer_config.json").exists():
-            return model.eval(), None
-        return model.eval(), read_tokenizer(self.folder)
+        has_tokenizer = (self.folder / "tokenizer_config.json").exists()
+        return model, read_tokenizer(self.folder) if has_tokenizer else None
 
     def settings(self) -> dict[str, Any] | None:
         """Returns the configuration of the run."""
@@ -84,16 +83,16 @@ class Source:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the run's metrics up to the step of these weights."""
-        path = None if self.run is None else self.run / MetricsFile.FILE
-        rows = read_metrics(path) if path is not None and path.exists() else []
+        if self.run is None or not (path := self.run / MetricsFile.FILE).exists():
+            return []
+        rows = read_metrics(path)
         return [row for row in rows if self.step is None or row["step"] <= self.step]
 
     def report(self) -> dict[str, Any] | None:
         """Returns the run's report if it is about these weights."""
-        path = None if self.run is None else self.run / "report" / "report.json"
-        if path is None or not path.exists():
+        if self.run is None or not (self.run / REPORT).exists():
             return None
-        report = read_object(path)
+        report = read_object(self.run / REPORT)
         return report if report.get("steps") == self.step else None
 
 
@@ -125,5 +124,4 @@ def _step_of_final(run: Path) -> int | None:
             filecmp.cmpfiles(run, checkpoint, weights, False)[1:]
         ):
             return step_of(checkpoint)
-    report = run / "report" / "report.json"
-    return read_object(report).get("steps") if report.exists() else None
+    return read_object(run / REPORT).get("steps") if (run / REPORT).exists() else None
