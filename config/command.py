@@ -100,8 +100,7 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
         if names := options(group, folder):
             choices = value.split(",")
             for choice in {*choices} - names - ({"null"} if group not in needed else set()):
-                known = ", ".join(sorted(names))
-                return f"unknown {group} {choice!r}{hint(choice, names)} Known: {known}"
+                return f"unknown {group} {choice!r}{hint(choice, names)} Known: {listed(names)}"
             groups[group] = choices[0]
     with initialize_config_dir(version_base=None, config_dir=str(folder)):
         composed = compose(name, [f"{group}={choice}" for group, choice in groups.items()])
@@ -135,3 +134,7 @@ def no_setting(override: Override, known: Iterable[str]) -> str:
 def is_added(override: Override) -> bool:
     """Returns whether an override begins with + or ++."""
     return override.is_add() or override.is_force_add()
+
+
+def listed(words: Iterable[str]) -> str:
+    return ", ".join(sorted(words))
