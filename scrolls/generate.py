@@ -37,8 +37,11 @@ log = logging.getLogger(__name__)
 def sampling_of(cfg: DictConfig) -> Sampling | None:
     """Raises a ValueError for invalid sampling parameters."""
     check_flag("sample", cfg.sample)
-    bounds = {"temperature": (sys.float_info.max, "be a number above 0")}
-    for name, (most, allowed) in (bounds | {"top_p": (1, "lie in (0, 1]")}).items():
+    bounds = {
+        "temperature": (sys.float_info.max, "be a number above 0"),
+        "top_p": (1, "lie in (0, 1]"),
+    }
+    for name, (most, allowed) in bounds.items():
         if type(cfg[name]) not in (int, float) or not 0 < cfg[name] <= most:
             raise ValueError(f"{name}={cfg[name]!r} must {allowed}")
     if cfg.sample:
@@ -77,7 +80,7 @@ def run(cfg: DictConfig) -> None:
     model, tokenizer = load(folder)
     check_length(model, budget.length, f"budget={name}")
     prompts = Prompts(tokenizer, task, budget)
-    data_dir = None if cfg.data_dir is None else Path(cfg.data_dir)
+    data_dir = cfg.data_dir and Path(cfg.data_dir)
     examples = tokenize_split(task, cfg.split, data_dir, tokenizer, prompts, Path(cfg.cache_dir))
     examples.check(prompts)
     rows = examples.questions_spread(cfg.limit)

@@ -13,18 +13,37 @@ from torch.utils.data import Dataset
 from transformers import TrainingArguments
 
 from scrolls.examples import Examples, ScrollsData, tokenize_split
+from scrolls.generation import answers, plan
+from scrolls.metrics import SCORE, averages, example
 from scrolls.prompts import IGNORED, TRAINED_FOR, Prompts, budget_of
-from scrolls.report import write_report
-from scrolls.tasks import task_named
+from scrolls.tasks import TASKS
 from tape.data import EpochOrder, load_tokenizer
 from tape.evaluation.checkpoint import check_length
+from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.names import check_integer, check_path
 from tape.training.arguments import sequences_per_step, training_order
+from tape.training.progress import read_metrics
+from tape.training.report import facts, headline, printable, publish
 from tape.training.task import Task
 
 POOL = 32  # steps whose sequences are sorted by length together
+BATCH = 8  # prompts of full budget that are answered together in the report
+SHOWN = 12  # answers in the report
+SHOWN_CHARACTERS = 120  # per answer
+REPORT = """\
+# {run}
+
+{headline}
+
+{task}, budget {budget}: {metric} {score:.2f} on {questions} validation questions, \
+answered greedily. Some of them:
+
+{table}
+
+All of them: python -m scrolls.generate model={folder} task={task} output=...
+"""
 
 
 class RowSequences(Dataset):
@@ -95,18 +114,18 @@ class ScrollsTask(Task):
         check_integer("task.samples", samples)
         if settings["base_model"] is None:
             raise ValueError("give base_model=..., the folder of a pre-trained model")
-        task = task_named(data.task)
+        task = TASKS[data.task]
         self.data, self.settings, self.samples = data, settings, samples
         self.tokenizer = load_tokenizer(settings["tokenizer"])
         self.prompts = Prompts(self.tokenizer, task, budget_of(data.budget, task))
-        if settings["length"] != self.prompts.budget.length:
+        length = self.prompts.budget.length
+        if settings["length"] != length:
             raise ValueError(
-                f"length={settings['length']}: budget {data.budget} has "
-                f"{self.prompts.budget.length} tokens; give budget={data.budget}, which sets both"
+                f"length={settings['length']}: budget {data.budget} has {length} tokens; give "
+                f"budget={data.budget}, which sets both"
             )
-        data_dir = None if data.data_dir is None else Path(data.data_dir)
         cache = check_path("cache_dir", settings["cache_dir"])
-        of = (data_dir, self.tokenizer, self.prompts, cache)
+        of = (data.data_dir and Path(data.data_dir), self.tokenizer, self.prompts, cache)
         train = tokenize_split(task, "train", *of)
         self.validation = tokenize_split(task, "validation", *of)
         for examples in (train, self.validation):
@@ -128,8 +147,32 @@ class ScrollsTask(Task):
         check_length(model, self.prompts.budget.length, f"budget={self.data.budget}")
 
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
+        """Answers some validation questions greedily and scores the answers."""
         trained_for = {"task": self.data.task, "budget": self.data.budget}
         write_text(folder / TRAINED_FOR, json.dumps(trained_for) + "\n")
-        rows = self.validation.questions_spread(self.samples)
-        of = (self.tokenizer, self.validation, self.prompts, rows)
-        return write_report(folder, model, *of, trained_for)
+        examples, prompts = self.validation, self.prompts
+        golds: dict[str, list[str]] = {}
+        for id_, tokens in zip(examples.ids, examples.answers, strict=True):
+            golds.setdefault(id_, []).append(self.tokenizer.decode(tokens).strip())
+        rows = examples.questions_spread(self.samples)
+        given: dict[str, str] = {}
+        for batch in plan(examples, prompts, rows, BATCH * prompts.budget.length):
+            given |= zip(batch.ids, answers(model, self.tokenizer, batch), strict=True)
+
+        metric, metrics = TASKS[self.data.task].metric, read_metrics(folder / "metrics.jsonl")
+        scores = [example(metric, text, golds[id_]) for id_, text in given.items()]
+        score = round(averages(metric, scores)[SCORE[metric]], 4)
+        summary = facts(model, metrics) | trained_for
+        summary |= {"metric": SCORE[metric], "score": score, "questions": len(rows)}
+
+        def cell(text: str) -> str:
+            return printable(" ".join(text.split()).replace("|", "\\|")[:SHOWN_CHARACTERS])
+
+        shown = [["question", "gold answers", "given"]]
+        for row in rows[:SHOWN]:
+            id_, question = examples.ids[row], self.tokenizer.decode(examples.questions[row])
+            shown.append([cell(question), cell(" / ".join(golds[id_])), cell(given[id_])])
+        about = {"run": folder.name, "headline": headline(summary), "table": markdown_table(shown)}
+        text = REPORT.format(folder=folder, **about, **summary)
+        publish(folder, metrics, summary, text)
+        return text
