@@ -138,6 +138,8 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
         axes[axis] = checked_values(f"vary.{axis}", words(values))
     seeds = checked_values("seeds", words(cfg["seeds"]), integer(0, 2**32 - 1))
     settings = [*words(cfg["settings"]), *settings]
+    for name in {"name", "output_dir", "seed"} & {*axes}:
+        raise ValueError(f"vary.{name} is set by the sweep; give name=... or seeds=...")
     for setting in settings:
         if setting.lstrip("+~").partition("=")[0] in {"name", "output_dir", "seed", *axes}:
             raise ValueError(
@@ -181,7 +183,7 @@ def main(cfg: DictConfig) -> None:
             from sweeps.cluster import executor_of
 
             parameters = OmegaConf.to_container(cfg.submitit)
-            executor = executor_of(cfg.cluster, sweep.out / "jobs", parameters)
+            executor = executor_of(cfg.cluster, sweep.out / ".jobs", parameters)
             sweep = replace(sweep, cluster=executor)
         status = perform(sweep)
     except Exception as error:

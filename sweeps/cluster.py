@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +55,6 @@ class Command(Checkpointable):
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait()
-
-
-def submit(
-    executor: AutoExecutor, words: Sequence[str], log: Path
-) -> tuple[Any, Callable[[int], None]]:
-    """Returns a job, and a function that cancels it."""
-    job = executor.submit(Command(), [*words], str(log.absolute()))
-    return job, lambda number: job.cancel(check=False)
 
 
 async def ended(job: Any) -> int:

@@ -169,10 +169,10 @@ class Engine:
         """Runs a command to its end, as a process group that receives signals as a whole, or on the
         cluster. Returns its exit status; its output goes to the log, or is shown."""
         if self.sweep.cluster is not None and log is not None:
-            from sweeps.cluster import ended, submit
+            from sweeps.cluster import Command, ended
 
-            job, send = submit(self.sweep.cluster, words, log)
-            end = ended(job)
+            job = self.sweep.cluster.submit(Command(), [*words], str(log.absolute()))
+            send, end = lambda number: job.cancel(check=False), ended(job)
         else:
             with log.open("ab") if log else nullcontext() as output:
                 job = await asyncio.create_subprocess_exec(
@@ -189,6 +189,9 @@ class Engine:
             if self.stopped:  # while it started
                 send(self.signal)
             return await end
+        except asyncio.CancelledError:  # the sweep has failed, and the run saves
+            send(signal.SIGTERM)
+            raise
         finally:
             del self.running[job]
 

@@ -102,6 +102,7 @@ def test_runs_of_a_sweep_compose(name):
         (["sweep=passkey", "name=../outside"], r"name='\.\./outside' must be one folder of "),
         (["sweep=passkey", "jbos=3"], r"jbos=3: there is no such setting; did you mean 'jobs'"),
         (["sweep=passkey", "-m"], r"--multirun is for train\.py"),
+        (["sweep=passkey", "vary.seed=[1,2]"], r"vary\.seed is set by the sweep; give name="),
         (["sweep=passkey", "runs=output/x"], r"runs=output/x: two runs have one folder"),
         (["sweep=ablations", "only=depth"], r"only=depth: no such table; known: architecture, "),
         (["sweep=passkey", "--", "seed=1"], r"seed=1 is set by the sweep; give name="),
