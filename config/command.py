@@ -53,7 +53,7 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         if "debug=true" in sys.argv:
             raise
-        if isinstance(error, OSError):  # those of `main` did not come here
+        if isinstance(error, OSError) and error.filename:  # those of `main` did not come here
             error = f"hydra.run.dir, hydra.sweep.dir: no folder {error.filename} can be made"
         refuse(unknown(sys.argv[1:], name, folder) or error)
 

@@ -47,6 +47,18 @@ OUT = Path("output/compare_e")
 
 
 @pytest.fixture(autouse=True)
+def signals():
+    """Under nohup and in the background of a shell, these are ignored from the start."""
+    before = {
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("stand_in.py").write_text(STAND_IN)
