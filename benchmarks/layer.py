@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import Comparison, parser, show
-from benchmarks.models import SHAPES, TOKENS, build
+from benchmarks.models import SHAPES, TOKENS
 from benchmarks.optimisations import inputs, step
 from tape.blockwise import causal_attention
 from tape.command import expected_errors
@@ -20,7 +20,6 @@ def parts(shape: str) -> dict[str, tuple]:
     """Returns a function and its inputs for each part, for the tokens of a training step."""
     batch, length = TOKENS[shape]
     update, (q, k, v, state, mlp_out) = inputs(SHAPES[shape], batch, length)
-    rope, tape = (build(name, shape, "sdpa", length).model.position for name in ("rope", "tape"))
     phases, payload = state[:1, :1].detach(), state.detach().flatten(-2).requires_grad_()
 
     def fused(q: Tensor, k: Tensor, *values: Tensor) -> list[Tensor]:
@@ -31,9 +30,9 @@ def parts(shape: str) -> dict[str, tuple]:
         "rope: attention": (fused, q, k, v),
         "tape: attention, two fused calls": (fused, q, k, v, payload),
         "tape: attention, blockwise": (blockwise, q, k, v, payload),
-        "rope: rotating queries and keys": (lambda q, k: rope.rotate(q, k, phases), q, k),
-        "tape: rotating queries and keys": (tape.rotate, q, k, state),
-        "tape: update of the state": (lambda *x: [update(*x)], state, payload, mlp_out),
+        "rope: rotating queries and keys": (lambda q, k: update.rotate(q, k, phases), q, k),
+        "tape: rotating queries and keys": (update.rotate, q, k, state),
+        "tape: update of the state": (lambda *x: [update.update(*x)], state, payload, mlp_out),
     }
 
 

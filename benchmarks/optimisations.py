@@ -28,7 +28,7 @@ from tape.command import expected_errors
 from tape.payload import Payload
 from tape.positions import Positions
 from tape.positions.rotary import apply_rotary
-from tape.positions.tape import TapeUpdate
+from tape.positions.tape import TapeLayer
 
 Averages = tuple[Tensor, Tensor | None]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, e, output of the MLP
@@ -69,7 +69,7 @@ def in_two_calls(q: Tensor, k: Tensor, v: Tensor, payload: Tensor) -> Averages:
     return attend(v), attend(payload)
 
 
-def update_in_turn(update: TapeUpdate, e: Tensor, average: Tensor, mlp_out: Tensor) -> Tensor:
+def update_in_turn(update: TapeLayer, e: Tensor, average: Tensor, mlp_out: Tensor) -> Tensor:
     """E + P a, and W1, the gate and W2 one after the other."""
     e = e + torch.einsum("mh,bhtpf->bmtpf", update.mix.weight, average.unflatten(-1, e.shape[-2:]))
     gate = F.silu(update.gate(mlp_out))
@@ -78,27 +78,27 @@ def update_in_turn(update: TapeUpdate, e: Tensor, average: Tensor, mlp_out: Tens
     return e + torch.einsum("mi,bitpf->bmtpf", update.down.weight, moved)
 
 
-def literal(update: TapeUpdate, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
+def literal(update: TapeLayer, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
     e = repeated(e)
     attended, average = in_one_call(eager, rotate_whole(q, e), rotate_whole(k, e), v, e.flatten(-2))
     e = update_in_turn(update, e, average, m)
     return attended, e[..., : e.shape[-1] // 2]
 
 
-def half_layout(update: TapeUpdate, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
+def half_layout(update: TapeLayer, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
     attended, average = in_one_call(eager, apply_rotary(q, e), apply_rotary(k, e), v, e.flatten(-2))
     return attended, update_in_turn(update, e, average, m)
 
 
-def by_heads(attend, update: TapeUpdate, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
+def by_heads(attend, update: TapeLayer, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
     """The update as one matrix over heads per token."""
     attended, average = attend(
         apply_rotary(q, e), apply_rotary(k, e), v, update.payload(e, v.dtype)
     )
-    return attended, update(e, average, m)
+    return attended, update.update(e, average, m)
 
 
-def rope(_: TapeUpdate, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
+def rope(_: TapeLayer, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
     phases = e[:1, :1].detach()
     return (in_one_call(sdpa, apply_rotary(q, phases), apply_rotary(k, phases), v, None)[0],)
 
@@ -118,7 +118,7 @@ def variants() -> dict[str, Layer]:
     }
 
 
-def inputs(shape: dict[str, int | None], batch: int, length: int) -> tuple[TapeUpdate, Inputs]:
+def inputs(shape: dict[str, int | None], batch: int, length: int) -> tuple[TapeLayer, Inputs]:
     """Returns a layer's update with perturbed weights, and its inputs, which require gradients."""
     untimed = {"layers": 2, "mlp": 8, "vocabulary": 8, "length": length}
     config = configuration(shape | untimed, {"name": "tape"})
@@ -137,9 +137,7 @@ def inputs(shape: dict[str, int | None], batch: int, length: int) -> tuple[TapeU
 def step(function: Layer, *given: Tensor) -> Work:
     """Returns forward and backward pass of a function of tensors."""
     learned = [x for x in given if isinstance(x, Tensor)]
-    learned += [
-        x for module in given if isinstance(module, TapeUpdate) for x in module.parameters()
-    ]
+    learned += [x for module in given if isinstance(module, TapeLayer) for x in module.parameters()]
     grads = [torch.randn_like(x) for x in function(*given)]
 
     def work() -> None:

@@ -15,6 +15,7 @@ from transformers.cache_utils import CacheLayerMixin, StaticLayer
 from benchmarks.models import DEVICE, random_tokens
 from tape import TapeConfig, TapeForCausalLM
 from tape.cache import GrowingCache, GrowingLayer
+from tape.positions.tape import TapeLayer
 
 WORK = ("forward", "training", "prefill", "decoding")
 MIDDLE = 1  # the measured layer of three: TAPE's state is updated before it and read after it
@@ -80,20 +81,19 @@ class Replay(nn.Module):
 
     def __init__(self, model: TapeForCausalLM, arguments: tuple[Any, ...], update: bool):
         super().__init__()
-        _, _, self.rotate, self.context, self.bias, self.mask, self.kernel, _, self.slot = arguments
+        _, _, self.context, *self.shared, _, self.slot, self.final = arguments
         self.attention = model.model.layers[MIDDLE].self_attn
         self.position = model.model.position  # for its weights
-        self.update = update and self.context is not None
+        self.update = update and isinstance(self.context, TapeLayer)
 
     def forward(
         self, x_BTC: Tensor, e: Tensor | None, mlp_out_BTC: Tensor, cache: Cache | None
     ) -> tuple[Tensor, ...]:
         attended, attended_e, _ = self.attention(
-            *(x_BTC, e, self.rotate, self.context, self.bias, self.mask, self.kernel),
-            *(cache, self.slot),
+            *(x_BTC, e, self.context, *self.shared, cache, self.slot, self.final)
         )
         if self.update:
-            return attended, self.context(e, attended_e, mlp_out_BTC)
+            return attended, self.context.update(e, attended_e, mlp_out_BTC)
         return attended, attended_e
 
 
@@ -101,9 +101,9 @@ def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> 
     """Returns the attention of the middle layer of three, with its update of TAPE's state if
     `update`."""
     arguments, _, cache = last_call(model, load)
-    x, e, _, context, *_ = arguments
+    x, e, context, *_ = arguments
     mlp_out = torch.randn_like(x)
-    for learned in (x, mlp_out) if context is None else (x, mlp_out, e):
+    for learned in (x, mlp_out, e) if isinstance(context, TapeLayer) else (x, mlp_out):
         learned.requires_grad_()
     return AttentionLayer(Replay(model, arguments, update), (x, e, mlp_out), cache)
 

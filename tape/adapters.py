@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from tape.modeling import TapeForCausalLM
 from tape.names import check_arguments, check_integer
-from tape.positions import PositionModule, StateUpdate
+from tape.positions import PositionModule
 
 ADAPTER = "adapter_model.safetensors"
 # Trained in full next to LoRA or the encoding, as in LongLoRA and the TAPE paper.
@@ -143,7 +143,7 @@ def weights_of_encoding(model: TapeForCausalLM) -> set[str]:
     return {
         f"{prefix}.{name}"
         for prefix, module in model.named_modules()
-        if isinstance(module, PositionModule | StateUpdate)
+        if isinstance(module, PositionModule)
         for name, _ in module.named_parameters()
     }
 

@@ -12,6 +12,15 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 
+def cached_memo(cache: Cache | None, layer_idx: int, width: int) -> Tensor | None:
+    """Returns the last `width` channels of a layer's cached keys, (B, K, S, width); None if there
+    are none. A static cache has free slots at its end."""
+    if not width or cache is None or layer_idx >= len(cache.layers):
+        return None
+    layer = cache.layers[layer_idx]
+    return layer.keys[..., -width:] if layer.is_initialized else None
+
+
 class GrowableBuffer:
     """Tensor (.., S, channels) with spare capacity of S / 8 + 64 tokens for appending."""
 

@@ -5,13 +5,13 @@
     X'             =  X + a + m
     E'             =  g(E, attended E, m)
 
-The encoding (`tape.positions`) defines E, the rotation of q and k, and g; the decoder contains no
-code for specific encodings. Parameter names are those of the library's Llama.
+The encoding (`tape.positions`) defines E, what it does to queries, keys and scores, and g; the
+decoder contains no code for specific encodings. Parameter names are those of the library's Llama.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
 
@@ -30,15 +30,13 @@ from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tape import attention, positions
-from tape.cache import GrowingCache
+from tape.cache import GrowingCache, cached_memo
 from tape.configuration import TapeConfig
 from tape.indices import check_draw, check_mask, keep_indices, token_indices
 from tape.loss import Head
-from tape.payload import concat_payload, width
-from tape.positions import PositionModule, Positions, ScoreBias, StateUpdate
+from tape.payload import concat_payload, split, width
+from tape.positions import LayerPosition, PositionModule, Positions, Tokens
 from tape.s2 import padding
-
-Rotate = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class RMSNorm(LlamaRMSNorm):
@@ -71,27 +69,33 @@ class Attention(nn.Module):
         self,
         x_BTC: Tensor,
         e: Tensor | None,
-        rotate: Rotate,
-        context: StateUpdate | None,
-        bias: ScoreBias | None,
+        position: LayerPosition,
+        tokens: Tokens,
         mask: Tensor | None,
         kernel: attention.Kernel,
         past_key_values: Cache | None,
         cache_layer_idx: int,
+        final: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights."""
+        """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights. The
+        `final` layer has no payload."""
         B, T, _ = x_BTC.shape
         D = self.config.head_dim
         q = self.q_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
         v = self.v_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
-        q, k = rotate(q, k, e)
-        payload = context.payload(e, v.dtype) if context is not None and context.attends else None
+        past = cached_memo(past_key_values, cache_layer_idx, position.memo_width)
+        q, k, memo = position.prepare(x_BTC, q, k, e, tokens, past)
+        payload = None if final else position.payload(e, v.dtype)
         if past_key_values is not None:
-            # The state of a token depends on no later token, so it can be cached like a value.
-            # It is stored as extra channels of the values, which all of the library's caches allow.
-            k, v = past_key_values.update(k, concat_payload(v, payload), cache_layer_idx)
+            # State and memo of a token depend on no later token, so they can be cached. They are
+            # stored as extra channels of values and keys, which all of the library's caches allow.
+            k, v = past_key_values.update(
+                concat_payload(k, memo), concat_payload(v, payload), cache_layer_idx
+            )
             payload = None if payload is None else width(payload)
+            k, memo = split(k, position.memo_width or None)
+        bias = position.bias(q, k, memo, tokens)
         dropout = self.config.attention_dropout if self.training else 0.0
         attended, payload, weights = kernel(q, k, v, payload, mask, bias, self.scaling, dropout)
         return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights
@@ -101,7 +105,7 @@ class DecoderLayer(GradientCheckpointingLayer):
     """One layer: x' = f(x, e), e' = g(x, e). X does not depend on E between attention and MLP, so g
     is called once, after both."""
 
-    def __init__(self, config: TapeConfig, context: StateUpdate | None):
+    def __init__(self, config: TapeConfig, context: LayerPosition):
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = LlamaMLP(config)
@@ -114,8 +118,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         x_BTC: Tensor,
         e: Tensor | None,
         *,
-        rotate: Rotate,
-        bias: ScoreBias | None,
+        tokens: Tokens,
         mask: Tensor | None,
         kernel: attention.Kernel,
         past_key_values: Cache | None = None,
@@ -124,15 +127,14 @@ class DecoderLayer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Computes x' and e'; a recurrence has `cache_layer_idx`es of its own. The `final` layer
         returns e as it is, because its result would not be used."""
-        context = None if final else self.context
         attended, attended_e, _ = self.self_attn(
             self.input_layernorm(x_BTC),
-            *(e, rotate, context, bias, mask, kernel, past_key_values, cache_layer_idx),
+            *(e, self.context, tokens, mask, kernel, past_key_values, cache_layer_idx, final),
         )
         x_BTC = x_BTC + attended
         mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
-        if context is not None:
-            e = context(e, attended_e, mlp_out)
+        if not final:
+            e = self.context.update(e, attended_e, mlp_out)
         return x_BTC + mlp_out, e
 
 
@@ -297,17 +299,21 @@ class TapeModel(TapePreTrainedModel):
             attention.check_flash(attention_mask, position_ids, key, past_key_values, biases[0])
         if kept is not None:  # after all checks
             keep_indices(past_key_values, indices_layer, kept, x_BTC.shape[1])
-        layers = [*zip(self.layers, biases, strict=True)] * self.config.num_recurrences
+        T = x_BTC.shape[1]
+        real = None if attention_mask is None or attention_mask.ndim == 4 else attention_mask
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        slots = torch.arange(T, device=x_BTC.device) + past
+        tokens = [Tokens(where, bias, real, slots) for bias in biases]
+        layers = [*zip(self.layers, tokens, strict=True)] * self.config.num_recurrences
         embedding = x_BTC
-        for idx, (layer, bias) in enumerate(layers):
+        for idx, (layer, seen) in enumerate(layers):
             if idx and idx % len(self.layers) == 0:  # the next recurrence
                 x_BTC = x_BTC + embedding
             # x and e are positional: reentrant checkpointing drops gradients of keyword arguments.
             x_BTC, e = layer(
                 x_BTC,
                 e,
-                rotate=self.position.rotate,
-                bias=bias,
+                tokens=seen,
                 mask=mask,
                 kernel=kernel,
                 past_key_values=past_key_values,

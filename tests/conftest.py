@@ -59,6 +59,7 @@ POSITIONS = {
     "alibi_subset": {"name": "alibi", "sampler": "subset"},
     "fire": {"name": "fire", "threshold": 6.0},
     "t5": {"name": "t5", "num_buckets": 8, "max_distance": 12},
+    "fox": {"name": "fox"},
     "tape": {"name": "tape"},
     "tape_shift": {"name": "tape", "sampler": "shift"},
     "tape_yarn": {"name": "tape_yarn"},

@@ -152,9 +152,12 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         def norm(name, value, at=at):
             return rms_norm(value, weights[at + name + ".weight"], config.rms_norm_eps)
 
-        q, k, v = [], [], []
+        q, k, v, forgotten = [], [], [], []
         for t in range(T):
             y = norm("input_layernorm", x[t])
+            if name == "fox":
+                gate = linear("context.gate", y) + weights[at + "context.gate.bias"]
+                forgotten.append(torch.sigmoid(gate).log())
             q.append(list(linear("self_attn.q_proj", y).view(H, D)))
             k.append(list(linear("self_attn.k_proj", y).view(K, D)))
             v.append(list(linear("self_attn.v_proj", y).view(K, D)))
@@ -176,6 +179,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 scores = [
                     q[i][h] @ k[j][g] / math.sqrt(D)
                     + score_term(weights, config, layer, h, p[i], p[j])
+                    + sum(forgotten[t][h] for t in range(j + 1, i + 1) if forgotten)
                     for j in range(i + 1)
                 ]
                 alpha = torch.softmax(torch.stack([s.reshape(()) for s in scores]), dim=0)

@@ -18,7 +18,7 @@ SHAPE = {"hidden_size": 128, "num_key_value_heads": 4, "max_position_embeddings"
 FLASH = [
     name
     for name in POSITIONS
-    if POSITIONS[name]["name"] not in ("t5", "fire") and name != "alibi_subset"
+    if POSITIONS[name]["name"] not in ("t5", "fire", "fox") and name != "alibi_subset"
 ]
 needs_flash = pytest.mark.skipif(
     not is_flash_attn_2_available(), reason="the flash-attn package is missing"

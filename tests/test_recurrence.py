@@ -8,6 +8,7 @@ from test_encodings import check_against_loops, loops_of
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from tape.export.llama import require_llama
+from tape.positions.tape import TapeLayer
 
 SHAPE = {"num_hidden_layers": 2, "num_recurrences": 3}
 
@@ -73,7 +74,7 @@ def test_saved_and_reloaded(tmp_path):
 def test_every_layer_but_the_final_step_moves_the_state():
     """The parameters are there in the last layer, and the last step does not cache a payload."""
     model = make_model("tape", **SHAPE)
-    assert all(layer.context is not None for layer in model.model.layers)
+    assert all(isinstance(layer.context, TapeLayer) for layer in model.model.layers)
     cache = DynamicCache(config=model.config)
     model(random_tokens(1, 5), past_key_values=cache)
     widths = [layer.values.shape[-1] for layer in cache.layers]

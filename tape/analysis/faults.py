@@ -96,13 +96,15 @@ def decoded(model: TapeForCausalLM, ids_BL: Tensor, rerotated: bool) -> Tensor:
         back = torch.stack((e[..., 0, :], -e[..., 1, :]), dim=-2)
         for layer in cache.layers:
             layer.keys = apply_rotary(layer.keys.to(e.dtype), back).to(layer.keys.dtype)
-        position.rotate = lambda q, k, e: (q, k)
+        for layer in model.model.layers:
+            layer.context.rotate = lambda q, k, e: (q, k)
     try:
         for t in range(half, ids_BL.shape[1] - 1):
             logits.append(model(ids_BL[:, t : t + 1], past_key_values=cache).logits)
     finally:
         if rerotated:
-            del position.rotate
+            for layer in model.model.layers:
+                del layer.context.rotate
     return scored(torch.cat(logits, dim=1), ids_BL[:, half:])
 
 

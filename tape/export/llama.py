@@ -11,7 +11,8 @@ from transformers import LlamaConfig
 from tape.configuration import TapeConfig
 from tape.modeling import TapeForCausalLM
 from tape.positions import PositionEncoding
-from tape.positions.rotary import RoPE
+from tape.positions.rotary import RoPE, RotaryLayer
+from tape.positions.tape import TapeLayer
 
 WHAT_PASSES = (
     "allowed: rope with any theta and scaling, yarn, and tape with attention=false and "
@@ -32,9 +33,10 @@ def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> s
         return f"a Llama applies its layers once, not num_recurrences={recurrences} times"
     if not isinstance(position, RoPE):
         return f"a Llama rotates queries and keys, and has no {cls.__name__}"
-    if any(layer.context is not None for layer in model.model.layers):
+    if any(isinstance(layer.context, TapeLayer) for layer in model.model.layers):
         return "a Llama's rotations are the same in every layer, without a state to update"
-    if cls.state is not RoPE.state or cls.rotate is not RoPE.rotate:
+    rotates = all(type(layer.context) is RotaryLayer for layer in model.model.layers)
+    if cls.state is not RoPE.state or not rotates:
         return f"a Llama rotates queries and keys, and has no more of {cls.__name__}"
     if cls.biases is not PositionEncoding.biases or cls.embed is not PositionEncoding.embed:
         return "a Llama adds nothing to scores or embeddings"

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from tape.names import check_arguments, look_up
 from tape.positions.absolute import Learned, NoPE, SinCos
 from tape.positions.base import (
+    LayerPosition,
     PositionEncoding,
     PositionModule,
     Positions,
     ScoreBias,
-    StateUpdate,
+    Tokens,
 )
 from tape.positions.bias import FIRE, ALiBi, T5Bias
+from tape.positions.fox import FoX
 from tape.positions.rotary import RandPE, RoPE, XPos, YaRN
 from tape.positions.tape import Tape, TapeYaRN
 
@@ -36,6 +38,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "alibi": ALiBi,
     "fire": FIRE,
     "t5": T5Bias,
+    "fox": FoX,
     "tape": Tape,
     "tape_yarn": TapeYaRN,
 }
@@ -89,11 +92,12 @@ def build(config: PretrainedConfig) -> PositionEncoding:
 __all__ = [
     "ALIASES",
     "ENCODINGS",
+    "LayerPosition",
     "PositionEncoding",
     "PositionModule",
     "Positions",
     "ScoreBias",
-    "StateUpdate",
+    "Tokens",
     "build",
     "configure",
     "override",

@@ -96,23 +96,62 @@ class PositionModule(nn.Module):
         raise NotImplementedError
 
 
-class StateUpdate(nn.Module):
-    """g of E' = g(X, E): the update of the positional state in one decoder layer.
+class Tokens(NamedTuple):
+    """The tokens of one forward pass, for a layer's encoding."""
+
+    positions: Positions
+    bias: ScoreBias | None  # of this layer, as computed by `PositionEncoding.biases`
+    real: Tensor | None  # (B, T) False at padding; None without padding
+    slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
+
+
+class LayerPosition(PositionModule):
+    """The encoding in one decoder layer, which it is a part of. Every method defaults to no effect.
 
     Attributes:
-        attends: whether the layer's attention averages the state along with the values.
+        memo_width: M, numbers that the encoding keeps for each token and key/value head. A cache
+            stores them as the last channels of the keys, where they follow all its operations.
     """
 
-    attends: bool = True
+    memo_width: int = 0
 
-    def payload(self, e: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns the payload of a state, (B|1, K|1, T, P)."""
-        raise NotImplementedError
+    def reset_parameters(self) -> None:
+        pass
 
-    def forward(self, e: Tensor, attended: Tensor | None, mlp_out: Tensor) -> Tensor:
-        """Returns the state for the next layer, given the state `e`, its average over the attended
-        tokens (B, H, T, P; None if not `attends`) and the MLP's output (B, T, C)."""
-        raise NotImplementedError
+    def prepare(
+        self,
+        x_BTC: Tensor,
+        q_BHTD: Tensor,
+        k_BKTD: Tensor,
+        e: Tensor | None,
+        tokens: Tokens,
+        past_BKLM: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns queries and keys of the new tokens as they enter the scores, and their memo
+        (B, K, T, M; None if `memo_width` is 0).
+
+        Args:
+            x_BTC: normalised input of the layer, from which queries and keys were projected.
+            e: positional state.
+            past_BKLM: memo of the cache; the new tokens will be in `tokens.slots` of it. None
+                without cached tokens.
+        """
+        return q_BHTD, k_BKTD, None
+
+    def bias(
+        self, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: Tensor | None, tokens: Tokens
+    ) -> ScoreBias | None:
+        """Returns the bias of all scores, given prepared queries, and all keys with their memo."""
+        return tokens.bias
+
+    def payload(self, e: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """Returns the part of the state that attention averages, (B|1, K|1, T, P), or None."""
+        return None
+
+    def update(self, e: Tensor | None, attended: Tensor | None, mlp_out: Tensor) -> Tensor | None:
+        """Returns the state for the next layer, g of E' = g(X, E), given the payload's average over
+        the attended tokens (B, H, T, P; None without a payload) and the MLP's output (B, T, C)."""
+        return e
 
 
 class PositionEncoding(PositionModule):
@@ -195,14 +234,11 @@ class PositionEncoding(PositionModule):
         """Returns E of layer 0 for the new tokens; `dtype` is at least float32."""
         return None
 
-    def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns queries and keys of the new tokens, rotated by the state."""
-        return q_BHTD, k_BKTD
-
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
-        """Returns the bias of every layer: one shared object, or one per layer if parametrised."""
+        """Returns the biases of all layers that depend on positions alone: one shared object, or
+        one per layer if parametrised."""
         return [None] * num_layers
 
-    def layer(self, layer_idx: int) -> StateUpdate | None:
-        """Creates the update of this layer; None if the state is constant (g = identity)."""
-        return None
+    def layer(self, layer_idx: int) -> LayerPosition:
+        """Creates the part of the encoding that belongs to a decoder layer."""
+        return LayerPosition()

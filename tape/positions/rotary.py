@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tape.names import suggestion
-from tape.positions.base import PositionEncoding, Positions
+from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -88,6 +88,29 @@ class _ApplyRotary(torch.autograd.Function):
         return grad_x, grad_e.sum_to_size(e.shape)
 
 
+class RotaryLayer(LayerPosition):
+    """Rotates queries and keys by the state."""
+
+    def prepare(
+        self,
+        x_BTC: Tensor,
+        q_BHTD: Tensor,
+        k_BKTD: Tensor,
+        e: Tensor,
+        tokens: Tokens,
+        past_BKLM: None,
+    ) -> tuple[Tensor, Tensor, None]:
+        return *self.rotate(q_BHTD, k_BKTD, e), None
+
+    def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotates queries and keys by a state (B|1, K|1, T, 2, F)."""
+        e = e.to(q_BHTD.dtype)
+        per_query = e
+        if e.shape[1] > 1:  # a state per key/value head
+            per_query = e.repeat_interleave(q_BHTD.shape[1] // e.shape[1], dim=1)
+        return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e)
+
+
 class RoPE(PositionEncoding):
     """Rotates pair f of queries and keys by p * inv_f (Su et al. 2021, arXiv 2104.09864).
 
@@ -102,7 +125,6 @@ class RoPE(PositionEncoding):
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
         self.config = config
-        self.heads_per_state = config.num_attention_heads // config.num_key_value_heads
         frequencies, self.magnitude = inverse_frequencies(config)
         self.register_constant("inv_freq", frequencies)
 
@@ -157,15 +179,8 @@ class RoPE(PositionEncoding):
             phases = positions.query.to(dtype)[..., None] * self.inv_freq.to(dtype)  # (B|1, T, F)
             return torch.stack((phases.cos(), phases.sin()), dim=-2)[:, None] * self.magnitude
 
-    def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        e = e.to(q_BHTD.dtype)
-        return apply_rotary(q_BHTD, self.per_query_head(e)), apply_rotary(k_BKTD, e)
-
-    def per_query_head(self, e: Tensor) -> Tensor:
-        """Repeats the state of each key/value head for the query heads of its group."""
-        if e.shape[1] == 1 or self.heads_per_state == 1:
-            return e
-        return e.repeat_interleave(self.heads_per_state, dim=1)
+    def layer(self, layer_idx: int) -> LayerPosition:
+        return RotaryLayer()
 
 
 class YaRN(RoPE):
@@ -265,6 +280,13 @@ class XPos(RoPE):
             power = (positions.query.to(dtype) - self.centre) / self.scale_base
             scale = (power[..., None] * self.log_zeta.to(dtype)).exp()
         return torch.cat((turned, scale[:, None, :, None]), dim=-2)
+
+    def layer(self, layer_idx: int) -> LayerPosition:
+        return XPosLayer()
+
+
+class XPosLayer(RotaryLayer):
+    """Rotates and scales queries, and keys inversely."""
 
     def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         turned, scale = e.split((2, 1), dim=-2)

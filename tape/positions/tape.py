@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import PositionModule, StateUpdate
-from tape.positions.rotary import RoPE, YaRN
+from tape.positions.base import LayerPosition, PositionModule
+from tape.positions.rotary import RoPE, RotaryLayer, YaRN
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -52,9 +52,9 @@ ORDERS = {
 }
 
 
-class TapeUpdate(StateUpdate):
-    """g of one layer. The state is laid out as (B T, M, N), or (2, B T, M, N) for two sets of maps;
-    the maps mix axis M and leave N alone:
+class TapeLayer(RotaryLayer):
+    """RoPE with g, the update of the state. The state is laid out as (B T, M, N), or (2, B T, M, N)
+    for two sets of maps; the maps mix axis M and leave N alone:
 
         tensorial  equivariant  sets  M          N
         yes        yes          1     heads      2 F
@@ -93,10 +93,10 @@ class TapeUpdate(StateUpdate):
             self.up = StateMap(parts, self.mixed, width)
             self.down = StateMap(parts, width, self.mixed, std=0.02)
 
-    def payload(self, e: Tensor, dtype: torch.dtype) -> Tensor:
-        return e.flatten(-2).to(dtype)  # (B|1, K|1, T, 2 F)
+    def payload(self, e: Tensor, dtype: torch.dtype) -> Tensor | None:
+        return e.flatten(-2).to(dtype) if self.attends else None  # (B|1, K|1, T, 2 F)
 
-    def forward(self, e: Tensor, attended: Tensor | None, mlp_out: Tensor) -> Tensor:
+    def update(self, e: Tensor, attended: Tensor | None, mlp_out: Tensor) -> Tensor:
         with torch.autocast(mlp_out.device.type, enabled=False):
             shape = (len(mlp_out), self.num_heads, *e.shape[2:])  # B, K, T, 2, F
             state = self._arrange(e.expand(shape), self.mixed)
@@ -168,7 +168,7 @@ class Tape(RoPE):
         **arguments: Any,
     ):
         super().__init__(config, **arguments)
-        if not tensorial and self.heads_per_state > 1:
+        if not tensorial and config.num_attention_heads > config.num_key_value_heads:
             raise ValueError(
                 f"position tape: tensorial=false needs a key/value head per query head, but "
                 f"num_attention_heads={config.num_attention_heads} and num_key_value_heads="
@@ -194,12 +194,12 @@ class Tape(RoPE):
             )
         return super().configure(config, arguments | {"width": width})
 
-    def layer(self, layer_idx: int) -> StateUpdate | None:
-        """None in the last layer: its result is unused, and its parameters would get no gradient.
-        With recurrences the next recurrence uses it, except in the last one."""
+    def layer(self, layer_idx: int) -> LayerPosition:
+        """Without an update in the last layer: its result is unused, and its parameters would get
+        no gradient. With recurrences the next recurrence uses it, except in the last one."""
         last = layer_idx == self.config.num_hidden_layers - 1 and self.config.num_recurrences == 1
         idle = not (self.update["attention"] or self.update["feed_forward"])
-        return None if last or idle else TapeUpdate(self.config, **self.update)
+        return RotaryLayer() if last or idle else TapeLayer(self.config, **self.update)
 
 
 class TapeYaRN(Tape, YaRN):

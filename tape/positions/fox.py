@@ -1,0 +1,106 @@
+"""FoX, the forgetting transformer: decay that depends on the text (Lin et al. 2025, arXiv
+2503.02130)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from tape.positions.base import LayerPosition, PositionEncoding, ScoreBias, ScoreMod, Tokens, lookup
+from tape.positions.bias import DENSE_BACKENDS
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+PARTS = 3  # numbers of the model's dtype per sum: together 24 bits in bfloat16
+
+
+class ForgetBias(ScoreBias):
+    """c_i - c_j, given the sums of queries (B, H, T) and keys (B, H, S)."""
+
+    def __init__(self, query: Tensor, key: Tensor):
+        self.query, self.key = query, key
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return (self.query[..., :, None] - self.key[..., None, :]).to(dtype)
+
+    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
+        query, key = (lookup(c.to(dtype)) for c in (self.query, self.key))
+        return lambda score, b, h, i, j: score + query(b, h, i) - key(b, h, j)
+
+
+class ForgetLayer(LayerPosition):
+    """Keeps c_t for each token, split into `PARTS` numbers."""
+
+    def __init__(self, config: PretrainedConfig, start: float):
+        super().__init__()
+        self.start = start
+        self.gate = nn.Linear(config.hidden_size, config.num_attention_heads)
+        self.memo_width = PARTS * config.num_attention_heads // config.num_key_value_heads
+
+    def reset_parameters(self) -> None:
+        init.constant_(self.gate.bias, self.start)
+
+    def prepare(
+        self,
+        x_BTC: Tensor,
+        q_BHTD: Tensor,
+        k_BKTD: Tensor,
+        e: None,
+        tokens: Tokens,
+        past_BKLM: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = torch.promote_types(self.gate.weight.dtype, torch.float32)
+        with torch.autocast(x_BTC.device.type, enabled=False):
+            weights = (x.to(wide) for x in (self.gate.weight, self.gate.bias))
+            steps_BTH = F.logsigmoid(F.linear(x_BTC.to(wide), *weights))
+        if tokens.real is not None:  # nothing is forgotten at padding
+            steps_BTH = steps_BTH * tokens.real[:, tokens.slots, None]
+        steps_BHT = steps_BTH.mT
+        if past_BKLM is None:
+            c_BHT = steps_BHT.cumsum(-1)
+        else:  # one sum over all tokens: the parts of a text give the sums of the whole
+            newest = past_BKLM.index_select(2, (tokens.slots[:1] - 1).clamp(min=0))
+            begin = self.sums(newest, wide) * (tokens.slots[0] > 0)
+            c_BHT = torch.cat((begin, steps_BHT), dim=-1).cumsum(-1)[..., 1:]
+        return q_BHTD, k_BKTD, self.memo(c_BHT, k_BKTD)
+
+    def memo(self, c_BHT: Tensor, k_BKTD: Tensor) -> Tensor:
+        """Splits sums into numbers of the keys' dtype, (B, K, T, M)."""
+        parts, left = [], c_BHT
+        for _ in range(PARTS):
+            parts.append(left.to(k_BKTD.dtype))
+            left = left - parts[-1].to(left.dtype)
+        B, K, T, _ = k_BKTD.shape
+        memo = torch.stack(parts, dim=2)  # (B, H, parts, T)
+        return memo.reshape(B, K, self.memo_width, T).mT
+
+    def sums(self, memo_BKSM: Tensor, dtype: torch.dtype) -> Tensor:
+        """Inverse of `memo`, (B, H, S)."""
+        return memo_BKSM.mT.unflatten(2, (-1, PARTS)).flatten(1, 2).to(dtype).sum(2)
+
+    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: Tensor, tokens: Tokens) -> ScoreBias:
+        c_BHS = self.sums(memo_BKSM, torch.promote_types(memo_BKSM.dtype, torch.float32))
+        return ForgetBias(c_BHS[..., tokens.slots], c_BHS)
+
+
+class FoX(PositionEncoding):
+    """Adds c_i - c_j to the scores, the sum of ln sigmoid(w_h x_t + b_h) over t = j+1 .. i.
+
+    Arguments of the configuration:
+        start: b at first; sigmoid(b) is the share that a head keeps from token to token.
+    """
+
+    backends = DENSE_BACKENDS
+    per_head = True
+
+    def __init__(self, config: PretrainedConfig, *, start: float = 0.0, **arguments: Any):
+        super().__init__(config, **arguments)
+        self.config, self.start = config, start
+
+    def layer(self, layer_idx: int) -> LayerPosition:
+        return ForgetLayer(self.config, self.start)
