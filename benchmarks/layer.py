@@ -32,7 +32,7 @@ def parts(shape: str) -> dict[str, tuple]:
         "tape: attention, blockwise": (blockwise, q, k, v, payload),
         "rope: rotating queries and keys": (lambda q, k: update.rotate(q, k, phases), q, k),
         "tape: rotating queries and keys": (update.rotate, q, k, state),
-        "tape: update of the state": (lambda *x: [update.update(*x)], state, payload, mlp_out),
+        "tape: update of the state": (lambda *x: [update.next_state(*x)], state, payload, mlp_out),
     }
 
 

@@ -95,7 +95,7 @@ def by_heads(attend, update: TapeLayer, q: Tensor, k: Tensor, v: Tensor, e: Tens
     attended, average = attend(
         apply_rotary(q, e), apply_rotary(k, e), v, update.payload(e, v.dtype)
     )
-    return attended, update.update(e, average, m)
+    return attended, update.next_state(e, average, m)
 
 
 def rope(_: TapeLayer, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):

@@ -93,7 +93,7 @@ class Replay(nn.Module):
             *(x_BTC, e, self.context, *self.shared, cache, self.slot, self.final)
         )
         if self.update:
-            return attended, self.context.update(e, attended_e, mlp_out_BTC)
+            return attended, self.context.next_state(e, attended_e, mlp_out_BTC)
         return attended, attended_e
 
 

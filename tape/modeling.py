@@ -134,7 +134,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         x_BTC = x_BTC + attended
         mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
         if not final:
-            e = self.context.update(e, attended_e, mlp_out)
+            e = self.context.next_state(e, attended_e, mlp_out)
         return x_BTC + mlp_out, e
 
 

@@ -56,8 +56,8 @@ def test_update_commutes_with_rotations(position):
     update, e, average, m = state_and_update(position)
 
     def error(angles):
-        before = update.update(rotated(e, angles), rotated(average, angles).flatten(-2), m)
-        after = rotated(update.update(e, average.flatten(-2), m), angles)
+        before = update.next_state(rotated(e, angles), rotated(average, angles).flatten(-2), m)
+        after = rotated(update.next_state(e, average.flatten(-2), m), angles)
         return (before - after).abs().max().item()
 
     one_angle = torch.full((4,), 0.7, dtype=torch.float64)

@@ -38,7 +38,7 @@ def test_a_layer_by_itself_is_the_layer_in_its_decoder(name, work):
     torch.testing.assert_close(outputs[0], attended, atol=0, rtol=0)
     if name == "tape":  # after the MLP of the layer, whose output is random here
         e, mlp_out = layer.inputs[1:]
-        torch.testing.assert_close(outputs[1], decoding.context.update(e, attended_e, mlp_out))
+        torch.testing.assert_close(outputs[1], decoding.context.next_state(e, attended_e, mlp_out))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ def of_encoding(config: TapeConfig, length: int) -> dict[str, int]:
         # An MLP 1 -> hidden -> H for every pair of tokens.
         hidden = position["hidden"]
         return {"MLP of distances": layers * length**2 * hidden * (1 + config.num_attention_heads)}
+    if position["name"] == "fox":
+        per_layer = length * config.hidden_size * config.num_attention_heads
+        return {"gates": layers * per_layer}
     if position["name"] in ("tape", "tape_yarn"):
         return of_tape(config, length)
     return {}

@@ -148,7 +148,9 @@ class LayerPosition(PositionModule):
         """Returns the part of the state that attention averages, (B|1, K|1, T, P), or None."""
         return None
 
-    def update(self, e: Tensor | None, attended: Tensor | None, mlp_out: Tensor) -> Tensor | None:
+    def next_state(
+        self, e: Tensor | None, attended: Tensor | None, mlp_out: Tensor
+    ) -> Tensor | None:
         """Returns the state for the next layer, g of E' = g(X, E), given the payload's average over
         the attended tokens (B, H, T, P; None without a payload) and the MLP's output (B, T, C)."""
         return e

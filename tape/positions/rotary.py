@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
 # Schedules that are fixed when the model is built. "dynamic" and "longrope" depend on the input's
 # length, which would invalidate cached keys.
-FIXED_SCHEDULES = ("default", "linear", "llama3", "yarn")
+# Each with the arguments that it requires.
+REQUIRED = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        *("factor", "low_freq_factor", "high_freq_factor"),
+        "original_max_position_embeddings",
+    ),
+    "yarn": ("factor",),
+}
 # Numeric arguments of the schedules, which the library does not check.
 POSITIVE = {
     *("rope_theta", "factor", "attention_factor", "original_max_position_embeddings"),
@@ -105,9 +114,9 @@ class RotaryLayer(LayerPosition):
     def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """Rotates queries and keys by a state (B|1, K|1, T, 2, F)."""
         e = e.to(q_BHTD.dtype)
-        per_query = e
-        if e.shape[1] > 1:  # a state per key/value head
-            per_query = e.repeat_interleave(q_BHTD.shape[1] // e.shape[1], dim=1)
+        per_query, (H, K) = e, (q_BHTD.shape[1], k_BKTD.shape[1])
+        if e.shape[1] == K < H:  # for the query heads of each key/value head
+            per_query = e.repeat_interleave(H // K, dim=1)
         return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e)
 
 
@@ -150,21 +159,20 @@ class RoPE(PositionEncoding):
                 raise ValueError(f"rotary positions: {name}={value!r} must be a number > 0")
         scaling["rope_theta"] = float(scaling["rope_theta"])
         rope_type = scaling.setdefault("rope_type", scaling.pop("type", "default"))
-        if rope_type not in FIXED_SCHEDULES:
+        if rope_type not in REQUIRED:
             raise ValueError(
                 f"rope_type={rope_type!r}: only schedules that are fixed when the model is built, "
-                f"others would change keys already cached{suggestion(rope_type, FIXED_SCHEDULES)}"
+                f"others would change keys already cached{suggestion(rope_type, REQUIRED)}"
             )
         if scaling.get("partial_rotary_factor") not in (None, 1.0):
             raise ValueError("partial_rotary_factor: only whole heads are rotated; allowed: 1.0")
         if rope_type == "yarn":
             scaling.setdefault("original_max_position_embeddings", config.max_position_embeddings)
-        arguments = super().configure(config, arguments)
-        config.rope_parameters = scaling
-        try:
-            config.validate_rope()
-        except KeyError as error:
-            raise ValueError(f"rotary positions: {error.args[0]}") from error
+        if missing := [name for name in REQUIRED[rope_type] if scaling.get(name) is None]:
+            raise ValueError(
+                f"rotary positions: scaling with rope_type={rope_type!r} also needs "
+                f"{', '.join(missing)}"
+            )
         for less, more in ORDERED:
             if (scaling.get(less) or 0) >= (scaling.get(more) or math.inf):
                 raise ValueError(
@@ -172,6 +180,9 @@ class RoPE(PositionEncoding):
                 )
         if scaling.get("factor", 1) < 1:
             raise ValueError(f"rotary positions: factor={scaling['factor']} must be a number >= 1")
+        arguments = super().configure(config, arguments)
+        config.rope_parameters = scaling
+        config.validate_rope()
         return arguments
 
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:

@@ -96,7 +96,7 @@ class TapeLayer(RotaryLayer):
     def payload(self, e: Tensor, dtype: torch.dtype) -> Tensor | None:
         return e.flatten(-2).to(dtype) if self.attends else None  # (B|1, K|1, T, 2 F)
 
-    def update(self, e: Tensor, attended: Tensor | None, mlp_out: Tensor) -> Tensor:
+    def next_state(self, e: Tensor, attended: Tensor | None, mlp_out: Tensor) -> Tensor:
         with torch.autocast(mlp_out.device.type, enabled=False):
             shape = (len(mlp_out), self.num_heads, *e.shape[2:])  # B, K, T, 2, F
             state = self._arrange(e.expand(shape), self.mixed)
