@@ -95,7 +95,7 @@ class Attention(nn.Module):
             )
             payload = None if payload is None else width(payload)
             k, memo = split(k, position.memo_width or None)
-        bias = position.bias(q, k, memo, tokens)
+        bias = position.bias(x_BTC, q, k, memo, tokens)
         dropout = self.config.attention_dropout if self.training else 0.0
         attended, payload, weights = kernel(q, k, v, payload, mask, bias, self.scaling, dropout)
         return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights

@@ -23,6 +23,7 @@ from hydra import compose, initialize_config_dir
 import train
 from config import CONFIG
 from tape import TapeConfig, TapeForCausalLM
+from tape.positions import ENCODINGS
 
 # rouge_score has absl log to the stderr of the moment, here pytest's; Hydra's set-up of logging has
 # absl close it, if it is not this one.
@@ -52,6 +53,10 @@ POSITIONS = {
             "original_max_position_embeddings": 8,
         },
     },
+    "rope_proportional": {
+        "name": "rope",
+        "scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+    },
     "yarn": {"name": "yarn"},
     "xpos": {"name": "xpos"},
     "randpe": {"name": "randpe"},
@@ -59,7 +64,12 @@ POSITIONS = {
     "alibi_subset": {"name": "alibi", "sampler": "subset"},
     "fire": {"name": "fire", "threshold": 6.0},
     "t5": {"name": "t5", "num_buckets": 8, "max_distance": 12},
+    "kerple": {"name": "kerple"},
+    "dape": {"name": "dape", "width": 6},
+    "relative": {"name": "relative", "dimension": 3, "extent": 5},
+    "cope": {"name": "cope", "count": 4},
     "fox": {"name": "fox"},
+    "pope": {"name": "pope", "base": 50.0},
     "tape": {"name": "tape"},
     "tape_shift": {"name": "tape", "sampler": "shift"},
     "tape_yarn": {"name": "tape_yarn"},
@@ -70,6 +80,11 @@ POSITIONS = {
     "tape_not_tensorial": {"name": "tape", "tensorial": False},
     "tape_neither_form": {"name": "tape", "equivariant": False, "tensorial": False},
 }
+FLASH = [
+    name
+    for name, position in POSITIONS.items()
+    if "flash_attention_2" in ENCODINGS[position["name"]].backends and name != "alibi_subset"
+]
 GROUPED = [name for name in POSITIONS if POSITIONS[name].get("tensorial", True)]
 
 all_positions = pytest.mark.parametrize("position", POSITIONS)

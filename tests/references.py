@@ -68,7 +68,51 @@ def score_term(weights, config, layer: int, h: int, i: int, j: int) -> Tensor | 
         hidden = weights[prefix + "hidden.weight"] @ x + weights[prefix + "hidden.bias"]
         output = weights[prefix + "output.weight"] @ hidden.relu()
         return (output + weights[prefix + "output.bias"])[h]
+    if arguments["name"] in ("kerple", "dape"):
+        p, a = (weights[prefix + name][h].clamp(min=0.01) for name in ("slope", "scale"))
+        return -p * torch.log(1 + a * (i - j))
     return 0.0
+
+
+def read_term(weights, config, layer: int, h: int, i: int, j: int, x, q, k, scores) -> Tensor:
+    """The term of head h that depends on the text, for slots j <= i.
+
+    Args:
+        x: normalised inputs of the layer, by token.
+        q, k: queries and keys of this head, by token.
+        scores: (H,) of this pair, before any term.
+    """
+    arguments, D = config.position, config.head_dim
+    prefix = f"model.layers.{layer}.context."
+    zero = torch.zeros((), dtype=scores.dtype)
+    if arguments["name"] == "fox":
+        w, b = weights[prefix + "gate.weight"][h], weights[prefix + "gate.bias"][h]
+        return sum((torch.sigmoid(w @ x[t] + b).log() for t in range(j + 1, i + 1)), zero)
+    if arguments["name"] == "relative" and i - j < arguments["extent"]:
+        R = arguments["dimension"]
+        r = weights[prefix + "reader.weight"][h * R : (h + 1) * R] @ x[i]
+        return r @ weights[prefix + "profiles"][:, i - j]
+    if arguments["name"] == "cope":
+        table = weights[prefix + "table"]
+        place = sum(torch.sigmoid(q[i] @ k[t] / math.sqrt(D)) for t in range(j, i + 1))
+        place = place.clamp(max=arguments["count"] - 1)
+        low, high = (int(bound(place.detach())) for bound in (torch.floor, torch.ceil))
+        row = table[:, low] + (place - low) * (table[:, high] - table[:, low])
+        return q[i] @ row / math.sqrt(D)
+    if arguments["name"] == "dape":
+        terms = [score_term(weights, config, layer, g, i, j) for g in range(len(scores))]
+        hidden = weights[prefix + "mlp.0.weight"] @ torch.cat((scores, torch.stack(terms)))
+        hidden = hidden + weights[prefix + "mlp.0.bias"]
+        hidden = torch.where(hidden > 0, hidden, 0.01 * hidden)
+        return weights[prefix + "mlp.1.weight"][h] @ hidden
+    return zero
+
+
+def polar(x: Tensor, coordinate: int, shift: Tensor | float, base: float) -> Tensor:
+    """Channels of size ln(1 + e^x) and a phase, as complex numbers."""
+    D = len(x)
+    phase = torch.tensor([coordinate * base ** (-c / D) for c in range(D)], dtype=x.dtype) + shift
+    return (1 + x.exp()).log() * torch.complex(phase.cos(), phase.sin())
 
 
 def rotate(x: Tensor, e: Tensor) -> Tensor:
@@ -152,12 +196,10 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         def norm(name, value, at=at):
             return rms_norm(value, weights[at + name + ".weight"], config.rms_norm_eps)
 
-        q, k, v, forgotten = [], [], [], []
+        q, k, v, read = [], [], [], []
         for t in range(T):
             y = norm("input_layernorm", x[t])
-            if name == "fox":
-                gate = linear("context.gate", y) + weights[at + "context.gate.bias"]
-                forgotten.append(torch.sigmoid(gate).log())
+            read.append(y)
             q.append(list(linear("self_attn.q_proj", y).view(H, D)))
             k.append(list(linear("self_attn.k_proj", y).view(K, D)))
             v.append(list(linear("self_attn.v_proj", y).view(K, D)))
@@ -170,17 +212,29 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 grow = torch.tensor([z**power for z in zeta], dtype=x[t].dtype)
                 q[t] = [head * grow for head in q[t]]
                 k[t] = [head / grow for head in k[t]]
+            if name == "pope":
+                base = config.position["base"]
+                shift = weights[at + "context.shift"].clamp(-2 * math.pi, 0)
+                q[t] = [polar(q[t][h], p[t], 0.0, base) for h in range(H)]
+                k[t] = [polar(k[t][g], p[t], shift[g, 0], base) for g in range(K)]
         contextual = name.startswith("tape") and step < depth - 1
         next_x, next_e = [], []
+
+        def products(i, j, q=q, k=k):
+            pairs = [(q[i][h], k[j][h * K // H]) for h in range(H)]
+            return torch.stack([(a * b.conj()).sum().real / math.sqrt(D) for a, b in pairs])
+
         for i in range(T):
             outputs, averages = [], []
+            scores_of = [products(i, j) for j in range(i + 1)]
             for h in range(H):
                 g = h * K // H
+                of_head = [q[t][h] for t in range(T)], [k[t][g] for t in range(T)]
                 scores = [
-                    q[i][h] @ k[j][g] / math.sqrt(D)
+                    both[h]
                     + score_term(weights, config, layer, h, p[i], p[j])
-                    + sum(forgotten[t][h] for t in range(j + 1, i + 1) if forgotten)
-                    for j in range(i + 1)
+                    + read_term(weights, config, layer, h, i, j, read, *of_head, both)
+                    for j, both in enumerate(scores_of)
                 ]
                 alpha = torch.softmax(torch.stack([s.reshape(()) for s in scores]), dim=0)
                 outputs.append(sum(alpha[j] * v[j][g] for j in range(i + 1)))

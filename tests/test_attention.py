@@ -4,7 +4,7 @@ unfused form, and what is ours around flash-attn with its functions by their doc
 import flash_reference
 import pytest
 import torch
-from conftest import POSITIONS, all_positions, make_config, make_model, random_tokens
+from conftest import FLASH, POSITIONS, all_positions, make_config, make_model, random_tokens
 from torch.nn.attention import flex_attention
 from transformers import DynamicCache, StaticCache, masking_utils
 
@@ -12,11 +12,6 @@ from tape import TapeForCausalLM, attention, flash
 
 LENGTH = 15
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
-FLASH = [
-    name
-    for name in POSITIONS
-    if POSITIONS[name]["name"] not in ("t5", "fire", "fox") and name != "alibi_subset"
-]
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 

@@ -5,7 +5,7 @@ parameter's gradient; bfloat16 carries 8 bits, and eager attention in it is the 
 
 import pytest
 import torch
-from conftest import POSITIONS, VOCABULARY, make_model, random_tokens
+from conftest import FLASH, POSITIONS, VOCABULARY, make_model, random_tokens
 from transformers import StaticCache
 from transformers.utils import is_flash_attn_2_available
 
@@ -15,11 +15,6 @@ pytestmark = [
 ]
 LENGTH = 150  # no multiple of a kernel's block of 128
 SHAPE = {"hidden_size": 128, "num_key_value_heads": 4, "max_position_embeddings": LENGTH}
-FLASH = [
-    name
-    for name in POSITIONS
-    if POSITIONS[name]["name"] not in ("t5", "fire", "fox") and name != "alibi_subset"
-]
 needs_flash = pytest.mark.skipif(
     not is_flash_attn_2_available(), reason="the flash-attn package is missing"
 )

@@ -27,13 +27,23 @@ def multiply_adds(config: TapeConfig, length: int) -> dict[str, int]:
 def of_encoding(config: TapeConfig, length: int) -> dict[str, int]:
     """Returns those that a decoder without positions (NoPE) does not need."""
     position, layers = config.position, config.num_hidden_layers * config.num_recurrences
-    if position["name"] == "fire":
-        # An MLP 1 -> hidden -> H for every pair of tokens.
-        hidden = position["hidden"]
-        return {"MLP of distances": layers * length**2 * hidden * (1 + config.num_attention_heads)}
-    if position["name"] == "fox":
-        per_layer = length * config.hidden_size * config.num_attention_heads
-        return {"gates": layers * per_layer}
+    C, H, D, N = config.hidden_size, config.num_attention_heads, config.head_dim, length
+    match position["name"]:
+        case "fire":  # an MLP 1 -> hidden -> H for every pair of tokens
+            return {"MLP of distances": layers * N**2 * position["hidden"] * (1 + H)}
+        case "dape":  # the scores again, and an MLP 2 H -> width -> H for every pair
+            pairs = layers * N**2
+            return {"scores": pairs * H * D, "MLP of scores": pairs * 3 * H * position["width"]}
+        case "relative":
+            R, E = position["dimension"], position["extent"]
+            return {"r": layers * N * C * H * R, "profiles": layers * N * H * R * E}
+        case "cope":
+            rows = layers * H * N * D * position["count"]
+            return {"gates": layers * H * N**2 * D, "scores of positions": rows}
+        case "fox":
+            return {"gates": layers * N * C * H}
+        case "pope":
+            return {"second half of queries and keys": layers * H * N**2 * D}
     if position["name"] in ("tape", "tape_yarn"):
         return of_tape(config, length)
     return {}

@@ -19,8 +19,12 @@ from tape.positions.base import (
     ScoreBias,
     Tokens,
 )
-from tape.positions.bias import FIRE, ALiBi, T5Bias
+from tape.positions.bias import FIRE, ALiBi, Kerple, T5Bias
+from tape.positions.cope import CoPE
+from tape.positions.dape import DAPE
 from tape.positions.fox import FoX
+from tape.positions.pope import PoPE
+from tape.positions.relative import Relative
 from tape.positions.rotary import RandPE, RoPE, XPos, YaRN
 from tape.positions.tape import Tape, TapeYaRN
 
@@ -38,7 +42,12 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "alibi": ALiBi,
     "fire": FIRE,
     "t5": T5Bias,
+    "kerple": Kerple,
+    "dape": DAPE,
+    "relative": Relative,
+    "cope": CoPE,
     "fox": FoX,
+    "pope": PoPE,
     "tape": Tape,
     "tape_yarn": TapeYaRN,
 }

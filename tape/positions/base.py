@@ -30,6 +30,11 @@ class Positions(NamedTuple):
     key: Tensor  # (B|1, S) the cached and the new tokens
 
 
+def distances(positions: Positions) -> Tensor:
+    """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
+    return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
+
+
 def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Applies a mask, boolean (True attends) or additive, that broadcasts to the scores."""
     if mask is None:
@@ -139,9 +144,15 @@ class LayerPosition(PositionModule):
         return q_BHTD, k_BKTD, None
 
     def bias(
-        self, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: Tensor | None, tokens: Tokens
+        self,
+        x_BTC: Tensor,
+        q_BHTD: Tensor,
+        k_BKSD: Tensor,
+        memo_BKSM: Tensor | None,
+        tokens: Tokens,
     ) -> ScoreBias | None:
-        """Returns the bias of all scores, given prepared queries, and all keys with their memo."""
+        """Returns the bias of all scores, given the layer's normalised input, prepared queries, and
+        all keys with their memo."""
         return tokens.bias
 
     def payload(self, e: Tensor | None, dtype: torch.dtype) -> Tensor | None:

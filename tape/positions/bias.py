@@ -1,4 +1,4 @@
-"""Encodings that add a bias to the scores: ALiBi, T5's buckets, FIRE.
+"""Encodings that add a bias to the scores: ALiBi, Kerple, T5's buckets, FIRE.
 
 All are causal: for keys j after the query i, which the mask removes, the distance i - j counts as
 zero.
@@ -21,6 +21,7 @@ from tape.positions.base import (
     Positions,
     ScoreBias,
     ScoreMod,
+    distances,
     lookup,
 )
 from tape.positions.sampling import SAMPLERS
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 DENSE_BACKENDS = ALL_BACKENDS - {"flash_attention_2"}
-
-
-def distances(positions: Positions) -> Tensor:
-    """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
-    return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -240,4 +236,33 @@ class FIRE(LearnedBiasEncoding):
         self.layers = nn.ModuleList(
             FIRELayer(config.num_attention_heads, hidden, threshold)
             for _ in range(config.num_hidden_layers)
+        )
+
+
+class KerpleLayer(PositionModule):
+    LOWEST = 0.01  # of both parameters
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.slope = nn.Parameter(torch.empty(num_heads))
+        self.scale = nn.Parameter(torch.empty(num_heads))
+
+    def reset_parameters(self) -> None:
+        init.uniform_(self.slope, 0.0, 2.0)
+        init.uniform_(self.scale, 0.0, 1.0)
+
+    def forward(self, positions: Positions) -> Tensor:
+        dtype = torch.promote_types(self.slope.dtype, torch.float32)
+        p, a = (x.to(dtype).clamp(min=self.LOWEST)[:, None, None] for x in (self.slope, self.scale))
+        return -p * (a * distances(positions).to(dtype)[:, None]).log1p()
+
+
+class Kerple(LearnedBiasEncoding):
+    """-p_h ln(1 + a_h (i - j)) with p_h, a_h >= 0.01 learned per head and layer, the logarithmic
+    kernel of Chi et al. 2022 (arXiv 2205.09921)."""
+
+    def __init__(self, config: PretrainedConfig, **arguments: Any):
+        super().__init__(config, **arguments)
+        self.layers = nn.ModuleList(
+            KerpleLayer(config.num_attention_heads) for _ in range(config.num_hidden_layers)
         )

@@ -83,7 +83,9 @@ class ForgetLayer(LayerPosition):
         """Inverse of `memo`, (B, H, S)."""
         return memo_BKSM.mT.unflatten(2, (-1, PARTS)).flatten(1, 2).to(dtype).sum(2)
 
-    def bias(self, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: Tensor, tokens: Tokens) -> ScoreBias:
+    def bias(
+        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: Tensor, tokens: Tokens
+    ) -> ScoreBias:
         c_BHS = self.sums(memo_BKSM, torch.promote_types(memo_BKSM.dtype, torch.float32))
         return ForgetBias(c_BHS[..., tokens.slots], c_BHS)
 

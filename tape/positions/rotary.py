@@ -34,11 +34,12 @@ REQUIRED = {
         "original_max_position_embeddings",
     ),
     "yarn": ("factor",),
+    "proportional": ("partial_rotary_factor",),
 }
 # Numeric arguments of the schedules, which the library does not check.
 POSITIVE = {
     *("rope_theta", "factor", "attention_factor", "original_max_position_embeddings"),
-    *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"),
+    *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"),
 }
 ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
 
@@ -164,8 +165,15 @@ class RoPE(PositionEncoding):
                 f"rope_type={rope_type!r}: only schedules that are fixed when the model is built, "
                 f"others would change keys already cached{suggestion(rope_type, REQUIRED)}"
             )
-        if scaling.get("partial_rotary_factor") not in (None, 1.0):
-            raise ValueError("partial_rotary_factor: only whole heads are rotated; allowed: 1.0")
+        share = scaling.get("partial_rotary_factor")
+        if rope_type != "proportional" and share not in (None, 1.0):
+            raise ValueError(
+                "partial_rotary_factor: only rope_type='proportional' rotates a part of a head"
+            )
+        if share is not None and not share <= 1:
+            raise ValueError(
+                f"rotary positions: partial_rotary_factor={share} must be a number in (0, 1]"
+            )
         if rope_type == "yarn":
             scaling.setdefault("original_max_position_embeddings", config.max_position_embeddings)
         if missing := [name for name in REQUIRED[rope_type] if scaling.get(name) is None]:

@@ -1,0 +1,77 @@
+"""CoPE: contextual positions, which count the tokens that a query selects (Golovneva et al. 2024,
+arXiv 2405.18719)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from tape.positions.base import LayerPosition, PositionEncoding, ScoreBias, Tokens
+from tape.positions.bias import DENSE_BACKENDS
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class CountBias(ScoreBias):
+    """q_i . e[p_ij] / sqrt(D), linear between the rows of e (D, N); p_ij is the sum of
+    sigmoid(q_i . k_t / sqrt(D)) over the real tokens t = j .. i, at most N - 1."""
+
+    def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor, e: Tensor, tokens: Tokens):
+        self.q, self.k, self.e, self.tokens = q_BHTD, k_BKSD, e, tokens
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        H, S, D, N = self.q.shape[1], self.k.shape[2], *self.e.shape
+        q = self.q.to(torch.promote_types(dtype, torch.float32)) * D**-0.5
+        k = self.k.to(q.dtype).repeat_interleave(H // self.k.shape[1], dim=1)
+        slots = torch.arange(S, device=q.device)
+        counted = slots <= self.tokens.slots[:, None]  # (T, S)
+        if self.tokens.real is not None:
+            real = self.tokens.real[:, None, None, :S]
+            counted = counted & F.pad(real, (0, S - real.shape[-1]))
+        with torch.autocast(q.device.type, enabled=False):
+            gates = (q @ k.mT).sigmoid() * counted
+            # Sums from j on: from the last slot back.
+            place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=N - 1)
+            scores = q @ self.e.to(q.dtype)  # (B, H, T, N)
+        below = place.detach().floor().long()
+        low, high = (scores.gather(-1, at) for at in (below, (below + 1).clamp(max=N - 1)))
+        return low.lerp(high, place - below).to(dtype)
+
+
+class CountLayer(LayerPosition):
+    def __init__(self, head_dim: int, count: int):
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(head_dim, count))
+
+    def reset_parameters(self) -> None:
+        init.zeros_(self.table)
+
+    def bias(
+        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: None, tokens: Tokens
+    ) -> ScoreBias:
+        return CountBias(q_BHTD, k_BKSD, self.table, tokens)
+
+
+class CoPE(PositionEncoding):
+    """Adds q_i . e[p_ij] to the products q_i . k_j, for the number p_ij of tokens from j to i, each
+    counted as far as the query selects it. All heads of a layer share e, zero at first.
+
+    Arguments of the configuration:
+        count: number of positions; further tokens are at the last.
+    """
+
+    backends = DENSE_BACKENDS
+
+    def __init__(self, config: PretrainedConfig, *, count: int = 64, **arguments: Any):
+        super().__init__(config, **arguments)
+        if count < 2:
+            raise ValueError(f"position cope: count={count} must be an integer >= 2")
+        self.config, self.count = config, count
+
+    def layer(self, layer_idx: int) -> LayerPosition:
+        return CountLayer(self.config.head_dim, self.count)

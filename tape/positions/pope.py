@@ -1,0 +1,75 @@
+"""PoPE: polar positions, which separate the size of a channel from its phase (arXiv 2509.10534)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class PolarLayer(LayerPosition):
+    def __init__(self, config: PretrainedConfig):
+        super().__init__()
+        self.shift = nn.Parameter(torch.empty(config.num_key_value_heads, 1, config.head_dim))
+
+    def reset_parameters(self) -> None:
+        init.zeros_(self.shift)
+
+    def prepare(
+        self,
+        x_BTC: Tensor,
+        q_BHTD: Tensor,
+        k_BKTD: Tensor,
+        e: Tensor,
+        tokens: Tokens,
+        past_BKLM: None,
+    ) -> tuple[Tensor, Tensor, None]:
+        cosine, sine = e.unbind(-2)  # (B|1, 1, T, D)
+        shift = self.shift.to(e.dtype).clamp(-2 * math.pi, 0)
+        c, s = shift.cos(), shift.sin()
+        key = cosine * c - sine * s, sine * c + cosine * s
+        return polar(q_BHTD, cosine, sine), polar(k_BKTD, *key), None
+
+
+def polar(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Returns softplus(x) times cosine and sine, side by side."""
+    size = F.softplus(x)
+    return torch.cat((size * cosine.to(x.dtype), size * sine.to(x.dtype)), dim=-1)
+
+
+class PoPE(PositionEncoding):
+    """Channel c of query i is a complex number of size softplus(q_c) and phase i theta_c, that of
+    key j of size softplus(k_c) and phase j theta_c + d_c; the score is the real part of their
+    product, with theta_c = base^(-c/D), and d_c in [-2 pi, 0], zero at first, learned per
+    key/value head.
+
+    Queries and keys in the scores and in the cache are twice as wide as in other encodings.
+    """
+
+    per_head = True
+
+    def __init__(self, config: PretrainedConfig, *, base: float = 10_000.0, **arguments: Any):
+        super().__init__(config, **arguments)
+        if not base > 0:
+            raise ValueError(f"position pope: base={base} must be a number > 0")
+        self.config, self.base = config, base
+
+    def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        """(B|1, 1, T, 2, D): cosine and sine of the phase of each channel."""
+        D, query = self.config.head_dim, positions.query
+        with torch.autocast(query.device.type, enabled=False):
+            exponent = torch.arange(D, device=query.device, dtype=dtype) / D
+            phases = query.to(dtype)[..., None] / self.base**exponent
+            return torch.stack((phases.cos(), phases.sin()), dim=-2)[:, None]
+
+    def layer(self, layer_idx: int) -> LayerPosition:
+        return PolarLayer(self.config)
