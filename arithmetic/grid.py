@@ -47,7 +47,7 @@ class Grid:
         """
         size, found = evaluated["max_length"], {(n, m) for n, m, *_ in cells}
         if len(found) != size**2 or found != {*product(range(1, size + 1), repeat=2)}:
-            raise ValueError(f"these are not the pairs of all lengths up to {size}: evaluate again")
+            raise ValueError(f"these are not all pairs of lengths up to {size}: evaluate again")
         counts = np.zeros((2, size, size), dtype=np.int64)
         for n, m, *count in cells:
             if not all(type(number) is int for number in count):
@@ -55,7 +55,7 @@ class Grid:
             counts[:, n - 1, m - 1] += count
         correct, total = counts
         if not ((correct >= 0) & (correct <= total) & (total > 0)).all():
-            raise ValueError("these are no numbers of right answers: evaluate again")
+            raise ValueError("these are not valid counts of correct answers: evaluate again")
         return cls(*counts, (evaluated["problems.max_first"], evaluated["problems.max_second"]))
 
     @property

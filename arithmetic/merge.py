@@ -23,7 +23,7 @@ def merge(run: Path, name: str = "grid") -> Grid:
     folder = place_of(run, "--name", name)
     evaluated, rows = join(folder)
     if "problems.max_first" not in evaluated:
-        raise ValueError(f"{folder} holds an evaluation of something else than arithmetic")
+        raise ValueError(f"{folder} contains an evaluation, but not of arithmetic")
     if evaluated["model"] != fingerprint(run):
         raise ValueError(
             f"{folder} was evaluated with other weights than those in {run}: remove it"

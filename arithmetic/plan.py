@@ -61,8 +61,8 @@ def plan(
     """
     if (asked := max_length**2 * samples) > MOST:
         raise ValueError(
-            f"max_length={max_length} and samples={samples} are {asked:,} problems, of {MOST:,} at "
-            f"most: ask fewer"
+            f"max_length={max_length} and samples={samples} are {asked:,} problems; at most "
+            f"{MOST:,} are allowed"
         )
     groups: dict[int, list[Question]] = defaultdict(list)
     for n, m in product(range(1, max_length + 1), repeat=2):

@@ -70,7 +70,7 @@ class Problems:
         number = isinstance(self.spaces, int | float) and not isinstance(self.spaces, bool)
         if not number or not 0 <= self.spaces <= 1:
             raise ValueError(
-                f"data.spaces={self.spaces!r} is a probability: give a number from 0 to 1"
+                f"data.spaces={self.spaces!r} must be a probability, a number from 0 to 1"
             )
         if self.abacus_offset is not None:
             check_integer("data.abacus_offset", self.abacus_offset, least=0)

@@ -79,8 +79,8 @@ class ArithmeticTask(Task):
         name = model.config.position["name"]
         if self.problems.abacus_offset is not None and name != "learned":
             raise ValueError(
-                f"data.abacus_offset={self.problems.abacus_offset}: positions that restart in "
-                f"each number are for position=learned, not position={name}"
+                f"data.abacus_offset={self.problems.abacus_offset}: positions that restart in each "
+                f"number require position=learned, not position={name}"
             )
         check_length(model, self.problems.positions, "training on these problems")
         needed = max(batch.positions for batch in self.batches)

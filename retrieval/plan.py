@@ -52,21 +52,23 @@ class Questions:
         check_integer("seed", self.seed, least=0)
         if self.interval > self.max_tokens:
             raise ValueError(
-                f"interval={self.interval} is the shortest length, and more than "
+                f"interval={self.interval}, the shortest length, is more than "
                 f"max_tokens={self.max_tokens}, the longest"
             )
         asked = len(self.lengths) * self.depths * self.num_tests
         if asked > MOST:
             raise ValueError(
                 f"num_tests={self.num_tests} at depths={self.depths} and {len(self.lengths):,} "
-                f"lengths are {asked:,} prompts, of {MOST:,} at most: ask fewer"
+                f"lengths are {asked:,} prompts; at most {MOST:,} are allowed"
             )
         if self.original and self.needles != ONE:
-            raise ValueError("the original rule has one key and one value: leave out --original")
+            raise ValueError(
+                "the original rule supports only one key and one value: leave out --original"
+            )
         if self.original and self.plain:
             raise ValueError(
-                "this model was trained on plain prompts, and the original rule has the words of "
-                "the benchmark: leave out --original"
+                "this model was trained on plain prompts, but the original rule uses the wording "
+                "of the benchmark: leave out --original"
             )
 
     @property
@@ -111,7 +113,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
         )
     if ids[-1] == tokenizer.eos_token_id:
         raise ValueError(
-            "the model's tokenizer ends every text with EOS, and a prompt has to be continued: set "
+            "the model's tokenizer ends every text with EOS, but a prompt must be continued: set "
             "add_eos_token to false in its tokenizer_config.json"
         )
 

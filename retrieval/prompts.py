@@ -140,8 +140,8 @@ def original_prompt(tokens: int, seed: int) -> Prompt:
     characters = int(3.75 * tokens // 1024 * 1024)
     if not characters:
         raise ValueError(
-            f"the original rule gives no garbage in prompts of {tokens} tokens: its unit is 1,024 "
-            f"characters, i.e. at least 274 tokens"
+            f"the original rule adds no garbage to prompts of {tokens} tokens: its unit is 1,024 "
+            "characters, i.e. at least 274 tokens"
         )
     rng = np.random.RandomState(seed)
     before = rng.randint(0, characters)

@@ -73,7 +73,7 @@ class Retrieval:
         prompts, right, found, _ = counts
         fitting = (right >= 0) & (right <= prompts) & (found >= right) & (prompts > 0)
         if not cells or not fitting.all():
-            raise ValueError("these are no numbers of right answers: evaluate again")
+            raise ValueError("these are not valid counts of correct answers: evaluate again")
         return cls(lengths, depths, *counts, evaluated)
 
     @property
@@ -160,7 +160,7 @@ def read_results(folder: Path) -> Retrieval:
     rows = read_table(path, COLUMNS, ("length", "prompts"), ("tokens",), ("right", "found"))
     with reading(path):
         if len({(row["length"], row["depth"]) for row in rows}) < len(rows):
-            raise ValueError("a length and depth occurs twice: evaluate again")
+            raise ValueError("a pair of length and depth occurs twice: evaluate again")
         return Retrieval.of([_cell(row) for row in rows], evaluated)
 
 

@@ -39,8 +39,7 @@ class Passkeys:
         if self.max_length <= self.shortest:  # also validates the needles
             raise ValueError(
                 f"data.max_length={self.max_length}: prompts with keys={self.keys} and "
-                f"values={self.values} have up to {self.shortest} tokens without garbage; "
-                f"give more"
+                f"values={self.values} have up to {self.shortest} tokens without garbage; raise it"
             )
 
     @property

@@ -89,7 +89,7 @@ def read_folder(folder: Path, reference: Reference) -> dict[str, dict[str, str]]
             shown = [f"{name}: {', '.join(keys[:3])}" for name, keys in details if keys]
             raise ValueError(" ".join([f"{folder / kind}.json:", *faults["errors"], *shown]))
     if not found:
-        raise ValueError(f"{folder} holds no predictions: they are expected in it as <TYPE>.json")
+        raise ValueError(f"{folder} contains no predictions: expected files <TYPE>.json")
     return found
 
 
@@ -114,7 +114,8 @@ def read(
     if unknown := [id_ for id_ in ids or () if id_ not in questions]:
         known = next(iter(questions))
         raise ValueError(
-            f"{reference.task.name} has no question {unknown[0]!r}; one it has is {known!r}"
+            f"{reference.task.name} has no question {unknown[0]!r}; an example of its questions is "
+            f"{known!r}"
         )
     asked = {id_: Asked(question, []) for id_, question in questions.items()}
     means = {}

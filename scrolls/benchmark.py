@@ -88,8 +88,8 @@ def read_all(folder: Path) -> dict[str, dict[str, object]]:
             found.setdefault(kind, {})[task] = predictions
     if not found:
         raise ValueError(
-            f"{folder} holds no predictions: they are expected in it as <task>/<TYPE>.json, the "
-            f"tasks being {', '.join(BENCHMARK)}"
+            f"{folder} contains no predictions: expected files <task>/<TYPE>.json with the tasks "
+            f"{', '.join(BENCHMARK)}"
         )
     return dict(sorted(found.items()))
 
@@ -191,7 +191,7 @@ def _check_complete(kind: str, given: dict[str, object], known: dict[str, Refere
         )
     if missing := [task for task in BENCHMARK if task not in known]:
         raise ValueError(
-            f"a submission is checked against the ids of all seven tasks; those of "
+            "a submission is checked against the ids of all seven tasks; the ids of "
             f"{', '.join(missing)} are missing"
         )
 

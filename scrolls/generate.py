@@ -49,7 +49,7 @@ def sampling_of(cfg: DictConfig) -> Sampling | None:
     usual = OmegaConf.load(CONFIG / "generate.yaml")
     for name in Sampling._fields:
         if cfg[name] != usual[name]:
-            raise ValueError(f"{name}={cfg[name]} is for sample=true: give both, or none")
+            raise ValueError(f"{name}={cfg[name]} requires sample=true: set both or neither")
     return None
 
 

@@ -59,7 +59,7 @@ def trained_budget(folder: Path) -> str:
         return json.loads((folder / TRAINED_FOR).read_text())["budget"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"{folder / TRAINED_FOR} is damaged ({error}): give budget=..., as in the training"
+            f"{folder / TRAINED_FOR} is damaged ({error}): give budget=..., as in training"
         ) from error
 
 

@@ -69,7 +69,7 @@ def read_rows(source: Source, task: Task, split: Split, with_inputs: bool = True
     if not pids:
         raise ValueError(f"{source} has no rows: fetch it again")
     if not any_rows:
-        raise ValueError(f"{source} has no question with is_hard: take quality in place of it")
+        raise ValueError(f"{source} has no question with is_hard: use quality instead")
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -120,8 +120,8 @@ def _with_gold(rows: Iterable[Row], source: Source) -> Iterator[Row]:
         if row.output is None:
             raise ValueError(
                 f"{source}, id {row.id!r}: no gold answer to score with; SCROLLS does not publish "
-                f"those of the test split: take --split validation (eval_scrolls.py checks ids "
-                f"with --verify_only, and takes a file with answers as --test_data_file)"
+                "the answers of the test split: use --split validation (eval_scrolls.py checks "
+                "ids with --verify_only, and takes a file with answers as --test_data_file)"
             )
         yield row
 
@@ -134,7 +134,7 @@ def read_predictions(path: Path) -> object:
         ValueError: if it is not JSON, has duplicate ids, or holds text that is not valid UTF-8.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file of predictions {path}")
+        raise FileNotFoundError(f"the file of predictions {path} does not exist")
     try:
         predictions = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:

@@ -59,7 +59,9 @@ def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source
     """
     if task.name == SAMPLE:
         if data_dir is not None:
-            raise ValueError(f"{SAMPLE} is made here and read from no {data_dir}: leave that out")
+            raise ValueError(
+                f"{SAMPLE} is generated locally and not read from {data_dir}: leave out that folder"
+            )
         from scrolls.sample import write_sample  # it has the local corpus behind it
 
         source = write_sample(cache) / f"{split}.jsonl"

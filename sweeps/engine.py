@@ -43,7 +43,7 @@ def perform(sweep: Sweep) -> int:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ValueError(
-                f"{sweep.out}: another sweep is working there; wait for it, or give name=..."
+                f"{sweep.out}: another sweep is running there; wait for it, or give name=..."
             ) from error
         status = asyncio.run(Engine(sweep).perform())
         begun = [run.folder for run in sweep.runs if run.folder.is_dir()]
@@ -231,10 +231,10 @@ def last_error(log: Path) -> str:
 def check_base(run: Run) -> None:
     """Raises a ValueError for a base model that is missing or was trained with another length."""
     if not (run.folder / "model.safetensors").is_file():
-        raise ValueError(f"{run.folder}: a run that has not finished; finish it, or rename it")
+        raise ValueError(f"{run.folder}: this run has not finished; finish it, or rename it")
     if (length := run.trained_length()) != run.length:
         raise ValueError(
             f"{run.folder} was trained on {length} tokens: the sweep extends models of "
-            f"{run.length}; rename it, and one of {run.length} is trained (for a base model of "
-            f"your own: script/train_llama.sh)"
+            f"{run.length}; rename it, so that a model of {run.length} is trained (for your own "
+            "base model, use script/train_llama.sh)"
         )

@@ -85,7 +85,7 @@ class Method:
     def __post_init__(self):
         if self.everything and self.lora is not None:
             raise ValueError(
-                "peft.everything=true with peft.lora: weights that train in full need no low-rank "
+                "peft.everything=true with peft.lora: fully trained weights need no low-rank "
                 "updates; set peft.lora=null"
             )
         if self.groups is not None:
@@ -132,8 +132,8 @@ def adapt(
     if not trainable(model):
         name = model.config.position["name"]
         raise ValueError(
-            f"peft={method.name}: nothing would train; position {name!r} has no weights, and there "
-            f"is neither peft.lora nor peft.extra"
+            f"peft={method.name}: nothing would be trained: position {name!r} has no weights, and "
+            "neither peft.lora nor peft.extra is set"
         )
     return model
 

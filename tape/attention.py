@@ -157,13 +157,14 @@ def _check_flex(q: Tensor, dropout: float, needs_gradient: bool) -> None:
         raise ValueError(FLEX_WITH_DROPOUT.format(dropout))
     if not q.is_cuda and needs_gradient and torch.is_grad_enabled():
         raise ValueError(
-            f"attn_implementation='flex_attention' with gradients on {q.device.type}: torch has "
-            f"them on a GPU only; use sdpa or eager, or call the model under torch.no_grad()"
+            f"attn_implementation='flex_attention' with gradients on {q.device.type}: torch "
+            "supports them on a GPU only; use sdpa or eager, or call the model under "
+            "torch.no_grad()"
         )
     if q.is_cuda and q.shape[-1] < 16:
         raise ValueError(
-            f"attn_implementation='flex_attention' with head_dim={q.shape[-1]}: on a GPU it takes "
-            f"16 or more; use sdpa or eager"
+            f"attn_implementation='flex_attention' with head_dim={q.shape[-1]}: on a GPU it must "
+            "be at least 16; use sdpa or eager"
         )
 
 
@@ -220,8 +221,8 @@ def require(implementation: str, config: PretrainedConfig) -> None:
         raise ValueError(f"{conflict}: no such implementation{suggestion(implementation, KERNELS)}")
     if implementation not in able:
         raise ValueError(
-            f"{conflict}: flash attention takes no learned term on the scores, and ALiBi's slopes "
-            f"at consecutive positions only; allowed here: {', '.join(names)}"
+            f"{conflict}: flash attention supports no score bias other than ALiBi's slopes at "
+            f"consecutive positions; allowed here: {', '.join(names)}"
         )
     if implementation in missing:
         raise ValueError(

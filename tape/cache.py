@@ -33,9 +33,9 @@ class GrowableBuffer:
 
         Cropping, reordering, assignment and a copy of the cache give a different tensor: tokens
         that are still referenced are never overwritten. (Autograd counts in-place writes behind a
-        view, too: backpropagate through cached tensors before the next append.)
+        view, too: so backpropagate through cached tensors before the next append.)
         """
-        start = content.shape[-2] if content.ndim > 1 else 0  # the library's empty one has one axis
+        start = content.shape[-2] if content.ndim > 1 else 0  # empty tensors have one axis
         stop = start + new.shape[-2]
         if content is not self.content or not self._fits(new, stop):
             spare = new.new_empty((*new.shape[:-2], 64 + stop // 8, new.shape[-1]))

@@ -17,7 +17,7 @@ from tape.names import check_name
 EXPECTED = (ValueError, OSError, MemoryError, SafetensorError, torch.OutOfMemoryError)
 MOST = 10**12
 OF_A_MODEL = ("run.json", "trained.json", "config.json")
-NO_MEMORY = "can't allocate memory"  # torch's, on a CPU
+NO_MEMORY = "can't allocate memory"  # torch's error, on a CPU
 
 
 @contextmanager
@@ -91,14 +91,14 @@ def folder_name(text: str) -> str:
 
 
 def path(text: str) -> Path:
-    """Any path for argparse, which takes an empty one for the current folder."""
+    """Parses a path for argparse; refuses an empty one, which would mean the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("'' must be a path")
     return Path(text)
 
 
 def result_folder(text: str) -> Path:
-    """A folder to write results to for argparse: origin.json there is theirs, not a training's."""
+    """Parses a folder for results for argparse; refuses the folder of a run or a model."""
     folder = path(text)
     if found := [name for name in OF_A_MODEL if (folder / name).exists()]:
         raise argparse.ArgumentTypeError(
@@ -108,7 +108,7 @@ def result_folder(text: str) -> Path:
 
 
 def picture(text: str) -> Path:
-    """A file for argparse that is written with two suffixes, .png and .svg."""
+    """Parses a file name for argparse, without the suffixes .png and .svg."""
     target = path(text)
     if target.name in ("", ".."):
         raise argparse.ArgumentTypeError(f"{text!r} must be a file, without .png and .svg")

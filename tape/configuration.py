@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from tape import positions
 from tape.names import check_integer, suggestion
 
-MOST_LAYERS = 10_000  # that are applied, one after the other
+MOST_LAYERS = 10_000  # applied one after the other, at most
 OPTIONAL = ("num_key_value_heads", "head_dim")
 COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences"),
@@ -29,7 +29,7 @@ class TapeConfig(LlamaConfig):
     With `num_recurrences` = R > 1 the layers are applied R times, sharing all weights including
     the encoding's, and the embeddings are added to the input of every recurrence.
 
-    `adaptation` records how which base model was adapted (`tape.adapters`); None if none was.
+    `adaptation` records which base model was adapted, and how (`tape.adapters`); otherwise None.
 
     `max_position_embeddings` is the training length; longer inputs are not clamped. Frequencies of
     rotary encodings are in `rope_parameters`, as for a Llama. Unknown names and arguments raise a

@@ -135,7 +135,7 @@ def check_replaceable(setting: str, target: Path, mark: str) -> None:
     anew."""
     if target.is_file() and mark.encode() not in target.read_bytes():
         raise ValueError(
-            f"{setting} {target} holds something else: remove it, or give another file"
+            f"{setting} {target} contains something else: remove it, or give another file"
         )
 
 

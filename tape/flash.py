@@ -68,18 +68,18 @@ def flash(
 def _check(q: Tensor, mask: Tensor | None, bias: ScoreBias | None) -> None:
     if q.dtype not in DTYPES:
         raise ValueError(
-            f"{ERROR_PREFIX} with {q.dtype}: it takes float16 and bfloat16; load the model with "
+            f"{ERROR_PREFIX} with {q.dtype}: it supports float16 and bfloat16; load the model with "
             f"dtype=torch.bfloat16, or train with bf16=true; {ALTERNATIVES}"
         )
     if mask is not None and mask.ndim != 2:
         raise ValueError(
-            f"{ERROR_PREFIX} with an attention_mask of {mask.ndim} dimensions: it takes (B, S), "
+            f"{ERROR_PREFIX} with an attention_mask of {mask.ndim} dimensions: it supports (B, S), "
             f"zero at padding; {ALTERNATIVES}"
         )
     if bias is not None and bias.alibi_slopes() is None:
         raise ValueError(
-            f"{ERROR_PREFIX} with a term on the scores that is not ALiBi's at consecutive "
-            f"positions; {ALTERNATIVES}"
+            f"{ERROR_PREFIX} with a score bias other than ALiBi's at consecutive positions; "
+            f"{ALTERNATIVES}"
         )
 
 

@@ -37,7 +37,7 @@ def check_frozen(frozen: str | None, method: Method | None, bf16: bool) -> None:
         return
     look_up("frozen", frozen, NAMES)
     if method is None:
-        raise ValueError(f"frozen={frozen}: every weight trains; take peft=..., or frozen=null")
+        raise ValueError(f"frozen={frozen}: all weights are trained; set peft=..., or frozen=null")
     if not bf16:
         raise ValueError(
             f"frozen={frozen}, next to weights in float32, needs trainer.bf16=true (on a CPU with "

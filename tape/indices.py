@@ -119,8 +119,8 @@ def check_mask(mask: Tensor | None, T: int, cache: Cache | None, training: bool 
         return
     if mask.ndim not in (2, 4):
         raise ValueError(
-            f"attention_mask of shape {tuple(mask.shape)}: allowed are (B, S), 0 at padding, and "
-            f"(B, 1, T, S)"
+            f"attention_mask of shape {tuple(mask.shape)}: allowed: (B, S), 0 at padding, or (B, "
+            "1, T, S)"
         )
     if mask.ndim == 4:
         if not (mask.dtype == torch.bool or mask.is_floating_point()):
@@ -131,8 +131,8 @@ def check_mask(mask: Tensor | None, T: int, cache: Cache | None, training: bool 
     past = 0 if cache is None else cache.get_seq_length()
     if isinstance(past, int) and mask.shape[1] < past + T:
         raise ValueError(
-            f"attention_mask covers {mask.shape[1]} tokens, but there are {past} in the cache "
-            f"and {T} new ones; give it for all {past + T}"
+            f"attention_mask covers {mask.shape[1]} tokens, but there are {past} cached and {T} "
+            f"new tokens; give a mask for all {past + T}"
         )
     if mask.dtype != torch.bool:
         refuse_unless(

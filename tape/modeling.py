@@ -168,7 +168,9 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        return True  # the library would search our source for its own attention registry
+        return (
+            True  # otherwise the library searches this source file for its own attention registry
+        )
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         if attn_implementation is not None:
@@ -183,8 +185,8 @@ class TapePreTrainedModel(PreTrainedModel):
             able = (name for name, kind in positions.ENCODINGS.items() if not kind.per_head)
             raise ValueError(
                 f"tp_size={distributed_config.tp_size} with position "
-                f"{model.config.position['name']!r}, which has numbers for each head that are not "
-                f"split along with the heads; allowed: {', '.join(able)}"
+                f"{model.config.position['name']!r}, which has per-head parameters that are not "
+                f"split with the heads; allowed: {', '.join(able)}"
             )
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
@@ -269,8 +271,9 @@ class TapeModel(TapePreTrainedModel):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if output_attentions and self.config._attn_implementation != "eager":
             raise ValueError(
-                f"output_attentions=True with attn_implementation="
-                f"{self.config._attn_implementation!r}, which has no weights to show; use 'eager'"
+                "output_attentions=True with "
+                f"attn_implementation={self.config._attn_implementation!r}, which does not return "
+                "attention weights; use 'eager'"
             )
         x_BTC = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
@@ -424,8 +427,8 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
     def init_continuous_batching(self, *args, **kwargs):
         """Refused, and with it `generate_batch`, its context manager and the "paged" cache."""
         raise ValueError(
-            "continuous batching packs sequences and pages their keys, for which this decoder has "
-            "no masks and positions: use generate() with a padded batch"
+            "continuous batching packs sequences and pages their keys, which the masks and "
+            "positions of this decoder do not support; use generate() with a padded batch"
         )
 
     def _get_stopping_criteria(self, *args, **kwargs):

@@ -39,8 +39,8 @@ def check_name(setting: str, name: object) -> str:
     plain = isinstance(name, str | int) and not isinstance(name, bool)  # 7 is a valid name
     if not plain or not re.fullmatch(r"[\w+=-][\w.+=-]*", str(name), re.ASCII):
         raise ValueError(
-            f"{setting}={name!r}: a name is one folder of letters, digits, . _ - + =, not "
-            f"beginning with a dot; choose another"
+            f"{setting}={name!r}: it must be a single folder name of letters, digits and "
+            f". _ - + =, not beginning with a dot; choose another"
         )
     return str(name)
 

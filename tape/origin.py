@@ -25,7 +25,7 @@ SOURCE = Path(__file__).resolve().parent.parent
 
 
 def record(folder: Path) -> None:
-    """Appends this process to the provenance of the results in a folder."""
+    """Adds this process to the provenance record of the results in a folder."""
     here = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **_process()}
     before = read(folder)
     write_text(folder / FILE, json.dumps([*before, here], indent=1) + "\n")

@@ -3,8 +3,8 @@
 
 Tokens attend within groups of consecutive tokens. In the first half of the heads, groups start at
 multiples of the group size; in the second half they are shifted by half a group, so that tokens on
-both sides of a border attend to each other. The first and last groups are shorter there. (The
-original rolls them into one group, in which the first tokens can see the last ones.)
+both sides of a border attend to each other. There the first and last groups are shorter. (The
+original code rolls them into one group, in which the first tokens can see the last ones.)
 
 Groups count the real tokens of each sequence, so padding on either side changes nothing.
 """
@@ -44,7 +44,7 @@ def check_groups(implementation: str, config: PretrainedConfig, group: int) -> N
         )
     if (name := config.position["name"]) not in able:
         raise ValueError(
-            f"{trying} with position {name!r}, which adds a term to the scores; allowed: "
+            f"{trying} with position {name!r}, which adds a bias to the scores; allowed: "
             f"{', '.join(able)}"
         )
     if config.num_attention_heads % 2:
@@ -62,7 +62,7 @@ def padding(attention_mask: Tensor | None) -> Tensor | None:
     if attention_mask.ndim != 2:
         raise ValueError(
             f"training in shifted groups with an attention_mask of {attention_mask.ndim} "
-            f"dimensions: it takes (B, T), zero at padding"
+            "dimensions: it must be (B, T), zero at padding"
         )
     return attention_mask.bool()
 

@@ -18,8 +18,8 @@ Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
-    """Returns the interval of a share (Wilson 1927). Unlike the normal interval it has a width if
-    all are correct, or none."""
+    """Returns the interval of a share (Wilson 1927). Unlike the normal interval, it has
+    a positive width even if all are correct, or none."""
     share, z2 = correct / total, Z * Z / total
     middle = share + z2 / 2
     spread = Z * ((share * (1 - share) + z2 / 4) / total) ** 0.5
@@ -89,7 +89,7 @@ def paired(differences: Sequence[float]) -> Difference:
 
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Returns the exact p-value of no difference: the share of all choices of signs whose mean is
-    at least as far from 0. Random choices stand in for all of them beyond 13 pairs."""
+    at least as far from 0. Beyond 13 pairs, random choices are used instead of all of them."""
     found = permutation_test(
         (np.asarray(differences, dtype=float),),
         np.mean,

@@ -90,7 +90,7 @@ SETTINGS = [
     ("+trainer.accelerator_config=5", r"trainer\.accelerator_config=5 must be text"),
     ("+trainer.deepspeed=text.txt", r"trainer(\.deepspeed=text\.txt)?: "),
     ("+trainer.fsdp=true", r"trainer\.fsdp=true with one process has nothing to shard over"),
-    ("trainer.output_dir=x", r"trainer\.output_dir=x and output_dir=.*: set the latter"),
+    ("trainer.output_dir=x", r"trainer\.output_dir=x and output_dir=.*: set only the latter"),
     (
         "trainer.per_device_train_batch_size=1000000000",
         r"batch_size=1000000000 with length=64: [\d,]+ GiB .* exceed the \d+ GiB",
@@ -180,7 +180,7 @@ SETTINGS = [
     ("peft=lora", r"peft=lora adapts a trained model: give base_model=\.\.\."),
     ("peft=lor", r"unknown peft 'lor'; did you mean 'lora'\?"),
     ("frozen=int9", r"unknown frozen 'int9'; did you mean 'int8'"),
-    ("frozen=nf4", r"frozen=nf4: every weight trains"),
+    ("frozen=nf4", r"frozen=nf4: all weights are trained"),
     ("base_model=5", r"base_model=5 must be text, or null"),
     ("base_model=/no/such/folder", r"base_model=/no/such/folder: "),
     ("base_model=.", r"base_model=\.: \. has no config\.json"),
@@ -541,7 +541,7 @@ DATA = [
     ("data=text data.files={given}/loop.txt", r"data\.files: .*loop\.txt is a broken link"),
     ("data=text data.files={given}/nowhere.txt", r"data\.files: .*nowhere.txt is a broken link"),
     ("data=text data.files={given}/folder.txt", r"data\.files: no \.txt, .* in folder .*folder"),
-    ("data=text data.files={given}/file", r"data\.files: .*file is none of \.txt"),
+    ("data=text data.files={given}/file", r"data\.files: .*file must be one of \.txt"),
     ("data=text data.files=/dev/zero", r"data\.files: /dev/zero is neither a file nor a folder"),
     ("data=text data.files={given}/empty.txt", r"the train split of text has no documents"),
     ("data=text data.files={given}/blank.jsonl", r"the train split of text has no documents"),
@@ -601,7 +601,7 @@ DATA = [
     # Tasks of their own
     (f"{ADDITION} data.max_first=many", r"data\.max_first='many' must be an integer"),
     (f"{ADDITION} data.max_second=1{'0' * 20}", r"data\.max_second=10+ must be an integer"),
-    (f"{ADDITION} data.spaces=nan", r"data\.spaces=nan is a probability"),
+    (f"{ADDITION} data.spaces=nan", r"data\.spaces=nan must be a probability"),
     (f"{ADDITION} data.task=divide", r"unknown data\.task 'divide'.*Known: addition"),
     (f"{ADDITION} data.reverse=maybe", r"data\.reverse='maybe' must be true or false"),
     (f"{ADDITION} data.abacus_offset=-1", r"data\.abacus_offset=-1 must be an integer"),
@@ -631,7 +631,7 @@ GENERATED = (
 )
 GRID = "-m arithmetic.evaluate samples=1 max_length=2 processes=1 model={given}/problems_"
 KEYS = "eval_retrieval.py --num_tests 1 --depths 1 --processes 1 --base_model {given}/passkeys_"
-OTHER = r"--\w+ \S+ holds something else: remove it, or give another file"
+OTHER = r"--\w+ \S+ contains something else: remove it, or give another file"
 A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
 FILES = [
     (f"{SCORED} {VALID} --data_dir {{given}}/zip_locked", r"qasper\.zip.* cannot be .*encrypted"),
@@ -648,8 +648,8 @@ FILES = [
         r"field 'pid' is \['a'\], which is not text",
     ),
     (f"{SCORED} {VALID} --predictions {{given}}/nested.jsonl", r"cannot be read as pred.*recurs"),
-    (f"{SCORED} {VALID} --predictions {{given}}/loop.txt", r"no file of predictions .*loop"),
-    (f"{SCORED} {VALID} --predictions {{given}}/folder.txt", r"no file of predictions .*folder"),
+    (f"{SCORED} {VALID} --predictions {{given}}/loop.txt", r"the file of predictions .*loop"),
+    (f"{SCORED} {VALID} --predictions {{given}}/folder.txt", r"the file of predictions .*folder"),
     (f"{SCORED} {VALID} --predictions {{given}}/empty.txt", r"empty\.txt cannot be read as pred"),
     (f"{SCORED} {VALID} --predictions {{given}}/answers/twice.json", r"duplicate id 'a'"),
     (
@@ -665,11 +665,11 @@ FILES = [
     (f"{SCORED} {TESTED} {{given}}/loop.txt", r"loop\.txt cannot be read"),
     (f"{SCORED} {TESTED} {{given}}/folder.txt", r"folder\.txt cannot be read"),
     (f"{SCORED} {TESTED} {{given}}/empty.txt", r"empty\.txt has no rows"),
-    (f"{ALL} {{given}}/file --metrics_output_dir m", r"file holds no predictions"),
+    (f"{ALL} {{given}}/file --metrics_output_dir m", r"file contains no predictions"),
     (f"{ALL} {{given}}/answers_nested --metrics_output_dir m", r"tape\.json cannot be read as"),
-    (f"{ALL} {{given}}/answers_loop --metrics_output_dir m", r"no file of predictions .*tape"),
+    (f"{ALL} {{given}}/answers_loop --metrics_output_dir m", r"the file of predictions .*tape"),
     (f"{ALL} {{given}}/answers_unnamed --metrics_output_dir m", r"qasper/\\udcff\.json.* UTF-8"),
-    (f"{SHOWN} --predictions {{given}}/nowhere", r"nowhere holds no predictions"),
+    (f"{SHOWN} --predictions {{given}}/nowhere", r"nowhere contains no predictions"),
     (f"{SHOWN} --predictions {{given}}/answers_nested/qasper", r"cannot be read as predictions"),
     (f"{SHOWN} --predictions {{given}}/answers_unnamed/qasper", r"\\udcff\.json.* UTF-8"),
     (f"{SHOWN} --predictions {{given}}/answers --limit 0", r"--limit 0 must be at least 1"),
@@ -711,10 +711,16 @@ FILES = [
     (f"{GENERATED}rows cache_dir={{given}}/file", r"cannot be created: .*file is a file"),
     (f"{GENERATED}rows temperature=-3", r"temperature=-3 must be a number above 0"),
     (f"{GENERATED}rows top_p=7", r"top_p=7 must lie in \(0, 1\]"),
-    (f"{GENERATED}rows top_p=0.5", r"top_p=0\.5 is for sample=true: give both, or none"),
-    (f"{GENERATED}rows seed=9", r"seed=9 is for sample=true: give both, or none"),
-    (f"{GENERATED}rows task=sample", r"sample is made here and read from no \S+scrolls: leave"),
-    (f"{SHOWN} --dataset_name sample --predictions {{given}}/answers", r"sample is made here and"),
+    (f"{GENERATED}rows top_p=0.5", r"top_p=0\.5 requires sample=true: set both or neither"),
+    (f"{GENERATED}rows seed=9", r"seed=9 requires sample=true: set both or neither"),
+    (
+        f"{GENERATED}rows task=sample",
+        r"sample is generated locally and not read from \S+scrolls: leave",
+    ),
+    (
+        f"{SHOWN} --dataset_name sample --predictions {{given}}/answers",
+        r"sample is generated locally and",
+    ),
     (f"{MAJORITY} --dataset_name sample --data_dir {{given}}/file --output o", r"sample is made"),
     (f"{GENERATED}rows sample=true temperature=inf", r"temperature=inf must be a number above 0"),
     (f"{GENERATED}rows sample=true temperature=true", r"temperature=True must be a number above"),
@@ -870,7 +876,7 @@ STABILITY = "-m tape.analysis.stability --length 16 --windows 1 --out o --model"
 PICTURES = f"-m tape.analysis.visualize --out o --model {GOOD}"
 COMPARE, HEATMAP = "-m tape.compare", "-m tape.compare.heatmap"
 PASSKEYS = f"{KEYS}prompts --max_tokens 80 --interval 80"
-NO_NAME = r"a name is one folder of letters"
+NO_NAME = r"must be a single folder name of letters"
 EVALUATIONS = [
     # Models
     (f"{PERPLEXITY} {{made}}/config_empty", r"config_empty/config\.json is damaged"),
@@ -938,7 +944,7 @@ EVALUATIONS = [
     (f"{MEASURED} --data {{made}}/empty", r"--data \S+empty is neither a file nor a corpus"),
     (f"{MEASURED} --out {{made}}/empty", r"--out \S+empty must end in \.csv"),
     (f"{MEASURED} --out {{made}}/file/o.csv", r"file is a file; give "),
-    (f"{MEASURED} --data {{made}}/file", r"file has 0 bytes, none: it is no file of uint16"),
+    (f"{MEASURED} --data {{made}}/file", r"file has 0 bytes, none: it is not a file of uint16"),
     *(
         (
             f"-m tape.evaluation.perplexity --plot o.csv --out {out}",
@@ -1039,9 +1045,9 @@ EVALUATIONS = [
         for name in ("../../x", "''", ".lock")
     ),
     (f"{GRID}digits name=null", rf"name=None: {NO_NAME}"),
-    (f"{GRID}digits name=report", r"name='report' belongs to .* itself; choose another"),
-    (f"{GRID}digits name=ORIGIN.JSON", r"name='ORIGIN\.JSON' belongs to .* itself"),
-    (f"{GRID}digits name=checkpoint-4", r"name='checkpoint-4' belongs to .* itself"),
+    (f"{GRID}digits name=report", r"name='report' is used by .* itself; choose another"),
+    (f"{GRID}digits name=ORIGIN.JSON", r"name='ORIGIN\.JSON' is used by .* itself"),
+    (f"{GRID}digits name=checkpoint-4", r"name='checkpoint-4' is used by .* itself"),
     (f"{GRID}digits max_length=1,2 --multirun", r"--multirun is for train\.py: repeat this"),
     (f"{GRID}digits hydra.run.dir=/dev/null/x", r"hydra\.run\.dir, .*: no folder /dev/null/x"),
     (f"{GRID}digits shard=3/2", r"shard='3/2' must be i/n"),
@@ -1053,7 +1059,7 @@ EVALUATIONS = [
     (f"{GRID}digits debug=maybe", r"debug='maybe' must be true or false"),
     (f"{PASSKEYS} --name ../../x", rf"--name='\.\./\.\./x': {NO_NAME}"),
     (f"{PASSKEYS} --name ''", rf"--name='': {NO_NAME}"),
-    (f"{PASSKEYS} --name report", r"--name='report' belongs to .* itself; choose another"),
+    (f"{PASSKEYS} --name report", r"--name='report' is used by .* itself; choose another"),
     (f"{PASSKEYS} --num_tests 0", r"num_tests=0 must be an integer in 1"),
     (f"{PASSKEYS} --depths -1", r"depths=-1 must be an integer in 1"),
     (f"{PASSKEYS} --batch_tokens 0", r"batch_tokens=0 must be an integer >= 1"),
@@ -1067,7 +1073,10 @@ EVALUATIONS = [
         )
         for damage in ("empty", "columns", "binary")
     ),
-    ("-m tape.evaluation.perplexity --out o.png --plot {made}/loop", r"loop is not there: measure"),
+    (
+        "-m tape.evaluation.perplexity --out o.png --plot {made}/loop",
+        r"loop does not exist: measure",
+    ),
     *(
         (
             f"{command} {{made}}/grid_{damage} --out o",
@@ -1082,7 +1091,7 @@ EVALUATIONS = [
     ),
     (f"{COMPARE} {{made}}/perplexity_untrue --out o", r"line 2: perplexity=1\.5 is not exp"),
     (f"{COMPARE} {{made}}/summary_hash --out o", r"evaluated with other weights"),
-    (f"{HEATMAP} {{made}}/summary_size --out o", r"not the pairs of all lengths up to 10+"),
+    (f"{HEATMAP} {{made}}/summary_size --out o", r"not all pairs of lengths up to 10+"),
     *(
         (f"{command} {{made}}/passkey_{damage} --out o", rf"passkey_{damage}/passkey/")
         for command in (COMPARE, HEATMAP)
@@ -1095,12 +1104,18 @@ EVALUATIONS = [
     ("benchmarks/utilization.py {made}/nothing", r"nothing is not a folder"),
     ("benchmarks/decode.py --out {made}/file", r"--out: \S+file is a file; give a folder"),
     ("benchmarks/train_step.py --tokens 99999999 8", r"--tokens: 99999999 is more than 10,000,000"),
-    (f"{PERPLEXITY} {{made}}/index", r"index\.json: names '\.\./w', which is no file beside it"),
-    ("-m arithmetic.merge {made}/nothing", r"nothing/grid holds no evaluation"),
+    (
+        f"{PERPLEXITY} {{made}}/index",
+        r"index\.json: names '\.\./w', which is not a file in the same folder",
+    ),
+    ("-m arithmetic.merge {made}/nothing", r"nothing/grid contains no evaluation"),
     ("-m arithmetic.merge {made}/empty --name ../x", rf"--name: name='\.\./x': {NO_NAME}"),
     ("-m tape.report {made}/nothing", r"nothing is not a folder"),
     ("-m tape.report {made}/loop", r"loop is not a folder"),
-    ("-m tape.report {made}/empty --out {made}/file", r"--out \S+file holds something else"),
+    (
+        "-m tape.report {made}/empty --out {made}/file",
+        r"--out \S+file is neither empty nor a report",
+    ),
 ]
 
 

@@ -95,7 +95,7 @@ def test_saved_results_are_the_runs_in_them(runs, tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("results.csv", lambda text: text[:-9], "ends within a line"),
+        ("results.csv", lambda text: text[:-9], "ends in the middle of a line"),
         ("results.csv", lambda text: text.replace("measure", "x", 1), "the columns measure are"),
         ("results.csv", lambda text: text.replace("add_rope_0", "other"), "is not in both"),
         ("results.csv", lambda text: text.replace(",1.0,10", ",one,10", 1), "damaged|one"),
@@ -169,7 +169,9 @@ def test_a_continued_run_is_what_it_was_until_it_ends(tmp_path):
 
 def test_what_cannot_be_compared_is_refused(runs, tmp_path):
     other = make_run(tmp_path / "other", "rope", 7, 1, asked={"samples": 20}.items())
-    with pytest.raises(ValueError, match="were not asked the same: samples: 10 -> 20"):
+    with pytest.raises(
+        ValueError, match="were evaluated with different settings: samples: 10 -> 20"
+    ):
         read([*runs, other], "grid")
     wide = make_run(tmp_path / "wide", "tape", 7, 1, hidden=16)
     with pytest.raises(ValueError, match=r"model\.hidden_size: 8 -> 16; .* with --across"):

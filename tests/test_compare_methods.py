@@ -141,7 +141,7 @@ def test_the_picture_names_all_and_draws_what_was_measured(runs):
 def test_other_budgets_are_refused_by_name(runs, tmp_path, changes, message):
     runs.append(make_run(tmp_path / "other", "ft", 0, {8: 30.0, 32: 35.0}, **changes))
     with pytest.raises(
-        ValueError, match=f"_lora_0 and .*other were not given the same: {message};"
+        ValueError, match=f"_lora_0 and .*other were trained with different settings: {message};"
     ):
         read(runs, "extend")
 
@@ -161,16 +161,23 @@ def test_a_method_with_other_settings_is_another_row(runs, tmp_path):
     }
     runs.pop()
     shutil.copytree(tmp_path / "wide", tmp_path / "again")
-    with pytest.raises(ValueError, match=r"wide and .*again are the same run, seed 0: take one"):
+    with pytest.raises(
+        ValueError, match=r"wide and .*again are the same run, seed 0: give only one"
+    ):
         read([*runs, tmp_path / "again"], "extend")
 
 
 def test_what_was_measured_otherwise_is_refused(runs, tmp_path):
     at = {8: 30.0, 32: 35.0}
     for name, asked, found, message in [
-        ("stride", {"stride": 5}, at, "not asked the same: stride: 4 -> 5"),
-        ("data", {"data_hash": "e"}, at, "not asked the same: data_hash: d -> e"),
-        ("lengths", {}, {8: 30.0}, r"not asked the same: lengths: \[8, 32\] -> \[8\]"),
+        ("stride", {"stride": 5}, at, "evaluated with different settings: stride: 4 -> 5"),
+        ("data", {"data_hash": "e"}, at, "evaluated with different settings: data_hash: d -> e"),
+        (
+            "lengths",
+            {},
+            {8: 30.0},
+            r"evaluated with different settings: lengths: \[8, 32\] -> \[8\]",
+        ),
     ]:
         other = make_run(tmp_path / name, "ft", 0, found, asked=asked.items())
         with pytest.raises(ValueError, match=message):
@@ -200,13 +207,17 @@ def test_what_was_trained_since_is_refused(runs, weights):
 
 def test_the_base_is_the_one_that_was_adapted(runs, tmp_path):
     second = make_run(tmp_path / "second", None, 0, {8: 40.0, 32: 90.0}, length=9)
-    with pytest.raises(ValueError, match=r"base and .*second both adapt nothing: take one"):
+    with pytest.raises(
+        ValueError, match=r"base and .*second are both models without adaptation: give only one"
+    ):
         read([*runs, second], "extend")
     for run in runs[2:]:
         if run.name.startswith("text"):
             trained = json.loads((run / TRAINED).read_text()) | {"base_weights": "9" * 64}
             write_text(run / TRAINED, json.dumps(trained))
-    with pytest.raises(SystemExit, match=r"error: .*text_lora_0 adapted other weights than .*base"):
+    with pytest.raises(
+        SystemExit, match=r"error: .*text_lora_0 was adapted from other weights than .*base"
+    ):
         main([*map(str, runs), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 

@@ -136,8 +136,14 @@ def test_runs_that_did_not_finish_are_named(runs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 6}, r"were not given the same: trainer.max_steps: 5 -> 6.*one budget"),
-        ({"asked": {"stride": 2}.items()}, "were not asked the same: stride: 4 -> 2"),
+        (
+            {"steps": 6},
+            r"were trained with different settings: trainer.max_steps: 5 -> 6.*the same budget",
+        ),
+        (
+            {"asked": {"stride": 2}.items()},
+            "were evaluated with different settings: stride: 4 -> 2",
+        ),
         ({"seed": 0}, "are the same run, seed 0"),
     ],
 )

@@ -201,7 +201,7 @@ def test_masks_that_the_caller_made(model):
         model(tokens, attention_mask=causal.long())
     cache = make_cache(model, "dynamic")
     model(tokens[:, :10], past_key_values=cache)
-    with pytest.raises(ValueError, match="covers 5 tokens, but there are 10 in the cache and 5"):
+    with pytest.raises(ValueError, match="covers 5 tokens, but there are 10 cached and 5 new"):
         model(tokens[:, 10:], attention_mask=mask[:, 10:], past_key_values=cache)
 
 

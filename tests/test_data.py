@@ -234,7 +234,7 @@ def bad(tmp_path, name, content):
         ),
         ("a.jsonl.zst", b"nonsense", r"a\.jsonl\.zst cannot be read"),
         ("a.parquet", b"nonsense", r"a\.parquet cannot be read"),
-        ("a.csv", "a", r"a\.csv is none of \.txt"),
+        ("a.csv", "a", r"a\.csv must be one of \.txt"),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):
@@ -372,7 +372,7 @@ def test_bounded_pieces_are_those_of_words(one_line, tmp_path):
 
 
 def test_impossible_vocabularies(tmp_path, corpus):
-    with pytest.raises(ValueError, match="vocab_size=100 is below 258"):
+    with pytest.raises(ValueError, match="vocab_size=100 must be at least 258"):
         train_tokenizer(corpus, 100, tmp_path)
     with pytest.raises(ValueError, match="too small for vocab_size=9000"):
         train_tokenizer(corpus, 9000, tmp_path)

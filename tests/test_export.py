@@ -240,7 +240,7 @@ def test_another_function_is_noticed(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["rope_parameters"]["rope_theta"] = 9_000.0
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"other logits than the model: they differ by up to"):
+    with pytest.raises(ValueError, match=r"different logits from the model: they differ by up to"):
         verify(model, None, tmp_path, "llama")
 
 

@@ -318,7 +318,7 @@ def test_several_processes_equal_one_and_end_with_it(folder, trained, tmp_path):
 
 def test_a_worker_that_is_killed_loses_nothing_that_is_done(folder, monkeypatch):
     monkeypatch.setattr(workers, "_answer", die)
-    with pytest.raises(OSError, match=r"was killed, .* the same command continues"):
+    with pytest.raises(OSError, match=r"was killed, .* repeat the command"):
         evaluate(folder, "processes=2")
     monkeypatch.undo()
     evaluate(folder, "samples=5")  # nothing was: other settings may follow
@@ -358,7 +358,7 @@ def test_refusals(folder, tmp_path):
         evaluate(folder, "max_length=0")
     with pytest.raises(ValueError, match=r"has no problems\.json"):
         evaluate(tmp_path)
-    with pytest.raises(ValueError, match="holds no evaluation"):
+    with pytest.raises(ValueError, match="contains no evaluation"):
         merge(folder)
     with pytest.raises(ValueError, match=r"has no grid\.csv"):
         read_grid(folder / "grid")
@@ -384,7 +384,7 @@ def test_commands(folder, monkeypatch, capsys, tmp_path):
         call(entry, f"model={folder}", "shard=x")
     with pytest.raises(SystemExit, match=r"error: give model=\.\.\., the folder of a trained run"):
         call(entry)
-    with pytest.raises(SystemExit, match=r"error: .* holds no evaluation"):
+    with pytest.raises(SystemExit, match=r"error: .* contains no evaluation"):
         call(merging, folder)
     with pytest.raises(SystemExit, match=r"error: .* has no evaluation with a heat map"):
         heatmap.main([str(folder), "--name", "grid"])

@@ -146,13 +146,13 @@ def test_texts_are_written_at_positions_for_the_longest(tasks, tmp_path):
     [
         (
             ("sums", "--max_length", "18"),
-            r"a prompt with its answer has \d\d tokens, more than the --max_length of 18",
+            r"a prompt and its answer have \d\d tokens, more than --max_length 18",
         ),
         (
             ("spoken", "--max_length", "9"),
-            r"a prompt with its answer has \d\d tokens, more than the --max_length of 9",
+            r"a prompt and its answer have \d\d tokens, more than --max_length 9",
         ),
-        (("sums", "--max_length", "5", "--truncate"), "an answer alone has"),
+        (("sums", "--max_length", "5", "--truncate"), "one answer has"),
         (("sums", "--lengths", "70", "--max_length", "64"), "--lengths 70 is more than"),
         pytest.param(
             ("nothing",), "--tasks nothing is unknown to lm-eval", marks=pytest.mark.slow
@@ -164,7 +164,7 @@ def test_what_cannot_be_asked_is_refused(given, message, tasks, tmp_path):
     with pytest.raises(ValueError, match=message):
         ask(folder, tasks, *given)
     assert not (folder / "zero_shot.csv").exists()
-    if "a prompt with" in message:
+    if "a prompt and" in message:
         assert ask(folder, tasks, *given, "--truncate")
 
 
@@ -175,7 +175,7 @@ def test_models_that_cannot_be_asked_are_refused(tasks, tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "model")
     path = folder / entry.TOKENIZER
     path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": "x"}}))
-    with pytest.raises(ValueError, match="asks for code of its own"):
+    with pytest.raises(ValueError, match="requires custom code"):
         ask(folder, tasks, "sums")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(ValueError, match="install the extra `eval`"):
@@ -208,8 +208,14 @@ def test_the_table_has_the_shape_of_the_papers():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "other", "shots": "5"}, "asked otherwise: shots=0 for ours, 5 for other"),
-        ({"model": "other", "limit": "9"}, "asked otherwise: limit=none for ours, 9 for other"),
+        (
+            {"model": "other", "shots": "5"},
+            "evaluated with different settings: shots=0 for ours, 5 for other",
+        ),
+        (
+            {"model": "other", "limit": "9"},
+            "evaluated with different settings: limit=none for ours, 9 for other",
+        ),
         ({"max_length": "64"}, "two results for arc_easy, with max_length=4096 and 64"),
     ],
 )

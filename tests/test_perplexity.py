@@ -261,7 +261,7 @@ def test_the_text_may_be_limited(folder, text_file, tmp_path):
 @pytest.mark.parametrize(
     ("content", "given", "message"),
     [
-        (b"\0" * 141, [], "141 bytes, an odd number: it is no file of uint16 token ids"),
+        (b"\0" * 141, [], "141 bytes, an odd number: it is not a file of uint16 token ids"),
         (b"\0" * 62, [], "31 tokens of text have no window of 32"),
         (b"", [], "bad.bin has 0 bytes"),
         (b"\0" * 138 + b"\x3d\0", [], "token 69 is 61, beyond the model's vocabulary of 61"),
@@ -401,11 +401,11 @@ def test_losses_by_position_add_up(folder, text_file):
 def test_tables_take_rows_of_their_kind_only(folder, text_file, tmp_path):
     path = tmp_path / "perplexity.csv"
     path.write_text("n,m\n1,2\n")
-    with pytest.raises(ValueError, match="its columns are n, m in place of model, "):
+    with pytest.raises(ValueError, match="its columns are n, m instead of model, "):
         evaluate(folder, text_file, "--out", str(path))
     assert path.read_text() == "n,m\n1,2\n" and not (tmp_path / "perplexity").exists()
     path.write_text("a,b\n1\n")
-    with pytest.raises(ValueError, match="line 2: not as many values"):
+    with pytest.raises(ValueError, match="line 2: the number of values differs"):
         read_table(path, ("a", "b"))
     path.unlink()
     add_rows(path, ("a", "b", "c"), 2, [{"a": 1, "b": "x,y", "c": 0.5}, {"a": 2, "b": "", "c": 1}])

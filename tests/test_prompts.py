@@ -136,7 +136,7 @@ def test_the_original_rule():
         assert lines[3] == " ".join([filler] * 40)[: 3072 - before]
         assert lines[4] == "What is the pass key? The pass key is"
         assert original_prompt(1000, seed).values == (str(key),)
-    with pytest.raises(ValueError, match="no garbage in prompts of 273 tokens"):
+    with pytest.raises(ValueError, match="no garbage to prompts of 273 tokens"):
         original_prompt(273, 0)
     assert len(original_prompt(274, 0).text) > 1024
 

@@ -280,8 +280,8 @@ def test_what_is_broken_or_unfinished_is_listed(results, report, tmp_path):
         "odd_report": ("broken", "runs cannot be read: TypeError"),
         "odd_metrics": ("broken", "metrics.jsonl, line 2, is damaged"),
         "abl_base/grid": ("broken", "summary.json"),
-        "run_9": ("broken", "its columns are model, data in place of"),
-        "comparison": ("broken", "results.csv ends within a line"),
+        "run_9": ("broken", "its columns are model, data instead of"),
+        "comparison": ("broken", "results.csv ends in the middle of a line"),
         "metrics/adape": ("broken", "quality_metrics.json is damaged"),
         "run_9/grid": ("unfinished", "2 of 3 batches are missing"),
         "abl_shift/grid": ("broken", "was evaluated with other weights"),
@@ -356,9 +356,9 @@ def test_pictures_are_as_they_are_or_left_out(tmp_path):
     size = len(whole)
     shown = Album(size, size).data(tmp_path / "whole.png")
     assert base64.b64decode(shown.removeprefix("data:image/png;base64,")) == whole
-    with pytest.raises(ValueError, match="broken: not a whole png"):
+    with pytest.raises(ValueError, match="broken: not a complete PNG"):
         Album().data(tmp_path / "cut.png")
-    with pytest.raises(ValueError, match=r"left out: 0\.\d MiB are too many"):
+    with pytest.raises(ValueError, match=r"left out: 0\.\d MiB is too large"):
         Album(largest=size - 1).data(tmp_path / "whole.png")
     album = Album(size, 2 * size - 1)
     album.data(tmp_path / "whole.png")
@@ -388,12 +388,17 @@ def test_what_cannot_be_reported_is_refused(results, tmp_path, capsys):
             main([str(folder), "--out", str(out)])
 
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "missing", "^error: .*missing is not a folder: give those with results")
-    refused(tmp_path / "empty", "^error: no results in .*empty: the first are made by TYPE=adape")
+    refused(tmp_path / "missing", "^error: .*missing is not a folder: give folders with results")
+    refused(
+        tmp_path / "empty", "^error: no results in .*empty: to create the first, run TYPE=adape"
+    )
     assert not out.exists()
     out.mkdir()
     (out / "index.html").write_text("my own page")
-    refused(results, r"^error: --out .*report holds something else than a report \(index.html\)")
+    refused(
+        results,
+        r"^error: --out .*report is neither empty nor a report \(index.html\)",
+    )
     assert (out / "index.html").read_text() == "my own page"
     (out / "index.html").unlink()
     main([str(results), "--out", str(out)])
@@ -401,14 +406,14 @@ def test_what_cannot_be_reported_is_refused(results, tmp_path, capsys):
     main([str(results), "--out", str(out)])  # a report may be made again
     assert (out / "index.html").stat().st_ino != first
     (out / "notes.txt").touch()
-    refused(results, r"holds something else than a report \(index.html, notes.txt\)")
+    refused(results, r"is neither empty nor a report \(index.html, notes.txt\)")
 
 
 def test_a_report_among_the_results_is_not_read(results, tmp_path):
     output = tmp_path / "output"
     make_run(output / "run")
     shutil.copytree(output / "run", output / "report" / "run")
-    with pytest.raises(SystemExit, match="holds something else"):
+    with pytest.raises(SystemExit, match="is neither empty nor a report"):
         main([str(output), "--out", str(output / "report")])
     shutil.rmtree(output / "report")
     for _ in range(2):

@@ -334,7 +334,7 @@ def test_what_cannot_be_is_refused(folder, tmp_path):
         evaluate(folder, "--interval", "20")
     with refused(match=r"context_size=64 is shorter than the longest .*, 60 \+ 9 tokens"):
         evaluate(folder, "--context_size", "64")
-    with refused(match="interval=70 is the shortest length, and more than max_tokens=60"):
+    with refused(match="interval=70, the shortest length, is more than max_tokens=60"):
         evaluate(folder, "--interval", "70")
     with refused(match="num_tests=0 must be an integer"):
         evaluate(folder, "--num_tests", "0")
@@ -342,7 +342,7 @@ def test_what_cannot_be_is_refused(folder, tmp_path):
         evaluate(folder, "--keys", "0")
     with refused(match="one key and one value: leave out --original"):
         evaluate(folder, "--original", "--values", "2")
-    with refused(match="trained on plain prompts, and the original rule has the words"):
+    with refused(match="trained on plain prompts, but the original rule uses the wording"):
         evaluate(folder, "--original")
     with refused(match="has no model.safetensors"):
         evaluate(tmp_path)

@@ -138,7 +138,7 @@ def test_quality_without_hard_questions(tmp_path):
     folder = write_task(tmp_path, "quality", zipped=False)
     path = folder / "train.jsonl"
     path.write_text(path.read_text().replace('"is_hard": true', '"is_hard": false'))
-    with pytest.raises(ValueError, match="has no question with is_hard: take quality in place"):
+    with pytest.raises(ValueError, match="has no question with is_hard: use quality instead"):
         rows_of(tmp_path, "quality_hard")
 
 

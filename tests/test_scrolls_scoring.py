@@ -369,7 +369,7 @@ def test_narrative_qa_is_not_downloaded_on_the_way(
     rows = table_of(tmp_path / "out")
     assert rows["adape"]["narrative_qa"] == rows["adape"]["mean"] == ""
     stopped = evaluate_all("--submission", "all.csv", "--type", "adape", data=small)
-    assert "those of narrative_qa are missing" in stopped
+    assert "the ids of narrative_qa are missing" in stopped
     for module in (benchmark, sources):
         monkeypatch.setattr(module, "in_hub_cache", lambda task: cached)
     assert evaluate_all(data=small) == 0
@@ -407,7 +407,7 @@ def test_a_submission_reads_back_exactly(evaluate_all, official, tmp_path, capsy
 
 
 def test_settings_that_do_not_go_together(evaluate, evaluate_all, official, tmp_path):
-    assert "holds no predictions" in evaluate_all()
+    assert "contains no predictions" in evaluate_all()
     assert "--submission and --type go together" in evaluate_all("--type", "adape")
     file = ["--test_data_file", "x.jsonl"]
     assert "--test_data_file is" in evaluate_all(*file, "--split", "test")
@@ -483,7 +483,7 @@ def test_what_is_read_can_be_chosen(read):
     assert "2 of 3" in console and "1. q1" in console and "2. q2" in console and "q3" not in console
     console, page = read("--ids", "q3", "q1", "--limit", "1")
     assert "2 of 3" in console and "q2" not in console and Page(page).tags.count("section") == 2
-    assert "qasper has no question 'q7'; one it has is 'q1'" in read("--ids", "q7")
+    assert "qasper has no question 'q7'; an example of its questions is 'q1'" in read("--ids", "q7")
     assert "--limit 0 must be at least 1" in read("--limit", "0")
 
 
@@ -510,7 +510,7 @@ def test_what_cannot_be_read_is_refused(read, tmp_path):
     assert "missing_keys: q3" in stopped and "redundant_keys: q4" in stopped
     for path in broken.parent.iterdir():
         path.unlink()
-    assert "holds no predictions" in read()
+    assert "contains no predictions" in read()
     assert not (tmp_path / "page.html").exists()
 
 

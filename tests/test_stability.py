@@ -220,7 +220,9 @@ def test_seeds_of_one_run_are_one_row(tmp_path, text_file):
     assert names == {f"attention_{row}" for row in ("tape", "rope", "alone")}
 
     copy = shutil.copytree(models[0], tmp_path / "copy")
-    with pytest.raises(ValueError, match=r"tape_0 and .*copy are the same run, seed 0: take one"):
+    with pytest.raises(
+        ValueError, match=r"tape_0 and .*copy are the same run, seed 0: give only one"
+    ):
         options(visualize, [models[0], copy], text_file, out, "--length", "16", *window)
 
 
@@ -238,7 +240,7 @@ def test_no_two_rows_have_one_name(tmp_path):
     assert rows["run_0"] == "rope length=8" and rows["longer_1"] == "rope length=9"
     other = make_folder(tmp_path / "other" / "rope", "alibi")
     assert {name for name, _ in names_and_rows(alone, other)} == {"rope", "other/rope"}
-    with pytest.raises(ValueError, match="one folder, given twice"):
+    with pytest.raises(ValueError, match="the same folder, given twice"):
         models([alone, tmp_path / "other" / ".." / "rope"])
     (seeds[0] / TRAINED).write_text("{}")
     with pytest.raises(

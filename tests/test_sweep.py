@@ -233,7 +233,7 @@ def test_two_sweeps_in_one_folder_are_refused():
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         other.stdout.readline()
-        with pytest.raises(ValueError, match="compare_e: another sweep is working there; wait"):
+        with pytest.raises(ValueError, match="compare_e: another sweep is running there; wait"):
             perform(make_sweep(make_run("rope")))
         other.communicate(b"\n")
 

@@ -172,7 +172,9 @@ def test_a_run_whose_scalars_decayed_does_not_go_on(start, monkeypatch):
         patch.delattr(LanguageModelTrainer, "get_decay_parameter_names")
         folder = start("position=fire")
     start("position=fire")  # has finished: it reports
-    with pytest.raises(ValueError, match=r"8/optimizer\.pt has other groups .* \[24, 9\], now"):
+    with pytest.raises(
+        ValueError, match=r"8/optimizer\.pt has different parameter groups .* \[24, 9\], now"
+    ):
         start("position=fire", "trainer.max_steps=12")
     assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
 
@@ -278,7 +280,7 @@ def test_two_processes_cannot_work_in_one_folder(start, tmp_path):
     other = fork.Process(target=hold, daemon=True)
     other.start()
     assert held.wait(60)
-    with pytest.raises(ValueError, match=r"another process is working in .*run"):
+    with pytest.raises(ValueError, match=r"another process is using .*run"):
         start()
     leave.set()
     other.join()

@@ -94,7 +94,7 @@ def rows_of(arguments: argparse.Namespace, of: Model, dtype: str) -> Iterator[di
     check_length(model, length + farthest, f"--length {length} shifted by {farthest}")
     bos = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if bos is None:
-        raise ValueError(f"the tokenizer of {folder} has neither BOS nor EOS to put in front")
+        raise ValueError(f"the tokenizer of {folder} has neither a BOS nor an EOS token to prepend")
     text, texts = windows(arguments, folder, model, length)
     about = {"model": of.name, "row": of.row, "model_hash": fingerprint(folder)[:16]}
     about |= {"position": model.config.position["name"], "dtype": dtype, "data": text}

@@ -74,7 +74,8 @@ def _check_asked(runs: list[Run], kind: str) -> None:
             *({key: of.asked[kind].get(key) for key in keys} for of in (runs[0], run))
         ):
             raise ValueError(
-                f"{runs[0].folder} and {run.folder} were not asked the same: {'; '.join(changes)}"
+                f"{runs[0].folder} and {run.folder} were evaluated with different settings: "
+                f"{'; '.join(changes)}"
             )
 
 
@@ -95,17 +96,21 @@ def _check_given(runs: list[Run], across: Sequence[str]) -> None:
     for run in others:
         if changes := differences(given(first), given(run)):
             raise ValueError(
-                f"{first.folder} and {run.folder} were not given the same: {'; '.join(changes)}; "
-                f"compare runs of one budget, or name settings that may differ with --across"
+                f"{first.folder} and {run.folder} were trained with different settings: "
+                f"{'; '.join(changes)}; compare runs with the same budget, or name settings that "
+                "may differ with --across"
             )
     if len(bases) > 1:
-        raise ValueError(f"{bases[0].folder} and {bases[1].folder} both adapt nothing: take one")
+        raise ValueError(
+            f"{bases[0].folder} and {bases[1].folder} are both models without adaptation: give "
+            "only one of them"
+        )
     for base in bases:
         weights = next(iter(base.asked.values()))["model"]
         if not str(first.settings.get("base_weights")).startswith(weights):
             raise ValueError(
-                f"{first.folder} adapted other weights than those of {base.folder} that were "
-                f"evaluated: give its own base"
+                f"{first.folder} was adapted from other weights than those evaluated in "
+                f"{base.folder}: give its own base"
             )
 
 
@@ -119,7 +124,8 @@ def grouped(runs: list[Run]) -> list[tuple[str, list[Run]]]:
         for other in group:
             if other.seed == run.seed:
                 raise ValueError(
-                    f"{other.folder} and {run.folder} are the same run, seed {run.seed}: take one"
+                    f"{other.folder} and {run.folder} are the same run, seed {run.seed}: give only "
+                    "one of them"
                 )
         group.append(run)
     settings = [group[0].settings for group in groups]

@@ -240,7 +240,7 @@ def read_saved(folder: Path) -> list[Run]:
     """
     runs, path = read_settings(folder), folder / RESULTS
     if not path.read_bytes().endswith(b"\n"):
-        raise ValueError(f"{path} ends within a line: create it again")
+        raise ValueError(f"{path} ends in the middle of a line: create it again")
     with reading(path):
         text = dict.fromkeys((*ABOUT, "unit"), str) | {"seed": int}
         table = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])

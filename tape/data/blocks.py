@@ -144,8 +144,8 @@ def writable() -> Iterator[None]:
         if type(error) is not Exception:  # the library raises the bare class
             raise
         raise ValueError(
-            f"the tokenizer has no token for a part of the text ({error}): take a model that was "
-            f"trained on such text"
+            f"the tokenizer has no token for a part of the text ({error}): use a model that was "
+            "trained on such text"
         ) from error
 
 

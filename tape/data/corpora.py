@@ -225,7 +225,7 @@ def _inside(setting: str, path: Path) -> list[Path]:
     """Returns the file itself, or the files in the folder."""
     if path.is_file():
         if not path.name.endswith(KNOWN):
-            raise ValueError(f"{setting}: {path} is none of {', '.join(KNOWN)}")
+            raise ValueError(f"{setting}: {path} must be one of {', '.join(KNOWN)}")
         return [path]
     if not path.is_dir():
         raise ValueError(f"{setting}: {path} is neither a file nor a folder")

@@ -151,8 +151,8 @@ def list_shards(folder: str) -> dict[Split, list[Shard]]:
     if not found["train"] or not found["validation"]:
         missing = " or ".join(split for split in found if not found[split])
         raise FileNotFoundError(
-            f"no {missing} shards among the {len(entries):,} files of {folder}; "
-            f"they are called {NAMES}"
+            f"no {missing} shards among the {len(entries):,} files of {folder}; their names must "
+            f"be {NAMES}"
         )
     if len(editions) > 2:
         raise ValueError(f"{folder} mixes shards of several editions: {sorted(editions)}")

@@ -36,7 +36,10 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
         ValueError: if the vocabulary is too small for all bytes, or the text yields fewer tokens.
     """
     if vocab_size < BYTES + 2:
-        raise ValueError(f"vocab_size={vocab_size} is below {BYTES + 2}: every byte and 2 special")
+        raise ValueError(
+            f"vocab_size={vocab_size} must be at least {BYTES + 2}, for every byte and 2 special "
+            "tokens"
+        )
     folders = []
     for kind in ("bpe", f"bpe of pieces up to {MAX_PIECE}"):
         content = f"{corpus.fingerprint()} {kind} {vocab_size}"

@@ -48,8 +48,8 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             if path.is_file():
                 read_object(path)
         raise ValueError(
-            f"{folder} has no tokenizer that can be loaded ({type(error).__name__}: {error}): put "
-            f"the model's own there"
+            f"{folder} has no tokenizer that can be loaded ({type(error).__name__}: {error}): add "
+            "the model's own tokenizer"
         ) from error
 
 
@@ -97,7 +97,7 @@ def load_model(
             model = merged(model, folder)
     elif left := [name for name in left if "inv_freq" not in name]:
         raise ValueError(
-            f"{folder}: {len(left)} weights belong to no part of the model in {CONFIG}, such as "
+            f"{folder}: {len(left)} weights do not belong to the model in {CONFIG}, such as "
             f"{left[0]}"
         )
     model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
@@ -166,8 +166,8 @@ def _check_shapes(folder: Path, config: TapeConfig) -> None:
             shapes |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
     if config.num_hidden_layers > len(shapes):
         raise ValueError(
-            f"{folder}: num_hidden_layers={config.num_hidden_layers} in its {CONFIG}, and there "
-            f"are {len(shapes)} weights in all"
+            f"{folder}: num_hidden_layers={config.num_hidden_layers} in its {CONFIG}, but there "
+            f"are only {len(shapes)} weights"
         )
     with reading(folder / CONFIG), torch.device("meta"):
         model = TapeForCausalLM(config)
@@ -196,13 +196,13 @@ def _base(folder: Path, config: TapeConfig) -> tuple[str | Path, dict[str, Any]]
     place = next((place for place in places if place.is_dir()), None)
     if place is None:
         raise ValueError(
-            f"{folder} is an adapter of base_model={base}, and that folder is not there: put it "
-            f"back, or work in the folder that it is seen from"
+            f"{folder} is an adapter of base_model={base}, and that folder does not exist: restore "
+            "it, or run the command from the folder that its path is relative to"
         )
     if fingerprint(place) != weights:
         raise ValueError(
-            f"{folder} is an adapter of base_model={base}, but {place} has other weights now than "
-            f"it was trained on"
+            f"{folder} is an adapter of base_model={base}, but the weights in {place} are not "
+            "those it was trained on"
         )
     return place, {"local_files_only": True}
 
@@ -212,8 +212,8 @@ def _adaptation(folder: Path, config: TapeConfig) -> dict[str, str]:
     found = config.adaptation or {}
     if not all(isinstance(found.get(key), str) for key in ("base_model", "base_weights")):
         raise ValueError(
-            f"{folder} is an adapter whose base is not recorded in its {CONFIG}; allowed are "
-            f"those that train.py peft=... made"
+            f"{folder} is an adapter whose base is not recorded in its {CONFIG}; give an adapter "
+            "that was trained with train.py peft=..."
         )
     return found
 
@@ -247,7 +247,7 @@ def weight_files(folder: Path) -> list[Path]:
             names = sorted({*index["weight_map"].values()})
             for name in names:
                 if Path(name).name != name or not (folder / name).is_file():
-                    raise ValueError(f"names {name!r}, which is no file beside it")
+                    raise ValueError(f"names {name!r}, which is not a file in the same folder")
             return [folder / name for name in names]
     raise ValueError(f"{folder} has no {WEIGHTS}: give the folder of a run that has finished")
 
@@ -270,6 +270,6 @@ def check_length(model: TapeForCausalLM, needed: int, purpose: str) -> None:
     if longest is not None and needed > longest:
         raise ValueError(
             f"{purpose} needs {needed} positions, but the model's "
-            f"{model.config.position['name']!r} has {longest}: it takes a model that was trained "
-            f"with a position.length of {needed} or more"
+            f"{model.config.position['name']!r} has {longest}: use a model trained with a "
+            f"position.length of {needed} or more"
         )

@@ -49,8 +49,8 @@ class Harness(HFLM):
             self._check(len(prompt) + len(answer) - 1)  # the last token is predicted and not read
             if len(answer) > self.max_length:
                 raise ValueError(
-                    f"an answer alone has {len(answer):,} tokens, more than the --max_length of "
-                    f"{self.max_length:,}: give more"
+                    f"one answer has {len(answer):,} tokens, more than --max_length "
+                    f"{self.max_length:,}: raise --max_length"
                 )
         with self._model.evaluation_length(self.max_length):
             return super()._loglikelihood_tokens(requests, *args, **how)
@@ -76,7 +76,7 @@ class Harness(HFLM):
     def _check(self, needed: int) -> None:
         if needed > self.max_length and not self.truncate:
             raise ValueError(
-                f"a prompt with its answer has {needed:,} tokens, more than the --max_length of "
-                f"{self.max_length:,}: give more, fewer examples (--num_fewshot), or --truncate "
-                f"to leave out the beginning"
+                f"a prompt and its answer have {needed:,} tokens, more than --max_length "
+                f"{self.max_length:,}: raise it, give fewer examples (--num_fewshot), or use "
+                "--truncate to drop the beginning of the prompt"
             )

@@ -38,7 +38,7 @@ def place_of(run: Path, setting: str, name: object) -> Path:
     """
     place = run / check_name(setting, name)
     if OF_THE_RUN.fullmatch(place.name) or (place.exists() and not place.is_dir()):
-        raise ValueError(f"{setting}={name!r} belongs to {run} itself; choose another")
+        raise ValueError(f"{setting}={name!r} is used by {run} itself; choose another")
     return place
 
 
@@ -91,7 +91,7 @@ def read(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]], int]:
             own = Shard.parse(header["shard"]).numbers(header["batches"])
             numbers = {row["batch"] for row in rows}
             if len(own) > MOST or len(numbers) < len(rows) or not all(n in own for n in numbers):
-                raise ValueError("batches are there twice, or not of this share: remove it")
+                raise ValueError("batches are duplicated or belong to another shard: remove it")
     return header, rows, len(whole)
 
 
@@ -121,8 +121,8 @@ class Journal:
             write_text(self.path, json.dumps(header) + "\n")
         elif changes := differences(found, header):
             raise ValueError(
-                f"{self.path} holds another evaluation ({'; '.join(changes)}); give this one "
-                f"another place, or remove {results} and what was made of it"
+                f"{self.path} holds another evaluation ({'; '.join(changes)}); choose another "
+                f"folder for this one, or remove {results} and the files created from it"
             )
 
     def append(self, row: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """
     found = journals(results)
     if not found:
-        raise ValueError(f"{results} holds no evaluation: nothing has been answered there")
+        raise ValueError(f"{results} contains no evaluation")
     belongs = _owners({path: header for path, (header, _) in found.items()})
     evaluated = {k: v for k, v in next(iter(found.values()))[0].items() if k != "shard"}
     done = {row["batch"] for _, rows in found.values() for row in rows}
@@ -206,8 +206,8 @@ def _owners(headers: dict[Path, dict[str, Any]]) -> dict[int, Path]:
     for path, header in headers.items():
         if changes := differences(expected | {"shard": header["shard"]}, header):
             raise ValueError(
-                f"{first} and {path} belong to different evaluations ({'; '.join(changes)}); take "
-                f"the same settings, give one of them another name=..., or remove one"
+                f"{first} and {path} belong to different evaluations ({'; '.join(changes)}); use "
+                "the same settings, give one of them another name=..., or remove one"
             )
         numbers = Shard.parse(header["shard"]).numbers(header["batches"])
         if shared := found.keys() & set(numbers):

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     settings = arguments.model / TOKENIZER
     # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
     if settings.is_file() and "auto_map" in read_object(settings):
-        raise ValueError(f"{settings} asks for code of its own (auto_map), which is not run")
+        raise ValueError(f"{settings} requires custom code (auto_map), which is not run")
     model, tokenizer = load(arguments.model, DTYPES[arguments.dtype])
     longest = max(arguments.lengths or [0])
     max_length = arguments.max_length or max(model.config.max_position_embeddings, longest)
@@ -77,8 +77,8 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         tasks = TaskManager(**where)  # lm-eval's own too: thousands of files
     if unknown := [task for task in arguments.tasks if task not in tasks.all_tasks]:
         raise ValueError(
-            f"--tasks {unknown[0]} is unknown to lm-eval {lm_eval.__version__}; its own are listed "
-            f"by `lm-eval ls tasks`, others are yaml files in --include_path"
+            f"--tasks {unknown[0]} is unknown to lm-eval {lm_eval.__version__}; `lm-eval ls tasks` "
+            "lists its tasks; other tasks must be yaml files in --include_path"
         )
     harness = Harness(model, tokenizer, max_length, arguments.batch_size, arguments.truncate)
     try:

@@ -70,7 +70,7 @@ def score(model: TapeForCausalLM, tokenizer: None, batch: Batch, text: Text) -> 
     found = losses(model, text.tokens, batch)
     if not np.isfinite(found).all():
         raise ValueError(
-            f"the model gives losses that are not finite in windows of {batch.length:,}: its "
+            f"the model has losses that are not finite in windows of {batch.length:,}: its "
             f"weights are damaged, or the dtype is too narrow for them"
         )
     return binned(np.concatenate([window.positions for window in batch.windows]), found)

@@ -26,7 +26,7 @@ def draw(tables: list[Path], target: Path) -> None:
         ValueError: if one of them is missing, or no such table, or all are empty.
     """
     if missing := [path for path in tables if not path.is_file()]:
-        raise ValueError(f"{missing[0]} is not there: measure perplexity first")
+        raise ValueError(f"{missing[0]} does not exist: measure perplexity first")
     found = [read_curves(path) for path in tables]
     rows, bins = ([row for each in found for row in each[n]] for n in range(2))
     if not rows:

@@ -65,17 +65,21 @@ def read_table(
         rows = list(reader)
     if found != columns:
         raise ValueError(
-            f"{path} is no table of this kind: its columns are {', '.join(found) or 'none'} in "
-            f"place of {', '.join(columns)}"
+            f"{path} is not a table of this kind: its columns are {', '.join(found) or 'none'} "
+            f"instead of {', '.join(columns)}"
         )
     if torn := [n for n, row in enumerate(rows, start=2) if None in row or None in row.values()]:
-        raise ValueError(f"{path}, line {torn[0]}: not as many values as there are columns")
+        raise ValueError(
+            f"{path}, line {torn[0]}: the number of values differs from the number of columns"
+        )
     numbers = dict.fromkeys(whole, r"[1-9]\d{0,14}") | dict.fromkeys(real, NUMBER)
     numbers |= dict.fromkeys(counts, r"\d{1,15}")
     for n, row in enumerate(rows, start=2):
         for column, pattern in numbers.items():
             if not re.fullmatch(pattern, row[column], re.ASCII):
-                raise ValueError(f"{path}, line {n}: {column}={row[column]!r} is no such number")
+                raise ValueError(
+                    f"{path}, line {n}: {column}={row[column]!r} is not a valid number"
+                )
     return rows
 
 

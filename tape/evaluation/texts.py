@@ -45,8 +45,8 @@ class Text:
                 place = int((part >= vocabulary).argmax())
                 raise ValueError(
                     f"{self.path}: token {first + place:,} is {part[place]:,}, beyond the model's "
-                    f"vocabulary of {vocabulary:,}; these are ids of another tokenizer: give a "
-                    f"text that was cut by the model's own"
+                    f"vocabulary of {vocabulary:,}; these ids come from another tokenizer: give a "
+                    "text tokenised with the model's own tokenizer"
                 )
 
     def fingerprint(self) -> str:
@@ -88,7 +88,7 @@ def open_text(
         if size % 2 or not size:
             reason = "an odd number" if size else "none"
             raise ValueError(
-                f"{path} has {size:,} bytes, {reason}: it is no file of uint16 token ids"
+                f"{path} has {size:,} bytes, {reason}: it is not a file of uint16 token ids"
             )
         text = Text(path.name, path, "<u2", size // 2)
     return text if most is None else replace(text, length=min(most, text.length))

@@ -105,8 +105,8 @@ def side_by_side(folder: Path, answer: Answer, processes: int, load: Load = load
                     yield numbers[done], done.result()
             except BrokenProcessPool as error:
                 raise ChildProcessError(
-                    "a process that answers was killed, perhaps for its memory; the same command "
-                    "continues, with fewer processes=... if you like"
+                    "a worker process was killed, perhaps for lack of memory; repeat the command "
+                    "to resume, with fewer processes=... if necessary"
                 ) from error
             finally:
                 pool.shutdown(cancel_futures=True)

@@ -141,8 +141,8 @@ def _check_asked(frame: pd.DataFrame) -> None:
             if len(values) > 1:
                 (a, one), (b, other), *_ = values.items()
                 raise ValueError(
-                    f"{task} was asked otherwise: {name}={a or 'none'} for {one}, "
-                    f"{b or 'none'} for {other}; a table has one"
+                    f"{task} was evaluated with different settings: {name}={a or 'none'} for "
+                    f"{one}, {b or 'none'} for {other}; they must be the same within a table"
                 )
 
 

@@ -101,12 +101,12 @@ def verify(
         expected = model(tokens).logits
     found = _load_elsewhere(folder, tokens, dtype)
     if tokenizer is not None and tokenizer(check.TEXT).input_ids != found["ids"][0].tolist():
-        raise ValueError("the exported tokenizer gives other tokens than the model's")
+        raise ValueError("the exported tokenizer produces different tokens from the model's")
     difference = (found["logits"].double() - expected.double()).abs().max().item()
     allowed = 0.0 if exact else LLAMA_TOLERANCE * expected.abs().max().item()
     if not difference <= allowed:  # also true for NaN
         raise ValueError(
-            f"the exported folder gives other logits than the model: they differ by up to "
+            "the exported folder produces different logits from the model: they differ by up to "
             f"{difference:.3g}; allowed: {allowed:.3g}"
         )
 
@@ -125,7 +125,7 @@ def _load_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> dict[str,
         )
         if process.returncode:
             reason = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
-            raise ValueError(f"the exported folder does not load by itself: {reason[-1]}")
+            raise ValueError(f"the exported folder cannot be loaded on its own: {reason[-1]}")
         return load_file(answer)
 
 

@@ -162,8 +162,9 @@ class RoPE(PositionEncoding):
         rope_type = scaling.setdefault("rope_type", scaling.pop("type", "default"))
         if rope_type not in REQUIRED:
             raise ValueError(
-                f"rope_type={rope_type!r}: only schedules that are fixed when the model is built, "
-                f"others would change keys already cached{suggestion(rope_type, REQUIRED)}"
+                f"rope_type={rope_type!r}: only schedules that are fixed when the model is built "
+                "are supported, because others would change cached "
+                f"keys{suggestion(rope_type, REQUIRED)}"
             )
         share = scaling.get("partial_rotary_factor")
         if rope_type != "proportional" and share not in (None, 1.0):
@@ -213,8 +214,8 @@ class YaRN(RoPE):
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         if arguments["scaling"] is not None:
             raise ValueError(
-                "position yarn sets the scaling itself: give factor, beta_fast, beta_slow, or take "
-                "position rope with the scaling"
+                "position yarn sets the scaling itself: give factor, beta_fast, beta_slow, or use "
+                "position rope with a scaling"
             )
         current = dict(config.rope_parameters or {})
         if current.get("rope_type") != "yarn":
@@ -288,7 +289,7 @@ class XPos(RoPE):
             raise ValueError(
                 f"position xpos with position.centre={self.centre} in {dtype} at positions 0 to "
                 f"{last}: allowed are {self.centre - reach:,.0f} to {self.centre + reach:,.0f}, "
-                f"where its scale can be held; take a wider dtype, or move the centre"
+                "where its scale does not overflow; take a wider dtype, or move the centre"
             )
         return x_BTC
 

@@ -123,7 +123,7 @@ class SubsetSampler(IndexSampler):
                 raise ValueError(
                     f"the input has {tokens} tokens but positions were drawn for "
                     f"eval_length={self.eval_length}; raise it (up to length={self.length}) in the "
-                    f"configuration, or for a while by `with model.evaluation_length(n):`"
+                    "configuration, or temporarily with `with model.evaluation_length(n):`"
                 )
         # Empty slots of a static cache are masked, so any coordinate is valid.
         return draw[query], draw[key.clamp(max=len(draw) - 1)]
@@ -134,7 +134,7 @@ class SubsetSampler(IndexSampler):
             tokens = max(tokens, int(query.max()) + 1)
         if tokens > self.length:
             raise ValueError(
-                f"a training input of {tokens} tokens cannot draw distinct positions from "
+                f"a training input of {tokens} tokens needs as many distinct positions, more than "
                 f"length={self.length}; raise `length` or shorten the input"
             )
         return torch.randperm(self.length, device=query.device)[:tokens].sort().values

@@ -30,7 +30,9 @@ def run(folders: Sequence[Path], out: Path) -> str:
     check_out(out)
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder: give those with results, such as output/")
+            raise ValueError(
+                f"{folder} is not a folder: give folders with results, such as output/"
+            )
     faults: list[Fault] = []
     found = {realpath(each.path): each for root in folders for each in walk(root, out, faults)}
     sections = [
@@ -40,7 +42,7 @@ def run(folders: Sequence[Path], out: Path) -> str:
     count = sum(sum(section.found.values()) for section in sections)
     if not count and not faulty:
         raise ValueError(
-            f"no results in {', '.join(map(str, folders))}: the first are made by "
+            f"no results in {', '.join(map(str, folders))}: to create the first, run "
             f"{sections[0].missing[-1].command}"
         )
     text = page(f"Results in {', '.join(map(str, folders))}", about(), sections, faults)
@@ -70,8 +72,8 @@ def check_out(out: Path) -> None:
     if out.is_dir() and (not files or (files == {INDEX} and mark(PROGRAM) in _head(index))):
         return
     raise ValueError(
-        f"--out {out} holds something else than a report ({', '.join(sorted(files)[:3])}): give a "
-        f"new or an empty folder"
+        f"--out {out} is neither empty nor a report "
+        f"({', '.join(sorted(files)[:3])}): give a new or empty folder"
     )
 
 

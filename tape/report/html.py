@@ -40,12 +40,12 @@ class Album:
             OSError, ValueError: if it cannot be read, is not whole, or is too large.
         """
         if (size := path.stat().st_size) > self.largest:
-            raise ValueError(f"left out: {size / 2**20:.1f} MiB are too many for this page")
+            raise ValueError(f"left out: {size / 2**20:.1f} MiB is too large for this page")
         content = path.read_bytes()
         if not (content.startswith(BEGIN) and content.endswith(END)):
-            raise ValueError("broken: not a whole png file")
+            raise ValueError("broken: not a complete PNG file")
         if len(content) > self.left:
-            raise ValueError("left out: the pictures before it are as many as this page may hold")
+            raise ValueError("left out: the pictures before it fill the space allowed for pictures")
         self.left -= len(content)
         return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 

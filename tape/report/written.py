@@ -30,7 +30,7 @@ def rows_of(path: Path) -> list[Row]:
         OSError, ValueError: if there are none, or a row is not whole.
     """
     if not path.read_bytes().endswith(b"\n"):
-        raise ValueError(f"{path} ends within a line: make it again")
+        raise ValueError(f"{path} ends in the middle of a line: create it again")
     rows = read_table(path, columns_of(path))
     if not rows:
         raise ValueError(f"{path} has no rows")
@@ -89,7 +89,7 @@ def read_comparison(folder: Folder) -> list[Block]:
 def blocks_of(path: Path) -> list[Block]:
     text = Markdown(path.read_text(encoding="utf-8"))
     if not text.has_table:
-        raise ValueError(f"{path} holds no table: make it again")
+        raise ValueError(f"{path} contains no table: create it again")
     return [text]
 
 

@@ -30,8 +30,8 @@ def check_fields(settings: dict[str, Any]) -> None:
             raise ValueError(f"trainer.{name}={value!r} must be text, a list or a mapping")
     if settings.get("deepspeed") and find_spec("deepspeed") is None:
         raise ValueError(
-            f"trainer.deepspeed={settings['deepspeed']}: DeepSpeed is not installed; do "
-            f"EXTRAS=dev,deepspeed bash script/setup.sh"
+            f"trainer.deepspeed={settings['deepspeed']}: DeepSpeed is not installed; run "
+            "EXTRAS=dev,deepspeed bash script/setup.sh"
         )
 
 

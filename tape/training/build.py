@@ -178,8 +178,9 @@ def _settled(owner: str, make: Callable[[], TapeConfig]) -> TapeConfig:
 def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, owner: str) -> None:
     if len(tokenizer) > size:
         raise ValueError(
-            f"the tokenizer has {len(tokenizer):,} tokens, more than {owner}{size:,}; take the "
-            f"tokenizer of the model, or for a new model model.vocab_size=null, which follows it"
+            f"the tokenizer has {len(tokenizer):,} tokens, more than {owner}{size:,}; use the "
+            "model's tokenizer or, for a new model, model.vocab_size=null, which follows the "
+            "tokenizer"
         )
 
 

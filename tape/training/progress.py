@@ -68,7 +68,7 @@ def metric_rows(folder: Path) -> list[dict[str, Any]]:
         return []
     logged = read_metrics(path)
     if not any("loss" in row for row in logged):
-        raise ValueError(f"{path} has no loss of a training")
+        raise ValueError(f"{path} contains no training loss")
     rows = []
     with reading(path):
         for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):

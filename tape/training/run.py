@@ -64,7 +64,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     folder, base = Path(settings["output_dir"]), settings["base_model"]
     if Path(arguments.output_dir) != folder:
         raise ValueError(
-            f"trainer.output_dir={arguments.output_dir} and output_dir={folder}: set the latter"
+            f"trainer.output_dir={arguments.output_dir} and output_dir={folder}: set only the "
+            "latter"
         )
     if method and not base:
         raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")

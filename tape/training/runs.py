@@ -152,7 +152,7 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ValueError(
-                f"another process is working in {folder}; wait for it, or choose another name=..."
+                f"another process is using {folder}; wait for it, or choose another name=..."
             ) from error
         try:
             yield

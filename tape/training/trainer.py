@@ -99,8 +99,8 @@ class LanguageModelTrainer(Trainer):
                 before, now = ([len(group["params"]) for group in each] for each in groups)
                 if before != now:
                     raise ValueError(
-                        f"{path} has other groups of parameters: {before}, now {now} (FIRE's scale "
-                        f"and multiplier no longer decay); begin anew with another name=..."
+                        f"{path} has different parameter groups: {before}, now {now} (FIRE's scale "
+                        "and multiplier no longer decay); start again with another name=..."
                     )
             super()._load_optimizer_and_scheduler(checkpoint)
 
@@ -210,8 +210,8 @@ def reading(checkpoint: str | None, names: str) -> Iterator[None]:
         yield
     except UnpicklingError as error:
         raise ValueError(
-            f"{checkpoint}: {names} holds other objects than tensors and numbers, which are not "
-            f"loaded; remove that checkpoint, and the run continues from the one before"
+            f"{checkpoint}: {names} contains objects other than tensors and numbers, which are not "
+            "loaded; remove that checkpoint to resume from the previous one"
         ) from error
 
 
