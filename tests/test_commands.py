@@ -35,7 +35,6 @@ from torch.distributed.run import get_args_parser
 import tape_cli
 import train
 from tape.compare.runs import read_saved
-from tape.positions import ENCODINGS
 from tape.report.experiments import experiments
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
@@ -141,9 +140,6 @@ def lay_out_project(folder: Path) -> None:
     (folder / "venv" / "bin" / "srun").write_text('#!/bin/sh\nexec "$@"\n')
     (folder / "venv" / "bin" / "srun").chmod(0o755)
     (folder / "base.json").write_text(json.dumps({"max_position_embeddings": 256}))
-    guide = (ROOT / "CONTRIBUTING.md").read_text()  # adds this encoding
-    kerple = re.search(r"```yaml\n(.*?)```", guide, re.DOTALL)[1]
-    (folder / "config" / "position" / "kerple.yaml").write_text(kerple)
 
 
 def lay_out_texts(folder: Path) -> None:
@@ -254,9 +250,6 @@ def project(layout, undrawn, tmp_path, monkeypatch):
     """The layout with copies of the folders that commands write to. Figures are not drawn, and
     exports not loaded elsewhere."""
     monkeypatch.setattr("tape.export.verify", lambda *_: None)
-    guide = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-    exec(compile(guide[0], "kerple.py", "exec"), module := {})
-    monkeypatch.setitem(ENCODINGS, "kerple", module["Kerple"])
     (tmp_path / "data").mkdir()
     shutil.copy(layout / "pg19.bin", tmp_path / "data" / "proof_pile.bin")
     (project := tmp_path / "project").mkdir()

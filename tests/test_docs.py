@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from conftest import make_model
 
 from config import ABLATIONS
@@ -71,27 +70,17 @@ def test_the_readmes_table_is_that_of_the_results():
         assert [(n, cell) for cell in cells] == [column[name] for column in columns]
 
 
-def test_the_guides_encoding_works(monkeypatch, tmp_path):
-    """The file, the loop and the YAML of CONTRIBUTING.md, as a reader would put them in place."""
-    guide = ROOT / "CONTRIBUTING.md"
-    code, line, loop = blocks(guide, "python")
-    module = {}
-    exec(compile(code, "kerple.py", "exec"), module)
-    name, cls = re.match(r'\s*"(\w+)": (\w+),', line).groups()
-    monkeypatch.setitem(ENCODINGS, name, module[cls])
-    settings = yaml.safe_load(blocks(guide, "yaml")[0])
-    model = make_model(settings)
-    model.save_pretrained(tmp_path)
-    model = TapeForCausalLM.from_pretrained(tmp_path).eval()
-
-    case = "def term(arguments, weights, prefix, h, i, j):\n" + loop
-    exec(compile(case, "references.py", "exec"), module | {"torch": torch}, module)
-    weights = model.state_dict()
-    index = torch.arange(7)[None]
-    bias = model.model.position.biases(Positions(index, index), 3)[1].dense(torch.float32)
-    for h, i, j in [(0, 0, 0), (1, 3, 1), (3, 6, 0)]:
-        expected = module["term"](settings, weights, "model.position.layers.1.", h, i, j)
-        torch.testing.assert_close(bias[0, h, i, j], expected)
+def test_the_guides_encoding_is_the_packages():
+    guide, package = ROOT / "CONTRIBUTING.md", ROOT / "tape" / "positions"
+    *code, line, loop = blocks(guide, "python")
+    files = [
+        *[package / "fox.py"] * len(code),
+        package / "__init__.py",
+        ROOT / "tests/references.py",
+    ]
+    for block, file in zip((*code, line, loop), files, strict=True):
+        assert block in file.read_text(), file
+    assert blocks(guide, "yaml") == [(ROOT / "config" / "position" / "fox.yaml").read_text()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
