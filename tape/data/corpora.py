@@ -289,7 +289,12 @@ def record_field(path: Path, field: str) -> Iterator[str]:
             except (json.JSONDecodeError, RecursionError) as error:
                 raise ValueError(f"{where}: not JSON ({error})") from error
             text = row.get(field) if isinstance(row, dict) else None
-            if not isinstance(text, str):
+            if text is not None and not isinstance(text, str):
+                raise ValueError(
+                    f"{where}: field {field!r} has {type(text).__name__} {text!r:.40}; a document "
+                    f"must be a string"
+                )
+            if text is None:
                 has = f"fields {', '.join(row)}" if isinstance(row, dict) else "no fields"
                 raise ValueError(
                     f"{where}: no text in field {field!r} (the row has {has}); set data.field"

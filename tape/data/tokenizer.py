@@ -113,6 +113,11 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
     except Exception as error:  # damaged files raise anything
+        if (file := Path(name_or_folder, "tokenizer.json")).is_file():
+            raise ValueError(
+                f"{file} is damaged ({type(error).__name__}: {' '.join(str(error).split())}): "
+                f"create it again"
+            ) from error
         raise ValueError(
             f"tokenizer={name_or_folder!r} is neither a folder with a tokenizer nor available from "
             f"the hub: {' '.join(str(error).split())}"

@@ -88,7 +88,7 @@ def open_text(
         if size % 2 or not size:
             reason = "an odd number" if size else "none"
             raise ValueError(
-                f"{path} has {size:,} bytes, {reason}: it is not a file of uint16 token ids"
+                f"{path} has {size:,} bytes, {reason}: it must hold token ids as uint16"
             )
         text = Text(path.name, path, "<u2", size // 2)
     return text if most is None else replace(text, length=min(most, text.length))
