@@ -19,6 +19,8 @@ from scrolls.prompts import Budget
 from tape.command import expected_errors, integer
 from tape.positions import ENCODINGS
 
+BATCHES = "batches, cache"
+
 
 def words(count: int) -> PreTrainedTokenizerFast:
     """Returns a tokenizer of `count` words to decode random outputs; the last word is EOS."""
@@ -30,10 +32,7 @@ def words(count: int) -> PreTrainedTokenizerFast:
 def batches_of(prompts: list[np.ndarray], budget: Budget, size: int) -> list[Batch]:
     """Groups prompts of increasing length, `size` per batch."""
     groups = [prompts[first : first + size] for first in range(0, len(prompts), size)]
-    return [
-        Batch(number, [str(n) for n in range(len(group))], group, budget)
-        for number, group in enumerate(groups)
-    ]
+    return [Batch(n, [*map(str, range(len(g)))], g, budget) for n, g in enumerate(groups)]
 
 
 @expected_errors()
@@ -56,10 +55,11 @@ def main() -> None:
     prompts = [random.integers(0, vocabulary - 1, length) for length in lengths]
     budget, expected = Budget(longest, arguments.new - 1), {}
 
-    def prepare(method: str, size: int, cached: bool) -> Work:
+    def prepare(method: str, way: str) -> Work:
         model = build(method, arguments.shape, "sdpa", budget.length).eval()
         model.lm_head.weight.data[-1] = 0.0  # EOS is never the likeliest: equal lengths
-        batches = batches_of(prompts, budget, size)
+        cached = way == BATCHES
+        batches = batches_of(prompts, budget, arguments.batch if cached else 1)
 
         def work() -> str:
             given = [
@@ -73,23 +73,13 @@ def main() -> None:
 
         return work
 
-    ways = {"one by one, no cache": (1, False), "batches, cache": (arguments.batch, True)}
     comparisons = [
-        Comparison(
-            method, {way: partial(prepare, method, *how) for way, how in ways.items()}, warm_up=0
-        )
+        Comparison(method, ["one by one, no cache", BATCHES], partial(prepare, method), warm_up=0)
         for method in arguments.methods
     ]
-    amount = len(prompts) * arguments.new
-    show(
-        "scrolls_generate",
-        arguments,
-        comparisons,
-        title="answering",
-        amount=amount,
-        unit="new tokens",
-        result="same texts",
-    )
+    amount = {"amount": len(prompts) * arguments.new, "unit": "new tokens"}
+    columns = {"title": "answering", "result": "same texts", **amount}
+    show("scrolls_generate", arguments, comparisons, **columns)
 
 
 if __name__ == "__main__":

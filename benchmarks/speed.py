@@ -10,9 +10,8 @@ command resumes.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -55,29 +54,40 @@ class Method(NamedTuple):
         return self.label if here else f"{self.label}, {self.implementation}"
 
 
-def methods(scope: str, encodings: list[str], compared: list[str]) -> Iterator[Method]:
-    """Yields the methods of a comparison, this package's first."""
-    for name in encodings:
-        yield Method(name)
-        if scope == "layer" and name == "tape":
-            yield Method(name, update=False)
-    for peer in compared:
-        if scope == "layer" or peer == "transformers":
-            yield from (Method(name, peer) for name in peers.PEERS[peer] if name in encodings)
-
-
 @dataclass(frozen=True)
 class Case:
-    """What all methods of a comparison do."""
+    """A comparison.
+
+    Attributes:
+        encodings: those of this package.
+        peers: other implementations.
+    """
 
     scope: str
     backend: str
     load: Load
     shape: dict[str, int | None]
+    encodings: Sequence[str] = ()
+    peers: Sequence[str] = ()
 
     def __str__(self) -> str:
         compiled = ", compiled" if self.load.compiled else ""
         return f"{self.scope}, {self.load.work}, {self.backend}{compiled}, {self.load.length:,}"
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        """Returns the methods by name, this package's first."""
+        found = []
+        for name in self.encodings:
+            found.append(Method(name))
+            if self.scope == "layer" and name == "tape":
+                found.append(Method(name, update=False))
+        for peer in self.peers:
+            if self.scope == "layer" or peer == "transformers":
+                found += [
+                    Method(name, peer) for name in peers.PEERS[peer] if name in self.encodings
+                ]
+        return {str(method): method for method in found}
 
     def config(self, encoding: str) -> TapeConfig:
         """Returns a decoder's configuration, for as many tokens as there will be."""
@@ -85,13 +95,14 @@ class Case:
         layers = {"layers": 3} if self.scope == "layer" else {}
         return configuration(self.shape | tokens | layers, {"name": encoding})
 
-    def prepare(self, method: Method) -> Work:
+    def prepare(self, name: str) -> Work:
         """Returns the work of a method.
 
         Raises:
             ValueError, NotImplementedError, ImportError, MemoryError: if it cannot run here.
         """
-        load, peer = self.load, method.implementation
+        load, method = self.load, self.methods[name]
+        peer = method.implementation
         peers.check(peer, self.backend)
         model = load.ready(decoder(self.config(method.encoding), self.backend))
         if peer == "transformers":
@@ -118,18 +129,14 @@ class Case:
 
 def cases(arguments: argparse.Namespace) -> list[Case]:
     """Returns all comparisons, the short ones first."""
-    dtype, shape = (
-        getattr(torch, arguments.dtype),
-        {name: getattr(arguments, name) for name in SHAPE},
-    )
+    dtype = getattr(torch, arguments.dtype)
+    shape = {name: getattr(arguments, name) for name in SHAPE}
+    asked = (arguments.scopes, arguments.compiled, arguments.backends, arguments.work)
     found = []
-    for length, scope, compiled, backend, work in product(
-        sorted(arguments.lengths),
-        *(arguments.scopes, arguments.compiled, arguments.backends, arguments.work),
-    ):
+    for length, scope, compiled, backend, work in product(sorted(arguments.lengths), *asked):
         new = arguments.new if scope == "model" else 1
         load = Load(work, arguments.batch, length, new, dtype, compiled == "yes")
-        found.append(Case(scope, backend, load, shape))
+        found.append(Case(scope, backend, load, shape, arguments.encodings, arguments.peers))
     return found
 
 
@@ -167,21 +174,16 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 @expected_errors(continues=True)
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
-    asked = {str(case): case for case in cases(arguments)}
-    for case, name in product(asked.values(), arguments.encodings):
+    asked = cases(arguments)
+    for case, name in product(asked, arguments.encodings):
         case.config(name)  # refuses an invalid shape
     times, flops = matrix_product(getattr(torch, arguments.dtype))
-    comparisons = [Comparison(PRODUCT, {PRODUCT: lambda: times})]
-    taking_part = {}
-    for name, case in asked.items():
-        all_ = methods(case.scope, arguments.encodings, arguments.peers)
-        taking_part[name] = {str(method): method for method in all_}
-        prepare = {key: partial(case.prepare, method) for key, method in taking_part[name].items()}
-        comparisons.append(Comparison(name, prepare, optional=True))
+    comparisons = [Comparison(PRODUCT, [PRODUCT], lambda _: times)]
+    comparisons += [Comparison(str(c), [*c.methods], c.prepare, optional=True) for c in asked]
     version = {"x-transformers": peers.version("x-transformers")}
     found = run("speed", arguments, comparisons, **version)
-    peak = flops / min(found[PRODUCT][PRODUCT].seconds)
-    rows = speed_report.results(found, asked, taking_part, peak)
+    peak = flops / found[PRODUCT]["seconds"].min()
+    rows = speed_report.results(found, asked, peak)
     text = speed_report.write(rows, arguments, heading(arguments))
     publish("speed", arguments, text, left=len(comparisons) - len(found))
 

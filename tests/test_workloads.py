@@ -123,6 +123,6 @@ def test_the_papers_layer():
 
 
 def test_unlike_kernels_are_not_compared():
-    case = Case("layer", "flex_attention", load_of("forward"), SHAPE)
+    about = (load_of("forward"), SHAPE, ["rope"], ["transformers"])
     with pytest.raises(ValueError, match="transformers compiles flex_attention itself"):
-        case.prepare(Method("rope", "transformers"))
+        Case("layer", "flex_attention", *about).prepare("rope, transformers")
