@@ -1,4 +1,4 @@
-"""The experiments, in the order of the page."""
+"""The experiments of experiments.yaml, and a last section for all other results."""
 
 from __future__ import annotations
 
@@ -6,164 +6,68 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tape.compare.rows import is_method
-from tape.compare.runs import RESULTS, Run
+from tape.compare.runs import RESULTS
 from tape.evaluation.journal import Incomplete, join
+from tape.report import results
 from tape.report.experiment import Experiment, Folder, Kind
-from tape.report.html import Block, Details, Table, records
-from tape.report.results import (
-    PERPLEXITIES,
-    TABLE,
-    ZERO_SHOT_TABLES,
-    comparisons,
-    evaluations,
-    read_comparison,
-    rows_of,
-    show,
-    written,
-)
+from tape.report.html import Block, Details, records
+from tape.report.results import TABLE, comparisons, read_comparison, rows_of, show
 from tape.report.training import is_run, read_run, runs, task_of
 from tape.report.training import show as show_runs
 
-PAPER = Path(__file__).with_name("paper")  # tables of arXiv 2501.00712
+HERE = Path(__file__).parent
 HELP = "python -m tape.report --help"
 
 
-def of(evaluation: str) -> Callable[[Sequence[Run]], bool]:
-    """Returns whether all runs have this evaluation and none extends another model."""
-    return lambda runs: all(evaluation in run.asked and not is_method(run) for run in runs)
-
-
-def paper(name: str, caption: str) -> Table:
-    return records(rows_of(PAPER / f"{name}.csv"), caption)
-
-
 def experiments() -> list[Experiment]:
-    scrolls = import_module("scrolls.section")  # builds on this package
-    models = "--model output/rope_c4 output/adape_c4"
-    found = [
-        Experiment(
-            "pretraining",
-            "Pre-training",
-            "Encodings trained on a text from scratch: perplexity at the trained length and "
-            "beyond it.",
-            [
-                comparisons(of("perplexity"), "bash script/compare.sh"),
-                runs(
-                    lambda run: task_of(run).endswith(".TextTask") and "peft.name" not in run,
-                    "TYPE=adape bash script/train.sh",
-                ),
-            ],
-            [
-                Details(
-                    "The paper's ablations of TAPE: perplexity on code by length",
-                    [paper(f"table{n}", f"arXiv 2501.00712, Table {n}") for n in (6, 7)],
-                )
-            ],
-        ),
-        Experiment(
-            "arithmetic",
-            "Arithmetic",
-            "Whether a model that learned to add short numbers adds longer ones.",
-            [
-                comparisons(of("arithmetic"), "bash script/compare_add.sh"),
-                evaluations("arithmetic", "TYPE=adape bash script/eval_add.sh"),
-                runs(
-                    lambda run: task_of(run).startswith("arithmetic."),
-                    "TYPE=adape bash script/train_add.sh",
-                ),
-            ],
-            [paper("arithmetic", "Additions in the paper, arXiv 2501.00712")],
-        ),
-        scrolls.EXPERIMENT,
-        Experiment(
-            "extension",
-            "Context extension",
-            "Trained models on longer contexts, after a little training by each method.",
-            [
-                comparisons(lambda runs: any(map(is_method, runs)), "bash script/extend_demo.sh"),
-                runs(lambda run: "peft.name" in run, "TYPE=adape bash script/train_llama.sh"),
-            ],
-            [
-                paper(
-                    "extension",
-                    "Perplexity of Llama-2-7B after extension to 8,192 tokens, by length: "
-                    "arXiv 2501.00712, Table 2",
-                )
-            ],
-        ),
-        Experiment(
-            "perplexity",
-            "Perplexity by length",
-            "Models on texts in windows of several lengths. Rows compare where the text, the "
-            "convention and the type of numbers are the same. The paper's Table 2 is above, with "
-            "context extension.",
-            [PERPLEXITIES],
-        ),
-        Experiment(
-            "retrieval",
-            "Retrieval",
-            "Whether a key is found in prompts of any length, wherever it stands. The paper has a "
-            "figure of this (Fig. 3), and no table.",
-            [
-                comparisons(of("passkey"), "bash script/compare_passkey.sh"),
-                evaluations("passkey", "python eval_retrieval.py --base_model output/llama_adape"),
-                runs(
-                    lambda run: task_of(run).startswith("retrieval.") and "peft.name" not in run,
-                    "python train.py experiment=passkey position=tape name=passkey_adape",
-                ),
-            ],
-        ),
-        Experiment(
-            "zero_shot",
-            "Zero-shot tasks",
-            "What models know without having been trained on the task.",
-            [ZERO_SHOT_TABLES],
-        ),
-        Experiment(
-            "stability",
-            "Stability",
-            "How much attention and positions change when a text is moved. The rows of the paper's "
-            "Table 8 are in the tables.",
-            [
-                written(
-                    "tables",
-                    "stability",
-                    "python -m tape.analysis.stability --model output/adape_c4",
-                )
-            ],
-        ),
-        Experiment(
-            "pictures",
-            "Attention and positions",
-            "What models attend to, and what became of their positions (the paper's Fig. 7).",
-            [
-                written(
-                    "folders of pictures",
-                    "attention",
-                    f"python -m tape.analysis.visualize {models}",
-                )
-            ],
-        ),
-        Experiment(
-            "faults",
-            "Faults of the original code",
-            "What they make of trained models, each by itself.",
-            [written("tables", "faults", f"python -m tape.analysis.faults {models}")],
-        ),
-        Experiment(
-            "efficiency",
-            "Efficiency",
-            "What encodings cost, and how fast they run. The paper's Table 3 is beside costs of "
-            "its shape.",
-            [
-                written("tables of cost", "cost", "python -m tape.analysis.cost"),
-                written("tables of speed", "speed", "python benchmarks/speed.py"),
-            ],
-        ),
-    ]
+    """Returns the sections of the page. An entry with `module` is that module's EXPERIMENT, which
+    builds on this package."""
+    found = []
+    for entry in yaml.safe_load((HERE / "experiments.yaml").read_text(encoding="utf-8")):
+        if "module" in entry:
+            found.append(import_module(entry["module"]).EXPERIMENT)
+            continue
+        tables = {HERE / "paper" / f"{name}.csv": t for name, t in entry.get("paper", {}).items()}
+        paper = [records(rows_of(path), caption) for path, caption in tables.items()]
+        if "folded" in entry:
+            paper = [Details(entry["folded"], paper)]
+        kinds = [kind_of(**kind) for kind in entry["kinds"]]
+        found.append(Experiment(entry["name"], entry["title"], entry["about"], kinds, paper))
     return [*found, other(found)]
+
+
+def kind_of(command: str, title: str = "tables", methods: bool = False, **form: Any) -> Kind:
+    """Returns the kind of results of an entry.
+
+    Args:
+        title: of written tables.
+        methods: whether training runs may adapt another model.
+        form: one name: `comparisons` of an evaluation or of methods, training `runs` of methods or
+            by a pattern of the task, `evaluations` of single runs, `written` tables by the stem of
+            the file, tables of `perplexity` or `zero_shot`.
+    """
+    ((name, of),) = form.items()
+    if name == "comparisons" and of == "methods":
+        return comparisons(lambda runs: any(map(is_method, runs)), command)
+    if name == "comparisons":
+        return comparisons(
+            lambda runs: all(of in run.asked and not is_method(run) for run in runs), command
+        )
+    if name == "runs" and of == "methods":
+        return runs(lambda run: "peft.name" in run, command)
+    if name == "runs":
+        return runs(
+            lambda run: bool(re.search(of, task_of(run))) and (methods or "peft.name" not in run),
+            command,
+        )
+    if name == "written":
+        return results.written(title, of, command)
+    return getattr(results, name)(of, command)
 
 
 def other(found: Sequence[Experiment]) -> Experiment:

@@ -20,7 +20,8 @@ from tape.compare.runs import (
     read_settings,
     view_of,
 )
-from tape.evaluation import curves, zero_shot
+from tape.evaluation import curves
+from tape.evaluation import zero_shot as lm_eval
 from tape.evaluation.tables import Row, read_table
 from tape.evaluation.view import Evaluation
 from tape.report.experiment import Folder, Kind, Read
@@ -38,8 +39,6 @@ from tape.report.training import encoding_of, made_by
 from tape.statistics import with_interval
 
 TABLE = "table.md"
-PERPLEXITY = "perplexity.csv"
-ZERO_SHOT = "zero_shot.csv"
 
 
 def columns_of(path: Path) -> tuple[str, ...]:
@@ -163,11 +162,11 @@ def curves_in(folder: Folder) -> list[Path]:
     """Returns the tables of perplexity in a folder, under any name. One with the usual name and
     other columns is among them, so that its reader refuses it."""
     paths = (folder.path / name for name in sorted(folder.files) if name.endswith(".csv"))
-    columns = curves.COLUMNS
+    usual, columns = "perplexity.csv", curves.COLUMNS
     return [
         path
         for path in paths
-        if path.name == PERPLEXITY or (has_columns(path, columns) and columns_of(path) == columns)
+        if path.name == usual or (has_columns(path, columns) and columns_of(path) == columns)
     ]
 
 
@@ -210,41 +209,31 @@ def show_curves(found: Read[list[Row]]) -> list[Block]:
     ]
 
 
-PERPLEXITIES = Kind(
-    "tables",
-    "python -m tape.evaluation.perplexity --model output/adape_c4 --data local "
-    "--lengths 256 512 1024",
-    lambda folder: bool(curves_in(folder)),
-    read_curves,
-    show_curves,
-)
-
-
-def read_zero_shot(folder: Folder) -> list[Row]:
-    rows_of(folder.path / ZERO_SHOT)
-    return zero_shot.read([folder.path / ZERO_SHOT])
+def perplexity(_: str, command: str) -> Kind:
+    """Tables of perplexity by length."""
+    return Kind("tables", command, lambda f: bool(curves_in(f)), read_curves, show_curves)
 
 
 def show_zero_shot(found: Read[list[Row]]) -> list[Block]:
     """One table of all models, or one per folder if the tasks differ."""
     try:
-        return [Markdown(zero_shot.table([row for _, rows in found for row in rows]))]
+        return [Markdown(lm_eval.table([row for _, rows in found for row in rows]))]
     except ValueError as error:
         blocks: list[Block] = [Paragraph(f"No common table: {error}.")]
     for folder, rows in found:
         blocks.append(Heading(str(folder.path)))
         try:
-            blocks.append(Markdown(zero_shot.table(rows)))
+            blocks.append(Markdown(lm_eval.table(rows)))
         except ValueError as error:
             blocks.append(Paragraph(f"No table: {error}."))
     return blocks
 
 
-ZERO_SHOT_TABLES = Kind(
-    "tables",
-    "python -m tape.evaluation.lm_eval --model output/llama_adape "
-    "--tasks mmlu,arc_challenge,arc_easy",
-    lambda folder: folder.has(ZERO_SHOT),
-    read_zero_shot,
-    show_zero_shot,
-)
+def zero_shot(name: str, command: str) -> Kind:
+    """Tables of zero-shot tasks in files of this name."""
+
+    def read_folder(folder: Folder) -> list[Row]:
+        rows_of(folder.path / name)
+        return lm_eval.read([folder.path / name])
+
+    return Kind("tables", command, lambda folder: folder.has(name), read_folder, show_zero_shot)
