@@ -274,7 +274,9 @@ def heading(arguments: argparse.Namespace) -> str:
 
 
 def publish(name: str, arguments: argparse.Namespace, text: str, left: int = 0) -> None:
-    """Prints a result and writes it to <name>.md of --out; exits with 75 if work is left."""
+    """Prints a result below `heading` and writes it to <name>.md of --out; exits with 75 if work is
+    left."""
+    text = f"{heading(arguments)}\n\n{text}"
     print(text)
     if arguments.out is not None:
         write_text(arguments.out / f"{name}.md", text.rstrip() + "\n")
@@ -321,7 +323,7 @@ def show(
 ) -> None:
     """Measures comparisons and publishes a table of each; `columns` are those of `table`."""
     found = run(name, arguments, comparisons)
-    parts = [heading(arguments)]
+    parts = []
     for comparison, rows in found.items():
         parts += [comparison] * (len(comparisons) > 1) + [table(rows, **columns)]
     publish(name, arguments, "\n\n".join(parts))

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from benchmarks.adapters import step_of
-from benchmarks.harness import Comparison, heading, parser, publish, run, seconds_of
+from benchmarks.harness import Comparison, parser, publish, run, seconds_of
 from benchmarks.models import DEVICE, build
 from benchmarks.timing import Spread, Work
 from benchmarks.workloads import Load, of_model
@@ -80,7 +80,6 @@ def main() -> None:
         both = [(size, found[f"{name}, prefill"]), (new, found[f"{name}, decoding"])]
         generation.append(row(name, both))
     text = [
-        heading(arguments),
         "a training step, gradient checkpointing",
         markdown_table(training),
         f"a prompt, then {new} tokens",

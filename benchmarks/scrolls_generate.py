@@ -8,7 +8,8 @@ Answers have a fixed length, because an untrained model rarely ends one; both va
 from functools import partial
 
 import numpy as np
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import Comparison, parser, show
@@ -20,19 +21,6 @@ from tape.command import expected_errors, integer
 from tape.positions import ENCODINGS
 
 BATCHES = "batches, cache"
-
-
-def words(count: int) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of `count` words to decode random outputs; the last word is EOS."""
-    vocabulary = {f"w{number}": number for number in range(count)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=f"w{count - 1}")
-
-
-def batches_of(prompts: list[np.ndarray], budget: Budget, size: int) -> list[Batch]:
-    """Groups prompts of increasing length, `size` per batch."""
-    groups = [prompts[first : first + size] for first in range(0, len(prompts), size)]
-    return [Batch(n, [*map(str, range(len(g)))], g, budget) for n, g in enumerate(groups)]
 
 
 @expected_errors()
@@ -49,17 +37,22 @@ def main() -> None:
     shortest, longest = arguments.prompt
     if shortest > longest:
         found.error(f"--prompt {shortest} {longest}: give the shortest length first")
-    vocabulary = SHAPES[arguments.shape]["vocabulary"]
-    tokenizer, random = words(vocabulary), np.random.default_rng(0)
+    count, random = SHAPES[arguments.shape]["vocabulary"], np.random.default_rng(0)
+    words = WordLevel({f"w{number}": number for number in range(count)}, unk_token="w0")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(words), eos_token=f"w{count - 1}"
+    )
     lengths = np.linspace(shortest, longest, arguments.prompts).astype(int)
-    prompts = [random.integers(0, vocabulary - 1, length) for length in lengths]
+    prompts = [random.integers(0, count - 1, length) for length in lengths]
     budget, expected = Budget(longest, arguments.new - 1), {}
 
     def prepare(method: str, way: str) -> Work:
         model = build(method, arguments.shape, "sdpa", budget.length).eval()
         model.lm_head.weight.data[-1] = 0.0  # EOS is never the likeliest: equal lengths
         cached = way == BATCHES
-        batches = batches_of(prompts, budget, arguments.batch if cached else 1)
+        size = arguments.batch if cached else 1
+        groups = [prompts[first : first + size] for first in range(0, len(prompts), size)]
+        batches = [Batch(n, [*map(str, range(len(g)))], g, budget) for n, g in enumerate(groups)]
 
         def work() -> str:
             given = [

@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import peers, speed_report, throughput, workloads
-from benchmarks.harness import Comparison, heading, parser, publish, run
+from benchmarks import peers, speed_report, workloads
+from benchmarks.harness import Comparison, parser, publish, run
 from benchmarks.models import BASE, DEVICE, SMALL, decoder, library_llama
 from benchmarks.timing import Work, matrix_product
 from benchmarks.workloads import WORK, Load
 from tape import TapeConfig
+from tape.analysis import formulas
 from tape.analysis.cost import HELP, configuration
 from tape.attention import KERNELS
 from tape.command import Distinct, expected_errors, integer
@@ -32,6 +33,9 @@ from tape.positions import ENCODINGS
 SCOPES = ("layer", "model")
 HERE = "here"  # this package
 PRODUCT = "product of large matrices"
+AVERAGE = "average of E"  # stays in a layer of TAPE without its update
+SHARED = "MLP of distances"  # of FIRE, once for all sequences of a batch
+PER_PAIR = ("scores and average of the values", AVERAGE, SHARED)  # of tokens
 GPU = DEVICE.type == "cuda"
 SHAPE = BASE if GPU else SMALL
 LENGTHS = [512 * 2**n for n in range(7)] if GPU else [64, 256]
@@ -103,28 +107,43 @@ class Case:
         """
         load, method = self.load, self.methods[name]
         peer = method.implementation
-        peers.check(peer, self.backend)
+        peers.check(peer, load.work, self.backend)
         model = load.ready(decoder(self.config(method.encoding), self.backend))
-        if peer == "transformers":
-            model = load.ready(library_llama(model))
-        if self.scope == "model":
-            return workloads.of_model(model, load)
-        if peer == HERE:
-            layer = workloads.attention_layer(model, load, method.update)
-        elif peer == "transformers":
-            layer = peers.llama_layer(model, load)
-        else:
-            layer = peers.building_block(peer, model, load)
-        return workloads.of_layer(layer, load, model.config)
+        if self.scope == "layer":
+            if peer == HERE:
+                layer = workloads.attention_layer(model, load, method.update)
+            else:
+                layer = peers.attention_layer(peer, model, load)
+            return workloads.of_layer(layer, load, model.config)
+        return workloads.of_model(model if peer == HERE else load.ready(library_llama(model)), load)
 
     def multiply_adds(self, method: Method, causal: bool) -> int:
-        config, logits = self.config(method.encoding), 0
-        if self.scope == "layer":
-            operations = throughput.of_layer(config, method.update)
-        else:
-            operations = throughput.of_model(config)
-            logits = config.hidden_size * config.vocab_size
-        return throughput.multiply_adds(operations, self.load, logits, causal)
+        """Returns the multiply-adds of a call, by the formulas behind the paper's Table 3. A
+        backward pass takes twice those of the forward pass.
+
+        Args:
+            causal: count only the N (N + 1) / 2 pairs of tokens under a causal mask; the paper
+                counts N^2.
+        """
+        config, load, N = self.config(method.encoding), self.load, self.load.length
+        parts = formulas.multiply_adds(config, N)
+        if self.scope == "layer":  # one of three; two of them update TAPE's state
+            updates = formulas.of_encoding(config, N).keys() - {SHARED}
+            left_out = {"MLP", "logits"} | (set() if method.update else updates - {AVERAGE})
+            parts = {
+                part: n // (2 if part in updates else 3)
+                for part, n in parts.items()
+                if part not in left_out
+            }
+        tokens, pairs = N, N * (N + 1) // 2 if causal else N**2
+        if load.work == "decoding":
+            tokens, pairs = load.new, sum(range(N + 1, N + load.new + 1))
+        total = 0
+        for part, n in parts.items():
+            times = 1 if part == "logits" and load.work == "prefill" else tokens
+            count = n // N**2 * pairs if part in PER_PAIR else n // N * times
+            total += count * (1 if part == SHARED else load.batch)
+        return total * (3 if load.work == "training" else 1)
 
 
 def cases(arguments: argparse.Namespace) -> list[Case]:
@@ -184,7 +203,7 @@ def main(given: list[str] | None = None) -> None:
     found = run("speed", arguments, comparisons, **version)
     peak = flops / found[PRODUCT]["seconds"].min()
     rows = speed_report.results(found, asked, peak)
-    text = speed_report.write(rows, arguments, heading(arguments))
+    text = speed_report.write(rows, arguments)
     publish("speed", arguments, text, left=len(comparisons) - len(found))
 
 

@@ -95,14 +95,14 @@ def speed(
     return row | {"tokens_per_second": load.batch * tokens / once.median}
 
 
-def write(rows: pd.DataFrame, arguments: argparse.Namespace, heading: str) -> str:
+def write(rows: pd.DataFrame, arguments: argparse.Namespace) -> str:
     """Writes speed.csv and the pictures to --out; returns all tables in markdown."""
     write_text(arguments.out / "speed.csv", rows.to_csv(index=False, float_format="%.6g"))
     rows = rows.assign(how=rows.backend + rows.compiled.map({"no": "", "yes": ", compiled"}))
     other = (", " + rows.implementation).where(rows.implementation != "here", "")
     rows["method"] = rows.encoding + other
     timed = rows[rows.milliseconds.notna()]
-    parts = [heading, NOTE]
+    parts = [NOTE]
     if PAPERS.items() <= vars(arguments).items():
         parts += beside_paper(timed)
     for kind, group in timed.groupby(["scope", "work", "how"]):

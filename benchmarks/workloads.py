@@ -179,22 +179,16 @@ def of_model(model: nn.Module, load: Load) -> Callable[[], None]:
         loss.backward()
         model.zero_grad(set_to_none=True)
 
-    def decoding() -> None:
-        newest = tokens[:, :1]
-        for _ in range(load.new):
-            newest = call(newest, past_key_values=cache).logits.argmax(-1)
-        rewind(cache.layers, load.new)
-
-    kinds = {
-        "forward": lambda: call(tokens, use_cache=False),
-        "prefill": lambda: call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1),
-        "decoding": decoding,
-    }
-    if load.work == "training":
-        return training
-    work = torch.no_grad()(kinds[load.work])
-
+    @torch.no_grad()
     def inference() -> None:
-        work()  # its outputs are not kept
+        if load.work == "forward":
+            call(tokens, use_cache=False)
+        elif load.work == "prefill":
+            call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1)
+        else:
+            newest = tokens[:, :1]
+            for _ in range(load.new):
+                newest = call(newest, past_key_values=cache).logits.argmax(-1)
+            rewind(cache.layers, load.new)
 
-    return inference
+    return training if load.work == "training" else inference

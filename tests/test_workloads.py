@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from conftest import make_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import peers, throughput
-from benchmarks.models import decoder, library_llama, random_tokens
+from benchmarks import peers
+from benchmarks.models import decoder, random_tokens
 from benchmarks.speed import Case, Method
 from benchmarks.workloads import WORK, Load, attention_layer, last_call, of_layer, of_model
 from tape.analysis import formulas
@@ -51,10 +50,7 @@ def test_peers_compute_the_same(peer, name):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 6.0  # so that attention is not flat
-    if peer == "transformers":
-        layer = peers.llama_layer(library_llama(model), load)
-    else:
-        layer = peers.building_block(peer, model, load)
+    layer = peers.attention_layer(peer, model, load)
     ours = attention_layer(model, load)
     with torch.no_grad():
         expected = ours.module(*ours.inputs, None)[0]
@@ -87,16 +83,12 @@ def test_arithmetic_is_what_torch_counts(name):
         once()
         with FlopCounterMode(display=False) as counter:
             once()
-        case = Case("model", "eager", load, SHAPE)
-        config = model.config
-        operations = throughput.of_model(config)
-        logits = config.hidden_size * config.vocab_size
-        macs = throughput.multiply_adds(operations, load, logits, causal=False)
+        macs = Case("model", "eager", load, SHAPE).multiply_adds(Method(name), causal=False)
         counted = counter.get_total_flops() // 2
         if work == "training":  # gradients of inputs are not needed everywhere
             assert 0.8 * macs < counted <= macs
         else:
-            assert counted == macs == case.multiply_adds(Method(name), causal=False)
+            assert counted == macs
 
 
 @pytest.mark.parametrize("name", ["rope", "fire", "tape"])
@@ -114,12 +106,12 @@ def test_arithmetic_of_a_layer_is_what_torch_counts(name):
 
 
 def test_the_papers_layer():
-    config = make_config("tape", hidden_size=768, num_attention_heads=12)
-    parts = formulas.of_tape(config, 1024)
     load = Load("forward", 1, 1024, 1, torch.float32, False)
-    whole = throughput.multiply_adds(throughput.of_layer(config), load, 0, causal=False)
+    case = Case("layer", "sdpa", load, SHAPE | {"hidden": 768, "heads": 12})
+    config = case.config("tape")
     own = 4 * 768**2 * 1024 + 2 * 768 * 1024**2
-    assert whole == own + sum(parts.values()) // (config.num_hidden_layers - 1)
+    update = sum(formulas.of_tape(config, 1024).values()) // (config.num_hidden_layers - 1)
+    assert case.multiply_adds(Method("tape"), causal=False) == own + update
 
 
 def test_unlike_kernels_are_not_compared():
