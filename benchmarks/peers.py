@@ -7,11 +7,10 @@ whole decoder; the others have attention layers, measured without a cache.
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaForCausalLM
+from transformers import Cache
 
 from benchmarks.models import DEVICE, library_llama
 from benchmarks.workloads import MIDDLE, AttentionLayer, Load, last_call
@@ -42,19 +41,6 @@ def version(peer: str) -> str | None:
         return importlib.metadata.version(peer)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-class LlamaLayer(nn.Module):
-    """The attention of the library's Llama, called as its decoder calls it."""
-
-    def __init__(self, model: LlamaForCausalLM, settings: dict[str, Any]):
-        super().__init__()
-        self.attention = model.model.layers[MIDDLE].self_attn
-        self.settings = settings
-
-    def forward(self, x_BTC: Tensor, cache: Cache | None) -> tuple[Tensor]:
-        attended, _ = self.attention(hidden_states=x_BTC, past_key_values=cache, **self.settings)
-        return (attended,)
 
 
 class TorchLayer(nn.Module):
@@ -119,7 +105,12 @@ def attention_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionL
         _, settings, cache = last_call(library, load)
         x = settings.pop("hidden_states").requires_grad_()
         del settings["past_key_values"]
-        return AttentionLayer(LlamaLayer(library, settings), (x,), cache)
+        attention = library.model.layers[MIDDLE].self_attn
+
+        def call(x: Tensor, cache: Cache | None) -> tuple[Tensor]:
+            return attention(hidden_states=x, past_key_values=cache, **settings)[:1]
+
+        return AttentionLayer(call, (x,), attention.parameters(), cache)
     if config.num_key_value_heads != config.num_attention_heads:
         raise ValueError(f"{peer} is compared with a key/value head per query head")
     (x, *_), _, _ = last_call(model, load)
@@ -129,4 +120,4 @@ def attention_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionL
     else:
         module = XTransformersLayer(model, config._attn_implementation)
     module = module.to(x.device, model.dtype).train(model.training)
-    return AttentionLayer(module, (x.requires_grad_(),))
+    return AttentionLayer(module, (x.requires_grad_(),), module.parameters())

@@ -3,7 +3,7 @@ attention layer in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ class Load:
             return model.train()
         return model.eval().to(self.dtype)
 
-    def compile(self, module: nn.Module) -> Callable[..., Any]:
+    def compile(self, module: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the module, or compiles it for one shape in one graph."""
         if not self.compiled:
             return module
@@ -66,46 +66,34 @@ class Load:
 
 
 class AttentionLayer(NamedTuple):
-    """module(*inputs, cache) returns a tuple of outputs. Inputs that depend on weights require a
+    """call(*inputs, cache) returns a tuple of outputs. Inputs that depend on weights require a
     gradient."""
 
-    module: nn.Module
-    inputs: tuple[Tensor, ...]
+    call: Callable[..., tuple[Tensor | None, ...]]
+    inputs: tuple[Tensor | None, ...]
+    weights: Iterable[nn.Parameter]
     cache: Cache | None = None
 
 
-class Replay(nn.Module):
-    """A layer's attention, called as by its decoder, and TAPE's update of the state. What all
-    layers share is given: cosines and sines, ALiBi's matrix, masks."""
-
-    def __init__(self, model: TapeForCausalLM, arguments: tuple[Any, ...], update: bool):
-        super().__init__()
-        _, _, self.rotate, self.context, self.bias, self.mask, self.kernel, _, self.slot = arguments
-        self.attention = model.model.layers[MIDDLE].self_attn
-        self.position = model.model.position  # for its weights
-        self.update = update and self.context is not None
-
-    def forward(
-        self, x_BTC: Tensor, e: Tensor | None, mlp_out_BTC: Tensor, cache: Cache | None
-    ) -> tuple[Tensor, ...]:
-        attended, attended_e, _ = self.attention(
-            *(x_BTC, e, self.rotate, self.context, self.bias, self.mask, self.kernel),
-            *(cache, self.slot),
-        )
-        if self.update:
-            return attended, self.context(e, attended_e, mlp_out_BTC)
-        return attended, attended_e
-
-
 def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> AttentionLayer:
-    """Returns the attention of the middle layer of three, with its update of TAPE's state if
-    `update`."""
-    arguments, _, cache = last_call(model, load)
-    x, e, _, context, *_ = arguments
+    """Returns the attention of the middle layer of three, called as by its decoder, with its update
+    of TAPE's state if `update`. Cosines and sines, ALiBi's matrix and masks are given, because all
+    layers share them."""
+    (x, e, *shared, _, slot), _, cache = last_call(model, load)
+    attention, context = model.model.layers[MIDDLE].self_attn, shared[1]
     mlp_out = torch.randn_like(x)
     for learned in (x, mlp_out) if context is None else (x, mlp_out, e):
         learned.requires_grad_()
-    return AttentionLayer(Replay(model, arguments, update), (x, e, mlp_out), cache)
+
+    def call(x: Tensor, e: Tensor | None, mlp_out: Tensor, cache: Cache | None):
+        attended, attended_e, _ = attention(x, e, *shared, cache, slot)
+        if update and context is not None:
+            return attended, context(e, attended_e, mlp_out)
+        return attended, attended_e
+
+    modules = filter(None, (attention, model.model.position, context))
+    weights = [weight for module in modules for weight in module.parameters()]
+    return AttentionLayer(call, (x, e, mlp_out), weights, cache)
 
 
 @torch.no_grad()
@@ -140,8 +128,8 @@ def rewind(layers: list[CacheLayerMixin], tokens: int) -> None:
 
 def of_layer(layer: AttentionLayer, load: Load, config: Any) -> Callable[[], None]:
     """Returns the work of an attention layer; decoding is one token."""
-    module, inputs, cache = layer
-    call = load.compile(module)
+    _, inputs, weights, cache = layer
+    call, learned = load.compile(layer.call), [x for x in (*inputs, *weights) if x is not None]
     grads: list[Tensor] = []
 
     def training() -> None:
@@ -150,9 +138,8 @@ def of_layer(layer: AttentionLayer, load: Load, config: Any) -> Callable[[], Non
         if not grads:
             grads.extend(torch.randn_like(y) for y in outputs)
         torch.autograd.backward(outputs, grads)
-        for x in (*inputs, *module.parameters()):
-            if x is not None:
-                x.grad = None
+        for x in learned:
+            x.grad = None
 
     @torch.no_grad()
     def inference() -> None:

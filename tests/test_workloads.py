@@ -32,7 +32,7 @@ def test_a_layer_by_itself_is_the_layer_in_its_decoder(name, work):
     decoding.self_attn.register_forward_hook(lambda *_: found.append(_[-1]))
     with torch.no_grad():
         model(random_tokens(model, load.batch, load.length), use_cache=False)
-        outputs = layer.module(*layer.inputs, None)
+        outputs = layer.call(*layer.inputs, None)
     attended, attended_e, _ = found[0]
     torch.testing.assert_close(outputs[0], attended, atol=0, rtol=0)
     if name == "tape":  # after the MLP of the layer, whose output is random here
@@ -53,8 +53,8 @@ def test_peers_compute_the_same(peer, name):
     layer = peers.attention_layer(peer, model, load)
     ours = attention_layer(model, load)
     with torch.no_grad():
-        expected = ours.module(*ours.inputs, None)[0]
-        found = layer.module(*layer.inputs, None)[0]
+        expected = ours.call(*ours.inputs, None)[0]
+        found = layer.call(*layer.inputs, None)[0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -97,7 +97,7 @@ def test_arithmetic_of_a_layer_is_what_torch_counts(name):
     for update in (True, False) if name == "tape" else (True,):
         layer = attention_layer(model, load, update)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            layer.module(*layer.inputs, None)
+            layer.call(*layer.inputs, None)
         case = Case("layer", "eager", load, SHAPE)
         method = Method(name, update=update)
         macs = case.multiply_adds(method, causal=False)
