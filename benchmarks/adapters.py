@@ -31,7 +31,7 @@ METHODS = {
 }
 
 
-def step_of(method: str, arguments: argparse.Namespace) -> Work:
+def step_of(arguments: argparse.Namespace, method: str) -> Work:
     batch, length = arguments.tokens or TOKENS[arguments.shape]
     position = "tape" if method.startswith("adape") else "rope"
     base = build(position, arguments.shape, arguments.attention, length)
@@ -65,9 +65,10 @@ def main() -> None:
     arguments = found.parse_args()
     if arguments.frozen and not arguments.autocast:
         found.error(f"--frozen {arguments.frozen} needs --autocast {BFLOAT16}")
-    steps = {method: partial(step_of, method, arguments) for method in arguments.methods}
-    # Counted from the first call, which creates the state of AdamW.
-    show("adapters", arguments, [Comparison("training step", steps, warm_up=0, calls=2)])
+    # Memory is counted from the first call, which creates the state of AdamW.
+    prepare = partial(step_of, arguments)
+    steps = Comparison("training step", arguments.methods, prepare, warm_up=0, calls=2)
+    show("adapters", arguments, [steps])
 
 
 if __name__ == "__main__":

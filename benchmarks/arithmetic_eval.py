@@ -82,7 +82,7 @@ def main() -> None:
     if not (chosen := [way for way in ways if way.startswith(arguments.only)]):
         raise ValueError(f"--only {arguments.only!r}: no way begins so: {', '.join(ways)}")
     comparisons = [
-        Comparison(method, {way: partial(prepare, method, way) for way in chosen}, warm_up=0)
+        Comparison(method, chosen, partial(prepare, method), warm_up=0)
         for method in arguments.methods
     ]
     questions = {"amount": sum(len(batch.questions) for batch in batches), "unit": "questions"}

@@ -7,8 +7,6 @@ A method is an encoding, or `llama`: the library's LlamaForCausalLM with the wei
 Tokens per second include the prompt's time.
 """
 
-from functools import partial
-
 import torch
 
 from benchmarks.harness import Comparison, parser, show
@@ -42,8 +40,8 @@ def main() -> None:
             cache_implementation="static" if arguments.static else None,
         ).shape[1]
 
-    work = {method: partial(prepare, method) for method in arguments.methods}
-    show("decode", arguments, [Comparison("decoding", work)], amount=arguments.batch * new)
+    decoding = Comparison("decoding", arguments.methods, prepare)
+    show("decode", arguments, [decoding], amount=arguments.batch * new)
 
 
 if __name__ == "__main__":

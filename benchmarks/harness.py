@@ -15,13 +15,13 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 import transformers
 from torch._dynamo.exc import TorchDynamoException
@@ -34,8 +34,8 @@ from benchmarks.timing import Spread, Work, in_turn, limit_memory, memory_in_use
 from tape import origin
 from tape.attention import KERNELS
 from tape.command import Distinct, Parser, integer, result_folder
-from tape.evaluation.tables import csv_table, markdown_table, read_table
-from tape.files import read_object, write_text
+from tape.evaluation.tables import markdown_table
+from tape.files import read_object, reading, write_text
 from tape.training.runs import differences
 
 LEAST = 0.02 if DEVICE.type == "cuda" else 0.002  # seconds of a measurement
@@ -43,11 +43,8 @@ CONTINUES = 75  # exit status if work is left for the same command
 TOO_LARGE = "does not fit into memory"
 BESIDE = " beside the methods before it: try it with rope alone"
 RAN_OUT = "memory ran out while all took turns: try fewer of them"
-COLUMNS = ("comparison", "method", "round", "seconds", "loaded", "memory", "kernels", "result")
-COLUMNS += ("note",)
-
-
-# ---- comparisons
+COLUMNS = ["comparison", "method", "round", "seconds", "loaded", "memory", "kernels", "result"]
+COLUMNS += ["note"]
 
 
 class Comparison(NamedTuple):
@@ -61,28 +58,11 @@ class Comparison(NamedTuple):
     """
 
     name: str
-    prepare: dict[str, Callable[[], Work]]
+    methods: list[str]
+    prepare: Callable[[str], Work]
     warm_up: int = 1
     calls: int = 1
     optional: bool = False
-
-
-@dataclass
-class Measured:
-    """One method in one comparison.
-
-    Attributes:
-        seconds: per call, by round; empty if it could not run, and `note` says why.
-        loaded: bytes in use before its work.
-        memory, kernels, result: see `observed`.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    loaded: int = 0
-    memory: int = 0
-    kernels: str = ""
-    result: str = ""
-    note: str = ""
 
 
 def inability(error: Exception) -> str | None:
@@ -92,35 +72,40 @@ def inability(error: Exception) -> str | None:
         return TOO_LARGE
     if isinstance(error, TorchDynamoException | InductorError):
         return f"does not compile: {text}"
-    if isinstance(error, ValueError | NotImplementedError | ImportError):
-        return text
-    return None
+    return text if isinstance(error, ValueError | NotImplementedError | ImportError) else None
 
 
 def measure(
     comparison: Comparison, rounds: int, say: Callable[[str], None] = lambda _: None
-) -> dict[str, Measured]:
+) -> pd.DataFrame:
     """Measures the methods of a comparison.
 
     Args:
         say: gets the name of the method at hand.
+
+    Returns:
+        COLUMNS, with a row per method and round. A method that could not run has one row, without
+        `seconds` (per call); its `note` says why. `loaded` is the bytes in use before its work;
+        `memory`, `kernels` and `result` are those of `observed`.
     """
     gc.collect()  # the models of the comparison before
     torch._dynamo.reset()  # graphs of another length
-    found, able = {}, {}
-    for method, prepare in comparison.prepare.items():
+    empty = {"loaded": 0, "memory": 0, "kernels": "", "result": ""}
+    found, able = [], {}
+    for method in comparison.methods:
         say(method)
-        each = found[method] = Measured()
+        row = {"comparison": comparison.name, "method": method, **empty, "note": ""}
+        found.append(row)
         try:
-            work = prepare()
-            each.loaded = memory_in_use()
-            each.memory, kernels, result = observed(work, comparison.warm_up, comparison.calls)
-            each.kernels, each.result = "; ".join(kernels), "" if result is None else str(result)
+            work = comparison.prepare(method)
+            row["loaded"] = memory_in_use()
+            row["memory"], kernels, result = observed(work, comparison.warm_up, comparison.calls)
+            row |= {"kernels": "; ".join(kernels), "result": "" if result is None else str(result)}
             able[method] = work
         except Exception as error:
             if not comparison.optional or (reason := inability(error)) is None:
                 raise
-            each.note = reason + BESIDE if reason == TOO_LARGE and able else reason
+            row["note"] = reason + BESIDE if reason == TOO_LARGE and able else reason
             if reason == TOO_LARGE:
                 gc.collect()  # its beginnings are in the way of the others
     say("in turn")
@@ -129,53 +114,31 @@ def measure(
     except Exception as error:
         if not comparison.optional or inability(error) != TOO_LARGE:
             raise
-        return {name: Measured(note=each.note or RAN_OUT) for name, each in found.items()}
-    for method, times in seconds.items():
-        found[method].seconds = times
-    return found
+        found = [row | empty | {"note": row["note"] or RAN_OUT} for row in found]
+        seconds = {}
+    rows = [
+        {**row, "round": number, "seconds": time}
+        for row in found
+        for number, time in enumerate(seconds.get(row["method"], [math.nan]), start=1)
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
-# ---- raw rows
-
-
-def rows_of(found: dict[str, dict[str, Measured]]) -> Iterator[list[Any]]:
-    """Yields a row per comparison, method and round; one if there are no rounds."""
-    for comparison, methods in found.items():
-        for method, each in methods.items():
-            about = [each.loaded, each.memory, each.kernels, each.result, each.note]
-            for number, seconds in enumerate(each.seconds or [""], start=1):
-                yield [comparison, method, number if each.seconds else 0, seconds, *about]
-
-
-def read(path: Path) -> dict[str, dict[str, Measured]]:
-    """Returns the comparisons of a file of rows; none if there is no file."""
-    found: dict[str, dict[str, Measured]] = {}
-    for row in read_table(path, COLUMNS, counts=("round", "loaded", "memory")):
-        numbers = int(row["loaded"]), int(row["memory"])
-        begun = Measured([], *numbers, row["kernels"], row["result"], row["note"])
-        each = found.setdefault(row["comparison"], {}).setdefault(row["method"], begun)
-        each.seconds += [float(row["seconds"])] if row["seconds"] else []
-    return found
-
-
-def resumed(rows: Path, settings: dict[str, Any]) -> dict[str, dict[str, Measured]]:
-    """Returns the comparisons that a file of rows holds, and writes their settings beside it.
-
-    Args:
-        settings: what the times depend on.
+def read(path: Path) -> pd.DataFrame:
+    """Reads rows of `measure`; none if there is no file.
 
     Raises:
-        ValueError: if the rows are of other settings; names every difference.
+        ValueError: if the file is damaged or another table.
     """
-    about = rows.with_name(rows.name.replace("_rounds.csv", "_settings.json"))
-    found = read(rows)
-    if found and (changes := differences(read_object(about), settings)):
-        raise ValueError(
-            f"{rows} holds another measurement ({'; '.join(changes)}); give this one another "
-            f"place, or remove that file"
-        )
-    write_text(about, json.dumps(settings, indent=1) + "\n")
-    return found
+    if not path.exists():
+        return pd.DataFrame(columns=COLUMNS)
+    text = dict.fromkeys(("comparison", "method", "kernels", "result", "note"), str)
+    with reading(path):
+        exact = {"float_precision": "round_trip", "keep_default_na": False}
+        rows = pd.read_csv(path, dtype=text, na_values={"seconds": [""]}, **exact)
+        if [*rows] != COLUMNS:
+            raise ValueError(f"its columns must be {', '.join(COLUMNS)}: give another folder")
+        return rows.astype({"seconds": float})
 
 
 @cache
@@ -246,23 +209,35 @@ def table_folder(text: str) -> Path:
 
 def run(
     name: str, arguments: argparse.Namespace, comparisons: list[Comparison], **settings: Any
-) -> dict[str, dict[str, Measured]]:
+) -> dict[str, pd.DataFrame]:
     """Measures the comparisons that are not in --out yet, and after --seconds begins none.
 
     Args:
         settings: what the times depend on besides arguments, machine, versions and code.
 
     Returns:
-        The methods of each comparison that is done.
+        The rows of each comparison that is done.
+
+    Raises:
+        ValueError: if --out has rows of other settings; names every difference.
     """
     given = {key: x for key, x in vars(arguments).items() if key not in ("out", "seconds")}
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     about = {"machine": machine(), **versions, "code": code(), **settings, **given}
-    rows = None if arguments.out is None else arguments.out / f"{name}_rounds.csv"
-    found = {} if rows is None else resumed(rows, about)
-    left = [comparison for comparison in comparisons if comparison.name not in found]
-    if left and rows is not None:
-        origin.record(arguments.out)
+    found, out = pd.DataFrame(columns=COLUMNS), arguments.out
+    if out is not None:
+        file, settings_file = out / f"{name}_rounds.csv", out / f"{name}_settings.json"
+        found = read(file)
+        if len(found) and (changes := differences(read_object(settings_file), about)):
+            raise ValueError(
+                f"{file} holds another measurement ({'; '.join(changes)}); give this one another "
+                f"place, or remove that file"
+            )
+        write_text(settings_file, json.dumps(about, indent=1) + "\n")
+    done = dict(iter(found.groupby("comparison", sort=False)))
+    left = [comparison for comparison in comparisons if comparison.name not in done]
+    if left and out is not None:
+        origin.record(out)
     end = time.monotonic() + (getattr(arguments, "seconds", None) or math.inf)
     bar = tqdm(left, unit="comparison", disable=None)
     with limit_memory(), torch._dynamo.config.patch(recompile_limit=64):
@@ -270,10 +245,17 @@ def run(
             if time.monotonic() > end and comparison is not left[0]:
                 break
             bar.set_description(comparison.name)
-            found[comparison.name] = measure(comparison, arguments.rounds, bar.set_postfix_str)
-            if rows is not None:  # whole comparisons only, whenever this process is killed
-                write_text(rows, csv_table([COLUMNS, *rows_of(found)]))
-    return found
+            rows = measure(comparison, arguments.rounds, bar.set_postfix_str)
+            done[comparison.name] = rows
+            if out is not None:  # whole comparisons only, whenever this process is killed
+                write_text(file, pd.concat(done.values()).to_csv(index=False))
+    return done
+
+
+def seconds_of(rows: pd.DataFrame) -> dict[str, list[float]]:
+    """Returns seconds per call by method and round; none for methods that could not run."""
+    groups = rows.groupby("method", sort=False)["seconds"]
+    return {method: seconds.dropna().tolist() for method, seconds in groups}
 
 
 def heading(arguments: argparse.Namespace) -> str:
@@ -292,7 +274,9 @@ def heading(arguments: argparse.Namespace) -> str:
 
 
 def publish(name: str, arguments: argparse.Namespace, text: str, left: int = 0) -> None:
-    """Prints a result and writes it to <name>.md of --out; exits with 75 if work is left."""
+    """Prints a result below `heading` and writes it to <name>.md of --out; exits with 75 if work is
+    left."""
+    text = f"{heading(arguments)}\n\n{text}"
     print(text)
     if arguments.out is not None:
         write_text(arguments.out / f"{name}.md", text.rstrip() + "\n")
@@ -303,7 +287,7 @@ def publish(name: str, arguments: argparse.Namespace, text: str, left: int = 0) 
 
 
 def table(
-    found: dict[str, Measured],
+    rows: pd.DataFrame,
     title: str = "method",
     amount: float | None = None,
     unit: str = "tokens",
@@ -316,19 +300,21 @@ def table(
         amount: work of one call, in units; the ratios are those of throughput then, else of time.
         result: head of a column with what the work returned.
     """
-    base, first = next(iter(found.items()))
-    head = [title, "ms", f"time / {base}", "memory, MiB", f"memory / {base}"]
-    if amount is not None:
-        head[2:3] = [f"{unit}/s", f"throughput / {base}"]
+    seconds, about = seconds_of(rows), rows.drop_duplicates("method").set_index("method")
+    base = about.index[0]
+    ratio = ["time"] if amount is None else [f"{unit}/s", "throughput"]
+    head = [title, "ms", *ratio[:-1], f"{ratio[-1]} / {base}", "memory, MiB", f"memory / {base}"]
     lines = [head + ([] if result is None else [result])]
-    for name, each in found.items():
-        middle = statistics.median(each.seconds)
-        line = [name, f"{1000 * middle:,.1f}", str(Spread.of_ratios(each.seconds, first.seconds))]
+    for name, each in about.iterrows():
+        middle = statistics.median(seconds[name])
+        cells = [Spread.of_ratios(seconds[name], seconds[base])]
         if amount is not None:
-            gain = Spread.of_ratios(first.seconds, each.seconds)
-            line[2:] = [f"{amount / middle:,.0f}", str(gain)]
-        line += [f"{each.memory / 2**20:,.1f}", f"{each.memory / max(1, first.memory):.2f}"]
-        lines.append(line + ([] if result is None else [each.result]))
+            gain = Spread.of_ratios(seconds[base], seconds[name])
+            cells = [f"{amount / middle:,.0f}", gain]
+        share = each["memory"] / max(1, about.loc[base, "memory"])
+        cells += [f"{each['memory'] / 2**20:,.1f}", f"{share:.2f}"]
+        cells += [] if result is None else [each["result"]]
+        lines.append([name, f"{1000 * middle:,.1f}", *cells])
     return markdown_table(lines)
 
 
@@ -337,7 +323,7 @@ def show(
 ) -> None:
     """Measures comparisons and publishes a table of each; `columns` are those of `table`."""
     found = run(name, arguments, comparisons)
-    parts = [heading(arguments)]
-    for comparison, methods in found.items():
-        parts += [comparison] * (len(comparisons) > 1) + [table(methods, **columns)]
+    parts = []
+    for comparison, rows in found.items():
+        parts += [comparison] * (len(comparisons) > 1) + [table(rows, **columns)]
     publish(name, arguments, "\n\n".join(parts))

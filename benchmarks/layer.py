@@ -40,8 +40,9 @@ def parts(shape: str) -> dict[str, tuple]:
 def main() -> None:
     arguments = parser(__doc__, shape="base", rounds=(31, 1)).parse_args()
     torch.manual_seed(0)
-    work = {name: partial(step, *part) for name, part in parts(arguments.shape).items()}
-    show("layer", arguments, [Comparison("parts of a layer", work)], title="part")
+    work = parts(arguments.shape)
+    comparison = Comparison("parts of a layer", [*work], lambda name: step(*work[name]))
+    show("layer", arguments, [comparison], title="part")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ memory is the total in use, including weights, and in decoding the prompt's cach
 import argparse
 from functools import partial
 
+import pandas as pd
 import torch
 
 from benchmarks.adapters import step_of
-from benchmarks.harness import Comparison, Measured, heading, parser, publish, run
+from benchmarks.harness import Comparison, parser, publish, run, seconds_of
 from benchmarks.models import DEVICE, build
 from benchmarks.timing import Spread, Work
 from benchmarks.workloads import Load, of_model
@@ -23,24 +24,23 @@ from tape.evaluation.tables import markdown_table
 
 STEPS = ["lora", "longlora", "adape"]
 ENCODINGS = ["rope", "tape"]
+MEMORY = ["loaded, GiB", "peak, GiB"]
 
 
-def inference(encoding: str, load: Load, arguments: argparse.Namespace) -> Work:
-    length = load.length + load.new
-    return of_model(load.ready(build(encoding, arguments.shape, arguments.attention, length)), load)
+def row(name: str, works: list[tuple[int, pd.DataFrame]]) -> list[str]:
+    """Returns for each work its tokens per second, and seconds with quartiles; then GiB in use
+    before the first, and at most.
 
-
-def speed(tokens: int, each: Measured) -> list[str]:
-    """Returns tokens per second, and seconds with their quartiles."""
-    seconds = Spread.of(each.seconds)
-    shown = "{:.3f} ({:.3f} to {:.3f})".format(*seconds)
-    return [f"{tokens / seconds.median:,.1f}", shown]
-
-
-def memory(*parts: Measured) -> list[str]:
-    """Returns GiB in use before the work, and at most."""
-    peak = max(each.loaded + each.memory for each in parts)
-    return [f"{bytes_ / 2**30:.2f}" for bytes_ in (parts[0].loaded, peak)]
+    Args:
+        works: number of tokens and rows of each.
+    """
+    cells = [name]
+    for tokens, rows in works:
+        seconds = Spread.of(seconds_of(rows)[name])
+        cells += [f"{tokens / seconds.median:,.1f}", "{:.3f} ({:.3f} to {:.3f})".format(*seconds)]
+    loaded = works[0][1]["loaded"].iloc[0]
+    peak = max((rows["loaded"] + rows["memory"]).iloc[0] for _, rows in works)
+    return [*cells, f"{loaded / 2**30:.2f}", f"{peak / 2**30:.2f}"]
 
 
 @expected_errors()
@@ -56,32 +56,33 @@ def main() -> None:
 
     steps = {"no_extra": False, "checkpointing": True, "frozen": "bfloat16", "autocast": "bfloat16"}
     steps = argparse.Namespace(**vars(arguments) | steps, tokens=(1, arguments.length))
-    work = {(name, "training"): partial(step_of, name, steps) for name in STEPS}
+
+    def inference(kind: str, encoding: str) -> Work:
+        load = Load(kind, 1, arguments.length, arguments.new, torch.bfloat16, False)
+        length = load.length + load.new
+        model = build(encoding, arguments.shape, arguments.attention, length)
+        return of_model(load.ready(model), load)
+
+    works = [(name, "training", partial(step_of, steps)) for name in STEPS]
     for name in ENCODINGS:
-        for kind in ("prefill", "decoding"):
-            load = Load(kind, 1, arguments.length, arguments.new, torch.bfloat16, False)
-            work[name, kind] = partial(inference, name, load, arguments)
-    alone = {
-        key: Comparison(", ".join(key), {key[0]: each}, warm_up=0, calls=2)
-        for key, each in work.items()
-    }
-    measured = run("llama_step", arguments, [*alone.values()])
-    each = {key: measured[comparison.name][key[0]] for key, comparison in alone.items()}
-    training = [["method", "tokens/s", "seconds per step", "loaded, GiB", "peak, GiB"]]
-    for name in STEPS:
-        step = each[name, "training"]
-        training.append([name, *speed(arguments.length, step), *memory(step)])
+        works += [(name, kind, partial(inference, kind)) for kind in ("prefill", "decoding")]
+    alone = [
+        Comparison(f"{name}, {kind}", [name], prepare, warm_up=0, calls=2)
+        for name, kind, prepare in works
+    ]
+    found = run("llama_step", arguments, alone)
+    size, new = arguments.length, arguments.new
+    training = [["method", "tokens/s", "seconds per step", *MEMORY]]
+    training += [row(name, [(size, found[f"{name}, training"])]) for name in STEPS]
     head = ["prompt, tokens/s", "seconds", "decoding, tokens/s", "seconds"]
-    generation = [["encoding", *head, "loaded, GiB", "peak, GiB"]]
+    generation = [["encoding", *head, *MEMORY]]
     for name in ENCODINGS:
-        prompt, rest = each[name, "prefill"], each[name, "decoding"]
-        times = [*speed(arguments.length, prompt), *speed(arguments.new, rest)]
-        generation.append([name, *times, *memory(prompt, rest)])
+        both = [(size, found[f"{name}, prefill"]), (new, found[f"{name}, decoding"])]
+        generation.append(row(name, both))
     text = [
-        heading(arguments),
         "a training step, gradient checkpointing",
         markdown_table(training),
-        f"a prompt, then {arguments.new} tokens",
+        f"a prompt, then {new} tokens",
         markdown_table(generation),
     ]
     publish("llama_step", arguments, "\n\n".join(text))

@@ -159,8 +159,9 @@ def main() -> None:
     arguments = parser(__doc__, rounds=(31, 7), **counts).parse_args()
     shape = SMALL | {"hidden": arguments.hidden, "heads": arguments.heads}
     update, given = inputs(shape, arguments.batch, arguments.length)
-    layers = {name: partial(step, layer, update, *given) for name, layer in variants().items()}
-    show("optimisations", arguments, [Comparison("a layer", layers)], title="layer")
+    layers = variants()
+    comparison = Comparison("a layer", [*layers], lambda name: step(layers[name], update, *given))
+    show("optimisations", arguments, [comparison], title="layer")
 
 
 if __name__ == "__main__":

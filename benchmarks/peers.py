@@ -7,24 +7,32 @@ whole decoder; the others have attention layers, measured without a cache.
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaForCausalLM
+from transformers import Cache
 
-from benchmarks.models import DEVICE
+from benchmarks.models import DEVICE, library_llama
 from benchmarks.workloads import MIDDLE, AttentionLayer, Load, last_call
 from tape import TapeForCausalLM
 
 NAMES = ("nope", "rope", "alibi", "t5")
+BLOCKS = {"torch": ("sdpa",), "x-transformers": ("eager", "sdpa")}  # layers, by backend
 PEERS = {"transformers": ("rope",), "torch": ("nope",), "x-transformers": NAMES}
 
 
-def check(peer: str, backend: str) -> None:
-    """Raises a ValueError if kernels are not alike."""
+def check(peer: str, work: str, backend: str) -> None:
+    """Raises a ValueError for work that a peer does not do or kernels that are not alike, an
+    ImportError without the package."""
     if peer == "transformers" and backend == "flex_attention" and DEVICE.type == "cpu":
         raise ValueError("transformers compiles flex_attention itself, which is not done here")
+    if peer in BLOCKS:
+        if work not in ("forward", "training"):
+            raise ValueError(f"{peer} is compared without a cache")
+        if backend not in BLOCKS[peer]:
+            raise ValueError(f"{peer} has no {backend} to choose")
+        if version(peer) is None:
+            raise ImportError(f"{peer} is not installed (EXTRAS=dev,peers bash script/setup.sh)")
 
 
 def version(peer: str) -> str | None:
@@ -33,27 +41,6 @@ def version(peer: str) -> str | None:
         return importlib.metadata.version(peer)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-class LlamaLayer(nn.Module):
-    """The attention of the library's Llama, called as its decoder calls it."""
-
-    def __init__(self, model: LlamaForCausalLM, settings: dict[str, Any]):
-        super().__init__()
-        self.attention = model.model.layers[MIDDLE].self_attn
-        self.settings = settings
-
-    def forward(self, x_BTC: Tensor, cache: Cache | None) -> tuple[Tensor]:
-        attended, _ = self.attention(hidden_states=x_BTC, past_key_values=cache, **self.settings)
-        return (attended,)
-
-
-def llama_layer(model: LlamaForCausalLM, load: Load) -> AttentionLayer:
-    """Returns the attention of the middle layer of three."""
-    _, settings, cache = last_call(model, load)
-    x = settings.pop("hidden_states").requires_grad_()
-    settings.pop("past_key_values")
-    return AttentionLayer(LlamaLayer(model, settings), (x,), cache)
 
 
 class TorchLayer(nn.Module):
@@ -106,27 +93,31 @@ class XTransformersLayer(nn.Module):
         return (self.attention(x_BTC, rotary_pos_emb=angles, rel_pos=self.bias),)
 
 
-def building_block(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:
-    """Returns the attention layer of torch or x-transformers with the weights of our middle layer.
+def attention_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:
+    """Returns a peer's attention with the weights of the middle layer of three.
 
     Raises:
-        ValueError: if it does not support the work, the backend or grouped queries.
-        ImportError: if the package is missing.
+        ValueError: for grouped queries, except with transformers.
     """
-    config, backend = model.config, model.config._attn_implementation
-    if load.work not in ("forward", "training"):
-        raise ValueError(f"{peer} is compared without a cache")
+    config = model.config
+    if peer == "transformers":
+        library = load.ready(library_llama(model))
+        _, settings, cache = last_call(library, load)
+        x = settings.pop("hidden_states").requires_grad_()
+        del settings["past_key_values"]
+        attention = library.model.layers[MIDDLE].self_attn
+
+        def call(x: Tensor, cache: Cache | None) -> tuple[Tensor]:
+            return attention(hidden_states=x, past_key_values=cache, **settings)[:1]
+
+        return AttentionLayer(call, (x,), attention.parameters(), cache)
     if config.num_key_value_heads != config.num_attention_heads:
         raise ValueError(f"{peer} is compared with a key/value head per query head")
-    if backend not in (("sdpa",) if peer == "torch" else ("eager", "sdpa")):
-        raise ValueError(f"{peer} has no {backend} to choose")
-    if version(peer) is None:
-        raise ImportError(f"{peer} is not installed (EXTRAS=dev,peers bash script/setup.sh)")
     (x, *_), _, _ = last_call(model, load)
     if peer == "torch":
         heads = config.num_attention_heads
         module = TorchLayer(model.model.layers[MIDDLE].self_attn, heads, load.length)
     else:
-        module = XTransformersLayer(model, backend)
+        module = XTransformersLayer(model, config._attn_implementation)
     module = module.to(x.device, model.dtype).train(model.training)
-    return AttentionLayer(module, (x.requires_grad_(),))
+    return AttentionLayer(module, (x.requires_grad_(),), module.parameters())

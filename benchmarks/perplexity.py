@@ -8,8 +8,6 @@ LlamaForCausalLM: one window at a time, labels of -100 for tokens scored before,
 tokens. A method is an encoding; `rope` has the weights of the Llama and must reproduce its loss.
 """
 
-from functools import partial
-
 import numpy as np
 import torch
 from torch import nn
@@ -63,9 +61,8 @@ def main() -> None:
             return lambda: f"{loop(model, tokens, length, stride):.6f}"
         return lambda: f"{perplexity(model, tokens, windows, length).nll:.6f}"
 
-    names = dict.fromkeys(["loop", *arguments.methods])
-    work = {method: partial(prepare, method) for method in names}
-    scoring = Comparison("scoring", work, warm_up=0)
+    methods = [*dict.fromkeys(["loop", *arguments.methods])]
+    scoring = Comparison("scoring", methods, prepare, warm_up=0)
     show("perplexity", arguments, [scoring], amount=arguments.tokens, result="loss")
 
 

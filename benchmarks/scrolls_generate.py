@@ -8,7 +8,8 @@ Answers have a fixed length, because an untrained model rarely ends one; both va
 from functools import partial
 
 import numpy as np
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import Comparison, parser, show
@@ -19,21 +20,7 @@ from scrolls.prompts import Budget
 from tape.command import expected_errors, integer
 from tape.positions import ENCODINGS
 
-
-def words(count: int) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of `count` words to decode random outputs; the last word is EOS."""
-    vocabulary = {f"w{number}": number for number in range(count)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=f"w{count - 1}")
-
-
-def batches_of(prompts: list[np.ndarray], budget: Budget, size: int) -> list[Batch]:
-    """Groups prompts of increasing length, `size` per batch."""
-    groups = [prompts[first : first + size] for first in range(0, len(prompts), size)]
-    return [
-        Batch(number, [str(n) for n in range(len(group))], group, budget)
-        for number, group in enumerate(groups)
-    ]
+BATCHES = "batches, cache"
 
 
 @expected_errors()
@@ -50,16 +37,22 @@ def main() -> None:
     shortest, longest = arguments.prompt
     if shortest > longest:
         found.error(f"--prompt {shortest} {longest}: give the shortest length first")
-    vocabulary = SHAPES[arguments.shape]["vocabulary"]
-    tokenizer, random = words(vocabulary), np.random.default_rng(0)
+    count, random = SHAPES[arguments.shape]["vocabulary"], np.random.default_rng(0)
+    words = WordLevel({f"w{number}": number for number in range(count)}, unk_token="w0")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(words), eos_token=f"w{count - 1}"
+    )
     lengths = np.linspace(shortest, longest, arguments.prompts).astype(int)
-    prompts = [random.integers(0, vocabulary - 1, length) for length in lengths]
+    prompts = [random.integers(0, count - 1, length) for length in lengths]
     budget, expected = Budget(longest, arguments.new - 1), {}
 
-    def prepare(method: str, size: int, cached: bool) -> Work:
+    def prepare(method: str, way: str) -> Work:
         model = build(method, arguments.shape, "sdpa", budget.length).eval()
         model.lm_head.weight.data[-1] = 0.0  # EOS is never the likeliest: equal lengths
-        batches = batches_of(prompts, budget, size)
+        cached = way == BATCHES
+        size = arguments.batch if cached else 1
+        groups = [prompts[first : first + size] for first in range(0, len(prompts), size)]
+        batches = [Batch(n, [*map(str, range(len(g)))], g, budget) for n, g in enumerate(groups)]
 
         def work() -> str:
             given = [
@@ -73,23 +66,13 @@ def main() -> None:
 
         return work
 
-    ways = {"one by one, no cache": (1, False), "batches, cache": (arguments.batch, True)}
     comparisons = [
-        Comparison(
-            method, {way: partial(prepare, method, *how) for way, how in ways.items()}, warm_up=0
-        )
+        Comparison(method, ["one by one, no cache", BATCHES], partial(prepare, method), warm_up=0)
         for method in arguments.methods
     ]
-    amount = len(prompts) * arguments.new
-    show(
-        "scrolls_generate",
-        arguments,
-        comparisons,
-        title="answering",
-        amount=amount,
-        unit="new tokens",
-        result="same texts",
-    )
+    amount = {"amount": len(prompts) * arguments.new, "unit": "new tokens"}
+    columns = {"title": "answering", "result": "same texts", **amount}
+    show("scrolls_generate", arguments, comparisons, **columns)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import heading, parser, publish
+from benchmarks.harness import parser, publish
 from benchmarks.timing import kib
 from scrolls.examples import tokenize_split
 from scrolls.prompts import Prompts, budget_of
@@ -67,8 +67,7 @@ def main() -> None:
         "peak memory, GiB": f"{kib(STATUS, 'VmHWM') / 2**30:.2f}",
         "before, GiB": f"{before / 2**30:.2f}",
     }
-    text = markdown_table([[*row], row.values()])
-    publish("scrolls_tokenize", arguments, f"{heading(arguments)}\n\n{text}")
+    publish("scrolls_tokenize", arguments, markdown_table([[*row], row.values()]))
 
 
 if __name__ == "__main__":

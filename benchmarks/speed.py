@@ -10,21 +10,21 @@ command resumes.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from benchmarks import peers, speed_report, throughput, workloads
-from benchmarks.harness import Comparison, heading, parser, publish, run
+from benchmarks import peers, speed_report, workloads
+from benchmarks.harness import Comparison, parser, publish, run
 from benchmarks.models import BASE, DEVICE, SMALL, decoder, library_llama
 from benchmarks.timing import Work, matrix_product
 from benchmarks.workloads import WORK, Load
 from tape import TapeConfig
+from tape.analysis import formulas
 from tape.analysis.cost import HELP, configuration
 from tape.attention import KERNELS
 from tape.command import Distinct, expected_errors, integer
@@ -33,6 +33,9 @@ from tape.positions import ENCODINGS
 SCOPES = ("layer", "model")
 HERE = "here"  # this package
 PRODUCT = "product of large matrices"
+AVERAGE = "average of E"  # stays in a layer of TAPE without its update
+SHARED = "MLP of distances"  # of FIRE, once for all sequences of a batch
+PER_PAIR = ("scores and average of the values", AVERAGE, SHARED)  # of tokens
 GPU = DEVICE.type == "cuda"
 SHAPE = BASE if GPU else SMALL
 LENGTHS = [512 * 2**n for n in range(7)] if GPU else [64, 256]
@@ -55,29 +58,40 @@ class Method(NamedTuple):
         return self.label if here else f"{self.label}, {self.implementation}"
 
 
-def methods(scope: str, encodings: list[str], compared: list[str]) -> Iterator[Method]:
-    """Yields the methods of a comparison, this package's first."""
-    for name in encodings:
-        yield Method(name)
-        if scope == "layer" and name == "tape":
-            yield Method(name, update=False)
-    for peer in compared:
-        if scope == "layer" or peer == "transformers":
-            yield from (Method(name, peer) for name in peers.PEERS[peer] if name in encodings)
-
-
 @dataclass(frozen=True)
 class Case:
-    """What all methods of a comparison do."""
+    """A comparison.
+
+    Attributes:
+        encodings: those of this package.
+        peers: other implementations.
+    """
 
     scope: str
     backend: str
     load: Load
     shape: dict[str, int | None]
+    encodings: Sequence[str] = ()
+    peers: Sequence[str] = ()
 
     def __str__(self) -> str:
         compiled = ", compiled" if self.load.compiled else ""
         return f"{self.scope}, {self.load.work}, {self.backend}{compiled}, {self.load.length:,}"
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        """Returns the methods by name, this package's first."""
+        found = []
+        for name in self.encodings:
+            found.append(Method(name))
+            if self.scope == "layer" and name == "tape":
+                found.append(Method(name, update=False))
+        for peer in self.peers:
+            if self.scope == "layer" or peer == "transformers":
+                found += [
+                    Method(name, peer) for name in peers.PEERS[peer] if name in self.encodings
+                ]
+        return {str(method): method for method in found}
 
     def config(self, encoding: str) -> TapeConfig:
         """Returns a decoder's configuration, for as many tokens as there will be."""
@@ -85,51 +99,63 @@ class Case:
         layers = {"layers": 3} if self.scope == "layer" else {}
         return configuration(self.shape | tokens | layers, {"name": encoding})
 
-    def prepare(self, method: Method) -> Work:
+    def prepare(self, name: str) -> Work:
         """Returns the work of a method.
 
         Raises:
             ValueError, NotImplementedError, ImportError, MemoryError: if it cannot run here.
         """
-        load, peer = self.load, method.implementation
-        peers.check(peer, self.backend)
+        load, method = self.load, self.methods[name]
+        peer = method.implementation
+        peers.check(peer, load.work, self.backend)
         model = load.ready(decoder(self.config(method.encoding), self.backend))
-        if peer == "transformers":
-            model = load.ready(library_llama(model))
-        if self.scope == "model":
-            return workloads.of_model(model, load)
-        if peer == HERE:
-            layer = workloads.attention_layer(model, load, method.update)
-        elif peer == "transformers":
-            layer = peers.llama_layer(model, load)
-        else:
-            layer = peers.building_block(peer, model, load)
-        return workloads.of_layer(layer, load, model.config)
+        if self.scope == "layer":
+            if peer == HERE:
+                layer = workloads.attention_layer(model, load, method.update)
+            else:
+                layer = peers.attention_layer(peer, model, load)
+            return workloads.of_layer(layer, load, model.config)
+        return workloads.of_model(model if peer == HERE else load.ready(library_llama(model)), load)
 
     def multiply_adds(self, method: Method, causal: bool) -> int:
-        config, logits = self.config(method.encoding), 0
-        if self.scope == "layer":
-            operations = throughput.of_layer(config, method.update)
-        else:
-            operations = throughput.of_model(config)
-            logits = config.hidden_size * config.vocab_size
-        return throughput.multiply_adds(operations, self.load, logits, causal)
+        """Returns the multiply-adds of a call, by the formulas behind the paper's Table 3. A
+        backward pass takes twice those of the forward pass.
+
+        Args:
+            causal: count only the N (N + 1) / 2 pairs of tokens under a causal mask; the paper
+                counts N^2.
+        """
+        config, load, N = self.config(method.encoding), self.load, self.load.length
+        parts = formulas.multiply_adds(config, N)
+        if self.scope == "layer":  # one of three; two of them update TAPE's state
+            updates = formulas.of_encoding(config, N).keys() - {SHARED}
+            left_out = {"MLP", "logits"} | (set() if method.update else updates - {AVERAGE})
+            parts = {
+                part: n // (2 if part in updates else 3)
+                for part, n in parts.items()
+                if part not in left_out
+            }
+        tokens, pairs = N, N * (N + 1) // 2 if causal else N**2
+        if load.work == "decoding":
+            tokens, pairs = load.new, sum(range(N + 1, N + load.new + 1))
+        total = 0
+        for part, n in parts.items():
+            times = 1 if part == "logits" and load.work == "prefill" else tokens
+            count = n // N**2 * pairs if part in PER_PAIR else n // N * times
+            total += count * (1 if part == SHARED else load.batch)
+        return total * (3 if load.work == "training" else 1)
 
 
 def cases(arguments: argparse.Namespace) -> list[Case]:
     """Returns all comparisons, the short ones first."""
-    dtype, shape = (
-        getattr(torch, arguments.dtype),
-        {name: getattr(arguments, name) for name in SHAPE},
-    )
+    dtype = getattr(torch, arguments.dtype)
+    shape = {name: getattr(arguments, name) for name in SHAPE}
+    asked = (arguments.scopes, arguments.compiled, arguments.backends, arguments.work)
     found = []
-    for length, scope, compiled, backend, work in product(
-        sorted(arguments.lengths),
-        *(arguments.scopes, arguments.compiled, arguments.backends, arguments.work),
-    ):
+    for length, scope, compiled, backend, work in product(sorted(arguments.lengths), *asked):
         new = arguments.new if scope == "model" else 1
         load = Load(work, arguments.batch, length, new, dtype, compiled == "yes")
-        found.append(Case(scope, backend, load, shape))
+        found.append(Case(scope, backend, load, shape, arguments.encodings, arguments.peers))
     return found
 
 
@@ -167,22 +193,17 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 @expected_errors(continues=True)
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
-    asked = {str(case): case for case in cases(arguments)}
-    for case, name in product(asked.values(), arguments.encodings):
+    asked = cases(arguments)
+    for case, name in product(asked, arguments.encodings):
         case.config(name)  # refuses an invalid shape
     times, flops = matrix_product(getattr(torch, arguments.dtype))
-    comparisons = [Comparison(PRODUCT, {PRODUCT: lambda: times})]
-    taking_part = {}
-    for name, case in asked.items():
-        all_ = methods(case.scope, arguments.encodings, arguments.peers)
-        taking_part[name] = {str(method): method for method in all_}
-        prepare = {key: partial(case.prepare, method) for key, method in taking_part[name].items()}
-        comparisons.append(Comparison(name, prepare, optional=True))
+    comparisons = [Comparison(PRODUCT, [PRODUCT], lambda _: times)]
+    comparisons += [Comparison(str(c), [*c.methods], c.prepare, optional=True) for c in asked]
     version = {"x-transformers": peers.version("x-transformers")}
     found = run("speed", arguments, comparisons, **version)
-    peak = flops / min(found[PRODUCT][PRODUCT].seconds)
-    rows = speed_report.results(found, asked, taking_part, peak)
-    text = speed_report.write(rows, arguments, heading(arguments))
+    peak = flops / found[PRODUCT]["seconds"].min()
+    rows = speed_report.results(found, asked, peak)
+    text = speed_report.write(rows, arguments)
     publish("speed", arguments, text, left=len(comparisons) - len(found))
 
 

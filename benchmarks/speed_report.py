@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import matplotlib
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.harness import Measured
+from benchmarks.harness import seconds_of
 from benchmarks.timing import Spread
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table
@@ -43,22 +42,19 @@ COLOURS = dict(zip(ENCODINGS, matplotlib.colormaps["tab20"].colors, strict=False
 STYLES = {"here": "o-", "transformers": "x--", "torch": "+--", "x-transformers": "1:"}
 
 
-def results(
-    found: dict[str, dict[str, Measured]],
-    cases: dict[str, Case],
-    taking_part: dict[str, dict[str, Method]],
-    peak: float,
-) -> pd.DataFrame:
+def results(found: dict[str, pd.DataFrame], cases: list[Case], peak: float) -> pd.DataFrame:
     """Returns a row per case and method, in COLUMNS.
 
     Args:
+        found: raw rows by the name of the case.
         peak: FLOP/s of a product of large matrices.
     """
     rows = []
-    for key, case in cases.items():
-        load, measured = case.load, found.get(key, {})
-        for name, each in measured.items():
-            method = taking_part[key][name]
+    for case in cases:
+        load, raw = case.load, found.get(str(case), pd.DataFrame(columns=["method"]))
+        seconds = seconds_of(raw) if len(raw) else {}
+        for name, each in raw.drop_duplicates("method").set_index("method").iterrows():
+            method = case.methods[name]
             row = {
                 "scope": case.scope,
                 "work": load.work,
@@ -69,44 +65,44 @@ def results(
                 "dtype": str(load.dtype).removeprefix("torch."),
                 "batch": load.batch,
                 "length": load.length,
-                "rounds": len(each.seconds),
-                "note": each.note,
+                "rounds": len(seconds[name]),
+                "kernels": each["kernels"],
+                "note": each["note"],
             }
-            if each.seconds:
-                row |= speed(case, method, measured, each, peak)
+            if seconds[name]:
+                row |= {"memory_mib": each["memory"] / 2**20, "peak_tflops": peak / 1e12}
+                row |= speed(case, method, seconds, name, peak)
             rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def speed(
-    case: Case, method: Method, measured: dict[str, Measured], each: Measured, peak: float
-) -> dict[str, float | str]:
-    load, decoding = case.load, case.load.work == "decoding"
-    calls, tokens = (load.new, load.new) if decoding else (1, load.length)
-    once = Spread.of(each.seconds)
-    row = {"kernels": each.kernels, "memory_mib": each.memory / 2**20, "peak_tflops": peak / 1e12}
-    spreads = {"milliseconds": Spread(*(1e3 * x / calls for x in once))}
-    if base := measured["rope"].seconds:
-        spreads["ratio"] = Spread.of_ratios(each.seconds, base)
-    for name, spread in spreads.items():
-        row |= dict(zip((name, f"{name}_first", f"{name}_third"), spread, strict=True))
-    own = measured[method.encoding].seconds
-    if method.implementation != "here" and own:
-        row["peer_ratio"] = Spread.of_ratios(each.seconds, own).median
+    case: Case, method: Method, seconds: dict[str, list[float]], name: str, peak: float
+) -> dict[str, float]:
+    load, own, once = case.load, seconds[name], Spread.of(seconds[name])
+    calls = load.new if load.work == "decoding" else 1
+    row, spreads = {}, {"milliseconds": Spread(*(1e3 * x / calls for x in once))}
+    if base := seconds["rope"]:
+        spreads["ratio"] = Spread.of_ratios(own, base)
+    for column, spread in spreads.items():
+        row |= dict(zip((column, f"{column}_first", f"{column}_third"), spread, strict=True))
+    if method.implementation != "here" and (here := seconds[method.encoding]):
+        row["peer_ratio"] = Spread.of_ratios(own, here).median
     for rule, causal in (("", False), ("_causal", True)):
         flops = 2 * case.multiply_adds(method, causal) / once.median
         row |= {f"tflops{rule}": flops / 1e12, f"mfu{rule}": flops / peak}
+    tokens = load.new if load.work == "decoding" else load.length
     return row | {"tokens_per_second": load.batch * tokens / once.median}
 
 
-def write(rows: pd.DataFrame, arguments: argparse.Namespace, heading: str) -> str:
+def write(rows: pd.DataFrame, arguments: argparse.Namespace) -> str:
     """Writes speed.csv and the pictures to --out; returns all tables in markdown."""
     write_text(arguments.out / "speed.csv", rows.to_csv(index=False, float_format="%.6g"))
-    timed = rows[rows.milliseconds.notna()].copy()
-    timed["how"] = timed.backend + timed.compiled.map({"no": "", "yes": ", compiled"})
-    other = (", " + timed.implementation).where(timed.implementation != "here", "")
-    timed["method"] = timed.encoding + other
-    parts = [heading, NOTE]
+    rows = rows.assign(how=rows.backend + rows.compiled.map({"no": "", "yes": ", compiled"}))
+    other = (", " + rows.implementation).where(rows.implementation != "here", "")
+    rows["method"] = rows.encoding + other
+    timed = rows[rows.milliseconds.notna()]
+    parts = [NOTE]
     if PAPERS.items() <= vars(arguments).items():
         parts += beside_paper(timed)
     for kind, group in timed.groupby(["scope", "work", "how"]):
@@ -114,7 +110,7 @@ def write(rows: pd.DataFrame, arguments: argparse.Namespace, heading: str) -> st
     for (scope, how), group in timed.groupby(["scope", "how"]):
         name = f"speed_{scope}_{how.replace(', ', '_')}"
         write_figure(figure_of(group, f"{scope}, {how}"), arguments.out / name)
-    return "\n\n".join([*parts, *compared(timed), *left_out(rows)])
+    return "\n\n".join([*parts, *compared(timed), *left_out(rows[rows.note != ""])])
 
 
 def by_length(group: pd.DataFrame) -> str:
@@ -177,54 +173,45 @@ def compared(timed: pd.DataFrame) -> Iterator[str]:
 
 def left_out(rows: pd.DataFrame) -> Iterator[str]:
     """What could not run, by the reason."""
-    lengths: dict[tuple[str, ...], list[str]] = {}
-    for row in rows[rows.note != ""].itertuples():
-        method = row.encoding + ("" if row.implementation == "here" else f", {row.implementation}")
-        compiled = ", compiled" if row.compiled == "yes" else ""
-        key = row.note, f"{row.scope}, {row.work}, {row.backend}{compiled}", method
-        lengths.setdefault(key, []).append(f"{row.length:,}")
-    together: dict[tuple[str, ...], list[str]] = {}
-    for (why, place, method), missing in lengths.items():
-        together.setdefault((place, " ".join(missing), why), []).append(method)
+    missing = rows.assign(
+        place=rows.scope + ", " + rows.work + ", " + rows.how,
+        lengths=rows.length.map("{:,}".format),
+        why=rows.note.str.replace("|", "/"),
+    )
+    by_method = missing.groupby(["why", "place", "method"], sort=False)["lengths"]
+    missing = by_method.agg(" ".join).reset_index()
+    by_lengths = missing.groupby(["place", "lengths", "why"], sort=False)["method"]
+    missing = by_lengths.agg("; ".join).reset_index()
     lines = [["work", "lengths", "not measured", "why"]]
-    for (place, missing, why), left in together.items():
-        lines.append([place, missing, "; ".join(left), why.replace("|", "/")])
+    lines += missing[["place", "lengths", "method", "why"]].to_numpy().tolist()
     if len(lines) > 1:
         yield f"## Left out\n\n{markdown_table(lines)}"
 
 
 def figure_of(group: pd.DataFrame, title: str) -> Figure:
-    """Returns a row of panels per quantity, a column per work, with a line per method."""
-    kinds, names = group.work.unique(), group.method.unique()
+    """Returns a row of panels per quantity, a column per work, with a line per method. The methods
+    of an encoding have one colour."""
+    kinds, lines = group.work.unique(), {}
     figure = Figure(figsize=(3.6 * len(kinds) + 2.4, 8.4), layout="constrained")
     panels = figure.subplots(len(QUANTITIES), len(kinds), squeeze=False, sharex=True)
     for row, (quantity, label) in zip(panels, QUANTITIES.items(), strict=True):
         for axes, work in zip(row, kinds, strict=True):
-            panel(axes, group[group.work == work], quantity)
+            shown = group[group.work == work].sort_values("length")
+            for method, line in shown.dropna(subset=quantity).groupby("method", sort=False):
+                encoding, _, without = line.encoding.iloc[0].partition(" ")
+                style = "s:" if without else STYLES[line.implementation.iloc[0]]
+                about = {"color": COLOURS[encoding], "markersize": 4}
+                (lines[method],) = axes.plot(line.length, line[quantity], style, **about)
+            axes.set_xscale("log", base=2)
+            lengths = shown.length.unique()
+            axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+            axes.set_yscale("linear" if quantity == "ratio" else "log")
+            axes.grid(alpha=0.3)
             per = " per token" if quantity == "milliseconds" and work == "decoding" else ""
             axes.set_ylabel(label + per)
-    for axes, work in zip(panels[0], kinds, strict=True):
-        axes.set_title(work)
-    for axes in panels[-1]:
-        axes.set_xlabel("tokens")
-    lines = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
-    shown = [name for name in names if name in lines]
-    figure.legend([lines[name] for name in shown], shown, loc="outside right upper")
+            panels[0, list(kinds).index(work)].set_title(work)
+            panels[-1, list(kinds).index(work)].set_xlabel("tokens")
+    names = [name for name in group.method.unique() if name in lines]
+    figure.legend([lines[name] for name in names], names, loc="outside right upper")
     figure.suptitle(title)
     return figure
-
-
-def panel(axes: Axes, shown: pd.DataFrame, quantity: str) -> None:
-    """A line per method; the methods of an encoding have one colour."""
-    for method, line in shown.dropna(subset=quantity).groupby("method", sort=False):
-        encoding, _, without = line.encoding.iloc[0].partition(" ")
-        style = "s:" if without else STYLES[line.implementation.iloc[0]]
-        line = line.sort_values("length")
-        about = {"color": COLOURS[encoding], "markersize": 4, "label": method}
-        axes.plot(line.length, line[quantity], style, **about)
-    axes.set_xscale("log", base=2)
-    lengths = sorted(shown.length.unique())
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    if quantity != "ratio":
-        axes.set_yscale("log")
-    axes.grid(alpha=0.3)

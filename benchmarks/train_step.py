@@ -7,8 +7,6 @@ A method is an encoding, or `llama`: the library's LlamaForCausalLM with the wei
 Memory is the peak of tensors above the loaded model, including gradients.
 """
 
-from functools import partial
-
 import torch
 
 from benchmarks.harness import Comparison, parser, show
@@ -37,8 +35,7 @@ def main() -> None:
     def prepare(method: str) -> Work:
         return of_model(build(method, arguments.shape, arguments.attention, length).train(), load)
 
-    steps = {method: partial(prepare, method) for method in arguments.methods}
-    show("train_step", arguments, [Comparison("training step", steps)])
+    show("train_step", arguments, [Comparison("training step", arguments.methods, prepare)])
 
 
 if __name__ == "__main__":

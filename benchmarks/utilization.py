@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
-from benchmarks.harness import heading, parser, publish
+from benchmarks.harness import parser, publish
 from benchmarks.models import DEVICE, random_tokens
 from benchmarks.timing import in_turn, matrix_product
 from tape import TapeForCausalLM
@@ -76,7 +76,7 @@ def main() -> None:
     found.add_argument("runs", type=Path, nargs="+", help="folders of runs")
     arguments = found.parse_args()
     text = markdown_table([COLUMNS, *map(row, arguments.runs)])
-    publish("utilization", arguments, f"{heading(arguments)}\n\n{text}")
+    publish("utilization", arguments, text)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ attention layer in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ class Load:
             return model.train()
         return model.eval().to(self.dtype)
 
-    def compile(self, module: nn.Module) -> Callable[..., Any]:
+    def compile(self, module: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the module, or compiles it for one shape in one graph."""
         if not self.compiled:
             return module
@@ -67,45 +67,35 @@ class Load:
 
 
 class AttentionLayer(NamedTuple):
-    """module(*inputs, cache) returns a tuple of outputs. Inputs that depend on weights require a
+    """call(*inputs, cache) returns a tuple of outputs. Inputs that depend on weights require a
     gradient."""
 
-    module: nn.Module
-    inputs: tuple[Tensor, ...]
+    call: Callable[..., tuple[Tensor | None, ...]]
+    inputs: tuple[Tensor | None, ...]
+    weights: Iterable[nn.Parameter]
     cache: Cache | None = None
 
 
-class Replay(nn.Module):
-    """A layer's attention, called as by its decoder, and TAPE's update of the state. What all
-    layers share is given: cosines and sines, ALiBi's matrix, masks."""
+def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> AttentionLayer:
+    """Returns the attention of the middle layer of three, called as by its decoder, with its update
+    of TAPE's state if `update`. Cosines and sines, ALiBi's matrix and masks are given, because all
+    layers share them."""
+    (x, e, *shared, _, slot, final), _, cache = last_call(model, load)
+    attention, context = model.model.layers[MIDDLE].self_attn, shared[0]
+    learned_state = isinstance(context, TapeLayer)
+    mlp_out = torch.randn_like(x)
+    for learned in (x, mlp_out, e) if learned_state else (x, mlp_out):
+        learned.requires_grad_()
 
-    def __init__(self, model: TapeForCausalLM, arguments: tuple[Any, ...], update: bool):
-        super().__init__()
-        _, _, self.context, *self.shared, _, self.slot, self.final = arguments
-        self.attention = model.model.layers[MIDDLE].self_attn
-        self.position = model.model.position  # for its weights
-        self.update = update and isinstance(self.context, TapeLayer)
-
-    def forward(
-        self, x_BTC: Tensor, e: Tensor | None, mlp_out_BTC: Tensor, cache: Cache | None
-    ) -> tuple[Tensor, ...]:
-        attended, attended_e, _ = self.attention(
-            *(x_BTC, e, self.context, *self.shared, cache, self.slot, self.final)
-        )
-        if self.update:
-            return attended, self.context.next_state(e, attended_e, mlp_out_BTC)
+    def call(x: Tensor, e: Tensor | None, mlp_out: Tensor, cache: Cache | None):
+        attended, attended_e, _ = attention(x, e, *shared, cache, slot, final)
+        if update and learned_state:
+            return attended, context.next_state(e, attended_e, mlp_out)
         return attended, attended_e
 
-
-def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> AttentionLayer:
-    """Returns the attention of the middle layer of three, with its update of TAPE's state if
-    `update`."""
-    arguments, _, cache = last_call(model, load)
-    x, e, context, *_ = arguments
-    mlp_out = torch.randn_like(x)
-    for learned in (x, mlp_out, e) if isinstance(context, TapeLayer) else (x, mlp_out):
-        learned.requires_grad_()
-    return AttentionLayer(Replay(model, arguments, update), (x, e, mlp_out), cache)
+    modules = (attention, model.model.position, context)
+    weights = [weight for module in modules for weight in module.parameters()]
+    return AttentionLayer(call, (x, e, mlp_out), weights, cache)
 
 
 @torch.no_grad()
@@ -140,8 +130,8 @@ def rewind(layers: list[CacheLayerMixin], tokens: int) -> None:
 
 def of_layer(layer: AttentionLayer, load: Load, config: Any) -> Callable[[], None]:
     """Returns the work of an attention layer; decoding is one token."""
-    module, inputs, cache = layer
-    call = load.compile(module)
+    _, inputs, weights, cache = layer
+    call, learned = load.compile(layer.call), [x for x in (*inputs, *weights) if x is not None]
     grads: list[Tensor] = []
 
     def training() -> None:
@@ -150,9 +140,8 @@ def of_layer(layer: AttentionLayer, load: Load, config: Any) -> Callable[[], Non
         if not grads:
             grads.extend(torch.randn_like(y) for y in outputs)
         torch.autograd.backward(outputs, grads)
-        for x in (*inputs, *module.parameters()):
-            if x is not None:
-                x.grad = None
+        for x in learned:
+            x.grad = None
 
     @torch.no_grad()
     def inference() -> None:
@@ -179,22 +168,16 @@ def of_model(model: nn.Module, load: Load) -> Callable[[], None]:
         loss.backward()
         model.zero_grad(set_to_none=True)
 
-    def decoding() -> None:
-        newest = tokens[:, :1]
-        for _ in range(load.new):
-            newest = call(newest, past_key_values=cache).logits.argmax(-1)
-        rewind(cache.layers, load.new)
-
-    kinds = {
-        "forward": lambda: call(tokens, use_cache=False),
-        "prefill": lambda: call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1),
-        "decoding": decoding,
-    }
-    if load.work == "training":
-        return training
-    work = torch.no_grad()(kinds[load.work])
-
+    @torch.no_grad()
     def inference() -> None:
-        work()  # its outputs are not kept
+        if load.work == "forward":
+            call(tokens, use_cache=False)
+        elif load.work == "prefill":
+            call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1)
+        else:
+            newest = tokens[:, :1]
+            for _ in range(load.new):
+                newest = call(newest, past_key_values=cache).logits.argmax(-1)
+            rewind(cache.layers, load.new)
 
-    return inference
+    return training if load.work == "training" else inference

@@ -735,7 +735,10 @@ FILES = [
         f"{SHOWN} --dataset_name sample --predictions {{given}}/answers",
         r"sample is generated locally and",
     ),
-    (f"{MAJORITY} --dataset_name sample --data_dir {{given}}/file --output o", r"sample is generated"),
+    (
+        f"{MAJORITY} --dataset_name sample --data_dir {{given}}/file --output o",
+        r"sample is generated",
+    ),
     (f"{GENERATED}rows sample=true temperature=inf", r"temperature=inf must be a number above 0"),
     (f"{GENERATED}rows sample=true temperature=true", r"temperature=True must be a number above"),
     (f"{GENERATED}rows sample=true top_p=nan", r"top_p=nan must lie in \(0, 1\]"),

@@ -1,7 +1,9 @@
 """The harness of the benchmarks: turns, memory, raw rows on disk and tables."""
 
+import math
 import re
 
+import pandas as pd
 import pytest
 import torch
 
@@ -10,7 +12,6 @@ from benchmarks.harness import (
     DEVICE,
     RAN_OUT,
     Comparison,
-    Measured,
     inability,
     measure,
     parser,
@@ -42,12 +43,13 @@ def test_ratios_are_taken_within_rounds():
     base, slow = [1.0, 10.0, 1.0, 1.0, 10.0, 1.0, 1.0], [2.0, 20.0, 20.0, 20.0, 20.0, 2.0, 2.0]
     assert Spread.of_ratios(slow, base) == (2.0, 2.0, 20.0)
     assert Spread.of([3.0]) == (3.0, 3.0, 3.0) and Spread.of([1.0, 2.0]) == (1.5, 1.0, 2.0)
-    found = {"a": Measured(base, memory=2**20), "b": Measured(slow, memory=3 * 2**20)}
-    assert table(found).splitlines()[2:] == [
+    a = pd.DataFrame({"method": "a", "seconds": base, "memory": 2**20, "result": ""})
+    b = pd.DataFrame({"method": "b", "seconds": slow, "memory": 3 * 2**20, "result": ""})
+    assert table(pd.concat([a, b])).splitlines()[2:] == [
         "| a | 1,000.0 | 1.00 (1.00 to 1.00) | 1.0 | 1.00 |",
         "| b | 20,000.0 | 2.00 (2.00 to 20.00) | 3.0 | 3.00 |",
     ]
-    fast = table({"b": found["b"], "a": found["a"]}, amount=40, result="loss").splitlines()
+    fast = table(pd.concat([b, a]), amount=40, result="loss").splitlines()
     assert fast[0].startswith("| method | ms | tokens/s | throughput / b | memory, MiB |")
     assert fast[3] == "| a | 1,000.0 | 40 | 2.00 (2.00 to 20.00) | 1.0 | 0.33 |  |"
 
@@ -91,13 +93,13 @@ def test_memory_that_runs_out_later_is_a_note_too():
         raise torch.OutOfMemoryError
 
     prepare = {"large": starved, "a": lambda: work, "b": lambda: work}
-    rows = measure(Comparison("", prepare, optional=True), 20)
-    assert [row.seconds for row in rows.values()] == [[], [], []]
-    notes = [row.note for row in rows.values()]
-    assert notes == ["does not fit into memory", RAN_OUT, RAN_OUT]
+    comparison = Comparison("", [*prepare], lambda name: prepare[name](), optional=True)
+    rows = measure(comparison, 20)
+    assert rows.seconds.isna().all()
+    assert [*rows.note] == ["does not fit into memory", RAN_OUT, RAN_OUT]
     done.clear()
-    rows = measure(Comparison("", dict(reversed(prepare.items())), optional=True), 20)
-    assert rows["large"].note.startswith("does not fit into memory beside the methods before it")
+    rows = measure(comparison._replace(methods=["b", "a", "large"]), 20)
+    assert rows.note.iloc[-1].startswith("does not fit into memory beside the methods before it")
 
 
 def test_unfused_attention_is_no_fused_kernel():
@@ -123,10 +125,7 @@ def benchmark(tmp_path, capsys):
 
         found = parser("A benchmark.", rounds=(2, 1), size=(1, 1, "of the work"))
         arguments = found.parse_args([*flags, "--out", str(tmp_path / "out")])
-        comparisons = [
-            Comparison(name, {each: lambda each=each: prepare(each) for each in (name, name * 2)})
-            for name in "ab"
-        ]
+        comparisons = [Comparison(name, [name, name * 2], prepare) for name in "ab"]
         show("demo", arguments, comparisons, result="name")
         return capsys.readouterr().out
 
@@ -165,10 +164,11 @@ def test_other_settings_or_code_are_another_folder(benchmark, tmp_path, monkeypa
 
 
 def test_an_error_of_a_method_is_one_unless_it_is_optional():
-    def refuse():
+    def refuse(_):
         raise ValueError("takes float16")
 
-    comparison = Comparison("a", {"a": refuse})
+    comparison = Comparison("a", ["a"], refuse)
     with pytest.raises(ValueError, match="takes float16"):
         measure(comparison, 2)
-    assert measure(comparison._replace(optional=True), 2)["a"] == Measured(note="takes float16")
+    (row,) = measure(comparison._replace(optional=True), 2).to_dict("records")
+    assert row["note"] == "takes float16" and math.isnan(row["seconds"])

@@ -4,14 +4,27 @@ import csv
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from conftest import GROUPED, POSITIONS, make_config, make_model, random_tokens
 from torch.utils.flop_counter import FlopCounterMode
 
-from tape.analysis import counting, formulas, original
-from tape.analysis.cost import SHAPE, configuration, cost_of, encodings, label, main, run
-from tape.analysis.cost_table import Cost, arithmetic, difference, memory, paper
+from tape.analysis import counting, formulas
+from tape.analysis.cost import (
+    MEMORY,
+    PAPER,
+    SHAPE,
+    arithmetic,
+    configuration,
+    cost_of,
+    difference,
+    encodings,
+    label,
+    main,
+    memory,
+    run,
+)
 from tape.analysis.counting import fake_model
 
 PAGE = Path(__file__).parent.parent / "docs" / "efficiency.md"
@@ -96,7 +109,7 @@ def test_caches_hold_keys_values_and_the_state_that_is_averaged(position, change
 
 
 def test_the_papers_table():
-    published = paper()
+    published = pd.read_csv(PAPER, dtype=str, index_col="encoding").to_dict("index")
     length = SHAPE["length"]
     for name, row in published.items():
         config = configuration(SHAPE, {"name": name})
@@ -106,7 +119,7 @@ def test_the_papers_table():
             extra = sum(formulas.of_tape(config, length).values())
             assert extra <= (float(row["macs"]) - float(published["rope"]["macs"])) * 1e9 / 2
             weights += 12 * 12 + 768 * 48 + 2 * 48 * 12  # of the last layer
-            counts = original.macs(config, length), original.flops(config, length)
+            counts = formulas.original_counts(config, length)
         else:
             counts = sum(macs.values()), flops
         assert [f"{count / 1e9:.2f}" for count in counts] == [row["macs"], row["flops"]], name
@@ -160,17 +173,19 @@ def test_the_documented_arithmetic():
     for position in encodings(SHAPE):
         config = configuration(SHAPE, position)
         macs = sum(formulas.multiply_adds(config, length).values())
-        counts = macs, formulas.flops(config, length), fake_model(config, "eager").num_parameters()
-        costs.append(Cost(label(position), *counts, 0, 0, 0))
+        counts = {"macs": macs, "flops": formulas.flops(config, length)}
+        counts["parameters"] = fake_model(config, "eager").num_parameters()
+        costs.append({"encoding": label(position), **counts})
     page, tape = PAGE.read_text(), configuration(SHAPE, {"name": "tape"})
-    assert arithmetic(costs, beside_paper=True) in page
+    assert arithmetic(pd.DataFrame(costs), beside_paper=True) in page
     assert difference(tape, length) in page
 
 
 @pytest.mark.parametrize("name", ["rope", "tape"])
 def test_the_documented_memory(name):
     cost = cost_of(configuration(SHAPE, {"name": name}), name, SHAPE["length"])
-    row = memory([cost], SHAPE["length"]).splitlines()[-1]
+    cost |= {key: cost[key] / SHAPE["length"] for key in MEMORY}
+    row = memory(pd.DataFrame([cost])).splitlines()[-1]
     assert re.search(rf"^{re.escape(row)}$", PAGE.read_text(), re.MULTILINE)
 
 

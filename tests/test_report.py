@@ -25,8 +25,7 @@ from tape.compare.runs import read_saved
 from tape.evaluation import curves, zero_shot
 from tape.report import html
 from tape.report.__main__ import main
-from tape.report.blocks import Markdown, Paragraph
-from tape.report.html import SCRIPT, Album
+from tape.report.html import SCRIPT, Album, Markdown, Paragraph
 from tape.training.report import publish
 
 ROOT = Path(__file__).parent.parent
@@ -342,9 +341,7 @@ def test_links_are_followed_once(tmp_path, report):
 
 def test_results_that_were_put_aside_are_shown(report):
     page = report(ROOT / "docs" / "results")
-    assert page.rows(
-        "model", "row", "model_hash", "position", "dtype"
-    )  # a csv without the text that was with it
+    assert page.rows("model", "row", "model hash", "position", "dtype")  # a csv without its text
     assert ["tape", "3", "100.0 ± 0.0"] in [row[:3] for row in page.rows("encoding", "n")]
     assert {row[2] for row in page.rows("experiment", "found")} == {"-"}  # nothing is broken
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.speed import PRODUCT, SCOPES, Case, Method, cases, main, methods, parse
+from benchmarks.speed import PRODUCT, SCOPES, Case, Method, cases, main, parse
 from benchmarks.speed_report import COLUMNS, beside_paper, by_length
 from benchmarks.workloads import Load
 from tape.evaluation.tables import read_table
@@ -46,11 +46,10 @@ def speed(tmp_path, monkeypatch, capsys):
 def test_every_encoding_and_kernel_has_a_row_that_says_what_ran(speed, asked):
     printed, rows = speed(*asked)
     assert len(rows) == len({tuple(row.values())[:9] for row in rows})
-    arguments = parse([str(x) for x in asked])
     asked = {
         (c.scope, c.load.work, c.backend, str(c.load.length), m.label, m.implementation)
-        for c in cases(arguments)
-        for m in methods(c.scope, arguments.encodings, arguments.peers)
+        for c in cases(parse([str(x) for x in asked]))
+        for m in c.methods.values()
     }
     key = ("scope", "work", "backend", "length", "encoding", "implementation")
     assert {tuple(row[k] for k in key) for row in rows} == asked

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from conftest import make_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import peers, throughput
-from benchmarks.models import decoder, library_llama, random_tokens
+from benchmarks import peers
+from benchmarks.models import decoder, random_tokens
 from benchmarks.speed import Case, Method
 from benchmarks.workloads import WORK, Load, attention_layer, last_call, of_layer, of_model
 from tape.analysis import formulas
@@ -33,7 +32,7 @@ def test_a_layer_by_itself_is_the_layer_in_its_decoder(name, work):
     decoding.self_attn.register_forward_hook(lambda *_: found.append(_[-1]))
     with torch.no_grad():
         model(random_tokens(model, load.batch, load.length), use_cache=False)
-        outputs = layer.module(*layer.inputs, None)
+        outputs = layer.call(*layer.inputs, None)
     attended, attended_e, _ = found[0]
     torch.testing.assert_close(outputs[0], attended, atol=0, rtol=0)
     if name == "tape":  # after the MLP of the layer, whose output is random here
@@ -51,14 +50,11 @@ def test_peers_compute_the_same(peer, name):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 6.0  # so that attention is not flat
-    if peer == "transformers":
-        layer = peers.llama_layer(library_llama(model), load)
-    else:
-        layer = peers.building_block(peer, model, load)
+    layer = peers.attention_layer(peer, model, load)
     ours = attention_layer(model, load)
     with torch.no_grad():
-        expected = ours.module(*ours.inputs, None)[0]
-        found = layer.module(*layer.inputs, None)[0]
+        expected = ours.call(*ours.inputs, None)[0]
+        found = layer.call(*layer.inputs, None)[0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -87,16 +83,12 @@ def test_arithmetic_is_what_torch_counts(name):
         once()
         with FlopCounterMode(display=False) as counter:
             once()
-        case = Case("model", "eager", load, SHAPE)
-        config = model.config
-        operations = throughput.of_model(config)
-        logits = config.hidden_size * config.vocab_size
-        macs = throughput.multiply_adds(operations, load, logits, causal=False)
+        macs = Case("model", "eager", load, SHAPE).multiply_adds(Method(name), causal=False)
         counted = counter.get_total_flops() // 2
         if work == "training":  # gradients of inputs are not needed everywhere
             assert 0.8 * macs < counted <= macs
         else:
-            assert counted == macs == case.multiply_adds(Method(name), causal=False)
+            assert counted == macs
 
 
 @pytest.mark.parametrize("name", ["rope", "fire", "tape"])
@@ -105,7 +97,7 @@ def test_arithmetic_of_a_layer_is_what_torch_counts(name):
     for update in (True, False) if name == "tape" else (True,):
         layer = attention_layer(model, load, update)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            layer.module(*layer.inputs, None)
+            layer.call(*layer.inputs, None)
         case = Case("layer", "eager", load, SHAPE)
         method = Method(name, update=update)
         macs = case.multiply_adds(method, causal=False)
@@ -114,15 +106,15 @@ def test_arithmetic_of_a_layer_is_what_torch_counts(name):
 
 
 def test_the_papers_layer():
-    config = make_config("tape", hidden_size=768, num_attention_heads=12)
-    parts = formulas.of_tape(config, 1024)
     load = Load("forward", 1, 1024, 1, torch.float32, False)
-    whole = throughput.multiply_adds(throughput.of_layer(config), load, 0, causal=False)
+    case = Case("layer", "sdpa", load, SHAPE | {"hidden": 768, "heads": 12})
+    config = case.config("tape")
     own = 4 * 768**2 * 1024 + 2 * 768 * 1024**2
-    assert whole == own + sum(parts.values()) // (config.num_hidden_layers - 1)
+    update = sum(formulas.of_tape(config, 1024).values()) // (config.num_hidden_layers - 1)
+    assert case.multiply_adds(Method("tape"), causal=False) == own + update
 
 
 def test_unlike_kernels_are_not_compared():
-    case = Case("layer", "flex_attention", load_of("forward"), SHAPE)
+    about = (load_of("forward"), SHAPE, ["rope"], ["transformers"])
     with pytest.raises(ValueError, match="transformers compiles flex_attention itself"):
-        case.prepare(Method("rope", "transformers"))
+        Case("layer", "flex_attention", *about).prepare("rope, transformers")

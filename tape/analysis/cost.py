@@ -6,17 +6,17 @@ python -m tape.analysis.cost --layers 32 --hidden 4096 --heads 32 --mlp 11008 --
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from tqdm import tqdm
 
 from tape import TapeConfig, origin
 from tape.analysis import counting, formulas
-from tape.analysis.cost_table import Cost, markdown, table
 from tape.command import Parser, expected_errors, result_folder
+from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.names import check_integer
 from tape.positions import ENCODINGS
@@ -32,6 +32,22 @@ SHAPE = {
     "length": 1024,
 }
 HELP = {"kv_heads": "by default as many as heads", "length": "tokens of the sequence"}
+# Table 3 of arXiv 2501.00712 by encoding: G MACs, G FLOPs, parameters in units of 2^20.
+PAPER = Path(__file__).with_name("table3.csv")
+COUNTS = {"macs": ("MACs, G", 1e9), "flops": ("FLOPs, G", 1e9)}
+COUNTS |= {"parameters": ("parameters, 2^20", 2**20)}
+MEMORY = {
+    "activations_eager": "activations, eager, KiB per token",
+    "activations_sdpa": "activations, sdpa, KiB per token",
+    "cache": "cache, KiB per token",
+}
+NOTE = """\
+MACs: multiply-adds of one forward pass, with the whole N x N attention. FLOPs: two for each of
+them, and one for each number that softmax, SiLU or ReLU is taken of. Both are counted by torch and
+equal the formulas of tape/analysis/formulas.py."""
+MEMORY_NOTE = """\
+In float32. Activations: what a forward pass up to the logits keeps for the backward pass, besides
+the weights. Cache: keys, values and TAPE's state."""
 
 
 def configuration(shape: dict[str, int | None], position: dict[str, Any]) -> TapeConfig:
@@ -81,8 +97,9 @@ def label(position: dict[str, Any]) -> str:
     return " ".join([name[1], *(f"{key}={str(value).lower()}" for key, value in arguments)])
 
 
-def cost_of(config: TapeConfig, encoding: str, length: int) -> Cost:
-    """Computes the cost of an encoding, and checks the formulas against torch's counters.
+def cost_of(config: TapeConfig, encoding: str, length: int) -> dict[str, str | int]:
+    """Computes the cost of an encoding for one sequence, memory in bytes of all its tokens, and
+    checks the formulas against torch's counters.
 
     Raises:
         ValueError: if torch's counts differ from the formulas.
@@ -95,57 +112,90 @@ def cost_of(config: TapeConfig, encoding: str, length: int) -> Cost:
             f"{encoding}: torch counts {macs} MACs and {flops} FLOPs, the formulas give "
             f"{expected[0]} and {expected[1]}; add the difference to tape/analysis/formulas.py"
         )
-    return Cost(
-        encoding,
-        macs=macs,
-        flops=flops,
-        parameters=eager.num_parameters(),
-        activations_eager=counting.saved_bytes(eager, length),
-        activations_sdpa=counting.saved_bytes(sdpa, length),
-        cache=counting.cached_bytes(sdpa, length),
-    )
+    return {
+        "encoding": encoding,
+        "macs": macs,
+        "flops": flops,
+        "parameters": eager.num_parameters(),
+        "activations_eager": counting.saved_bytes(eager, length),
+        "activations_sdpa": counting.saved_bytes(sdpa, length),
+        "cache": counting.cached_bytes(sdpa, length),
+    }
 
 
 def run(shape: dict[str, int | None], out: Path) -> str:
-    """Writes cost.csv and cost.md to a folder; returns the latter.
+    """Writes cost.csv, with memory in bytes per token, and cost.md to a folder; returns the latter.
 
     Raises:
         ValueError, OSError: before anything is written, for invalid input or an unusable folder.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; give a folder")
-    positions = list(encodings(shape))
-    configs = [configuration(shape, position) for position in positions]
-    labels = [label(position) for position in positions]
-    costs = [
-        cost_of(config, name, shape["length"])
-        for config, name in zip(configs, tqdm(labels, disable=None), strict=True)
-    ]
-    tape = configs[labels.index("tape")]
-    text = markdown(costs, tape, shape["length"], beside_paper=shape == SHAPE)
-    write_text(out / "cost.csv", table(costs, shape["length"]))
+    length = shape["length"]
+    configs = {label(position): configuration(shape, position) for position in encodings(shape)}
+    bar = tqdm(configs.items(), disable=None)
+    costs = pd.DataFrame([cost_of(config, name, length) for name, config in bar])
+    costs[[*MEMORY]] /= length
+    parts = [arithmetic(costs, shape == SHAPE), NOTE, memory(costs), MEMORY_NOTE]
+    tape = configs["tape"]
+    if tape.num_key_value_heads == tape.num_attention_heads:
+        parts.append(difference(tape, length))
+    text = "\n\n".join(parts) + "\n"
+    write_text(out / "cost.csv", costs.round(2).to_csv(index=False))
     write_text(out / "cost.md", text)
     origin.record(out)
     return text
 
 
-def parse(given: list[str] | None = None) -> argparse.Namespace:
+def decimals(x: float) -> str:
+    """Formats a number with two decimals, as in the paper; small ones with two digits."""
+    return f"{x:.2f}" if x >= 0.01 or x == 0 else f"{x:.2g}"
+
+
+def arithmetic(costs: pd.DataFrame, beside_paper: bool) -> str:
+    """Tabulates multiply-adds, FLOPs and parameters, beside those of the paper if wanted."""
+    paper = pd.read_csv(PAPER, dtype=str, index_col="encoding").reindex(costs["encoding"])
+    table = {"encoding": costs["encoding"]}
+    for name, (title, unit) in COUNTS.items():
+        table[title] = map(decimals, costs[name] / unit)
+        if beside_paper:
+            table[f"{title}: paper"] = paper[name].fillna("")
+    table["parameters"] = map("{:,}".format, costs["parameters"])
+    head = ["paper" if title.endswith(": paper") else title for title in table]
+    return markdown_table([head, *zip(*table.values(), strict=True)])
+
+
+def memory(costs: pd.DataFrame) -> str:
+    """Tabulates activations and cache."""
+    lines = [["encoding", *MEMORY.values()]]
+    for _, cost in costs.iterrows():
+        lines.append([cost["encoding"], *(f"{cost[kind] / 2**10:,.1f}" for kind in MEMORY)])
+    return markdown_table(lines)
+
+
+def difference(tape: TapeConfig, length: int) -> str:
+    """Tabulates the multiply-adds that TAPE adds to RoPE in the authors' code, and here."""
+    theirs, ours = formulas.original(tape, length), formulas.of_tape(tape, length)
+    counted = {name: macs * (name in formulas.COUNTED) for name, macs in theirs.items()}
+    columns = (theirs, counted, ours)
+    lines = [["TAPE adds, G MACs", "the authors' code", "of it in Table 3", "here"]]
+    for name in {**theirs, **ours}:
+        lines.append([name, *(decimals(x[name] / 1e9) if name in x else "" for x in columns)])
+    lines.append(["all", *(decimals(sum(x.values()) / 1e9) for x in columns)])
+    return markdown_table(lines)
+
+
+@expected_errors()
+def main(given: list[str] | None = None) -> None:
     parser = Parser(
         prog="python -m tape.analysis.cost",
         description="Cost of every encoding: arithmetic, parameters and memory.",
     )
     for name, default in SHAPE.items():
-        about = HELP.get(name, "")
-        if default is not None:
-            about += f" (default: {default})"
+        about = HELP.get(name, "") + ("" if default is None else f" (default: {default})")
         parser.add_argument(f"--{name}", type=int, default=default, help=about)
     parser.add_argument("--out", type=result_folder, default=Path("output/cost"), help="a folder")
-    return parser.parse_args(given)
-
-
-@expected_errors()
-def main(given: list[str] | None = None) -> None:
-    arguments = parse(given)
+    arguments = parser.parse_args(given)
     print(run({name: getattr(arguments, name) for name in SHAPE}, arguments.out))
     print(f"also in {arguments.out}, as cost.csv and cost.md")
 

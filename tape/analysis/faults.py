@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from tqdm import tqdm
 from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
 from tape.cache import GrowingCache
 from tape.command import Distinct, integer
-from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.scoring import exp
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.modeling import TapeForCausalLM
@@ -115,19 +115,21 @@ def faults_of(model: TapeForCausalLM, length: int) -> dict[str, Measured]:
     """Returns the measurements for windows of `length` tokens. The first has no fault; those
     without a fault at a later origin show the effect of the origin alone."""
 
-    def moved(change: Callable[[Tensor], Tensor] | None) -> Measured:
-        def measure(ids: Tensor) -> Tensor:
-            with nullcontext() if change is None else changed_positions(model, change):
-                return at_once(model, ids)
+    def moved(change: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+        with changed_positions(model, change):
+            return at_once(model, ids)
 
-        return measure
-
-    found = {NO_FAULT: moved(None), "positions in bfloat16": moved(in_bfloat16)}
+    found = {
+        NO_FAULT: partial(at_once, model),
+        "positions in bfloat16": partial(moved, in_bfloat16),
+    }
     position = model.model.position
     if position.max_positions is None or position.max_positions >= ORIGIN + length:
         found |= {
-            f"none, positions from {ORIGIN:,}": moved(lambda p: p + ORIGIN),
-            f"positions in bfloat16 from {ORIGIN:,}": moved(lambda p: in_bfloat16(p + ORIGIN)),
+            f"none, positions from {ORIGIN:,}": partial(moved, lambda p: p + ORIGIN),
+            f"positions in bfloat16 from {ORIGIN:,}": partial(
+                moved, lambda p: in_bfloat16(p + ORIGIN)
+            ),
         }
     found["none, decoded"] = partial(decoded, model, rerotated=False)
     if type(position) is RoPE and position.magnitude == 1 and position.sampler.consecutive:
@@ -142,8 +144,7 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
     trained = model.config.max_position_embeddings
     lengths = arguments.lengths or [trained, 2 * trained, 4 * trained]
     check_length(model, max(lengths), f"--lengths {max(lengths)}")
-    about = {"model": of.name, "row": of.row, "model_hash": fingerprint(folder)[:16]}
-    about |= {"position": model.config.position["name"], "trained": trained}
+    about = of.about(model) | {"trained": trained}
     for length in lengths:
         text, texts = windows(arguments, folder, model, length)
         ids = torch.stack(texts).to(model.device)
@@ -163,8 +164,7 @@ def markdown(found: Rows) -> str:
     on the same tokens, over the models of a row."""
     frame = pd.DataFrame(found)
     right = frame[frame["fault"] == NO_FAULT].set_index(["model", "length"])["nll"].rename("right")
-    frame = frame.join(right, on=["model", "length"])
-    frame["more"] = frame["nll"] - frame["right"]
+    frame["more"] = frame["nll"] - frame.join(right, on=["model", "length"])["right"]
     lengths = sorted(frame["length"].unique())
     head = [f"perplexity {length:,}" for length in lengths]
     head += [f"loss - {NO_FAULT}, {length:,}" for length in lengths]
@@ -182,15 +182,9 @@ def run(arguments: argparse.Namespace) -> tuple[str, bool]:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = parser_of("faults", "Effect of faults of the original code on a trained model.")
-    parser.add_argument(
-        "--lengths",
-        type=integer(4),
-        nargs="+",
-        action=Distinct,
-        help="window lengths; default: 1, 2 and 4 times the trained length",
-    )
-    parser.add_argument("--windows", type=integer(1), default=64, help="windows per length")
+    parser = parser_of("faults", "Effect of faults of the original code on a trained model.", 64)
+    about = "window lengths; default: 1, 2 and 4 times the trained length"
+    parser.add_argument("--lengths", type=integer(4), nargs="+", action=Distinct, help=about)
     return parser.parse_args(given)
 
 

@@ -10,6 +10,7 @@ change under the second shift, up to rounding.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +24,7 @@ from tqdm import tqdm
 from tape.analysis.inside import Inside, look_inside
 from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
 from tape.command import Distinct, integer
-from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.modeling import TapeForCausalLM
@@ -43,10 +44,10 @@ Means over windows of the text, as many as the csv file says, and over seeds, wi
 
 
 class Change(NamedTuple):
-    """Changes in one layer, in percent; `dot` is None without a state."""
+    """Changes in one layer, in percent; `dot` is NaN without a state."""
 
     attention: float
-    dot: float | None
+    dot: float
 
 
 def attention_change(before: Tensor, after: Tensor) -> float:
@@ -68,12 +69,11 @@ def dot_change(before: Tensor, after: Tensor) -> float:
 
 def changes(before: Inside, after: Inside) -> list[Change]:
     """Returns the changes of every layer from a text to its shifted copy."""
-    dots = (before.dot_products(), after.dot_products())
-    pairs = [None] * len(before.attention) if None in dots else [*zip(*dots, strict=True)]
-    return [
-        Change(attention_change(one, other), None if pair is None else dot_change(*pair))
-        for one, other, pair in zip(before.attention, after.attention, pairs, strict=True)
-    ]
+    dots = [math.nan] * len(before.attention)
+    if before.states is not None:
+        dots = map(dot_change, before.dot_products(), after.dot_products())
+    attention = map(attention_change, before.attention, after.attention)
+    return [Change(*each) for each in zip(attention, dots, strict=True)]
 
 
 def moved(model: TapeForCausalLM, ids: Tensor, bos: int, kind: str, by: int) -> list[Change]:
@@ -96,27 +96,22 @@ def rows_of(arguments: argparse.Namespace, of: Model, dtype: str) -> Iterator[di
     if bos is None:
         raise ValueError(f"the tokenizer of {folder} has neither a BOS nor an EOS token to prepend")
     text, texts = windows(arguments, folder, model, length)
-    about = {"model": of.name, "row": of.row, "model_hash": fingerprint(folder)[:16]}
-    about |= {"position": model.config.position["name"], "dtype": dtype, "data": text}
+    about = of.about(model) | {"dtype": dtype, "data": text}
     about |= {"length": length, "windows": len(texts)}
     moves = [(kind, by) for kind in KINDS for by in arguments.shifts]
     for kind, by in tqdm(moves, desc=f"{folder}, {dtype}", disable=None):
         found = [moved(model, ids, bos, kind, by) for ids in texts]
         for layer, each in enumerate(zip(*found, strict=True), start=1):
-            dots = [change.dot for change in each]
-            yield about | {
-                "move": kind,
-                "by": by,
-                "layer": layer,
-                "attention": fmean(change.attention for change in each),
-                "dot": "" if None in dots else fmean(dots),
-            }
+            means = map(fmean, zip(*each, strict=True))
+            where = {"move": kind, "by": by, "layer": layer}
+            yield about | where | dict(zip(Change._fields, means, strict=True))
 
 
 def markdown(rows: Rows) -> str:
     """Tabulates the paper's layers, models and shifts: means over the models of a row, with 95 %
     intervals. The paper's rows follow."""
     frame, paper = pd.DataFrame(rows), pd.read_csv(PAPER, dtype=str, keep_default_na=False)
+    frame["dot"] = pd.to_numeric(frame["dot"])
     last = frame["layer"].max()
     layers = [layer for layer in SHOWN if layer <= last] + ([last] if last not in SHOWN else [])
     parts = []
@@ -125,8 +120,8 @@ def markdown(rows: Rows) -> str:
         for (name, dtype, move, by), found in frame.groupby(
             ["row", "dtype", "move", "by"], sort=False
         ):
-            values = {layer: of[measure].tolist() for layer, of in found.groupby("layer")}
-            cells = (_over_seeds(values.get(layer, [""])) for layer in layers)
+            values = {layer: of.tolist() for layer, of in found.groupby("layer")[measure]}
+            cells = (_over_seeds(values.get(layer, [math.nan])) for layer in layers)
             lines.append([name, dtype, KINDS[move], by, len(values[1]), *cells])
         for row in paper[paper["measure"] == measure].to_dict("records"):
             cells = (row.get(str(layer)) or "-" for layer in layers)
@@ -136,8 +131,8 @@ def markdown(rows: Rows) -> str:
     return "\n\n".join([*parts, DEFINITIONS])
 
 
-def _over_seeds(values: list[Any]) -> str:
-    if "" in values:
+def _over_seeds(values: list[float]) -> str:
+    if math.isnan(fmean(values)):
         return "-"
     if fmean(values) >= 0.01:
         return over_seeds(values, 2)
@@ -154,12 +149,9 @@ def run(arguments: argparse.Namespace) -> tuple[str, bool]:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = parser_of(
-        "stability", "Changes in attention and positions when a text is shifted (Table 8)."
-    )
+    about = "Changes in attention and positions when a text is shifted (Table 8)."
+    parser = parser_of("stability", about, windows=16, type=integer(2), default=128)
     add = parser.add_argument
-    add("--length", type=integer(2), default=128, help="tokens per window")
-    add("--windows", type=integer(1), default=16, help="number of windows")
     shifts, dtypes = [3, 10, 100, 1000], ["float32", "bfloat16"]
     add("--shifts", type=integer(1, 10**6), nargs="+", action=Distinct, default=shifts)
     add("--dtypes", choices=DTYPES, nargs="+", action=Distinct, default=dtypes)

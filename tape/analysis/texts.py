@@ -16,9 +16,10 @@ import transformers
 from torch import Tensor
 
 from tape import origin
-from tape.command import EXPECTED, Parser, expected_errors, in_one_line, result_folder
+from tape.command import EXPECTED, Parser, expected_errors, in_one_line, integer, result_folder
 from tape.compare.rows import grouped
 from tape.compare.runs import Run, settings_of
+from tape.evaluation.checkpoint import fingerprint
 from tape.evaluation.texts import CORPORA, open_text
 from tape.files import make_folder, write_text
 from tape.modeling import TapeForCausalLM
@@ -27,36 +28,47 @@ from tape.training.runs import TRAINED
 Rows = list[dict[str, Any]]
 
 
-def parser_of(name: str, description: str) -> Parser:
-    """Returns the parser of python -m tape.analysis.<name>: models, a text, a folder of results."""
+def parser_of(name: str, description: str, windows: int, **length: Any) -> Parser:
+    """Returns the parser of python -m tape.analysis.<name>: models, a text, a folder of results.
+
+    Args:
+        windows: default of --windows.
+        length: keywords of --length; without any there is no such flag.
+    """
     parser = Parser(prog=f"python -m tape.analysis.{name}", description=description)
     add = parser.add_argument
     add("--model", type=Path, nargs="+", required=True, help="folders of models")
-    add(
-        "--data",
-        default="local",
-        help=f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}",
-    )
+    text = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
+    add("--data", default="local", help=text)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
     add("--out", type=result_folder, default=Path(f"output/{name}"), help="a folder")
+    if length:
+        add("--length", help="tokens per window", **length)
+    add("--windows", type=integer(1), default=windows, help="number of windows per length")
     return parser
 
 
 class Model(NamedTuple):
     """
     Attributes:
-        name: of its folder, each another one.
-        row: of the table that it is in. Runs that differ in their seed alone are one row, named as
-            comparisons of runs name it; any other model is a row by itself.
+        name: unique, of its folder.
+        row: of the table. Runs that differ only in their seed share a row, labelled as in
+            comparisons of runs; any other model is a row by itself.
     """
 
     folder: Path
     name: str
     row: str
 
+    def about(self, model: TapeForCausalLM) -> dict[str, str]:
+        """Returns the first columns of the loaded model's rows."""
+        columns = {"model": self.name, "row": self.row}
+        columns |= {"model_hash": fingerprint(self.folder)[:16]}
+        return columns | {"position": model.config.position["name"]}
+
 
 def models(folders: list[Path]) -> list[Model]:
-    """Those in folders.
+    """Returns the models in folders.
 
     Raises:
         ValueError: if a run occurs twice.
@@ -80,7 +92,7 @@ def models(folders: list[Path]) -> list[Model]:
 def windows(
     arguments: argparse.Namespace, folder: Path, decoder: TapeForCausalLM, length: int
 ) -> tuple[str, list[Tensor]]:
-    """The name of the text, and `--windows` of `length` tokens, spread evenly over it.
+    """Returns the name of the text, and `--windows` of `length` tokens, spread evenly over it.
 
     Raises:
         ValueError, OSError: if there is no such text, or it is too short or of other tokens.
@@ -124,8 +136,7 @@ def tabulate(
     if refused:
         lines = (f"* {folder}: {reason}" for folder, reason in refused.items())
         text = "\n\n".join([text, "Not in the tables:", "\n".join(lines)])
-    table = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
-    write_text(arguments.out / f"{name}.csv", table)
+    write_text(arguments.out / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False))
     write_text(arguments.out / f"{name}.md", text + "\n")
     origin.record(arguments.out)
     return text, not refused

@@ -13,7 +13,7 @@ import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,22 +38,13 @@ ATTENTION = "attention weight"
 DOTS = "positional dot product / frequencies"
 
 
-class ModelInspection(NamedTuple):
-    """Inspections of a row of models: all texts of the first model, then of the next."""
-
-    row: str
-    inside: list[Inside]
-
-    @property
-    def maps(self) -> dict[str, list[np.ndarray]]:
-        """Returns the maps of the first model and text by label: (heads, T, T) of every layer."""
-        first = self.inside[0]
-        found = {ATTENTION: [layer.numpy(force=True) for layer in first.attention]}
-        if first.states is not None:
-            frequencies = first.states[0].shape[-1] / 2
-            dots = (layer / frequencies for layer in first.dot_products())
-            found[DOTS] = [layer.numpy(force=True) for layer in dots]
-        return found
+def maps_of(inside: Inside) -> dict[str, list[np.ndarray]]:
+    """Returns the maps of a text by label: (heads, T, T) of every layer."""
+    found = {ATTENTION: [layer.numpy(force=True) for layer in inside.attention]}
+    if inside.states is not None:
+        frequencies = inside.states[0].shape[-1] / 2
+        found[DOTS] = [(each / frequencies).numpy(force=True) for each in inside.dot_products()]
+    return found
 
 
 def beyond_a_quarter(A_HTT: Tensor) -> float:
@@ -125,9 +116,8 @@ def largest(maps: list[list[np.ndarray]]) -> float:
 
 def comparable(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     """Returns whether layers, heads and tokens agree; a single map stands for all heads."""
-    heads = {len(layer) for layer in (*one, *other)} - {1}
-    tokens = {layer.shape[-1] for layer in (*one, *other)}
-    return len(one) == len(other) and len(heads) <= 1 and len(tokens) == 1
+    heads, tokens, _ = map(set, zip(*(layer.shape for layer in (*one, *other)), strict=True))
+    return len(one) == len(other) and len(heads - {1}) <= 1 and len(tokens) == 1
 
 
 def differences(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarray]:
@@ -135,22 +125,19 @@ def differences(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarr
     return [np.subtract(*np.broadcast_arrays(b, a)) for a, b in zip(one, other, strict=True)]
 
 
-def distances(inspections: list[ModelInspection]) -> Figure:
+def distances(rows: dict[str, list[Inside]]) -> Figure:
     """Draws attention by distance, a panel per row and a line per layer: means over models and
     texts."""
-    figure = Figure(figsize=(4.6 * len(inspections) + 0.6, 3.8), layout="constrained")
-    panels = figure.subplots(1, len(inspections), squeeze=False, sharey=True, sharex=True)[0]
+    figure = Figure(figsize=(4.6 * len(rows) + 0.6, 3.8), layout="constrained")
+    panels = figure.subplots(1, len(rows), squeeze=False, sharey=True, sharex=True)[0]
     labels = {"xlabel": "tokens between query and key", "ylabel": "mean weight"}
-    for axes, (name, inside) in zip(panels, inspections, strict=True):
-        layers = len(inside[0].attention)
-        for layer in range(layers):
-            y = (
-                torch.stack([by_distance(one.attention[layer])[1:] for one in inside])
-                .mean(0)
-                .numpy()
-            )
-            colour = colormaps["viridis"](0.9 * layer / max(1, layers - 1))
-            axes.plot(np.arange(1, len(y) + 1), y, color=colour, label=f"layer {layer + 1}")
+    for axes, (name, texts) in zip(panels, rows.items(), strict=True):
+        layers = [*zip(*(inside.attention for inside in texts), strict=True)]
+        for n, layer in enumerate(layers):
+            weights = torch.stack([by_distance(A)[1:] for A in layer]).mean(0).numpy()
+            colour = colormaps["viridis"](0.9 * n / max(1, len(layers) - 1))
+            places = np.arange(1, len(weights) + 1)
+            axes.plot(places, weights, color=colour, label=f"layer {n + 1}")
         axes.set(title=name, xscale="log", yscale="log", **labels)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
@@ -158,16 +145,13 @@ def distances(inspections: list[ModelInspection]) -> Figure:
     return figure
 
 
-def sizes(inspections: list[ModelInspection]) -> Figure | None:
-    """Draws |e| over layers, a line per row; None if no model has a state."""
-    stateful = [(row.row, row.inside) for row in inspections if row.inside[0].states is not None]
-    if not stateful:
-        return None
+def sizes(rows: dict[str, list[Inside]]) -> Figure:
+    """Draws |e| over layers, a line per row of models with a state."""
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axes = figure.subplots()
-    for name, inside in stateful:
-        layers = range(len(inside[0].states))
-        found = [np.concatenate([magnitudes(x.states[n]).ravel() for x in inside]) for n in layers]
+    for name, texts in rows.items():
+        layers = zip(*(inside.states for inside in texts), strict=True)
+        found = [np.concatenate([magnitudes(e).ravel() for e in layer]) for layer in layers]
         low, middle, high = np.transpose([np.quantile(x, (0.05, 0.5, 0.95)) for x in found])
         places = np.arange(1, len(found) + 1)
         (line,) = axes.plot(places, middle, "o-", label=name)
@@ -189,32 +173,32 @@ def as_files(rows: list[str]) -> dict[str, str]:
     return found
 
 
-def draw(inspections: list[ModelInspection], heads: int, out: Path) -> list[str]:
-    """Writes all figures to a folder; returns their names."""
+def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> list[str]:
+    """Writes all figures of the rows of models to a folder; returns their names."""
     figures: dict[str, Figure] = {}
-    all_maps = {each.row: each.maps for each in inspections}
-    files = as_files(list(all_maps))
+    files = as_files(list(rows))
+    all_maps = {row: maps_of(texts[0]) for row, texts in rows.items()}
     for label, stem in ((ATTENTION, "attention"), (DOTS, "dot_products")):
-        maps = {name: found[label] for name, found in all_maps.items() if label in found}
+        for old in out.glob(f"{stem}_*.*"):  # of an earlier call
+            if old.suffix in (".png", ".svg"):
+                old.unlink()
+        maps = {row: found[label] for row, found in all_maps.items() if label in found}
         if not maps:
             continue
         most = largest([*maps.values()])
         colours, norm = "RdBu_r", Normalize(-most, most)
         if label == ATTENTION:
             colours, norm = "viridis", PowerNorm(0.5, 0, most)
-        for name, layers in maps.items():
-            figures[f"{stem}_{files[name]}"] = grid(name, layers, heads, label, norm, colours)
+        for row, layers in maps.items():
+            figures[f"{stem}_{files[row]}"] = grid(row, layers, heads, label, norm, colours)
         if len(maps) == 2 and comparable(*maps.values()):
             between = differences(*maps.values())
             most = largest([between]) or 1.0
             title, norm = " - ".join(reversed(maps)), Normalize(-most, most)
             figures[f"{stem}_difference"] = grid(title, between, heads, label, norm, "RdBu_r")
-    figures["distance"] = distances(inspections)
-    if (figure := sizes(inspections)) is not None:
-        figures["magnitude"] = figure
-    for kind in ("attention", "dot_products"):  # figures of an earlier call
-        for old in [*out.glob(f"{kind}_*.png"), *out.glob(f"{kind}_*.svg")]:
-            old.unlink()
+    figures["distance"] = distances(rows)
+    if stateful := {row: texts for row, texts in rows.items() if texts[0].states is not None}:
+        figures["magnitude"] = sizes(stateful)
     for name, figure in figures.items():
         write_figure(figure, out / name)
     return list(figures)
@@ -249,16 +233,15 @@ def markdown(rows: Rows) -> str:
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, bool]:
-    inspections: dict[str, ModelInspection] = {}
+    rows: dict[str, list[Inside]] = {}
 
     def of(model: Model) -> Iterator[dict[str, Any]]:
-        inside = look(arguments, model.folder)
-        inspections.setdefault(model.row, ModelInspection(model.row, [])).inside.extend(inside)
-        return numbers(model, inside)
+        texts = look(arguments, model.folder)
+        rows.setdefault(model.row, []).extend(texts)
+        return numbers(model, texts)
 
     text, whole = tabulate(arguments, "attention", of, markdown)
-    drawn = draw(list(inspections.values()), arguments.heads, arguments.out)
-    return f"{text}\n\nPictures: {', '.join(drawn)}", whole
+    return f"{text}\n\nPictures: {', '.join(draw(rows, arguments.heads, arguments.out))}", whole
 
 
 def utf8(text: str) -> str:
@@ -269,11 +252,10 @@ def utf8(text: str) -> str:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = parser_of("visualize", "Figures of a model's attention and positions (Fig. 7).")
+    about = "Figures of a model's attention and positions (Fig. 7)."
+    parser = parser_of("visualize", about, windows=8, type=integer(8), default=256)
     add = parser.add_argument
     add("--text", type=utf8, help="text to show instead of --data")
-    add("--length", type=integer(8), default=256, help="tokens per window")
-    add("--windows", type=integer(1), default=8, help="number of windows")
     add("--heads", type=integer(1), default=4, help="heads to show per layer")
     arguments = parser.parse_args(given)
     if arguments.text is not None:

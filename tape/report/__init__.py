@@ -1,6 +1,5 @@
 """Every result under a folder on one page: `python -m tape.report output/ --out report/`.
 
-What lies in a folder is found by finding.py. An experiment (experiment.py) says which of it are
-its results, reads them with the readers that its own commands use, and makes blocks of them
-(blocks.py), which html.py writes and page.py joins. experiments.py lists the experiments.
+experiment.py finds results in folders, results.py and training.py read them and make blocks of
+them, html.py writes these. experiments.yaml lists the experiments.
 """

@@ -1,49 +1,117 @@
-"""What an experiment leaves behind, and how it is shown."""
+"""Folders of results, and experiments that recognise, read and show them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from os.path import realpath
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from tape.evaluation.journal import Incomplete
-from tape.report.blocks import Block
-from tape.report.finding import Fault, Folder
+from tape.report.html import Block
 
 Result = TypeVar("Result")
-Read = list[tuple[Folder, Result]]
+# Checkpoints of runs and journals of evaluations: their results are beside them.
+INTERNAL_FOLDERS = re.compile(r"\..*|checkpoint-\d+|shard-\d+-of-\d+|__pycache__")
 
 
 @dataclass(frozen=True)
-class Kind(Generic[Result]):
+class Folder:
+    """A folder and the names in it, without hidden files."""
+
+    path: Path
+    files: frozenset[str]
+    folders: frozenset[str]
+
+    def has(self, *names: str) -> bool:
+        """Returns whether all of these files exist."""
+        return self.files.issuperset(names)
+
+    @property
+    def pictures(self) -> list[Path]:
+        return [self.path / name for name in sorted(self.files, key=natural) if is_png(name)]
+
+
+Read = list[tuple[Folder, Result]]
+
+
+class Fault(NamedTuple):
+    """A folder with results that cannot be shown, and why."""
+
+    path: Path
+    state: Literal["unfinished", "broken"]
+    message: str
+
+
+def is_png(name: str) -> bool:
+    return name.lower().endswith(".png")
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A sort key that orders numbers by value: run_2 before run_10."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if n % 2 else (-1, part) for n, part in enumerate(parts)]
+
+
+def walk(root: Path, leave_out: Path, faults: list[Fault]) -> Iterator[Folder]:
+    """Yields `root` and all folders under it, in natural order.
+
+    Args:
+        leave_out: a folder to skip.
+        faults: gets the folders that cannot be read.
+    """
+
+    def refused(error: OSError) -> None:
+        faults.append(Fault(Path(error.filename), "broken", error.strerror or str(error)))
+
+    seen = {realpath(leave_out), realpath(root)}  # links may lead in circles
+    for name, folders, files in os.walk(root, onerror=refused, followlinks=True):
+        path = Path(name)
+        shown = (file for file in files if not file.startswith("."))
+        yield Folder(path, frozenset(shown), frozenset(folders))
+        inside = sorted(
+            (each for each in folders if not INTERNAL_FOLDERS.fullmatch(each)), key=natural
+        )
+        folders.clear()
+        for folder in sorted(inside, key=lambda each: (path / each).is_symlink()):
+            if (target := realpath(path / folder)) not in seen:
+                seen.add(target)
+                folders.append(folder)
+
+
+@dataclass(frozen=True)
+class Kind:
     """Results of one form.
 
     Attributes:
-        title: what they are, in the plural.
-        command: what makes them.
-        holds: whether a folder has some.
-        read: what is in such a folder. Whatever it raises makes the folder a broken one.
-        show: what was read, of all folders together.
-        unfinished: what is still to be done in a folder, or None.
+        title: plural noun for these results.
+        command: makes such results.
+        holds: returns whether a folder has some.
+        read: returns the results in such a folder, or None for nothing to show. Any exception
+            marks the folder as broken.
+        show: formats the results of all folders.
+        unfinished: returns the work that is left in a folder, or None.
     """
 
     title: str
     command: str
     holds: Callable[[Folder], bool]
-    read: Callable[[Folder], Result]
-    show: Callable[[Read[Result]], Iterable[Block]]
-    unfinished: Callable[[Result], str | None] = lambda result: None
+    read: Callable[[Folder], Any]
+    show: Callable[[Read], Iterable[Block]]
+    unfinished: Callable[[Any], str | None] = lambda result: None
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(NamedTuple):
     """A section of the page.
 
     Attributes:
-        name: of its place on the page.
-        about: what it asks.
-        kinds: its results, the summaries first.
-        paper: the tables of the paper that they are compared with, where they do not hold them.
+        name: anchor of the section.
+        about: the question of the experiment.
+        kinds: its results, summaries first.
+        paper: tables of the paper that the results do not contain.
     """
 
     name: str
@@ -55,11 +123,11 @@ class Experiment:
 
 @dataclass
 class Section:
-    """What was found of an experiment.
+    """The results of an experiment.
 
     Attributes:
-        found: how many results of each kind.
-        missing: the kinds of which there are none.
+        found: number of results by title of their kind.
+        missing: kinds without results.
     """
 
     experiment: Experiment
@@ -70,16 +138,27 @@ class Section:
 
 
 def gather(experiment: Experiment, folders: Sequence[Folder]) -> Section:
-    """Read and show all results of an experiment. What cannot be read is a fault, and no more."""
+    """Reads and formats all results of an experiment. Unreadable results become faults."""
     section = Section(experiment)
     for kind in experiment.kinds:
         results = []
         for folder in filter(kind.holds, folders):
-            fault, result = attempt(kind, folder)
-            if fault is not None:
-                section.faults.append(fault)
-            if result is not None:
-                results.append((folder, result))
+            try:
+                result = kind.read(folder)
+                left = kind.unfinished(result)
+                list(kind.show([(folder, result)]))  # alone, or one folder could break all others
+            except Incomplete as error:
+                section.faults.append(Fault(folder.path, "unfinished", str(error)))
+            except (OSError, ValueError) as error:
+                section.faults.append(Fault(folder.path, "broken", str(error)))
+            except Exception as error:  # damaged files can raise anything in a reader
+                why = f"{kind.title} cannot be read: {type(error).__name__}: {error}"
+                section.faults.append(Fault(folder.path, "broken", why))
+            else:
+                if left is not None:
+                    section.faults.append(Fault(folder.path, "unfinished", left))
+                if result is not None:
+                    results.append((folder, result))
         if results:
             section.found[kind.title] = len(results)
             section.blocks += kind.show(results)
@@ -88,19 +167,3 @@ def gather(experiment: Experiment, folders: Sequence[Folder]) -> Section:
         if kind is experiment.kinds[0]:  # the paper's numbers stand next to the summaries
             section.blocks += experiment.paper
     return section
-
-
-def attempt(kind: Kind[Result], folder: Folder) -> tuple[Fault | None, Result | None]:
-    """What is wrong in a folder, if anything is, and its results, if there are any to show."""
-    try:
-        result = kind.read(folder)
-        left = kind.unfinished(result)
-        list(kind.show([(folder, result)]))  # alone, or one folder could break all others
-    except Incomplete as error:
-        return Fault(folder.path, "unfinished", str(error)), None
-    except (OSError, ValueError) as error:
-        return Fault(folder.path, "broken", str(error)), None
-    except Exception as error:  # a damaged file may hold anything, and readers trip over all of it
-        message = f"{kind.title} cannot be read: {type(error).__name__}: {error}"
-        return Fault(folder.path, "broken", message), None
-    return (None if left is None else Fault(folder.path, "unfinished", left)), result

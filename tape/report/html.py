@@ -1,7 +1,6 @@
 """Pages of HTML from the templates beside this file, which need nothing but themselves.
 
-Jinja2 escapes whatever is put into them. A page runs no script but its own: a policy in its head
-allows these only.
+Jinja2 escapes all values. A policy in the head of a page allows no script but the page's own.
 """
 
 from __future__ import annotations
@@ -9,32 +8,115 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
 from markupsafe import Markup, escape
 
-from tape.report.blocks import PARSER, Markdown
 from tape.training.report import printable
 
 LARGEST = 2 * 2**20  # bytes of a picture
-ALBUM = 24 * 2**20  # of all pictures: a page that a browser opens at once
+ALBUM = 24 * 2**20  # bytes of all pictures of a page
 BEGIN, END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 NUMBER = re.compile(r"[-+\N{MINUS SIGN}]?[\d,]*\.?\d[\s\S]*|-|")
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE, SCRIPT = ((TEMPLATES / name).read_text() for name in ("page.css", "page.js"))
 
+# Tables, headings, lists and indented code; within a line, text is text and nothing else.
+PARSER = MarkdownIt("zero").enable(["table", "heading", "list", "code"])
+PARSER.renderer.rules |= {
+    "text": lambda tokens, n, options, env: escapeHtml(tokens[n].content).replace("/", "/<wbr>"),
+    "table_open": lambda *_: '<div class="wide" tabindex="0">\n<table>\n',
+    "table_close": lambda *_: "</table>\n</div>\n",
+    "th_open": lambda *_: '<th scope="col"><button type="button">',
+    "th_close": lambda *_: "</button></th>\n",
+}
+
+
+# ---- blocks: the parts of a section, each with a macro of its name in blocks.html
+
+
+class Paragraph(NamedTuple):
+    text: str
+
+
+class Code(NamedTuple):
+    text: str
+
+
+class Heading(NamedTuple):
+    text: str
+
+
+class Markdown(NamedTuple):
+    text: str
+
+    @property
+    def has_table(self) -> bool:
+        return any(token.type == "table_open" for token in PARSER.parse(self.text))
+
+
+class Link(NamedTuple):
+    """A cell that links to a section of the page."""
+
+    text: str
+    to: str
+
+
+class Table(NamedTuple):
+    head: Sequence[str]
+    rows: Sequence[Sequence[str | Link]]
+    caption: str = ""
+
+
+class Pictures(NamedTuple):
+    """PNG files side by side, each with its name below."""
+
+    paths: Sequence[Path]
+
+
+class Details(NamedTuple):
+    """Blocks that a click on the title shows."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+Block = Paragraph | Code | Markdown | Heading | Table | Pictures | Details
+
+
+def number(value: Any) -> str:
+    """Formats integers in groups of three and floats with at least four digits; None as ""."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:#.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def records(rows: Iterable[dict[str, Any]], caption: str = "", missing: str = "") -> Table:
+    """Returns a table with a column for every key, in the order of their first occurrence."""
+    rows = list(rows)
+    head = list(dict.fromkeys(key for row in rows for key in row))
+    return Table(head, [[row.get(key, missing) for key in head] for row in rows], caption)
+
+
+# ---- pages
+
 
 class Album:
-    """The pictures of a page, within a limit for each and for all."""
+    """The pictures of a page, with a limit for each and for all."""
 
     def __init__(self, largest: int = LARGEST, limit: int = ALBUM):
         self.largest, self.left = largest, limit
 
     def data(self, path: Path) -> str:
-        """Returns a picture as an address that holds it.
+        """Returns a picture as a data URL.
 
         Raises:
             OSError, ValueError: if it cannot be read, is not whole, or is too large.
@@ -50,7 +132,7 @@ class Album:
         return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
     def picture(self, path: Path) -> tuple[str, str]:
-        """Returns the address of a picture, or why it is left out."""
+        """Returns the data URL of a picture, or the reason why it is left out."""
         try:
             return self.data(path), ""
         except (OSError, ValueError) as error:
@@ -58,37 +140,19 @@ class Album:
 
 
 def mark(program: str) -> str:
-    """Returns what a page of this program is known by."""
+    """Returns the tag that identifies the pages of a program."""
     return f'<meta name="generator" content="{program}">'
 
 
 def page(template: Path, program: str, title: str, **given: Any) -> str:
-    """Returns a page.
+    """Renders a template that extends base.html.
 
     Args:
-        template: extends base.html.
-        program: that makes the page.
-        given: what it shows.
+        program: name of the generating program.
+        given: variables of the template.
     """
-    return (
-        _environment(template.parent)
-        .get_template(template.name)
-        .render(
-            program=program,
-            mark=mark,
-            title=title,
-            album=Album(),
-            style=STYLE,
-            script=SCRIPT,
-            digest=_digest,
-            **given,
-        )
-    )
-
-
-def _environment(folder: Path) -> Environment:
     environment = Environment(
-        loader=FileSystemLoader([folder, TEMPLATES]),
+        loader=FileSystemLoader([template.parent, TEMPLATES]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -98,7 +162,9 @@ def _environment(folder: Path) -> Environment:
     )
     environment.filters |= {"rendered": _rendered, "breakable": _breakable}
     environment.tests["number_like"] = is_number
-    return environment
+    fixed = {"mark": mark, "digest": _digest, "style": STYLE, "script": SCRIPT, "album": Album()}
+    found = environment.get_template(template.name)
+    return found.render(program=program, title=title, **fixed, **given)
 
 
 def _digest(source: str) -> str:
@@ -106,12 +172,12 @@ def _digest(source: str) -> str:
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell of a table is set as a number."""
+    """Returns whether a cell of a table is set as a number."""
     return NUMBER.fullmatch(cell) is not None and len(cell) < 24
 
 
 def _breakable(text: str) -> Markup:
-    """A text that may break behind a slash, as a path has them."""
+    """Allows line breaks after slashes, as in paths."""
     return escape(printable(text)).replace("/", Markup("/<wbr>"))
 
 
