@@ -132,13 +132,12 @@ def read(path: Path) -> pd.DataFrame:
     """
     if not path.exists():
         return pd.DataFrame(columns=COLUMNS)
-    text = dict.fromkeys(("comparison", "method", "kernels", "result", "note"), str)
+    text = dict.fromkeys(("comparison", "method", "seconds", "kernels", "result", "note"), str)
     with reading(path):
-        exact = {"float_precision": "round_trip", "keep_default_na": False}
-        rows = pd.read_csv(path, dtype=text, na_values={"seconds": [""]}, **exact)
+        rows = pd.read_csv(path, dtype=text, keep_default_na=False)
         if [*rows] != COLUMNS:
             raise ValueError(f"its columns must be {', '.join(COLUMNS)}: give another folder")
-        return rows.astype({"seconds": float})
+        return rows.assign(seconds=rows["seconds"].replace("", "nan").astype(float))  # exact
 
 
 @cache
