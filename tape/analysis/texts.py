@@ -1,4 +1,4 @@
-"""What analyses of trained models on windows of a text have in common."""
+"""Common parts of analyses of trained models on windows of a text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Model(NamedTuple):
 
 
 def models(folders: list[Path]) -> list[Model]:
-    """Those in folders.
+    """Returns the models in folders.
 
     Raises:
         ValueError: if a run occurs twice.
@@ -80,7 +80,7 @@ def models(folders: list[Path]) -> list[Model]:
 def windows(
     arguments: argparse.Namespace, folder: Path, decoder: TapeForCausalLM, length: int
 ) -> tuple[str, list[Tensor]]:
-    """The name of the text, and `--windows` of `length` tokens, spread evenly over it.
+    """Returns the name of the text, and `--windows` of `length` tokens, spread evenly over it.
 
     Raises:
         ValueError, OSError: if there is no such text, or it is too short or of other tokens.

@@ -29,10 +29,10 @@ TOKENIZER = "tokenizer_config.json"
 
 
 def run(arguments: argparse.Namespace) -> list[Row]:
-    """Ask a model, and add what is found to its table.
+    """Runs tasks on a model, adds the results to its table and returns them.
 
     Raises:
-        ValueError, OSError: for what cannot be asked.
+        ValueError, OSError: for settings, tasks or models that cannot be evaluated.
     """
     try:
         import lm_eval
@@ -70,7 +70,11 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         "dtype": arguments.dtype,
         "lm_eval": lm_eval.__version__,
     }
-    answers = _answers(about | {"truncate": arguments.truncate})
+    digest = hashlib.sha256(json.dumps(about | {"truncate": arguments.truncate}).encode())
+    # Not beside the model but where only this program writes: lm-eval unpickles them.
+    answers = Path(os.environ.get("TAPE_CACHE", "cache"), "lm_eval")
+    answers /= f"{about['model']}-{digest.hexdigest()[:12]}"
+    answers.mkdir(parents=True, exist_ok=True)
     where = {"include_path": arguments.include_path, "metadata": metadata}
     tasks = TaskManager(**where, include_defaults=False)
     if not {*arguments.tasks} <= {*tasks.all_tasks}:
@@ -101,17 +105,8 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     return zero_shot.add(arguments.out, rows)
 
 
-def _answers(about: dict[str, Any]) -> Path:
-    """A folder for the answers that were given so far. They lie where only this program writes,
-    and not beside the model: lm-eval reads them by pickle."""
-    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
-    folder = Path(os.environ.get("TAPE_CACHE", "cache")) / "lm_eval" / f"{about['model']}-{digest}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def names(text: str) -> list[str]:
-    """Names between commas, for argparse."""
+    """Parses names between commas for argparse."""
     if not all(found := text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} names no task before, between or behind commas")
     return found

@@ -10,10 +10,10 @@ import pandas as pd
 
 from tape.evaluation.tables import Row, add_rows, read_table
 
-# What a row is about, then what was found.
+# What a row is about, then the result.
 KEY = ("model", "model_hash", "task", "metric", "shots", "max_length", "dtype", "limit")
 COLUMNS = (*KEY, "value", "stderr", "questions", "version", "lm_eval")
-# What has to be the same for all models.
+# Equal for all models in a table.
 COMPARABILITY_KEYS = ("shots", "limit", "questions", "version")
 
 PAPER = Path(__file__).with_name("zero_shot_paper.csv")
@@ -28,10 +28,10 @@ TABLE_9 = {
 
 
 def rows_of(found: dict[str, Any], about: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of what lm-eval returns: every metric of every task and group.
+    """Converts results of lm-eval to rows: every metric of every task and group.
 
     Args:
-        about: the columns that are the same for all.
+        about: columns that all rows share.
     """
     counts, shots = found["n-samples"], found["n-shot"]
     rows = []
@@ -58,13 +58,13 @@ def rows_of(found: dict[str, Any], about: dict[str, Any]) -> list[dict[str, Any]
 
 
 def _leaves(found: dict[str, Any], group: str) -> list[str]:
-    """The tasks in a group, those of groups in it too."""
+    """Returns the tasks in a group and in its subgroups."""
     members = found.get("group_subtasks", {}).get(group, [])
     return [leaf for member in members for leaf in (_leaves(found, member) or [member])]
 
 
 def check(path: Path) -> None:
-    """Raise a ValueError or an OSError if rows cannot be added to a table."""
+    """Raises a ValueError or an OSError if rows cannot be added to a table."""
     if path.suffix != ".csv":
         raise ValueError(f"--out {path} must end in .csv")
     read_table(path, COLUMNS)
@@ -72,17 +72,14 @@ def check(path: Path) -> None:
 
 
 def add(path: Path, rows: list[dict[str, Any]]) -> list[Row]:
-    """Add rows to a model's table; the same measurement again takes the place of its row.
-
-    Returns:
-        The rows as they are in the table.
-    """
+    """Adds rows to a model's table, or replaces those of the same measurement; returns them as in
+    the table."""
     add_rows(path, COLUMNS, len(KEY), rows)
     return [{column: str(row[column]) for column in COLUMNS} for row in rows]
 
 
 def read(paths: list[Path]) -> list[Row]:
-    """The rows of tables.
+    """Returns the rows of tables.
 
     Raises:
         ValueError: if there are none.
@@ -94,14 +91,14 @@ def read(paths: list[Path]) -> list[Row]:
 
 
 def table(rows: list[Row], metric: str = "acc") -> str:
-    """A row per model in percent, with standard errors, the paper's below if one of its tasks is
-    among them.
+    """Tabulates models in percent, with standard errors; the paper's rows follow if they have one
+    of the tasks.
 
     Args:
-        metric: what to show of a task that has it; of another all of its metrics.
+        metric: the metric to show; of a task without it, all metrics are shown.
 
     Raises:
-        ValueError: if models were asked otherwise, or one was asked twice.
+        ValueError: if models were evaluated differently, or one has two results for a task.
     """
     frame = pd.DataFrame(rows, columns=COLUMNS)
     with_metric = frame["metric"] == metric
@@ -126,7 +123,7 @@ def table(rows: list[Row], metric: str = "acc") -> str:
 
 
 def _check_asked(frame: pd.DataFrame) -> None:
-    """Raises a ValueError if a model was asked a task twice, or two were not asked the same."""
+    """Raises a ValueError if a model has two results for a task, or models differ in settings."""
     for (task, _), rows in frame.groupby(["task", "metric"], sort=False):
         for (model, _), same in rows.groupby(["model", "model_hash"], sort=False):
             if len(same) > 1:
