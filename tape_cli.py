@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent
 COMMANDS = {
     "train": {
         "train": ("train.py", "pre-train, fine-tune or extend a model; Hydra settings"),
+        "sweep": ("sweep.py", "train, evaluate and compare runs over settings and seeds"),
     },
     "evaluate": {
         "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length"),
@@ -41,8 +42,8 @@ COMMANDS = {
         "export": ("tape.export", "save a model with its code, or as a plain Llama"),
     },
     "benchmark": {
-        "speed": ("tape.analysis.speed", "time encodings and attention backends"),
-        "optimisations": ("tape.analysis.optimisations", "time each optimisation of TAPE"),
+        "speed": ("benchmarks/speed.py", "time encodings and attention backends"),
+        "optimisations": ("benchmarks/optimisations.py", "time each optimisation of TAPE"),
         "bench-train": ("benchmarks/train_step.py", "training steps of encodings"),
         "bench-adapters": ("benchmarks/adapters.py", "training steps of adapters"),
         "bench-decode": ("benchmarks/decode.py", "greedy decoding with a KV cache"),

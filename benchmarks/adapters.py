@@ -1,32 +1,23 @@
 """Cost of a training step on a base model by method: forward, backward and AdamW.
 
 python benchmarks/adapters.py                                  # 4 layers of 256
-python benchmarks/adapters.py --shape base --methods lora adape --out benchmarks/results
+python benchmarks/adapters.py --shape base --methods lora adape --out output/adapters
 
 A method is a file of config/peft. Embeddings and norms train as in the paper's recipe, unless
---no-extra is given. Times and memory are measured as in train_step.py.
+--no-extra is given. Memory includes gradients and the state of AdamW.
 """
 
 import argparse
-import json
-from collections.abc import Callable
+from functools import partial
 
 import torch
-from measuring import (
-    SHAPES,
-    arguments_of_steps,
-    build,
-    compare_steps,
-    in_its_own_process,
-    peak_memory,
-    publish,
-)
-from train_step import step
 
+from benchmarks.harness import Comparison, parser, show
+from benchmarks.models import DEVICE, TOKENS, build, random_tokens
+from benchmarks.timing import Work
+from benchmarks.train_step import add_tokens
 from tape.adapters import Method, adapt
-from tape.analysis.decoders import random_tokens
-from tape.analysis.measuring import in_turn
-from tape.command import Parser, expected_errors
+from tape.command import expected_errors
 from tape.frozen import BFLOAT16, cast_frozen
 
 LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
@@ -40,8 +31,8 @@ METHODS = {
 }
 
 
-def step_of(method: str, arguments: argparse.Namespace) -> Callable[[], None]:
-    batch, length = arguments.tokens or SHAPES[arguments.shape].tokens
+def step_of(method: str, arguments: argparse.Namespace) -> Work:
+    batch, length = arguments.tokens or TOKENS[arguments.shape]
     position = "tape" if method.startswith("adape") else "rope"
     base = build(position, arguments.shape, arguments.attention, length)
     tokens = random_tokens(base, batch, length)
@@ -52,36 +43,32 @@ def step_of(method: str, arguments: argparse.Namespace) -> Callable[[], None]:
         model.activation_checkpointing_enable()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, 1e-5)
+    half = arguments.autocast is not None
 
-    def one() -> None:
-        step(model, tokens, arguments.dtype)
+    def step() -> None:
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=half):
+            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
         optimizer.step()
+        model.zero_grad(set_to_none=True)
 
-    return one
+    return step
 
 
 @expected_errors()
-def main(arguments: argparse.Namespace) -> None:
-    methods = arguments.methods
-    if arguments.memory_only:
-        print(json.dumps(peak_memory(step_of(methods[0], arguments))))
-        return
-    memory = {method: in_its_own_process(method, "--memory-only") for method in methods}
-    work = {method: step_of(method, arguments) for method in methods}
-    publish(
-        "adapters",
-        compare_steps(in_turn(work, arguments.repeats), memory, methods),
-        arguments.out,
-    )
+def main() -> None:
+    found = parser(__doc__, ([*METHODS], [*METHODS]), "small", attention=True)
+    add_tokens(found)
+    found.add_argument("--no-extra", action="store_true", help="freeze embeddings and norms")
+    found.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    found.add_argument("--frozen", choices=[BFLOAT16], help="dtype of frozen weights")
+    arguments = found.parse_args()
+    if arguments.frozen and not arguments.autocast:
+        found.error(f"--frozen {arguments.frozen} needs --autocast {BFLOAT16}")
+    steps = {method: partial(step_of, method, arguments) for method in arguments.methods}
+    # Counted from the first call, which creates the state of AdamW.
+    show("adapters", arguments, [Comparison("training step", steps, warm_up=0, calls=2)])
 
 
 if __name__ == "__main__":
-    parser = Parser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
-    parser.add_argument("--no-extra", action="store_true", help="freeze embeddings and norms")
-    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
-    parser.add_argument("--frozen", choices=[BFLOAT16], help="dtype of frozen weights")
-    arguments = arguments_of_steps(parser)
-    if arguments.frozen and not arguments.autocast:
-        parser.error(f"--frozen {arguments.frozen} needs --autocast {BFLOAT16}")
-    main(arguments)
+    main()

@@ -5,125 +5,87 @@ python benchmarks/llama_step.py --shape small --length 256 --new 16        # a r
 
 Weights are random, in bfloat16; trainable ones are float32, under autocast. Steps are those of
 adapters.py, with gradient checkpointing and AdamW. Each model is measured alone and then deleted;
-memory is the total in use, including weights.
+memory is the total in use, including weights, and in decoding the prompt's cache.
 """
 
-from __future__ import annotations
-
 import argparse
-import gc
-from collections.abc import Callable
 from functools import partial
 
 import torch
-from adapters import step_of
-from decode import generate
-from measuring import SHAPES, build, publish, table, table_folder
-from tqdm import tqdm
 
-from tape.analysis.decoders import random_tokens
-from tape.analysis.measuring import DEVICE, Seconds, in_turn, memory_in_use, reset_peak
-from tape.attention import KERNELS
-from tape.command import Parser, expected_errors, integer
+from benchmarks.adapters import step_of
+from benchmarks.harness import Comparison, Measured, heading, parser, publish, run
+from benchmarks.models import DEVICE, build
+from benchmarks.timing import Spread, Work
+from benchmarks.workloads import Load, of_model
+from tape.command import expected_errors
+from tape.evaluation.tables import markdown_table
 
 STEPS = ["lora", "longlora", "adape"]
 ENCODINGS = ["rope", "tape"]
-Work = dict[str, Callable[[], object]]
 
 
-def measured(prepare: Callable[[], Work], repeats: int) -> tuple[Seconds, dict[str, str]]:
-    """Returns the times of some work, and the memory before it and at its peak. The prepared
-    objects are local to this call, so that the next call has all of the memory."""
-    gc.collect()
-    work = prepare()
-    reset_peak()
-    before = memory_in_use(peak=False)
-    seconds = in_turn(work, repeats)
-    gib = [bytes_ / 2**30 for bytes_ in (before, memory_in_use(peak=True))]
-    return seconds, {"loaded, GiB": f"{gib[0]:.2f}", "peak, GiB": f"{gib[1]:.2f}"}
+def inference(encoding: str, load: Load, arguments: argparse.Namespace) -> Work:
+    length = load.length + load.new
+    return of_model(load.ready(build(encoding, arguments.shape, arguments.attention, length)), load)
 
 
-def spread(seconds: Seconds, name: str) -> str:
-    return f"{min(seconds.rounds[name]):.3f} to {max(seconds.rounds[name]):.3f}"
+def speed(tokens: int, each: Measured) -> list[str]:
+    """Returns tokens per second, and seconds with their quartiles."""
+    seconds = Spread.of(each.seconds)
+    shown = "{:.3f} ({:.3f} to {:.3f})".format(*seconds)
+    return [f"{tokens / seconds.median:,.1f}", shown]
 
 
-def training(method: str, arguments: argparse.Namespace) -> dict[str, str]:
-    settings = argparse.Namespace(
-        shape=arguments.shape,
-        tokens=(1, arguments.length),
-        attention=arguments.attention,
-        no_extra=False,
-        checkpointing=True,
-        frozen="bfloat16",
-        dtype=torch.bfloat16,
-    )
-    seconds, memory = measured(lambda: {method: step_of(method, settings)}, arguments.repeats)
-    step = seconds.median(method)
-    return {
-        "method": method,
-        "tokens/s": f"{arguments.length / step:,.0f}",
-        "seconds per step": f"{step:.3f}",
-        "least to most": spread(seconds, method),
-        **memory,
-    }
-
-
-def inference(encoding: str, arguments: argparse.Namespace) -> dict[str, str]:
-    """Measures a prompt with the first new token, and the remaining tokens."""
-
-    def prepare() -> Work:
-        length = arguments.length + arguments.new + 1
-        model = build(encoding, arguments.shape, arguments.attention, length)
-        model = model.to(torch.bfloat16).eval()
-        prompt = random_tokens(model, 1, arguments.length)
-        return {
-            str(new): partial(generate, model, prompt, argparse.Namespace(new=new, static=False))
-            for new in (1, arguments.new + 1)
-        }
-
-    seconds, memory = measured(prepare, arguments.repeats)
-    prompt, whole = (seconds.rounds[str(new)] for new in (1, arguments.new + 1))
-    decoding = Seconds({"rest": [b - a for a, b in zip(prompt, whole, strict=True)]})
-    return {
-        "encoding": encoding,
-        "prompt, tokens/s": f"{arguments.length / seconds.median('1'):,.0f}",
-        "seconds": f"{seconds.median('1'):.3f}",
-        "decoding, tokens/s": f"{arguments.new / decoding.median('rest'):,.1f}",
-        "seconds, least to most": spread(decoding, "rest"),
-        **memory,
-    }
+def memory(*parts: Measured) -> list[str]:
+    """Returns GiB in use before the work, and at most."""
+    peak = max(each.loaded + each.memory for each in parts)
+    return [f"{bytes_ / 2**30:.2f}" for bytes_ in (parts[0].loaded, peak)]
 
 
 @expected_errors()
-def main(arguments: argparse.Namespace) -> None:
-    about = f"{arguments.shape}, 1 x {arguments.length:,} tokens, bfloat16, {arguments.attention}"
-    for title, measure, names in (
-        ("a training step, gradient checkpointing", training, STEPS),
-        (f"a prompt, then {arguments.new} tokens", inference, ENCODINGS),
-    ):
-        rows = [measure(name, arguments) for name in tqdm(names, title, disable=None)]
-        publish("llama_step", f"{about}: {title}\n\n{table(rows)}", arguments.out)
-
-
-def parse() -> argparse.Namespace:
-    parser = Parser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--shape", choices=SHAPES, default="llama2_7b")
-    parser.add_argument(
-        "--length", type=integer(1), default=8192, help="tokens of a step, of a prompt"
-    )
-    parser.add_argument("--new", type=integer(1), default=64, help="tokens to decode")
-    parser.add_argument("--attention", choices=KERNELS, default="sdpa")
-    parser.add_argument("--repeats", type=integer(7), default=7, help="rounds; at least 7")
-    parser.add_argument(
-        "--out", type=table_folder, help="folder for the tables; printed only by default"
-    )
-    arguments = parser.parse_args()
+def main() -> None:
+    length = (8192, 1, "tokens of a step and of a prompt")
+    counts = {"length": length, "new": (64, 1, "tokens to decode")}
+    found = parser(__doc__, shape="llama2_7b", attention=True, rounds=(7, 7), **counts)
+    arguments = found.parse_args()
     if arguments.length % 8:
-        parser.error(f"--length {arguments.length}: longlora takes a multiple of 8")
+        found.error(f"--length {arguments.length}: longlora takes a multiple of 8")
     if arguments.shape == "llama2_7b" and DEVICE.type == "cpu":
-        parser.error("--shape llama2_7b needs a GPU, and there is none; take --shape small")
-    return arguments
+        found.error("--shape llama2_7b needs a GPU, and there is none; take --shape small")
+
+    steps = {"no_extra": False, "checkpointing": True, "frozen": "bfloat16", "autocast": "bfloat16"}
+    steps = argparse.Namespace(**vars(arguments) | steps, tokens=(1, arguments.length))
+    work = {(name, "training"): partial(step_of, name, steps) for name in STEPS}
+    for name in ENCODINGS:
+        for kind in ("prefill", "decoding"):
+            load = Load(kind, 1, arguments.length, arguments.new, torch.bfloat16, False)
+            work[name, kind] = partial(inference, name, load, arguments)
+    alone = {
+        key: Comparison(", ".join(key), {key[0]: each}, warm_up=0, calls=2)
+        for key, each in work.items()
+    }
+    measured = run("llama_step", arguments, [*alone.values()])
+    each = {key: measured[comparison.name][key[0]] for key, comparison in alone.items()}
+    training = [["method", "tokens/s", "seconds per step", "loaded, GiB", "peak, GiB"]]
+    for name in STEPS:
+        step = each[name, "training"]
+        training.append([name, *speed(arguments.length, step), *memory(step)])
+    head = ["prompt, tokens/s", "seconds", "decoding, tokens/s", "seconds"]
+    generation = [["encoding", *head, "loaded, GiB", "peak, GiB"]]
+    for name in ENCODINGS:
+        prompt, rest = each[name, "prefill"], each[name, "decoding"]
+        times = [*speed(arguments.length, prompt), *speed(arguments.new, rest)]
+        generation.append([name, *times, *memory(prompt, rest)])
+    text = [
+        heading(arguments),
+        "a training step, gradient checkpointing",
+        markdown_table(training),
+        f"a prompt, then {arguments.new} tokens",
+        markdown_table(generation),
+    ]
+    publish("llama_step", arguments, "\n\n".join(text))
 
 
 if __name__ == "__main__":
-    main(parse())
+    main()

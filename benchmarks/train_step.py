@@ -1,74 +1,45 @@
 """Cost of a training step by method: time and memory of a forward and backward pass.
 
 python benchmarks/train_step.py --shape small
-python benchmarks/train_step.py --shape base --methods rope tape llama --out benchmarks/results
+python benchmarks/train_step.py --shape base --methods rope tape llama --out output/train_step
 
-A method is an encoding, or `llama`: the library's LlamaForCausalLM with the weights of `rope`. The
-methods run alternately in one process, so that fluctuations of the machine affect all of them;
-ratios are medians over the rounds. Memory is the peak above the loaded model, including gradients,
-each method in its own process.
+A method is an encoding, or `llama`: the library's LlamaForCausalLM with the weights of `rope`.
+Memory is the peak of tensors above the loaded model, including gradients.
 """
 
-import argparse
-import json
-from collections.abc import Callable
+from functools import partial
 
 import torch
-from measuring import (
-    METHODS,
-    SHAPES,
-    arguments_of_steps,
-    build,
-    compare_steps,
-    in_its_own_process,
-    peak_memory,
-    publish,
-)
-from torch import nn
 
-from tape.analysis.decoders import random_tokens
-from tape.analysis.measuring import in_turn, synchronize
-from tape.command import Parser, expected_errors
+from benchmarks.harness import Comparison, parser, show
+from benchmarks.models import METHODS, TOKENS, build
+from benchmarks.timing import Work
+from benchmarks.workloads import Load, of_model
+from tape.command import Parser, expected_errors, integer
 
 
-def step(model: nn.Module, tokens: torch.Tensor, dtype: torch.dtype | None) -> None:
-    model.zero_grad(set_to_none=True)
-    with torch.autocast(tokens.device.type, dtype=dtype, enabled=dtype is not None):
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    loss.backward()
-    synchronize()
-
-
-def prepare(method: str, arguments: argparse.Namespace) -> tuple[nn.Module, torch.Tensor]:
-    model = build(method, arguments.shape, arguments.attention).train()
-    if arguments.compile:
-        model.forward = torch.compile(model.forward)
-    batch, length = arguments.tokens or SHAPES[arguments.shape].tokens
-    return model, random_tokens(model, batch, length)
+def add_tokens(found: Parser) -> None:
+    """Adds the flags of a training step's input."""
+    found.add_argument("--tokens", type=integer(1, 10**7), nargs=2, metavar=("BATCH", "LENGTH"))
+    found.add_argument("--autocast", choices=["bfloat16"], help="as trainer.bf16 does")
 
 
 @expected_errors()
-def main(arguments: argparse.Namespace) -> None:
-    methods = arguments.methods
+def main() -> None:
+    found = parser(__doc__, (METHODS, ["rope", "tape", "llama"]), "small", attention=True)
+    add_tokens(found)
+    found.add_argument("--compile", action="store_true", help="with torch.compile")
+    arguments = found.parse_args()
+    batch, length = arguments.tokens or TOKENS[arguments.shape]
+    dtype = torch.bfloat16 if arguments.autocast else torch.float32
+    load = Load("training", batch, length, 1, dtype, arguments.compile)
 
-    def step_of(method: str) -> Callable[[], None]:
-        given = prepare(method, arguments)
-        return lambda: step(*given, arguments.dtype)
+    def prepare(method: str) -> Work:
+        return of_model(build(method, arguments.shape, arguments.attention, length).train(), load)
 
-    if arguments.memory_only:
-        print(json.dumps(peak_memory(step_of(methods[0]))))
-        return
-    memory = {method: in_its_own_process(method, "--memory-only") for method in methods}
-    seconds = in_turn({method: step_of(method) for method in methods}, arguments.repeats)
-    publish("train_step", compare_steps(seconds, memory, methods), arguments.out)
-
-
-def parse() -> argparse.Namespace:
-    parser = Parser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["rope", "tape", "llama"])
-    parser.add_argument("--compile", action="store_true")
-    return arguments_of_steps(parser)
+    steps = {method: partial(prepare, method) for method in arguments.methods}
+    show("train_step", arguments, [Comparison("training step", steps)])
 
 
 if __name__ == "__main__":
-    main(parse())
+    main()

@@ -11,16 +11,19 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from measuring import publish, table, table_folder
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
+from benchmarks.harness import heading, parser, publish
+from benchmarks.models import DEVICE, random_tokens
+from benchmarks.timing import in_turn, matrix_product
 from tape import TapeForCausalLM
-from tape.analysis.decoders import random_tokens
-from tape.analysis.measuring import DEVICE, peak_flops
-from tape.command import Parser, expected_errors
+from tape.command import expected_errors
+from tape.evaluation.tables import markdown_table
 from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import last_complete, read_configuration, step_of
+
+COLUMNS = ("run", "steps", "tokens/s", "TFLOP/s", "peak", "MFU")
 
 
 def flops_per_token(folder: Path, length: int) -> float:
@@ -35,8 +38,8 @@ def flops_per_token(folder: Path, length: int) -> float:
     return counter.get_total_flops() / length
 
 
-def row(folder: Path) -> dict[str, str]:
-    columns = ("run", "steps", "tokens/s", "TFLOP/s", "peak", "MFU")
+def row(folder: Path) -> list[str]:
+    """Returns the cells of a run."""
     metrics = folder / MetricsFile.FILE
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: give those of runs")
@@ -47,30 +50,34 @@ def row(folder: Path) -> dict[str, str]:
     saved = last_complete(folder)
     speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     if saved is None or not speeds:  # the run has barely started
-        return {**dict.fromkeys(columns, "-"), "run": folder.name}
+        return [folder.name, *"-" * (len(COLUMNS) - 1)]
     settings = read_configuration(folder)
-    in_turn = settings["trainer.gradient_accumulation_steps"]
-    at_once = settings["trainer.per_device_train_batch_size"] * in_turn
-    speed = median(speeds) * at_once / settings["sequences_per_step"]  # of one device of several
+    accumulated = settings["trainer.gradient_accumulation_steps"]
+    of_a_device = settings["trainer.per_device_train_batch_size"] * accumulated
+    speed = median(speeds) * of_a_device / settings["sequences_per_step"]
     half = {"trainer.bf16": torch.bfloat16, "trainer.fp16": torch.float16}
     dtype = next((half[key] for key in half if settings.get(key)), torch.float32)
-    used, peak = speed * flops_per_token(saved, settings["length"]), peak_flops(dtype)
-    return {
-        "run": folder.name,
-        "steps": f"{step_of(saved):,} of {settings['trainer.max_steps']:,}",
-        "tokens/s": f"{speed:,.0f}",
-        "TFLOP/s": f"{used / 1e12:.3g}",
-        "peak": f"{peak / 1e12:.3g} ({str(dtype).removeprefix('torch.')})",
-        "MFU": f"{used / peak:.1%}",
-    }
+    product, flops = matrix_product(dtype)
+    peak = flops / min(in_turn({"": product}, 10, warm_up=1)[""])
+    used = speed * flops_per_token(saved, settings["length"])
+    return [
+        folder.name,
+        f"{step_of(saved):,} of {settings['trainer.max_steps']:,}",
+        f"{speed:,.0f}",
+        f"{used / 1e12:.3g}",
+        f"{peak / 1e12:.3g} ({str(dtype).removeprefix('torch.')})",
+        f"{used / peak:.1%}",
+    ]
+
+
+@expected_errors()
+def main() -> None:
+    found = parser(__doc__.replace(":", "\n\n", 1), rounds=None)
+    found.add_argument("runs", type=Path, nargs="+", help="folders of runs")
+    arguments = found.parse_args()
+    text = markdown_table([COLUMNS, *map(row, arguments.runs)])
+    publish("utilization", arguments, f"{heading(arguments)}\n\n{text}")
 
 
 if __name__ == "__main__":
-    parser = Parser(description=__doc__.split(":")[0])
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument(
-        "--out", type=table_folder, help="folder for the table; printed only by default"
-    )
-    arguments = parser.parse_args()
-    with expected_errors():
-        publish("utilization", table([row(run) for run in arguments.runs]), arguments.out)
+    main()

@@ -4,7 +4,7 @@ Some entries of groups have no file. They are registered with Hydra here:
 
 * the other names of encodings (`tape.positions.ALIASES`), and encodings without own arguments;
 * config/variants.yaml, entries that differ from another one by a few settings;
-* config/ablations.yaml, the group `ablation` and an experiment for each of its tables.
+* config/sweep/ablations.yaml, the group `ablation` and an experiment for each of its tables.
 """
 
 import ast
@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 CONFIG = Path(__file__).parent
 ENCODINGS = CONFIG.resolve().parent / "tape" / "positions" / "__init__.py"
-ABLATIONS = OmegaConf.load(CONFIG / "ablations.yaml")
+ABLATIONS = OmegaConf.load(CONFIG / "sweep" / "ablations.yaml")
 
 _entries: dict[str, set[str]] = defaultdict(set)  # by group
 

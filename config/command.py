@@ -43,7 +43,9 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
         name: configuration file in `folder`.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise, and do not print
-    if folder != CONFIG and any(word == "-m" or word.startswith("--mu") for word in sys.argv[1:]):
+    if (folder, name) != (CONFIG, "train") and any(
+        word == "-m" or word.startswith("--mu") for word in sys.argv[1:]
+    ):
         refuse("--multirun is for train.py: repeat this command for each of the values")
     try:
         check_added(sys.argv[1:], name, folder)
@@ -51,7 +53,7 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         if "debug=true" in sys.argv:
             raise
-        if isinstance(error, OSError):  # those of `main` did not come here
+        if isinstance(error, OSError) and error.filename:  # those of `main` did not come here
             error = f"hydra.run.dir, hydra.sweep.dir: no folder {error.filename} can be made"
         refuse(unknown(sys.argv[1:], name, folder) or error)
 
@@ -72,10 +74,12 @@ def parsed(words: list[str]) -> list[Override]:
 
 
 def check_added(words: list[str], name: str, folder: Path) -> None:
-    """Raises a ValueError for a setting that is added (+) outside the groups of settings, where
-    nothing would read it."""
-    known = {*_names(OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml")))}
+    """Raises a ValueError for a setting that is added (+) outside the groups of settings and the
+    empty mappings of the configuration file, where nothing would read it."""
+    tree = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+    known = {*_names(tree)}
     groups = {path.name for path in folder.iterdir() if path.is_dir()} | {"hydra"}
+    groups |= {key for key, value in tree.items() if value == {}}
     for override in parsed(words):
         outside = re.split(r"[./]", override.key_or_group)[0] not in groups
         if is_added(override) and outside and override.key_or_group not in known:
@@ -96,8 +100,7 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
         if names := options(group, folder):
             choices = value.split(",")
             for choice in {*choices} - names - ({"null"} if group not in needed else set()):
-                known = ", ".join(sorted(names))
-                return f"unknown {group} {choice!r}{hint(choice, names)} Known: {known}"
+                return f"unknown {group} {choice!r}{hint(choice, names)} Known: {listed(names)}"
             groups[group] = choices[0]
     with initialize_config_dir(version_base=None, config_dir=str(folder)):
         composed = compose(name, [f"{group}={choice}" for group, choice in groups.items()])
@@ -131,3 +134,7 @@ def no_setting(override: Override, known: Iterable[str]) -> str:
 def is_added(override: Override) -> bool:
     """Returns whether an override begins with + or ++."""
     return override.is_add() or override.is_force_add()
+
+
+def listed(words: Iterable[str]) -> str:
+    return ", ".join(sorted(words))

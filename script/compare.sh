@@ -3,48 +3,17 @@
 #
 #   TYPES="tape rope" SEEDS="0 1 2" bash script/compare.sh [settings]
 #
-#   TYPES, SEEDS, JOBS, NAME (default: encodings): see script/comparison.sh
+#   TYPES, SEEDS, JOBS, NAME (default: encodings): see script/sweep.sh
 #   EXPERIMENT   compare by default; compare_quick takes minutes; any of config/experiment works
 #   EVALUATION   flags of python -m tape.evaluation.perplexity
 #   BASELINE     reference row of the comparison; rope by default
-#   LAUNCHER     trains by Hydra multirun: joblib (local processes), submitit_slurm, submitit_local
-#                (EXTRAS=dev,launchers bash script/setup.sh); missing runs are then trained here
+#   LAUNCHER     runs are jobs of SLURM with submitit_slurm; joblib (the default), submitit_local: processes here
 #   settings     of the training, e.g. data=text data.files=corpus/ length=512
 #
 # Failed runs are listed below the table, and the exit status is 1. Rerunning the command resumes the
 # work.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source script/comparison.sh
-
-experiment=${EXPERIMENT:-compare}
-NAME=${NAME:-encodings}
-out=output/compare_$NAME
-partial=yes
-if [[ $experiment == compare_quick ]]; then
-    evaluation=(--stride 4096 "${evaluation[@]}") # a quarter of the windows
-fi
-evaluate() { # run
-    local length
-    length=$(trained_length "$1")
-    measure_perplexity "$1" $((8 * length)) "$length" $((2 * length)) $((4 * length))
-}
-found() { # log
-    perplexities "$1" 3
-}
-compare() { # runs
-    "$python" -m pretraining.compare "$@" ${BASELINE:+--baseline "$BASELINE"} --out "$out"
-}
-if [[ -n ${LAUNCHER:-} ]]; then
-    check_runs "$@"
-    both() { # comma-separated
-        local IFS=,
-        echo "$*"
-    }
-    if unfinished "$@"; then
-        "$python" train.py -m hydra/launcher="$LAUNCHER" experiment="$experiment" \
-            name="${NAME}_\${hydra:runtime.choices.$group}_\${seed}" \
-            "$group=$(both "${types[@]}")" seed="$(both "${seeds[@]}")" "$@" || true
-    fi
-fi
-comparison "$@"
+quick=$([[ ${EXPERIMENT:-} != compare_quick ]] || echo _quick)
+NAME=${NAME:-encodings} exec bash "$(dirname "${BASH_SOURCE[0]}")/sweep.sh" "encodings$quick" position \
+    ${EXPERIMENT:+"recipe=$EXPERIMENT"} ${BASELINE:+"baseline='$BASELINE'"} \
+    ${LAUNCHER:+"cluster=${LAUNCHER#submitit_}"} -- "$@"

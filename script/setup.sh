@@ -18,6 +18,7 @@ environment=${VIRTUAL_ENV:-${CONDA_PREFIX:-$PWD/.venv}}
 if [[ ! -x $environment/bin/python ]]; then
     for python in python3 python3.13 python3.12 python3.11; do
         if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "creating $environment" >&2
             "$python" -m venv "$environment"
             break
         fi

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Checks style and runs all tests except the slow ones (-m slow):
+# Checks style and runs the fast tests:
 #   bash script/test.sh [pytest arguments]
+# Instead of the fast tests: the slow ones (-m slow) or those for now and then (-m manual).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
 
 "$python" -m ruff check .
 "$python" -m ruff format --check .
-exec "$python" -m pytest --numprocesses "${WORKERS:-2}" "$@"
+exec "$python" -m pytest --numprocesses "${WORKERS:-2}" --dist worksteal --durations 10 "$@"

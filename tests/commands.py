@@ -11,8 +11,10 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import torch
+from hydra._internal.hydra import Hydra
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,6 +55,8 @@ def run_command(
     with (
         _process_state(folder, environment or {}),
         warnings.catch_warnings(),
+        # Hydra would compose once more, for the `hydra.mode` that no configuration here sets.
+        mock.patch.object(Hydra, "get_mode", return_value=None),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

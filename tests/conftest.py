@@ -1,12 +1,18 @@
 """Tiny models of every encoding, with all of its weights perturbed, and tiny runs."""
 
+import gc
 import json
 import os
+import shutil
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import sys
+from copy import deepcopy
+from functools import cache as cached
+from functools import partial
+from pathlib import Path
 
 import absl.logging
 import numpy as np
@@ -106,9 +112,58 @@ def random_tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
     return torch.randint(VOCABULARY, (batch, length), generator=generator)
 
 
-def composed(*overrides):
+@cached
+def _composed(*overrides):
     with initialize_config_dir(version_base=None, config_dir=str(CONFIG)):
         return compose("train", overrides=list(overrides))
+
+
+def composed(*overrides):
+    """The configuration of train.py; to compose it takes 100 times as long as to copy it."""
+    return deepcopy(_composed(*overrides))
+
+
+def pytest_collection_finish():
+    """Keeps imported modules out of garbage collections, of which every training run has one."""
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_reports():
+    """Reports with coarse pictures and a short continuation; commands in processes of their own
+    write them as they are."""
+    from matplotlib.figure import Figure
+
+    from tape.training import report
+
+    savefig = Figure.savefig
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Figure,
+            "savefig",
+            lambda self, *given, **how: savefig(self, *given, **how | {"dpi": 20}),
+        )
+        patch.setattr(Figure, "tight_layout", lambda self: None)
+        whole = report.SAMPLE
+        patch.setattr(report, "SAMPLE", 12)
+        yield whole
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made but not drawn: their files are empty."""
+
+    def savefig(self, file, **settings):
+        if isinstance(file, str | os.PathLike):
+            Path(file).touch()
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
+
+
+@pytest.fixture
+def whole_sample(small_reports, monkeypatch):
+    """A report's continuation as long as it is outside of tests."""
+    monkeypatch.setattr("tape.training.report.SAMPLE", small_reports)
 
 
 @pytest.fixture(scope="session")
@@ -125,17 +180,16 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture
-def start(text, cache, tmp_path):
-    """Run the quick experiment on the small corpus with further overrides."""
+@pytest.fixture(scope="session")
+def run_quick(text, cache):
+    """Runs the quick experiment on the small corpus with further overrides; returns its folder."""
 
-    def start(*overrides, folder=tmp_path / "run"):
+    def run_quick(*overrides, folder):
         cfg = composed(
             "experiment=quick",
             "data=text",
             f"data.files={text}",
             f"cache_dir={cache}",
-            f"output_dir={folder}",
             "vocab_size=300",
             "trainer.max_steps=8",
             "trainer.save_steps=4",
@@ -143,10 +197,29 @@ def start(text, cache, tmp_path):
             "trainer.logging_steps=2",
             *overrides,
         )
+        cfg.output_dir = str(folder)
         train.run(cfg)
         return folder
 
-    return start
+    return run_quick
+
+
+@pytest.fixture(scope="session")
+def quick_run(run_quick, tmp_path_factory):
+    """The folder of a finished run, to be read or copied."""
+    return run_quick(folder=tmp_path_factory.mktemp("quick") / "run")
+
+
+@pytest.fixture
+def start(run_quick, tmp_path):
+    """Starts the quick experiment, in a folder of this test."""
+    return partial(run_quick, folder=tmp_path / "run")
+
+
+@pytest.fixture
+def finished(quick_run, tmp_path):
+    """A copy of a finished run, where `start` has its folder."""
+    return shutil.copytree(quick_run, tmp_path / "run")
 
 
 @pytest.fixture

@@ -26,12 +26,9 @@ from tape.training.guard import STOPPED
 from tape.training.runs import checkpoints, unfinished
 
 ROOT = Path(__file__).parent.parent
-STEPS = 40
 SETTINGS = [
     "experiment=quick",
-    f"trainer.max_steps={STEPS}",
     "trainer.save_steps=1",
-    "trainer.eval_steps=20",
     "trainer.logging_steps=1",
 ]
 
@@ -64,7 +61,9 @@ class Run:
         return process.wait()
 
 
-def kill_until_done(run: Run, name: str, kills: Counter, seconds: float, random_: random.Random):
+def kill_until_done(
+    run: Run, name: str, kills: Counter, steps: int, seconds: float, random_: random.Random
+):
     """Start the run and kill it, again and again, until it ends or the kills are used up. What has
     trained to the end is left alone: there would be nothing more to see."""
     trained = False
@@ -82,12 +81,12 @@ def kill_until_done(run: Run, name: str, kills: Counter, seconds: float, random_
         if wanted is None or status not in (-wanted, STOPPED):
             sys.exit(f"{name}: unexpected exit status {status}\n{''.join(run.said)}")
         kills[wanted] -= 1
-        steps = [path.name for path in checkpoints(run.folder)]
-        trained = f"checkpoint-{STEPS}" in steps
+        saved = [path.name for path in checkpoints(run.folder)]
+        trained = f"checkpoint-{steps}" in saved
         half = unfinished(run.folder).exists()
         print(
             f"{name}: {signal.Signals(wanted).name} -> status {status}, has "
-            f"{', '.join(steps) or 'no checkpoint'}{', and one half-written' if half else ''}",
+            f"{', '.join(saved) or 'no checkpoint'}{', and one half-written' if half else ''}",
             flush=True,
         )
 
@@ -97,10 +96,16 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in rows if "loss" in row]
 
 
-def main(kills: int, settings: list[str], seed: int = 0) -> None:
+def main(kills: int, steps: int, settings: list[str], seed: int = 0) -> None:
     random_ = random.Random(seed)
+    settings = [
+        *SETTINGS,
+        f"trainer.max_steps={steps}",
+        f"trainer.eval_steps={steps // 2}",
+        *settings,
+    ]
     with tempfile.TemporaryDirectory() as work:
-        whole = Run(Path(work) / "whole", SETTINGS + settings)
+        whole = Run(Path(work) / "whole", settings)
         began = whole.start()
         start = time.perf_counter()
         if whole.finish(began) != 0:
@@ -111,9 +116,9 @@ def main(kills: int, settings: list[str], seed: int = 0) -> None:
         number = 0
         while any(left.values()):
             number += 1
-            run = Run(Path(work) / f"run{number}", SETTINGS + settings)
+            run = Run(Path(work) / f"run{number}", settings)
             before = left.total()
-            kill_until_done(run, f"run {number}", left, seconds, random_)
+            kill_until_done(run, f"run {number}", left, steps, seconds, random_)
             if left.total() == before:  # too late: the machine has become faster
                 seconds *= 0.8
             found = load_file(run.folder / "model.safetensors")
@@ -128,7 +133,8 @@ def main(kills: int, settings: list[str], seed: int = 0) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("settings", nargs="*", help="of train.py")
     arguments = parser.parse_args()
-    main(arguments.kills, arguments.settings, arguments.seed)
+    main(arguments.kills, arguments.steps, arguments.settings, arguments.seed)

@@ -347,7 +347,7 @@ def test_a_full_disk_is_called_so(train, tmp_path, monkeypatch):
 def script(tmp_path):
     """Runs a script where there is nothing to install and nothing to start."""
     shutil.copytree(ROOT / "script", tmp_path / "script")
-    for package in ("config", "tape"):
+    for package in ("config", "tape", "sweeps", "sweep.py"):
         (tmp_path / package).symlink_to(ROOT / package)
     (tmp_path / "script" / "setup.sh").write_text("# installed\n")
 
@@ -402,7 +402,8 @@ def test_variables_of_scripts(script, tmp_path, name, variables):
     variable = next(iter(variables))
     assert outcome.returncode == 1, outcome.stderr
     assert outcome.stderr.startswith("error: ") and len(outcome.stderr.splitlines()) == 1
-    assert re.search(rf"{variable}|{variable[:-1].lower()}", outcome.stderr), outcome.stderr
+    setting = {"TYPES": "position", "SLICE": "SLICE|seconds"}.get(variable, variable[:-1].lower())
+    assert re.search(rf"{variable}|{setting}", outcome.stderr), outcome.stderr
     assert not (tmp_path / "harm").exists() and not (tmp_path / "output").exists()
 
 
@@ -784,6 +785,7 @@ BIG = GRID_OF_1["summary.json"].replace('"max_length": 1', '"max_length": 100000
 UNHASHED = GRID_OF_1["summary.json"].replace("0" * 64, "")
 PERPLEXITIES = "model,model_hash,data,data_hash,convention,length,stride,batch_size,dtype"
 PERPLEXITIES += ",tokens,nll,perplexity"
+TRAINED_RUN = {"seed": 0, "trainer.seed": 0, "position.name": "rope", "length": 8}
 # Folders of `made`, each a good model but for one file: its name, what it holds, the folder's name.
 DAMAGED = {
     "config.json": {
@@ -836,6 +838,7 @@ def made(given, tmp_path_factory):
                 content = json.dumps(json.loads((model / file).read_text()) | content)
             path = copy / file
             path.parent.mkdir(exist_ok=True)
+            (copy / "trained.json").write_text(json.dumps(TRAINED_RUN))
             for other, good in GRID_OF_1.items() if path.parent.name == "grid" else ():
                 (path.parent / other).write_text(good)
             path.write_text(content, errors="surrogateescape")
@@ -980,9 +983,10 @@ EVALUATIONS = [
             f"tape.compare {GOOD}",
             *(f"tape.analysis.{name} --model {GOOD}" for name in ("stability", "visualize")),
             f"tape.analysis.faults --model {GOOD}",
-            *("tape.analysis.cost", "tape.analysis.speed"),
+            "tape.analysis.cost",
         )
     ),
+    ("benchmarks/speed.py --out {given}/model", rf"--out: \S+model {A_MODEL}"),
     # Empty paths
     ("-m tape.report ''", r"folders: '' must be a path"),
     (f"{HEATMAP} {GOOD} --out ''", r"--out: '' must be a path"),
@@ -993,16 +997,15 @@ EVALUATIONS = [
     *(
         (f"benchmarks/{words}", rf"{words.split(' ')[1]}: '{words.split(' ')[2]}' must be an int")
         for words in (
-            *("adapters.py --tokens 0 8", "adapters.py --repeats 6"),
+            *("adapters.py --tokens 0 8", "optimisations.py --heads 0"),
             *("arithmetic_eval.py --digits 0", "arithmetic_eval.py --samples 0"),
             *("arithmetic_eval.py --batch 0", "arithmetic_eval.py --processes 0"),
-            *("arithmetic_eval.py --repeats 0", "layer.py --repeats 0"),
             *("decode.py --batch 0", "decode.py --batch -1", "decode.py --new 0"),
             *("decode.py --prompt 0", "llama_step.py --length 0", "llama_step.py --new 0"),
             *("perplexity.py --stride 0", "perplexity.py --tokens 1", "perplexity.py --length 1"),
-            *("perplexity.py --repeats 0", "scrolls_generate.py --prompts 0"),
+            *("speed.py --new 0", "scrolls_generate.py --prompts 0"),
             *("scrolls_generate.py --prompt 0 9", "scrolls_generate.py --new 0"),
-            *("scrolls_generate.py --batch 0", "scrolls_generate.py --repeats 0"),
+            *("scrolls_generate.py --batch 0", "optimisations.py --batch 0"),
             *("scrolls_tokenize.py --documents 0", "scrolls_tokenize.py --words 0"),
             *("scrolls_tokenize.py --vocabulary 1", "train_step.py --tokens -1 5"),
         )
@@ -1011,11 +1014,23 @@ EVALUATIONS = [
         (f"benchmarks/{name}.py --attention nosuch", r"--attention: invalid choice: 'nosuch'")
         for name in ("adapters", "decode", "llama_step", "perplexity", "train_step")
     ),
+    *(
+        (
+            f"benchmarks/{name}.py --repeats {rounds}",
+            rf"--repeats: '{rounds}' must be an integer >=",
+        )
+        for rounds, names in (
+            (0, ("arithmetic_eval", "layer", "perplexity", "scrolls_generate")),
+            (6, ("adapters", "decode", "llama_step", "optimisations", "speed", "train_step")),
+        )
+        for name in names
+    ),
+    ("benchmarks/perplexity.py --tokens 300", r"300 tokens of text have no window of 1,024"),
     ("benchmarks/perplexity.py --length 8 --stride 9", r"stride=9 must lie in 1\.\.7"),
     ("benchmarks/scrolls_generate.py --prompt 9 8", r"--prompt 9 8: give the shortest"),
     (
         "benchmarks/arithmetic_eval.py --digits 1 --methods rope --only slow",
-        r"--only 'slow': no way begins so: cached,",
+        r"--only 'slow': no way begins so: cell by cell, cached,",
     ),
     ("benchmarks/utilization.py {made}/metrics_nested", r"metrics\.jsonl, line 1, is damaged"),
     # Names of evaluations, and their numbers
@@ -1095,12 +1110,6 @@ def test_evaluations_and_results(words, message, given, made, tmp_path):
     words = shlex.split(words.replace("{given}", str(given)).replace("{made}", str(made)))
     check_refusal(run_command(*words, folder=tmp_path), message, tmp_path)
     assert files(given) | files(made) == before
-
-
-def test_errors_of_a_process_of_a_benchmark(tmp_path):
-    words = ("--methods", "rope", "--tokens", "300", "--repeats", "1")
-    outcome = run_command("benchmarks/perplexity.py", *words, folder=tmp_path)
-    check_refusal(outcome, r"300 tokens of text have no window of 1,024", tmp_path)
 
 
 @pytest.mark.parametrize("damage", DAMAGED["metrics.jsonl"])

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,6 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 from commands import ROOT, run_command
 from conftest import composed
-from matplotlib.figure import Figure
 from results import lay_out
 from scrolls_data import write_task
 from shards import write_shards
@@ -120,13 +120,14 @@ ONE_STEP = [
     "trainer.per_device_eval_batch_size=1",
 ]
 TEXT = ["data=text", "data.files=corpus"]
+LENGTH = re.compile(r"\{length[^}]*\}")  # of runs that are not trained
 CAPITALS = {"question": "Paris is the capital of", "choices": ["France", "Peru"], "answer": 0}
 
 
 def lay_out_project(folder: Path) -> None:
     """The project's files: scripts and settings are copied, all else is linked."""
-    linked = ("arithmetic", "benchmarks", "docs", "retrieval", "tape")
-    for name in (*linked, "tests", "train.py", "eval_retrieval.py", "eval_scrolls.py"):
+    linked = ("arithmetic", "benchmarks", "docs", "retrieval", "sweeps", "tape", "tests")
+    for name in (*linked, "train.py", "sweep.py", "eval_retrieval.py", "eval_scrolls.py"):
         (folder / name).symlink_to(ROOT / name)
     for name in ("config", "script", "scrolls"):
         shutil.copytree(ROOT / name, folder / name, ignore=lambda *_: ["__pycache__"])
@@ -249,19 +250,23 @@ def layout(tmp_path_factory):
 
 
 @pytest.fixture
-def project(layout, tmp_path, monkeypatch):
-    """A copy of the layout, in which figures are small and exports are not loaded elsewhere."""
+def project(layout, undrawn, tmp_path, monkeypatch):
+    """The layout with copies of the folders that commands write to. Figures are not drawn, and
+    exports not loaded elsewhere."""
     monkeypatch.setattr("tape.export.verify", lambda *_: None)
-    savefig = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, *given, **how: savefig(self, *given, **how | {"dpi": 20})
-    )
     guide = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     exec(compile(guide[0], "kerple.py", "exec"), module := {})
     monkeypatch.setitem(ENCODINGS, "kerple", module["Kerple"])
     (tmp_path / "data").mkdir()
     shutil.copy(layout / "pg19.bin", tmp_path / "data" / "proof_pile.bin")
-    return shutil.copytree(layout, tmp_path / "project", symlinks=True)
+    (project := tmp_path / "project").mkdir()
+    for entry in layout.iterdir():
+        if entry.name in ("output", "measured", "scrolls", "cache"):
+            unread = shutil.ignore_patterns("checkpoint-*")
+            shutil.copytree(entry, project / entry.name, symlinks=True, ignore=unread)
+        else:
+            (project / entry.name).symlink_to(entry)
+    return project
 
 
 # ---- what is called
@@ -366,6 +371,7 @@ def tiny_lm_eval(given: list[str]) -> list[str] | None:
 STEPS = ("--shape", "small", "--tokens", "1", "8", "--repeats", "7")
 RULES = {
     "train.py": Rule(tiny_run),
+    "sweep.py": Rule(),
     "tape.evaluation.perplexity": Rule(tiny_perplexity),
     "tape.evaluation.lm_eval": Rule(tiny_lm_eval),
     "eval_retrieval.py": Rule(
@@ -382,10 +388,10 @@ RULES = {
     ),
     "tape.analysis.faults": Rule([*CORPUS, "--lengths", "16", "--windows", "1"]),
     "tape.analysis.cost": Rule([*SMALL, "--length", "8"]),
-    "tape.analysis.optimisations": Rule(
+    "benchmarks/optimisations.py": Rule(
         ["--batch", "1", "--length", "8", "--hidden", "16", "--heads", "2", "--rounds", "7"]
     ),
-    "tape.analysis.speed": Rule(
+    "benchmarks/speed.py": Rule(
         [
             *SMALL,
             *("--lengths", "8", "--encodings", "rope", "tape"),
@@ -457,6 +463,12 @@ def check_hf(words: list[str]) -> None:
 
 def check_ours(words: list[str], project: Path, whole: bool) -> None:
     name, *given = words[1:] if words[0] == "-m" else words
+    if name == "sweep.py" and "--help" not in given:  # its commands
+        outcome = run_command(name, "dry_run=true", *given, folder=project)
+        assert outcome.status == 0, outcome.err
+        for line in outcome.out.splitlines():
+            check_ours(shlex.split(LENGTH.sub("64", line))[1:], project, False)
+        return
     assert name in RULES, f"no rule for {name}: say how it is made tiny"
     rule = RULES[name]
     more = rule.tiny(given) if callable(rule.tiny) else rule.tiny
@@ -528,11 +540,5 @@ def test_no_rule_is_stale():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.slow])
 def test_a_benchmark_runs(name, project):
-    done = subprocess.run(
-        [sys.executable, name, *RULES[name].slow],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and "| " in done.stdout, done.stderr
+    outcome = run_command(name, *RULES[name].slow, folder=project)
+    assert outcome.status == 0 and "| " in outcome.out, outcome.err

@@ -70,7 +70,7 @@ def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
         **{"evaluation": "arithmetic", "measure": "accuracy"},
         **{"first_digits": "1", "second_digits": "2", "value": "0.2", "n": "10", "unit": "share"},
     }
-    assert (tmp_path / "out" / "heatmaps.png").stat().st_size > 10_000
+    assert (tmp_path / "out" / "heatmaps.png").stat().st_size > 1000
     assert not (tmp_path / "out" / "curves.png").exists()
     tape = pd.concat([run.rows for run in found.rows[0].runs["arithmetic"]])
     assert grid_of(VIEW.heatmap, tape).values.tolist() == [[1, 0.5], [0.5, 0.5]]

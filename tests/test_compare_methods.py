@@ -106,7 +106,7 @@ def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
     assert {row["run"] for row in rows} == {run.name for run in runs}
     assert {row["evaluation"] for row in rows} == {"perplexity", "passkey"}
     for kind in ("png", "svg"):
-        assert (tmp_path / "out" / f"curves.{kind}").stat().st_size > 10_000
+        assert (tmp_path / "out" / f"curves.{kind}").stat().st_size > 1000
 
 
 def test_the_picture_names_all_and_draws_what_was_measured(runs):

@@ -242,7 +242,7 @@ def test_dependencies_point_one_way():
     """positions <- attention <- modeling <- training and the rest; none of them knows hydra."""
     order = ["names", "positions", "configuration", "payload", "blockwise", "flash", "s2"]
     order += ["indices", "attention", "cache", "loss", "modeling"]
-    experiments = {"arithmetic", "scrolls", "retrieval", "extension", "pretraining"}
+    experiments = {"arithmetic", "scrolls", "retrieval", "sweeps"}
     root = pathlib.Path(tape.__file__).parent
     for path in root.rglob("*.py"):
         module = path.relative_to(root).parts[0].removesuffix(".py")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import (
     GROUPED,
+    POSITIONS,
     VOCABULARY,
     all_positions,
-    both_kernels,
     make_model,
     random_tokens,
 )
@@ -21,13 +21,30 @@ LENGTH = 15
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
 
 
-@pytest.fixture(params=["eager", "sdpa"])
-def model(request, position):
-    return make_model(position, kernel=request.param)
+# eager differs from sdpa by what an encoding gives to attention: nothing but turned queries and
+# keys, a bias, a learned bias, a payload. The other encodings are slow tests of it.
+EAGER = ("rope", "alibi", "fire", "tape")
+all_models = pytest.mark.parametrize(
+    ("position", "kernel"),
+    [
+        *((name, "sdpa") for name in POSITIONS),
+        *((name, "eager") for name in EAGER),
+        *(
+            pytest.param(name, "eager", marks=pytest.mark.slow)
+            for name in POSITIONS
+            if name not in EAGER
+        ),
+    ],
+)
+
+
+@pytest.fixture
+def model(position, kernel):
+    return make_model(position, kernel=kernel)
 
 
 @torch.no_grad()
-@all_positions
+@all_models
 def test_batched(model):
     tokens = random_tokens(4, LENGTH)
     one_by_one = torch.cat([model(row[None]).logits for row in tokens])
@@ -35,7 +52,7 @@ def test_batched(model):
 
 
 @torch.no_grad()
-@all_positions
+@all_models
 def test_causal_and_complete(model):
     """Every logit depends on every token up to its own and on none after it.
 
@@ -59,7 +76,7 @@ def make_cache(model, kind):
 
 
 @torch.no_grad()
-@all_positions
+@all_models
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("chunks", [[9, 1, 1, 1, 1, 1, 1], [1, 4, 7, 3]])
 def test_cached(model, kind, chunks):
@@ -81,7 +98,7 @@ def left_padded():
 
 
 @torch.no_grad()
-@all_positions
+@all_models
 def test_left_padded(model):
     tokens, mask, pads = left_padded()
     logits = model(tokens, attention_mask=mask).logits
@@ -92,7 +109,7 @@ def test_left_padded(model):
 
 
 @torch.no_grad()
-@all_positions
+@all_models
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_left_padded_and_cached(model, kind):
     tokens, mask, pads = left_padded()
@@ -108,7 +125,7 @@ def test_left_padded_and_cached(model, kind):
 
 
 @torch.no_grad()
-@all_positions
+@all_models
 def test_right_padded(model):
     tokens, mask, pads = left_padded()
     logits = model(tokens, attention_mask=mask.flip(1)).logits
@@ -172,7 +189,7 @@ def test_gaps_and_a_cache(position, kind):
 
 
 @torch.no_grad()
-@all_positions
+@all_models
 def test_masks_that_the_caller_made(model):
     tokens, mask, _ = left_padded()
     plain = model(tokens, use_cache=False).logits
@@ -199,7 +216,7 @@ def test_dropout_drops_the_same_tokens_of_values_and_payload(kernel):
 
 
 @torch.no_grad()
-@all_positions
+@all_models
 def test_saved_and_reloaded(model, tmp_path):
     tokens = random_tokens(2, LENGTH)
     model.save_pretrained(tmp_path)
@@ -212,7 +229,7 @@ def test_saved_and_reloaded(model, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
-@all_positions
+@all_models
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed(model, reentrant):
     tokens = random_tokens(2, LENGTH)
@@ -261,8 +278,7 @@ def test_bfloat16_is_as_close_as_rope_is(position, mode):
 
 
 @torch.no_grad()
-@all_positions
-@both_kernels
+@all_models
 def test_bfloat16_decodes_with_a_cache(position, kernel):
     model = make_model(position, kernel=kernel, dtype=torch.bfloat16)
     tokens, mask, _ = left_padded()

@@ -94,6 +94,7 @@ def test_redpajama_without_a_network_says_what_to_do(monkeypatch):
         RedPajamaCorpus()
 
 
+@pytest.mark.slow
 def test_local_corpus_is_the_same_in_another_process():
     script = "from tape.data import LocalCorpus; print(LocalCorpus().fingerprint())"
     environment = {**os.environ, "PYTHONHASHSEED": "7", "LC_ALL": "C"}

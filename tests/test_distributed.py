@@ -53,7 +53,7 @@ def assert_same_losses(one, two):
         assert step == other_step and loss == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("launcher", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("launcher", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_two_processes_equal_one(start, start_two, tmp_path, launcher):
     one = start(*SETTINGS, folder=tmp_path / "one")
     two = start_two(f"launcher={launcher}")
@@ -86,6 +86,7 @@ def loss_of_each_label(model, sequences):
     return sum(losses) / len(losses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["ddp", "fsdp2"])
 def test_every_label_counts_alike_in_two_processes(start, start_two, tmp_path, launcher):
     unequal = ["task._target_=tests.unequal_labels.UnequalLabels", "length=32"]
@@ -99,6 +100,7 @@ def test_every_label_counts_alike_in_two_processes(start, start_two, tmp_path, l
         assert evaluations(folder)[-1] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "method"), [("ddp", "adape_lora"), ("fsdp2", "lora")])
 def test_two_processes_adapt_a_base_as_one_does(start, start_two, tmp_path, launcher, method):
     base = start("position=rope", "trainer.max_steps=1", folder=tmp_path / "base")
@@ -129,6 +131,7 @@ def test_sharding_changes_no_bit_of_what_is_trained_in_bfloat16(start, start_two
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_stream(start_two, cache, tmp_path):
     shards = write_shards(tmp_path / "en")
     data = ("data=c4", f"data.dir={shards}", "data.window=7")
@@ -138,6 +141,7 @@ def test_two_processes_share_a_stream(start_two, cache, tmp_path):
     assert_same_losses(tmp_path / "one", start_two(data=data))
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_equals_one_process_or_is_refused(tmp_path):
     folders = [str(tmp_path / name) for name in ("untied", "tied", "tape")]
     models = [make_model("rope"), make_model("rope", tie_word_embeddings=True), make_model("tape")]

@@ -272,7 +272,8 @@ def test_a_run_is_exported_with_its_card(run):
         assert b"secret-project" not in text and bytes(run.parent) not in text, path
 
 
-def test_a_task_with_a_measure_of_its_own_has_a_card(run, tmp_path):
+def test_a_task_with_a_measure_of_its_own_has_a_card(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("tape.export.verify", lambda *_: None)
     copy = shutil.copytree(run, tmp_path / "adds")
     path = copy / "report" / "report.json"
     report = json.loads(path.read_text())

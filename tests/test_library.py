@@ -50,7 +50,7 @@ def library():
     return folder / NAME
 
 
-@pytest.mark.slow
+@pytest.mark.manual
 @pytest.mark.parametrize(
     ("position", "excepted"), [("rope", ALL), ("tape", ALL), ("fire", ALL | ROTARY)]
 )

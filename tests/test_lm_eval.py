@@ -154,7 +154,9 @@ def test_texts_are_written_at_positions_for_the_longest(tasks, tmp_path):
         ),
         (("sums", "--max_length", "5", "--truncate"), "an answer alone has"),
         (("sums", "--lengths", "70", "--max_length", "64"), "--lengths 70 is more than"),
-        (("nothing",), "--tasks nothing is unknown to lm-eval"),
+        pytest.param(
+            ("nothing",), "--tasks nothing is unknown to lm-eval", marks=pytest.mark.slow
+        ),  # reads thousands of files to know
     ],
 )
 def test_what_cannot_be_asked_is_refused(given, message, tasks, tmp_path):

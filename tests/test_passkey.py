@@ -143,7 +143,7 @@ def test_the_table_has_means_and_intervals_over_seeds(tmp_path):
         *(("tokens", "0", "20.0", "5"), ("accuracy", "1", "0.0", "5")),
     ]
     for name in ("heatmaps", "curves"):
-        assert (tmp_path / "out" / f"{name}.png").stat().st_size > 10_000
+        assert (tmp_path / "out" / f"{name}.png").stat().st_size > 1000
     (axes,) = curves(found.rows).axes
     lines = {line.get_label(): line.get_ydata() for line in axes.lines}
     assert list(lines["rope"]) == pytest.approx([1, 0.4, 0.2, 0])

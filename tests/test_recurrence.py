@@ -3,8 +3,8 @@
 import pytest
 import test_contract
 import torch
-from conftest import all_positions, both_kernels, make_config, make_model, random_tokens
-from test_encodings import check_against_loops
+from conftest import all_positions, make_config, make_model, random_tokens
+from test_encodings import check_against_loops, loops_of
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from tape.export.llama import require_llama
@@ -17,11 +17,12 @@ def model(position):
     return make_model(position, **SHAPE)
 
 
-@both_kernels
 @all_positions
-def test_equals_the_loops(position, kernel):
-    model = make_model(position, kernel=kernel, dtype=torch.float64, **SHAPE)
-    check_against_loops(model, {"atol": 1e-9, "rtol": 1e-9}, length=8)
+def test_equals_the_loops(model, position):
+    loops = loops_of(model, 8)
+    for kernel in ("eager", "sdpa"):
+        model = make_model(position, kernel=kernel, dtype=torch.float64, **SHAPE)
+        check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
 """Answers in batches against one by one without a cache, journals, fine-tuning and commands."""
 
 import json
+import multiprocessing
 import shutil
 import signal
-import subprocess
 import sys
 import time
 
@@ -23,8 +23,6 @@ from scrolls.prompts import BUDGETS, Budget
 from tape import TapeForCausalLM
 from tape.evaluation.journal import FILE, read
 from tape.evaluation.padding import left_padded
-
-ROOT = entry.CONFIG.parent.parent
 
 
 def make_speaker(position, tokenizer):
@@ -155,13 +153,16 @@ def test_shards_and_processes_equal_one(base, data, tmp_path):
 
 def test_a_killed_process_is_continued(base, data, tmp_path):
     whole = generate(base, data, tmp_path / "whole")
-    command = [sys.executable, "-m", "scrolls.generate", *settings_of(base, data, tmp_path / "cut")]
-    started = subprocess.Popen([*command, "processes=1"], cwd=ROOT, stderr=subprocess.DEVNULL)
+    fork = multiprocessing.get_context("fork")
+    given = (base, data, tmp_path / "cut", "processes=1")
+    started = fork.Process(target=generate, args=given, daemon=True)
+    started.start()
     parts = tmp_path / "cut" / "adape.parts" / "shard-1-of-1" / FILE
-    while started.poll() is None and (not parts.exists() or parts.read_bytes().count(b"\n") < 3):
+    while started.is_alive() and (not parts.exists() or parts.read_bytes().count(b"\n") < 3):
         time.sleep(0.01)
-    started.send_signal(signal.SIGKILL)
-    assert started.wait() == -signal.SIGKILL and not (tmp_path / "cut" / "adape.json").exists()
+    started.kill()
+    started.join()
+    assert started.exitcode == -signal.SIGKILL and not (tmp_path / "cut" / "adape.json").exists()
     before = parts.read_bytes()
     assert generate(base, data, tmp_path / "cut") == whole
     assert parts.read_bytes().startswith(before[: before.rfind(b"\n") + 1])

@@ -148,6 +148,7 @@ def test_the_table_of_two_models(tmp_path, text_file):
     assert stability.DEFINITIONS in text
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("command", [stability, faults, visualize])
 def test_models_of_one_name_stay_apart(command, tmp_path, text_file, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -174,6 +175,7 @@ def cell(values, digits):
     return f"{np.mean(values):.{digits}f} ± {student(values):.{digits}f}"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_seeds_of_one_run_are_one_row(tmp_path, text_file):
     models = [make_run(tmp_path / f"{n}_{s}", n, s) for n in ("tape", "rope") for s in (0, 1, 2)]
     models.append(make_run(tmp_path / "alone", "alibi", 0))
@@ -245,6 +247,7 @@ def test_no_two_rows_have_one_name(tmp_path):
         models(seeds)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("command", [stability, faults, visualize])
 def test_what_one_model_refuses_does_not_stop_the_others(
     command, tmp_path, text_file, monkeypatch, capsys
@@ -263,6 +266,7 @@ def test_what_one_model_refuses_does_not_stop_the_others(
     assert "positions, but the model's 'learned' has 20" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_short_text_has_fewer_windows(tmp_path, text_file):
     model = make_folder(tmp_path / "rope", "rope")
     given = ("--length", "399", "--windows", "8")  # of 400 tokens
@@ -314,7 +318,8 @@ def test_a_difference_is_map_by_map():
 def test_pictures_of_two_models(second, tmp_path, text_file):
     models = [make_folder(tmp_path / name, name) for name in ("tape", second)]
     out = tmp_path / "out"
-    text = options(visualize, models, text_file, out, "--length", "16", "--windows", "2")
+    given = ("--length", "16", "--windows", "2", "--heads", "1")
+    text = options(visualize, models, text_file, out, *given)
     drawn = {path.stem for path in out.glob("*.png")}
     assert drawn == {path.stem for path in out.glob("*.svg")}
     always = {"attention_tape", f"attention_{second}", "attention_difference", "distance"}
@@ -329,6 +334,7 @@ def test_pictures_of_two_models(second, tmp_path, text_file):
     assert text.count("\n| ") == 6
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_models_of_other_shapes_have_no_difference(tmp_path, text_file):
     out = tmp_path / "out"
     rope = make_folder(tmp_path / "rope", "rope")
@@ -345,6 +351,7 @@ def test_models_of_other_shapes_have_no_difference(tmp_path, text_file):
         }
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_text_of_ones_own(tmp_path):
     model = make_folder(tmp_path / "m", "tape")
     given = ["--model", str(model), "--out", str(tmp_path / "o"), "--text"]

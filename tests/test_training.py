@@ -1,6 +1,7 @@
 """Runs from a composed configuration to the report: what they write, continue from and refuse."""
 
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import hydra
 import pytest
 import torch
+from commands import run_command
 from conftest import all_positions, composed, make_model
 from omegaconf import OmegaConf
 from transformers import (
@@ -32,6 +34,7 @@ from tape.training.progress import read_metrics
 from tape.training.runs import (
     clear_alias,
     last_complete,
+    locked,
     register_run,
     remove_old,
     unfinished,
@@ -122,6 +125,7 @@ def test_an_alias_is_a_link_that_replaces_nothing_and_gives_way_to_a_run(start, 
 
 
 @pytest.mark.parametrize("position", ["tape", "randpe", "fire"])
+@pytest.mark.usefixtures("whole_sample")
 def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
     folder = start(f"position={position}")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -232,8 +236,8 @@ def test_a_finished_run_only_reports_again(start, schedule):
         start(*settings, "trainer.max_steps=6")
 
 
-def test_a_finished_run_may_go_on(start):
-    folder = start()
+def test_a_finished_run_may_go_on(start, finished):
+    folder = finished
     memory = json.loads((folder / "report" / "report.json").read_text())["peak_memory_gib"]
     start("trainer.max_steps=12", "trainer.logging_steps=1")
     summary = json.loads((folder / "report" / "report.json").read_text())
@@ -243,8 +247,7 @@ def test_a_finished_run_may_go_on(start):
     assert checkpoint_names(folder) == ["checkpoint-12", "checkpoint-8"]
 
 
-def test_a_run_does_not_go_on_with_another_text(start, text):
-    folder = start()
+def test_a_run_does_not_go_on_with_another_text(start, finished, text):
     original = text.read_text()
     try:
         text.write_text(original.replace("sheep", "zebras"))
@@ -252,7 +255,7 @@ def test_a_run_does_not_go_on_with_another_text(start, text):
             start("trainer.max_steps=12")
     finally:
         text.write_text(original)
-    assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
+    assert checkpoint_names(finished) == ["checkpoint-4", "checkpoint-8"]
 
 
 def test_a_failed_first_try_does_not_block_the_folder(start):
@@ -264,22 +267,25 @@ def test_a_failed_first_try_does_not_block_the_folder(start):
 
 
 def test_two_processes_cannot_work_in_one_folder(start, tmp_path):
-    hold = f"""
-import pathlib, sys, tape.training.runs as runs
-with runs.locked(pathlib.Path({str(tmp_path / "run")!r})):
-    print("holding", flush=True)
-    sys.stdin.read()
-"""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT, **pipes) as other:
-        other.stdout.readline()
-        with pytest.raises(ValueError, match=r"another process is working in .*run"):
-            start()
-        other.stdin.close()
-        other.wait()
+    fork = multiprocessing.get_context("fork")
+    held, leave = fork.Event(), fork.Event()
+
+    def hold():
+        with locked(tmp_path / "run"):
+            held.set()
+            leave.wait()
+
+    other = fork.Process(target=hold, daemon=True)
+    other.start()
+    assert held.wait(60)
+    with pytest.raises(ValueError, match=r"another process is working in .*run"):
         start()
+    leave.set()
+    other.join()
+    start()
 
 
+@pytest.mark.usefixtures("whole_sample")
 def test_a_range_shorter_than_the_sample_still_reports(start):
     folder = start("position=randpe", "length=32", "position.length=64")
     summary = json.loads((folder / "report" / "report.json").read_text())
@@ -306,8 +312,8 @@ def flip_a_byte(path):
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "sha256.json"])
 @pytest.mark.parametrize("harm", [cut_short, flip_a_byte, Path.unlink])
-def test_a_damaged_checkpoint_is_named_and_left_out(start, caplog, name, harm):
-    folder = start()
+def test_a_damaged_checkpoint_is_named_and_left_out(start, finished, caplog, name, harm):
+    folder = finished
     expected = weights(folder)
     assert last_complete(folder).name == "checkpoint-8"
     harm(folder / "checkpoint-8" / name)
@@ -428,10 +434,11 @@ def test_a_run_that_saves_nothing_on_the_way_is_finished_once(start):
     assert (folder / "metrics.jsonl").read_text() == metrics
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_change_nothing(text, cache):
     """One SIGKILL and one SIGTERM; more by hand with `python tests/crash.py --kills 20`."""
     settings = ["data=text", f"data.files={text}", f"cache_dir={cache}", "vocab_size=300"]
-    command = [sys.executable, "tests/crash.py", "--kills=2", *settings]
+    command = [sys.executable, "tests/crash.py", "--kills=2", "--steps=16", *settings]
     outcome = subprocess.run(
         command,
         cwd=ROOT,
@@ -444,8 +451,8 @@ def test_kills_at_random_moments_change_nothing(text, cache):
     assert outcome.stdout.rstrip().endswith("equal the uninterrupted run's")
 
 
-def test_another_configuration_in_the_same_folder_is_refused(start):
-    folder = start()
+def test_another_configuration_in_the_same_folder_is_refused(start, finished):
+    folder = finished
     before = (folder / "run.json").read_text()
     with pytest.raises(ValueError, match=r"trainer\.learning_rate: 0\.002 -> 0\.1") as refusal:
         start("trainer.learning_rate=0.1", "position=rope")
@@ -500,24 +507,15 @@ def test_bad_settings_are_refused(start, overrides, message):
         start(*overrides)
 
 
-def command(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "train.py", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_the_command_line_says_what_is_wrong_in_one_line(tmp_path):
-    outcome = command("position=alibii")
-    assert outcome.returncode == 1
-    assert outcome.stderr.startswith("error: unknown position 'alibii'; did you mean 'alibi'?")
-    outcome = command(f"output_dir={tmp_path / 'run'}", "data=text", "data.files=/no/such")
-    assert outcome.returncode == 1
-    assert outcome.stderr.splitlines()[-1] == "error: data.files: nothing matches '/no/such'"
-    assert "Traceback" not in outcome.stderr
+    outcome = run_command("train.py", "position=alibii", folder=tmp_path)
+    assert outcome.status == 1
+    assert outcome.err.startswith("error: unknown position 'alibii'; did you mean 'alibi'?")
+    data = ("data=text", "data.files=/no/such")
+    outcome = run_command("train.py", f"output_dir={tmp_path / 'run'}", *data, folder=tmp_path)
+    assert outcome.status == 1
+    assert outcome.lines[-1] == "error: data.files: nothing matches '/no/such'"
+    assert "Traceback" not in outcome.err
     assert not (tmp_path / "run" / "run.json").exists()
 
 

@@ -20,14 +20,14 @@ export PYTHONPATH=$PWD
 out=${1:-output/efficiency}
 
 if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-    lengths=(1024 8192 32768) length=1024 sequences=16 compiled=(yes) both=(no yes) sizes=()
+    lengths=(1024 8192 32768) length=1024 sequences=16 compiled=(yes) both=(no yes) sizes=() layer=()
 else
-    lengths=(32) length=32 sequences=2 compiled=(no) both=(no)
+    layer=(--encodings rope tape) lengths=(32) length=32 sequences=2 compiled=(no) both=(no)
     sizes=(--layers 2 --hidden 64 --heads 4 --mlp 128 --vocabulary 256 --new 4)
 fi
 
 status=0
-measure() { # name, arguments of tape.analysis.speed
+measure() { # name, arguments of benchmarks/speed.py
     local name=$1 left=$((end - SECONDS)) ended=0
     shift
     if ((left <= 0)) && [[ -n ${begun:-} ]]; then
@@ -36,7 +36,7 @@ measure() { # name, arguments of tape.analysis.speed
     fi
     begun=yes # a slice measures something, however slowly it starts
     left=$((left > 0 ? left : 1))
-    "$python" -m tape.analysis.speed --out "$out/$name" --seconds "$left" "${sizes[@]}" "$@" || ended=$?
+    "$python" benchmarks/speed.py --out "$out/$name" --seconds "$left" "${sizes[@]}" "$@" || ended=$?
     if ((ended != 0 && ended != 75)); then
         exit "$ended"
     fi
@@ -44,7 +44,8 @@ measure() { # name, arguments of tape.analysis.speed
 }
 
 model=(--scopes model --lengths "$length")
-measure layer --scopes layer --work forward training --lengths "${lengths[@]}" --compiled no
+measure layer --scopes layer --work forward training --lengths "${lengths[@]}" --compiled no \
+    "${layer[@]}"
 measure training "${model[@]}" --work training --batch "$sequences" --compiled "${compiled[@]}" \
     --backends sdpa flex_attention --encodings rope tape --peers transformers
 measure biases "${model[@]}" --work training --batch "$sequences" --compiled "${compiled[@]}" \

@@ -22,6 +22,8 @@ from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.training.progress import read_metrics
 
+SAMPLE = 144  # tokens of the prompt and its continuation
+
 
 def perplexities(
     model: TapeForCausalLM, stream: TokenStream, length: int, tokens: int
@@ -43,10 +45,10 @@ def perplexities(
 def continuation(
     model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, stream: TokenStream, seed: int
 ) -> tuple[str, str]:
-    """Returns a prompt from the validation text (a third of 144 tokens) and the model's
+    """Returns a prompt from the validation text (a third of SAMPLE tokens) and the model's
     continuation; fewer tokens if the encoding has fewer positions."""
     set_seed(seed)
-    total = min(144, model.model.position.max_positions or 144)
+    total = min(SAMPLE, model.model.position.max_positions or SAMPLE)
     ids = torch.from_numpy(stream.tokens[: total // 3].astype("int64"))[None].to(model.device)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     with torch.no_grad(), model.evaluation_length(total):

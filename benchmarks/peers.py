@@ -1,7 +1,7 @@
-"""The same encodings by others: the library's Llama, torch's attention, x-transformers'.
+"""Other implementations of encodings: the library's Llama, attention of torch and x-transformers.
 
-They get the weights of ours, and give the same outputs (tests/test_speed.py). The library's is a
-whole decoder; the others are attention layers, measured without a cache.
+They have the weights and the outputs of this package (tests/test_workloads.py). The library has a
+whole decoder; the others have attention layers, measured without a cache.
 """
 
 from __future__ import annotations
@@ -13,26 +13,22 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaForCausalLM
 
+from benchmarks.models import DEVICE
+from benchmarks.workloads import MIDDLE, AttentionLayer, Load, last_call
 from tape import TapeForCausalLM
-from tape.analysis.measuring import DEVICE
-from tape.analysis.workloads import MIDDLE, AttentionLayer, Load, last_call
 
-# Which encodings each of them has.
-PEERS = {
-    "transformers": ("rope",),
-    "torch": ("nope",),
-    "x-transformers": ("nope", "rope", "alibi", "t5"),
-}
+NAMES = ("nope", "rope", "alibi", "t5")
+PEERS = {"transformers": ("rope",), "torch": ("nope",), "x-transformers": NAMES}
 
 
 def check(peer: str, backend: str) -> None:
-    """Raise a ValueError where a comparison would be of unlike things."""
+    """Raises a ValueError if kernels are not alike."""
     if peer == "transformers" and backend == "flex_attention" and DEVICE.type == "cpu":
         raise ValueError("transformers compiles flex_attention itself, which is not done here")
 
 
 def version(peer: str) -> str | None:
-    """None if the package is not there."""
+    """Returns the installed version; None without the package."""
     try:
         return importlib.metadata.version(peer)
     except importlib.metadata.PackageNotFoundError:
@@ -53,7 +49,7 @@ class LlamaLayer(nn.Module):
 
 
 def llama_layer(model: LlamaForCausalLM, load: Load) -> AttentionLayer:
-    """That of the middle layer of a decoder of three."""
+    """Returns the attention of the middle layer of three."""
     _, settings, cache = last_call(model, load)
     x = settings.pop("hidden_states").requires_grad_()
     settings.pop("past_key_values")
@@ -63,7 +59,7 @@ def llama_layer(model: LlamaForCausalLM, load: Load) -> AttentionLayer:
 class TorchLayer(nn.Module):
     """`torch.nn.MultiheadAttention`, which has no positions."""
 
-    def __init__(self, attention: nn.Module, heads: int):
+    def __init__(self, attention: nn.Module, heads: int, length: int):
         super().__init__()
         hidden = attention.q_proj.in_features
         self.attention = nn.MultiheadAttention(hidden, heads, bias=False, batch_first=True)
@@ -71,21 +67,16 @@ class TorchLayer(nn.Module):
         self.attention.load_state_dict(
             {"in_proj_weight": torch.cat(weights), "out_proj.weight": attention.o_proj.weight}
         )
-        # None of them would be causal: it refuses is_causal without the mask that it stands for.
-        self.mask: Tensor | None = None
+        # torch refuses is_causal without the mask.
+        self.mask = torch.ones(length, length, dtype=torch.bool, device=DEVICE).triu(1)
 
     def forward(self, x_BTC: Tensor, cache: None) -> tuple[Tensor]:
-        T = x_BTC.shape[1]
-        if self.mask is None or self.mask.shape[0] != T:
-            self.mask = torch.ones(T, T, dtype=torch.bool, device=x_BTC.device).triu(1)
-        attended, _ = self.attention(
-            x_BTC, x_BTC, x_BTC, attn_mask=self.mask, need_weights=False, is_causal=True
-        )
-        return (attended,)
+        causal = {"attn_mask": self.mask, "is_causal": True}
+        return self.attention(x_BTC, x_BTC, x_BTC, need_weights=False, **causal)[:1]
 
 
 class XTransformersLayer(nn.Module):
-    """`x_transformers.Attention` with what its decoder gives it for an encoding."""
+    """`x_transformers.Attention` with the encoding as in its decoder."""
 
     def __init__(self, model: TapeForCausalLM, backend: str):
         super().__init__()
@@ -93,13 +84,8 @@ class XTransformersLayer(nn.Module):
 
         config, ours = model.config, model.model.layers[MIDDLE].self_attn
         name, heads = config.position["name"], config.num_attention_heads
-        self.attention = library.Attention(
-            config.hidden_size,
-            dim_head=config.head_dim,
-            heads=heads,
-            causal=True,
-            flash=backend == "sdpa",
-        )
+        about = {"dim_head": config.head_dim, "heads": heads, "flash": backend == "sdpa"}
+        self.attention = library.Attention(config.hidden_size, causal=True, **about)
         self.rotary = self.bias = None
         if name == "rope":
             self.rotary = library.RotaryEmbedding(config.head_dim)
@@ -109,34 +95,22 @@ class XTransformersLayer(nn.Module):
             self.bias = library.RelativePositionBias(1.0, causal=True, heads=heads)
             table = model.model.position.layers[MIDDLE].table.weight
             self.bias.relative_attention_bias.load_state_dict({"weight": table})
-        turned = _in_pairs if name == "rope" else _as_is
-        weights = {
-            "to_q": turned(ours.q_proj.weight, heads),
-            "to_k": turned(ours.k_proj.weight, heads),
-            "to_v": ours.v_proj.weight,
-            "to_out": ours.o_proj.weight,
-        }
+        q, k = ours.q_proj.weight, ours.k_proj.weight
+        if name == "rope":  # rotates neighbouring channels, where ours rotates f and f + F
+            q, k = (x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2) for x in (q, k))
+        weights = {"to_q": q, "to_k": k, "to_v": ours.v_proj.weight, "to_out": ours.o_proj.weight}
         self.attention.load_state_dict({f"{key}.weight": w for key, w in weights.items()})
 
     def forward(self, x_BTC: Tensor, cache: None) -> tuple[Tensor]:
-        turned = None if self.rotary is None else self.rotary.forward_from_seq_len(x_BTC.shape[1])
-        return (self.attention(x_BTC, rotary_pos_emb=turned, rel_pos=self.bias),)
-
-
-def _as_is(weight: Tensor, heads: int) -> Tensor:
-    return weight
-
-
-def _in_pairs(weight: Tensor, heads: int) -> Tensor:
-    """Rows of q or k for rotations of neighbouring channels, where ours turns f and f + F."""
-    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        angles = None if self.rotary is None else self.rotary.forward_from_seq_len(x_BTC.shape[1])
+        return (self.attention(x_BTC, rotary_pos_emb=angles, rel_pos=self.bias),)
 
 
 def building_block(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:
-    """The attention layer of torch or x-transformers with the weights of our middle layer.
+    """Returns the attention layer of torch or x-transformers with the weights of our middle layer.
 
     Raises:
-        ValueError: for what it does not do.
+        ValueError: if it does not support the work, the backend or grouped queries.
         ImportError: if the package is missing.
     """
     config, backend = model.config, model.config._attn_implementation
@@ -150,7 +124,8 @@ def building_block(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLa
         raise ImportError(f"{peer} is not installed (EXTRAS=dev,peers bash script/setup.sh)")
     (x, *_), _, _ = last_call(model, load)
     if peer == "torch":
-        module = TorchLayer(model.model.layers[MIDDLE].self_attn, config.num_attention_heads)
+        heads = config.num_attention_heads
+        module = TorchLayer(model.model.layers[MIDDLE].self_attn, heads, load.length)
     else:
         module = XTransformersLayer(model, backend)
     module = module.to(x.device, model.dtype).train(model.training)

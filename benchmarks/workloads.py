@@ -1,5 +1,5 @@
-"""What is timed: forward passes, training steps, prompts and decoded tokens, of a whole decoder or
-of one attention layer in it."""
+"""Timed work: forward passes, training steps, prompts and decoding, of a whole decoder or of one
+attention layer in it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
+from benchmarks.models import DEVICE, random_tokens
 from tape import TapeConfig, TapeForCausalLM
-from tape.analysis.decoders import random_tokens
-from tape.analysis.measuring import DEVICE
 from tape.cache import GrowingCache, GrowingLayer
 
 WORK = ("forward", "training", "prefill", "decoding")
-MIDDLE = 1  # the layer of a decoder of three whose attention is measured: TAPE's state was updated
-# before it, and is read after it
+MIDDLE = 1  # the measured layer of three: TAPE's state is updated before it and read after it
 
 
 @dataclass(frozen=True)
@@ -27,9 +25,9 @@ class Load:
     """One of WORK, on random tokens.
 
     Attributes:
-        length: tokens of each sequence; in decoding, those that are in the cache before.
+        length: tokens of each sequence; in decoding, of the filled cache.
         new: tokens that a whole decoder decodes.
-        dtype: of the weights; in training these are float32, and this is what autocast takes.
+        dtype: of the weights; in training of autocast, with weights in float32.
     """
 
     work: str
@@ -44,23 +42,22 @@ class Load:
         return torch.autocast(DEVICE.type, dtype=self.dtype, enabled=mixed)
 
     def ready(self, model: nn.Module) -> nn.Module:
-        """A module in the mode and the numbers that this work takes."""
+        """Returns the module in the mode and dtype of this work."""
         if self.work == "training":
             return model.train()
         return model.eval().to(self.dtype)
 
     def compile(self, module: nn.Module) -> Callable[..., Any]:
-        """The module itself, or compiled for one shape and in one graph."""
+        """Returns the module, or compiles it for one shape in one graph."""
         if not self.compiled:
             return module
         # CUDA graphs, as the library takes them for decoding into a static cache.
         graphs = DEVICE.type == "cuda" and self.work == "decoding"
-        mode = "reduce-overhead" if graphs else None
-        return torch.compile(module, fullgraph=True, dynamic=False, mode=mode)
+        how = {"fullgraph": True, "dynamic": False, "mode": "reduce-overhead" if graphs else None}
+        return torch.compile(module, **how)
 
     def cache(self, config: Any) -> Cache | None:
-        """What the work begins with: nothing is in it yet. A static one for compiled decoding, else
-        what `generate` would make."""
+        """Returns an empty cache: static for compiled decoding, else that of `generate`."""
         if self.work in ("forward", "training"):
             return None
         if self.work == "decoding" and self.compiled:
@@ -69,8 +66,8 @@ class Load:
 
 
 class AttentionLayer(NamedTuple):
-    """One that can be called by itself: module(*inputs, cache) gives a tuple of outputs. Inputs
-    that depend on weights require their gradient."""
+    """module(*inputs, cache) returns a tuple of outputs. Inputs that depend on weights require a
+    gradient."""
 
     module: nn.Module
     inputs: tuple[Tensor, ...]
@@ -78,16 +75,14 @@ class AttentionLayer(NamedTuple):
 
 
 class Replay(nn.Module):
-    """A layer's attention, called as its decoder calls it, and TAPE's update of the state.
-
-    What is made once for all layers is there: cosines and sines, ALiBi's matrix, masks.
-    """
+    """A layer's attention, called as by its decoder, and TAPE's update of the state. What all
+    layers share is given: cosines and sines, ALiBi's matrix, masks."""
 
     def __init__(self, model: TapeForCausalLM, arguments: tuple[Any, ...], update: bool):
         super().__init__()
         _, _, self.rotate, self.context, self.bias, self.mask, self.kernel, _, self.slot = arguments
         self.attention = model.model.layers[MIDDLE].self_attn
-        self.position = model.model.position  # its weights belong to the layer
+        self.position = model.model.position  # for its weights
         self.update = update and self.context is not None
 
     def forward(
@@ -103,11 +98,8 @@ class Replay(nn.Module):
 
 
 def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> AttentionLayer:
-    """The attention of the middle layer of a decoder of three.
-
-    Args:
-        update: whether the layer's update of TAPE's state belongs to it.
-    """
+    """Returns the attention of the middle layer of three, with its update of TAPE's state if
+    `update`."""
     arguments, _, cache = last_call(model, load)
     x, e, _, context, *_ = arguments
     mlp_out = torch.randn_like(x)
@@ -118,8 +110,8 @@ def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> 
 
 @torch.no_grad()
 def last_call(model: nn.Module, load: Load) -> tuple[tuple[Any, ...], dict[str, Any], Cache | None]:
-    """What the attention of the middle layer is given in a forward pass; in decoding, with the
-    first token after the prompt."""
+    """Returns the arguments of the middle layer's attention in a forward pass, in decoding for the
+    first token after the prompt, and the cache."""
     calls = []
     attention = model.model.layers[MIDDLE].self_attn
     hook = attention.register_forward_pre_hook(
@@ -136,89 +128,73 @@ def last_call(model: nn.Module, load: Load) -> tuple[tuple[Any, ...], dict[str, 
 
 
 def rewind(layers: list[CacheLayerMixin], tokens: int) -> None:
-    """Have layers of a cache forget their newest tokens."""
+    """Removes the newest tokens from layers of a cache."""
     for layer in layers:
         if isinstance(layer, StaticLayer):
             layer.cumulative_length.sub_(tokens)
         else:
             layer.crop(-tokens)
-        if isinstance(layer, GrowingLayer):  # nobody looks at what is forgotten: write over it
+        if isinstance(layer, GrowingLayer):  # the next tokens overwrite them
             layer.buffers[0].content, layer.buffers[1].content = layer.keys, layer.values
 
 
 def of_layer(layer: AttentionLayer, load: Load, config: Any) -> Callable[[], None]:
-    """The work of an attention layer; decoding is that of one token."""
+    """Returns the work of an attention layer; decoding is one token."""
     module, inputs, cache = layer
     call = load.compile(module)
-    if load.work == "training":
-        return _training_of_layer(module, call, inputs, load)
+    grads: list[Tensor] = []
+
+    def training() -> None:
+        with load.autocast():
+            outputs = [y for y in call(*inputs, None) if y is not None]
+        if not grads:
+            grads.extend(torch.randn_like(y) for y in outputs)
+        torch.autograd.backward(outputs, grads)
+        for x in (*inputs, *module.parameters()):
+            if x is not None:
+                x.grad = None
 
     @torch.no_grad()
-    def work() -> None:
+    def inference() -> None:
         if load.work == "decoding":
             call(*inputs, cache)
             rewind(cache.layers[MIDDLE : MIDDLE + 1], 1)
         else:
             call(*inputs, load.cache(config))
 
-    return work
-
-
-def _training_of_layer(
-    module: nn.Module, call: Callable[..., Any], inputs: tuple[Tensor, ...], load: Load
-) -> Callable[[], None]:
-    with load.autocast():
-        grads = [torch.randn_like(y) for y in call(*inputs, None) if y is not None]
-
-    def work() -> None:
-        with load.autocast():
-            outputs = [y for y in call(*inputs, None) if y is not None]
-        torch.autograd.backward(outputs, grads)
-        for x in (*inputs, *module.parameters()):
-            if x is not None:
-                x.grad = None
-
-    return work
+    return training if load.work == "training" else inference
 
 
 def of_model(model: nn.Module, load: Load) -> Callable[[], None]:
-    """The work of a whole decoder, of this package or of the library."""
+    """Returns the work of a whole decoder, of this package or of the library."""
     call, tokens = load.compile(model), random_tokens(model, load.batch, load.length)
-    if load.work == "training":
+    cache = load.cache(model.config) if load.work == "decoding" else None
+    if cache is not None:
+        with torch.no_grad():
+            model(tokens, past_key_values=cache, logits_to_keep=1)
 
-        def work() -> None:
-            with load.autocast():
-                loss = call(tokens, labels=tokens, use_cache=False).loss
-            loss.backward()
-            model.zero_grad(set_to_none=True)
+    def training() -> None:
+        with load.autocast():
+            loss = call(tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        model.zero_grad(set_to_none=True)
 
-    elif load.work == "forward":
-
-        def work() -> None:
-            call(tokens, use_cache=False)
-
-    elif load.work == "prefill":
-
-        def work() -> None:
-            call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1)
-
-    else:
-        return _decoding(model, call, tokens, load)
-    return work if load.work == "training" else torch.no_grad()(work)
-
-
-@torch.no_grad()
-def _decoding(
-    model: nn.Module, call: Callable[..., Any], tokens: Tensor, load: Load
-) -> Callable[[], None]:
-    cache = load.cache(model.config)
-    model(tokens, past_key_values=cache, logits_to_keep=1)
-
-    @torch.no_grad()
-    def work() -> None:
+    def decoding() -> None:
         newest = tokens[:, :1]
         for _ in range(load.new):
             newest = call(newest, past_key_values=cache).logits.argmax(-1)
         rewind(cache.layers, load.new)
 
-    return work
+    kinds = {
+        "forward": lambda: call(tokens, use_cache=False),
+        "prefill": lambda: call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1),
+        "decoding": decoding,
+    }
+    if load.work == "training":
+        return training
+    work = torch.no_grad()(kinds[load.work])
+
+    def inference() -> None:
+        work()  # its outputs are not kept
+
+    return inference

@@ -1,18 +1,16 @@
-"""What each step from the literal TAPE to this package's gained: one layer's positions, forward and
-backward pass.
+"""Gain of each step from the literal TAPE to this package's: the positional part of one layer,
+forward and backward pass.
 
-python -m tape.analysis.optimisations
-python -m tape.analysis.optimisations --batch 1 --length 1024 --hidden 768 --heads 12
+python benchmarks/optimisations.py
+python benchmarks/optimisations.py --batch 1 --length 1024 --hidden 768 --heads 12
 
-A layer turns queries and keys, averages values and the state with the attention weights, and
+A layer rotates queries and keys, averages values and the state with the attention weights, and
 updates the state; its maps of the hidden states belong to every encoding and are left out. All
-variants compute the same. They take turns in one process; the times are medians over the rounds,
-the ratios medians of those within a round. RoPE's layer is the fused kernel.
+variants compute the same. RoPE's layer is the fused kernel.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -21,31 +19,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from tape import TapeConfig
+from benchmarks.harness import Comparison, parser, show
+from benchmarks.models import DEVICE, SMALL, decoder
+from benchmarks.timing import Work
 from tape.analysis.cost import configuration
-from tape.analysis.decoders import decoder
-from tape.analysis.measuring import DEVICE, in_turn, machine, observed, synchronize
 from tape.attention import eager, flex, sdpa
-from tape.command import Parser, expected_errors
-from tape.evaluation.tables import markdown_table
-from tape.names import check_integer
+from tape.command import expected_errors
 from tape.payload import Payload
 from tape.positions import Positions
 from tape.positions.rotary import apply_rotary
 from tape.positions.tape import TapeUpdate
 
-SMALL = {"layers": 2, "kv_heads": None, "mlp": 8, "vocabulary": 8}  # none of it is timed
 Averages = tuple[Tensor, Tensor | None]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, e, output of the MLP
 Layer = Callable[..., tuple[Tensor, ...]]
 
 
-def whole(e: Tensor) -> Tensor:
-    """(.., 2, F) -> (.., 2, D): every frequency twice, as the rotation of whole heads wants it."""
+def repeated(e: Tensor) -> Tensor:
+    """(.., 2, F) -> (.., 2, D): every frequency twice, the layout that rotates whole heads."""
     return torch.cat((e, e), dim=-1)
 
 
-def turn_whole(x: Tensor, e: Tensor) -> Tensor:
+def rotate_whole(x: Tensor, e: Tensor) -> Tensor:
     """`apply_rotary` by a state that has every frequency twice."""
     first, second = x.chunk(2, dim=-1)
     return x * e[..., 0, :] + torch.cat((-second, first), dim=-1) * e[..., 1, :]
@@ -84,8 +79,8 @@ def update_in_turn(update: TapeUpdate, e: Tensor, average: Tensor, mlp_out: Tens
 
 
 def literal(update: TapeUpdate, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
-    e = whole(e)
-    attended, average = in_one_call(eager, turn_whole(q, e), turn_whole(k, e), v, e.flatten(-2))
+    e = repeated(e)
+    attended, average = in_one_call(eager, rotate_whole(q, e), rotate_whole(k, e), v, e.flatten(-2))
     e = update_in_turn(update, e, average, m)
     return attended, e[..., : e.shape[-1] // 2]
 
@@ -96,7 +91,7 @@ def half_layout(update: TapeUpdate, q: Tensor, k: Tensor, v: Tensor, e: Tensor, 
 
 
 def by_heads(attend, update: TapeUpdate, q: Tensor, k: Tensor, v: Tensor, e: Tensor, m: Tensor):
-    """The update by one matrix of heads per token."""
+    """The update as one matrix over heads per token."""
     attended, average = attend(
         apply_rotary(q, e), apply_rotary(k, e), v, update.payload(e, v.dtype)
     )
@@ -123,8 +118,10 @@ def variants() -> dict[str, Layer]:
     }
 
 
-def inputs(config: TapeConfig, batch: int, length: int) -> tuple[TapeUpdate, Inputs]:
-    """A layer's update with perturbed weights, and what it is given."""
+def inputs(shape: dict[str, int | None], batch: int, length: int) -> tuple[TapeUpdate, Inputs]:
+    """Returns a layer's update with perturbed weights, and its inputs, which require gradients."""
+    untimed = {"layers": 2, "mlp": 8, "vocabulary": 8, "length": length}
+    config = configuration(shape | untimed, {"name": "tape"})
     model = decoder(config, "sdpa").train()
     heads, width = config.num_attention_heads, config.head_dim
     index = torch.arange(length, device=DEVICE)[None]
@@ -137,58 +134,35 @@ def inputs(config: TapeConfig, batch: int, length: int) -> tuple[TapeUpdate, Inp
     return model.model.layers[0].context, given
 
 
-def step(layer: Layer, update: TapeUpdate, given: Inputs) -> Callable[[], None]:
-    """Forward and backward pass."""
-    grads = [torch.randn_like(x) for x in layer(update, *given)]
+def step(function: Layer, *given: Tensor) -> Work:
+    """Returns forward and backward pass of a function of tensors."""
+    learned = [x for x in given if isinstance(x, Tensor)]
+    learned += [
+        x for module in given if isinstance(module, TapeUpdate) for x in module.parameters()
+    ]
+    grads = [torch.randn_like(x) for x in function(*given)]
 
-    def run() -> None:
-        for x in (*given, *update.parameters()):
+    def work() -> None:
+        for x in learned:
             x.grad = None
-        torch.autograd.backward(layer(update, *given), grads)
-        synchronize()
+        torch.autograd.backward(list(function(*given)), grads)
 
-    return run
-
-
-def run(batch: int, length: int, hidden: int, heads: int, rounds: int) -> str:
-    """The table, in markdown."""
-    check_integer("--batch", batch, most=10**6)
-    check_integer("--rounds", rounds, 7, most=10**6)
-    shape = {"hidden": hidden, "heads": heads, "length": length}
-    config = configuration(SMALL | shape, {"name": "tape"})
-    update, given = inputs(config, batch, length)
-    work = {name: step(layer, update, given) for name, layer in variants().items()}
-    memory = {name: observed(each)[0] for name, each in work.items()}
-    seconds = in_turn(work, rounds)
-    lines = [["layer", "ms", "time / rope", "quartiles", "memory, MiB"]]
-    for name in work:
-        low, high = seconds.quartiles(name, "rope")
-        lines.append(
-            [
-                name,
-                f"{1000 * seconds.median(name):.1f}",
-                f"{seconds.ratio(name, 'rope'):.2f}",
-                f"{low:.2f} to {high:.2f}",
-                f"{memory[name] / 2**20:.0f}",
-            ]
-        )
-    about = f"{batch} x {length:,} tokens, {heads} heads of {hidden // heads}"
-    return f"{about}, {machine()}, torch {torch.__version__}\n\n{markdown_table(lines)}"
+    return work
 
 
 @expected_errors()
 def main() -> None:
-    parser = Parser(
-        prog="python -m tape.analysis.optimisations",
-        description="What each step from the literal TAPE to this package's gained.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--batch", type=int, default=8, help="sequences")
-    parser.add_argument("--length", type=int, default=256, help="tokens of each")
-    parser.add_argument("--hidden", type=int, default=256, help=" ")
-    parser.add_argument("--heads", type=int, default=4, help=" ")
-    parser.add_argument("--rounds", type=int, default=31, help="at least 7")
-    print(run(**vars(parser.parse_args())))
+    counts = {
+        "batch": (8, 1, "sequences"),
+        "length": (256, 1, "tokens of each"),
+        "hidden": (256, 1, "width of the layer"),
+        "heads": (4, 1, "of attention"),
+    }
+    arguments = parser(__doc__, rounds=(31, 7), **counts).parse_args()
+    shape = SMALL | {"hidden": arguments.hidden, "heads": arguments.heads}
+    update, given = inputs(shape, arguments.batch, arguments.length)
+    layers = {name: partial(step, layer, update, *given) for name, layer in variants().items()}
+    show("optimisations", arguments, [Comparison("a layer", layers)], title="layer")
 
 
 if __name__ == "__main__":

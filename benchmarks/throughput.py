@@ -1,7 +1,7 @@
-"""How much arithmetic a piece of work is, by the formulas of Table 3's rule.
+"""Multiply-adds of a piece of work, by the formulas behind the paper's Table 3.
 
-A product of attention over pairs of tokens takes so many multiply-adds a pair, everything else so
-many a token. The paper's rule counts all N^2 pairs; causally there are N (N + 1) / 2.
+A product of attention takes so many multiply-adds per pair of tokens, everything else so many per
+token. The paper counts all N^2 pairs; under a causal mask there are N (N + 1) / 2.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import copy
 from collections.abc import Callable
 from typing import NamedTuple
 
+from benchmarks.workloads import Load
 from tape import TapeConfig
 from tape.analysis import formulas
-from tape.analysis.workloads import Load
 
-AVERAGE = "average of E"  # what is left of TAPE without its update
-SHARED = "MLP of distances"  # FIRE's; all of it is of pairs
+AVERAGE = "average of E"  # stays in a layer of TAPE without its update
+SHARED = "MLP of distances"  # of FIRE, per pair, once for all sequences of a batch
 
 
 class Operations(NamedTuple):
-    """Multiply-adds; those that are `shared` are made once for all sequences of a batch."""
+    """Multiply-adds per token, per pair of tokens, and per pair for all sequences together."""
 
     per_token: int
     per_pair: int
@@ -34,15 +34,15 @@ class Operations(NamedTuple):
 
 
 def of_model(config: TapeConfig) -> Operations:
-    """Of a whole decoder, logits of every token included."""
+    """Of a whole decoder with the logits of every token."""
     return Operations.of(lambda length: formulas.multiply_adds(config, length))
 
 
 def of_layer(config: TapeConfig, update: bool = True) -> Operations:
-    """Of one attention layer: what a second layer adds to a decoder, but for its MLP.
+    """Of one attention layer: the difference of a second layer without its MLP.
 
     Args:
-        update: whether the layer's update of TAPE's state belongs to it.
+        update: whether the layer updates TAPE's state.
     """
     one, two = copy.copy(config), copy.copy(config)
     one.num_hidden_layers, two.num_hidden_layers = 1, 2
@@ -60,8 +60,8 @@ def multiply_adds(operations: Operations, load: Load, logits: int, causal: bool)
     """Of a piece of work. A backward pass takes twice those of the forward pass.
 
     Args:
-        logits: of those per token, what the logits take; a prompt has them of its last token only.
-        causal: count the pairs of a token and those up to it alone.
+        logits: those of the logits per token. Of a prompt, only the last token has logits.
+        causal: count only the pairs under a causal mask.
     """
     N, tokens = load.length, load.length
     if load.work == "decoding":

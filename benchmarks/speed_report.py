@@ -1,0 +1,230 @@
+"""The speed of encodings as csv, as tables next to the paper's Table 4, and as pictures."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.harness import Measured
+from benchmarks.timing import Spread
+from tape.evaluation.figures import write_figure
+from tape.evaluation.tables import markdown_table
+from tape.files import write_text
+from tape.positions import ENCODINGS
+
+if TYPE_CHECKING:
+    from benchmarks.speed import Case, Method
+
+PAPER = Path(__file__).with_name("table4.csv")
+PAPERS = {"hidden": 768, "heads": 12, "kv_heads": None, "batch": 1}  # of its times
+NOTE = """\
+Milliseconds of a forward pass, a training step or a prompt; in decoding, of one token: medians over
+rounds in which all methods took turns. In brackets the time divided by that of rope in the same
+round, backend and length, with quartiles. TFLOP/s: two per multiply-add of the whole N x N
+attention. MFU: share of the TFLOP/s of a product of large matrices. Memory: peak of tensors above
+those before."""
+# Empty where a method could not run, and `note` says why. `first` and `third` are quartiles.
+COLUMNS = [
+    *("scope", "work", "encoding", "implementation", "backend", "compiled", "dtype", "batch"),
+    *("length", "rounds", "milliseconds", "milliseconds_first", "milliseconds_third"),
+    *("ratio", "ratio_first", "ratio_third", "peer_ratio", "tokens_per_second"),
+    *("tflops", "tflops_causal", "peak_tflops", "mfu", "mfu_causal", "memory_mib"),
+    *("kernels", "note"),
+]
+QUANTITIES = {"milliseconds": "ms", "ratio": "time / rope", "memory_mib": "memory (MiB)"}
+COLOURS = dict(zip(ENCODINGS, matplotlib.colormaps["tab20"].colors, strict=False))
+STYLES = {"here": "o-", "transformers": "x--", "torch": "+--", "x-transformers": "1:"}
+
+
+def results(
+    found: dict[str, dict[str, Measured]],
+    cases: dict[str, Case],
+    taking_part: dict[str, dict[str, Method]],
+    peak: float,
+) -> pd.DataFrame:
+    """Returns a row per case and method, in COLUMNS.
+
+    Args:
+        peak: FLOP/s of a product of large matrices.
+    """
+    rows = []
+    for key, case in cases.items():
+        load, measured = case.load, found.get(key, {})
+        for name, each in measured.items():
+            method = taking_part[key][name]
+            row = {
+                "scope": case.scope,
+                "work": load.work,
+                "encoding": method.label,
+                "implementation": method.implementation,
+                "backend": case.backend,
+                "compiled": "yes" if load.compiled else "no",
+                "dtype": str(load.dtype).removeprefix("torch."),
+                "batch": load.batch,
+                "length": load.length,
+                "rounds": len(each.seconds),
+                "note": each.note,
+            }
+            if each.seconds:
+                row |= speed(case, method, measured, each, peak)
+            rows.append(row)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def speed(
+    case: Case, method: Method, measured: dict[str, Measured], each: Measured, peak: float
+) -> dict[str, float | str]:
+    load, decoding = case.load, case.load.work == "decoding"
+    calls, tokens = (load.new, load.new) if decoding else (1, load.length)
+    once = Spread.of(each.seconds)
+    row = {"kernels": each.kernels, "memory_mib": each.memory / 2**20, "peak_tflops": peak / 1e12}
+    spreads = {"milliseconds": Spread(*(1e3 * x / calls for x in once))}
+    if base := measured["rope"].seconds:
+        spreads["ratio"] = Spread.of_ratios(each.seconds, base)
+    for name, spread in spreads.items():
+        row |= dict(zip((name, f"{name}_first", f"{name}_third"), spread, strict=True))
+    own = measured[method.encoding].seconds
+    if method.implementation != "here" and own:
+        row["peer_ratio"] = Spread.of_ratios(each.seconds, own).median
+    for rule, causal in (("", False), ("_causal", True)):
+        flops = 2 * case.multiply_adds(method, causal) / once.median
+        row |= {f"tflops{rule}": flops / 1e12, f"mfu{rule}": flops / peak}
+    return row | {"tokens_per_second": load.batch * tokens / once.median}
+
+
+def write(rows: pd.DataFrame, arguments: argparse.Namespace, heading: str) -> str:
+    """Writes speed.csv and the pictures to --out; returns all tables in markdown."""
+    write_text(arguments.out / "speed.csv", rows.to_csv(index=False, float_format="%.6g"))
+    timed = rows[rows.milliseconds.notna()].copy()
+    timed["how"] = timed.backend + timed.compiled.map({"no": "", "yes": ", compiled"})
+    other = (", " + timed.implementation).where(timed.implementation != "here", "")
+    timed["method"] = timed.encoding + other
+    parts = [heading, NOTE]
+    if PAPERS.items() <= vars(arguments).items():
+        parts += beside_paper(timed)
+    for kind, group in timed.groupby(["scope", "work", "how"]):
+        parts += [f"## {', '.join(kind)}", by_length(group)]
+    for (scope, how), group in timed.groupby(["scope", "how"]):
+        name = f"speed_{scope}_{how.replace(', ', '_')}"
+        write_figure(figure_of(group, f"{scope}, {how}"), arguments.out / name)
+    return "\n\n".join([*parts, *compared(timed), *left_out(rows)])
+
+
+def by_length(group: pd.DataFrame) -> str:
+    """Returns a row per method, a column per length, and more of its longest length."""
+    lengths = sorted(group.length.unique())
+    head = ["encoding", *(f"ms, {length:,}" for length in lengths)]
+    lines = [[*head, "tokens/s", "TFLOP/s", "MFU", "memory, MiB", "kernels"]]
+    for method, own in group.groupby("method", sort=False):
+        at = own.set_index("length")
+        last = at.loc[max(at.index)]
+        times = [time_of(at.loc[length]) if length in at.index else "" for length in lengths]
+        share = [f"{last.tflops:.3g}", f"{last.mfu:.1%}", f"{last.memory_mib:,.1f}"]
+        rate = f"{last.tokens_per_second:,.0f}"
+        lines.append([method, *times, rate, *share, last.kernels or "unfused"])
+    return markdown_table(lines)
+
+
+def time_of(row: pd.Series) -> str:
+    time = f"{row.milliseconds:.3g}" if row.milliseconds < 1e3 else f"{row.milliseconds:,.0f}"
+    ratio = f"({row.ratio:.2f}; {row.ratio_first:.2f} to {row.ratio_third:.2f})"
+    return time if pd.isna(row.ratio) else f"{time} {ratio}"
+
+
+def beside_paper(timed: pd.DataFrame) -> Iterator[str]:
+    """A layer's forward pass for 1,024 tokens next to the paper's Table 4: each encoding in its
+    fastest fused backend, the row that is not fused under eager attention. Ratios are within
+    rounds; in another backend than RoPE's they are of medians."""
+    published = pd.read_csv(PAPER)
+    ours = timed.query("scope == 'layer' and work == 'forward' and length == 1024")
+    ours = ours[ours.implementation == "here"].sort_values("milliseconds")
+
+    def best(row: pd.Series) -> pd.DataFrame:
+        eager = (ours.backend == "eager") == (row["name"] == "TAPE, not fused")
+        return ours[eager & (ours.encoding == row.encoding)].head(1)
+
+    rope = best(published.loc[0])
+    lines = [["Table 4", "paper, ms", "paper, / RoPE", "here, ms", "here, / RoPE", "here, kernel"]]
+    for _, row in published.iterrows():
+        cells = ["", "", ""]
+        for _, found in best(row).iterrows() if len(rope) else ():
+            ratio = f"{found.ratio:.2f}"
+            if found.how != rope.how.iloc[0]:  # they took no turns with each other
+                ratio = f"{found.milliseconds / rope.milliseconds.iloc[0]:.2f}, medians"
+            cells = [f"{found.milliseconds:.3g}", ratio, found.how]
+        against = row.time / published.time[0]
+        lines.append([row["name"], f"{row.time / 10:.3f}", f"{against:.2f}", *cells])
+    if len(rope):
+        yield markdown_table(lines)
+
+
+def compared(timed: pd.DataFrame) -> Iterator[str]:
+    """Times of peers divided by those of the same encoding here."""
+    lines = [["peer", "encoding", "work", "kernel", "length", "time / here"]]
+    for row in timed[timed.peer_ratio.notna()].itertuples():
+        about = [row.implementation, row.encoding, f"{row.scope}, {row.work}", row.how]
+        lines.append([*about, f"{row.length:,}", f"{row.peer_ratio:.2f}"])
+    if len(lines) > 1:
+        yield f"## Peers\n\n{markdown_table(lines)}"
+
+
+def left_out(rows: pd.DataFrame) -> Iterator[str]:
+    """What could not run, by the reason."""
+    lengths: dict[tuple[str, ...], list[str]] = {}
+    for row in rows[rows.note != ""].itertuples():
+        method = row.encoding + ("" if row.implementation == "here" else f", {row.implementation}")
+        compiled = ", compiled" if row.compiled == "yes" else ""
+        key = row.note, f"{row.scope}, {row.work}, {row.backend}{compiled}", method
+        lengths.setdefault(key, []).append(f"{row.length:,}")
+    together: dict[tuple[str, ...], list[str]] = {}
+    for (why, place, method), missing in lengths.items():
+        together.setdefault((place, " ".join(missing), why), []).append(method)
+    lines = [["work", "lengths", "not measured", "why"]]
+    for (place, missing, why), left in together.items():
+        lines.append([place, missing, "; ".join(left), why.replace("|", "/")])
+    if len(lines) > 1:
+        yield f"## Left out\n\n{markdown_table(lines)}"
+
+
+def figure_of(group: pd.DataFrame, title: str) -> Figure:
+    """Returns a row of panels per quantity, a column per work, with a line per method."""
+    kinds, names = group.work.unique(), group.method.unique()
+    figure = Figure(figsize=(3.6 * len(kinds) + 2.4, 8.4), layout="constrained")
+    panels = figure.subplots(len(QUANTITIES), len(kinds), squeeze=False, sharex=True)
+    for row, (quantity, label) in zip(panels, QUANTITIES.items(), strict=True):
+        for axes, work in zip(row, kinds, strict=True):
+            panel(axes, group[group.work == work], quantity)
+            per = " per token" if quantity == "milliseconds" and work == "decoding" else ""
+            axes.set_ylabel(label + per)
+    for axes, work in zip(panels[0], kinds, strict=True):
+        axes.set_title(work)
+    for axes in panels[-1]:
+        axes.set_xlabel("tokens")
+    lines = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
+    shown = [name for name in names if name in lines]
+    figure.legend([lines[name] for name in shown], shown, loc="outside right upper")
+    figure.suptitle(title)
+    return figure
+
+
+def panel(axes: Axes, shown: pd.DataFrame, quantity: str) -> None:
+    """A line per method; the methods of an encoding have one colour."""
+    for method, line in shown.dropna(subset=quantity).groupby("method", sort=False):
+        encoding, _, without = line.encoding.iloc[0].partition(" ")
+        style = "s:" if without else STYLES[line.implementation.iloc[0]]
+        line = line.sort_values("length")
+        about = {"color": COLOURS[encoding], "markersize": 4, "label": method}
+        axes.plot(line.length, line[quantity], style, **about)
+    axes.set_xscale("log", base=2)
+    lengths = sorted(shown.length.unique())
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    if quantity != "ratio":
+        axes.set_yscale("log")
+    axes.grid(alpha=0.3)

@@ -1,0 +1,203 @@
+"""Trains, evaluates and compares runs over values of settings and seeds (config/sweep.yaml).
+
+python sweep.py sweep=encodings 'vary.position=[rope,tape]' 'seeds=[0,1]' jobs=2 -- length=512
+python sweep.py sweep=addition 'vary.trainer.learning_rate=[1e-3,2e-3]'
+python sweep.py sweep=ablations only=width dry_run=true            # only shows the commands
+
+Finished runs are not repeated: rerunning the command resumes the work, or prints.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from config import CONFIG, options
+from config.command import call, is_expected, listed, refuse
+from config.settings import FOLDER, SWITCH, Kind, integer, number, optional, shown
+from sweeps.engine import perform
+from sweeps.plan import Run, Sweep, fill
+
+SUBMITTED = ("slurm", "local")
+CLUSTERS = (None, "joblib", *SUBMITTED)  # joblib: LAUNCHER of script/compare.sh, as null
+KINDS = {
+    "name": FOLDER,
+    "jobs": optional(integer(1)),
+    "seconds": optional(number("> 0", lambda x: x > 0)),
+    "partial": SWITCH,
+    "dry_run": SWITCH,
+    "cluster": Kind("null, slurm or local", CLUSTERS.__contains__),
+}
+
+
+def words(value: Any) -> list[Any]:
+    """The elements of a list; the words of a text."""
+    found = value if isinstance(value, list) else str(value).split() if value is not None else []
+    return [int(each) if re.fullmatch(r"0|[1-9]\d*", str(each)) else each for each in found]
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields `trainer.learning_rate` and its value for nested dictionaries."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def override(name: str, value: Any) -> str:
+    """An override in Hydra's grammar."""
+    text = value if isinstance(value, str) else shown(value)
+    if not re.fullmatch(r"[\w./+:-]*", text):
+        text = "'" + text.replace("'", r"\'") + "'"
+    return f"{name}={text}"
+
+
+def checked_values(name: str, values: Sequence[Any], kind: Kind | None = None) -> Sequence[Any]:
+    """The values of an axis, or the seeds.
+
+    Raises:
+        ValueError: if there are none, one is there twice, is not of its kind or no entry of the
+            group of settings.
+    """
+    if not values:
+        raise ValueError(f"{name}=[]: name one value or more")
+    known = options(name.removeprefix("vary.")) - {"keep"}  # that of a base_model
+    for n, value in enumerate(values):
+        if kind is not None and not kind.admits(value):
+            raise ValueError(f"{name}={shown(value)} must be {kind.words}")
+        if isinstance(value, list | dict) or (known and value not in known):
+            allowed = f"known: {listed(known)}" if known else "give numbers, text, true or false"
+            raise ValueError(f"{name}={shown(value)} is no value of that setting; {allowed}")
+        if value in values[:n]:
+            raise ValueError(f"{name}={shown(value)}: duplicate value; name it once")
+    return values
+
+
+def runs_of(cfg: dict[str, Any], axes: dict[str, Sequence[Any]], seeds: Sequence[int]) -> list[Run]:
+    """The runs of a group of settings; its base model first."""
+    out, train = Path(cfg["out"]), fill(cfg["train"])
+    measures = cfg["measures"] or {"find": "", "show": ""}
+    evaluate = {"evaluate": (cfg["evaluate"],) if cfg["evaluate"] else (), **measures}
+    evaluate["evaluation"] = tuple(map(str, words(cfg["evaluation"])))
+    base = None
+    if cfg["base"]:
+        folder = Path(cfg["base"]["folder"])
+        command = (*train, *cfg["base"]["settings"])
+        length = cfg["base"]["length"]
+        log = out / f"{folder.name}.log"
+        base = Run(folder.name, folder, log, command, **evaluate, length=length)
+    runs = [base] if base else []
+    for seed in seeds:
+        for values in itertools.product(*axes.values()):
+            values = dict(zip(axes, values, strict=True))
+            # A group of settings has names of its own; other values say what they are of.
+            named = (
+                str(value) if options(axis) else f"{axis.rpartition('.')[2]}_{value}"
+                for axis, value in values.items()
+            )
+            row = re.sub(r"[^\w.+-]", "-", "_".join(named))
+            folder = Path(cfg["runs"].format(row=row, seed=seed))
+            settings = {"name": folder.name, "output_dir": str(folder), **values, "seed": seed}
+            if cfg["recipe"]:
+                settings = {"experiment": cfg["recipe"], **settings}
+            command = (*train, *(override(*each) for each in settings.items()), *cfg["settings"])
+            runs.append(
+                Run(row, folder, out / f"{folder.name}.log", command, **evaluate, base=base)
+            )
+    return runs
+
+
+def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
+    """The sweep of a composed configuration, and further settings of its runs.
+
+    Raises:
+        ValueError: for the first setting that is missing or out of bounds.
+    """
+    for name, kind in KINDS.items():
+        if not kind.admits(cfg[name]):
+            raise ValueError(f"{name}={shown(cfg[name])} must be {kind.words}")
+    tables = cfg["tables"] or {}
+    chosen = words(cfg["only"]) if cfg["only"] is not None else list(tables)
+    if unknown := [name for name in chosen if name not in tables]:
+        raise ValueError(f"only={unknown[0]}: no such table; known: {', '.join(tables)}")
+    tables = {name: tables[name] for name in chosen}
+    axes = dict(leaves(cfg["vary"]))
+    for axis, values in axes.items():
+        if values is None:  # the rows of the tables
+            values = list(dict.fromkeys(row for rows in tables.values() for row in rows))
+        axes[axis] = checked_values(f"vary.{axis}", words(values))
+    seeds = checked_values("seeds", words(cfg["seeds"]), integer(0, 2**32 - 1))
+    settings = [*words(cfg["settings"]), *settings]
+    for name in {"name", "output_dir", "seed"} & {*axes}:
+        raise ValueError(f"vary.{name} is set by the sweep; give name=... or seeds=...")
+    for setting in settings:
+        if setting.lstrip("+~").partition("=")[0] in {"name", "output_dir", "seed", *axes}:
+            raise ValueError(
+                f"{setting} is set by the sweep; give name=..., seeds=... and vary... (the "
+                f"scripts: NAME, SEEDS and TYPES)"
+            )
+    groups = (cfg["groups"] or {"": {}}).values()
+    runs = [
+        run for each in groups for run in runs_of({**cfg, "settings": settings} | each, axes, seeds)
+    ]
+    runs.sort(key=lambda run: run.length is None)  # base models first
+    if len({run.folder for run in runs}) < len(runs):
+        raise ValueError(f"runs={cfg['runs']}: two runs have one folder; vary other settings")
+    baseline, usual = cfg["baseline"], cfg["usual_baseline"]
+    if baseline is None and any(run.row == usual for run in runs):
+        baseline = usual
+    return Sweep(
+        runs,
+        Path(cfg["out"]),
+        CONFIG,
+        cfg["compare"] or "",
+        tables,
+        baseline,
+        cfg["partial"],
+        cfg["jobs"] or (len(runs) if cfg["cluster"] in SUBMITTED else 2),
+        cfg["seconds"],
+        cfg["summary"] or "",
+    )
+
+
+@hydra.main(version_base=None, config_path="config", config_name="sweep")
+def main(cfg: DictConfig) -> None:
+    try:
+        if OmegaConf.is_missing(cfg, "name"):
+            raise ValueError(f"sweep=null: choose one of {listed(options('sweep'))}")
+        sweep = sweep_of(OmegaConf.to_container(cfg, resolve=True), SETTINGS)
+        if cfg.dry_run:
+            print("\n".join(shlex.join(command) for command in sweep.commands()))
+            return
+        if cfg.cluster in SUBMITTED:
+            from sweeps.cluster import executor_of
+
+            parameters = OmegaConf.to_container(cfg.submitit)
+            executor = executor_of(cfg.cluster, sweep.out / ".jobs", parameters)
+            sweep = replace(sweep, cluster=executor)
+        status = perform(sweep)
+    except Exception as error:
+        if cfg.debug is True or not is_expected(error):
+            raise
+        refuse(error)
+    sys.exit(status)
+
+
+SETTINGS: list[str] = []  # of the runs: the words after --
+if __name__ == "__main__":
+    if "--" in sys.argv:
+        at = sys.argv.index("--")
+        SETTINGS, sys.argv = sys.argv[at + 1 :], sys.argv[:at]
+    # Any setting of train.py may vary, and a cluster has its own.
+    sys.argv = [re.sub(r"^(vary|submitit)\.", r"++\1.", word) for word in sys.argv]
+    call(main, "sweep")

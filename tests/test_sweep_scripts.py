@@ -1,0 +1,218 @@
+"""Sweeps that ship: their commands, what is refused, and the scripts that call them."""
+
+import re
+import shlex
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+from commands import ROOT, run_command
+from script_folder import commands_of, lay_out
+
+from config import options
+
+SEVEN = "adape rope fire randrope nope alibi xpos"
+
+
+def commands(*words):
+    """The commands of a sweep, without the interpreter."""
+    outcome = run_command("sweep.py", "dry_run=true", *words, folder=ROOT)
+    assert outcome.status == 0, outcome.err
+    return [shlex.split(line)[1:] for line in outcome.out.splitlines()]
+
+
+def given(command, name):
+    """The values of a setting or a flag in a command."""
+    if f"--{name}" in command:
+        values = command[command.index(f"--{name}") + 1 :]
+        ends = (n for n, word in enumerate(values) if word.startswith("--"))
+        return values[: next(ends, len(values))]
+    return [word.partition("=")[2] for word in command if word.startswith(f"{name}=")]
+
+
+@pytest.fixture
+def run_script(tmp_path):
+    """The commands that a script shows."""
+    return partial(commands_of, lay_out(tmp_path))
+
+
+# ---- sweep.py
+
+
+def test_values_and_seeds_are_combined():
+    found = commands(
+        *("sweep=encodings", "vary.position=[tape,rope]", "vary.trainer.learning_rate=[1e-3,2e-5]"),
+        *(
+            "seeds=0 7",
+            "name=rates",
+            "settings=['length=64']",
+            "--",
+            "data=text",
+            "data.files=my texts/",
+        ),
+    )
+    runs = [command for command in found if command[0] == "train.py"]
+    names = [
+        f"rates_{position}_learning_rate_{rate}_{seed}"
+        for seed in (0, 7)
+        for position in ("tape", "rope")
+        for rate in ("0.001", "2e-05")
+    ]
+    assert [given(run, "name") for run in runs] == [[name] for name in names]
+    assert runs[5] == [
+        *("train.py", "experiment=compare", f"name={names[5]}", f"output_dir=output/{names[5]}"),
+        *("position=tape", "trainer.learning_rate=2e-05", "seed=7", "length=64"),
+        *("data=text", "data.files=my texts/"),
+    ]
+    assert given(found[-1], "out") == ["output/compare_rates"]
+    assert len([word for word in found[-1] if word.startswith("output/rates_")]) == 8
+
+
+@pytest.mark.parametrize("name", sorted(options("sweep")))
+def test_runs_of_a_sweep_compose(name):
+    """One run of each group; its evaluation and the comparison are commands of the project."""
+    found = commands(f"sweep={name}", "seeds=[0]")
+    own = [command for command in found if command[0] == "train.py"]
+    for settings in own[:1] + own[-1:]:
+        outcome = run_command(*settings, "--cfg", "job", "--resolve", folder=ROOT)
+        assert outcome.status == 0, outcome.err
+    for command in found:
+        file = command[1].replace(".", "/") if command[0] == "-m" else command[0]
+        assert any((ROOT / f"{file}{end}").exists() for end in ("", ".py", "/__main__.py"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"sweep=null: choose one of ablations, addition, "),
+        (["sweep=encoding"], r"unknown sweep 'encoding'; did you mean 'encodings'\?"),
+        (["sweep=passkey", "vary.position=[rope,nop]"], r"vary\.position='nop' .*known: adape, "),
+        (["sweep=passkey", "vary.position=keep"], r"vary\.position='keep' is no value of"),
+        (["sweep=passkey", "vary.position=[]"], r"vary\.position=\[\]: name one value or more"),
+        (["sweep=passkey", "vary.position=rope rope"], r"'rope': duplicate value; name it once"),
+        (["sweep=passkey", "vary.length=[[1]]"], r"vary\.length=\[1\] is no value of that setting"),
+        (["sweep=passkey", "seeds=0 1 0"], r"seeds=0: duplicate value"),
+        (["sweep=passkey", "seeds=0 x"], r"seeds='x' must be an integer >= 0|in 0\.\."),
+        (["sweep=passkey", "seeds=[-1]"], r"seeds=-1 must be an integer in 0\.\."),
+        (["sweep=passkey", "jobs=0"], r"jobs=0 must be an integer >= 1"),
+        (["sweep=passkey", "seconds=-1"], r"seconds=-1 must be a number > 0"),
+        (["sweep=passkey", "partial=2"], r"partial=2 must be true or false"),
+        (["sweep=passkey", "cluster=pbs"], r"cluster='pbs' must be null, slurm or local"),
+        (["sweep=passkey", "name=../outside"], r"name='\.\./outside' must be one folder of "),
+        (["sweep=passkey", "jbos=3"], r"jbos=3: there is no such setting; did you mean 'jobs'"),
+        (["sweep=passkey", "-m"], r"--multirun is for train\.py"),
+        (["sweep=passkey", "vary.seed=[1,2]"], r"vary\.seed is set by the sweep; give name="),
+        (["sweep=passkey", "runs=output/x"], r"runs=output/x: two runs have one folder"),
+        (["sweep=ablations", "only=depth"], r"only=depth: no such table; known: architecture, "),
+        (["sweep=passkey", "--", "seed=1"], r"seed=1 is set by the sweep; give name="),
+        (["sweep=passkey", "--", "+output_dir=x"], r"\+output_dir=x is set by the sweep"),
+        (["sweep=passkey", "--", "position=x"], r"position=x is set by the sweep"),
+    ],
+)
+def test_sweeps_that_cannot_be_are_refused_before_the_first_run(words, message, tmp_path):
+    outcome = run_command("sweep.py", *words, folder=tmp_path)
+    assert outcome.status == 1 and len(outcome.lines) == 1, outcome.err
+    assert re.match(rf"error: {message}", outcome.err) or re.search(message, outcome.err)
+    assert outcome.err.startswith("error: ") and not list(tmp_path.iterdir())
+
+
+def test_a_sweep_begins_without_slow_imports():
+    code = (
+        "import sys, sweep; sys.exit(bool({'torch', 'transformers', 'submitit'} & {*sys.modules}))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# ---- scripts
+
+
+@pytest.mark.parametrize(
+    ("script", "axis", "prefix", "values"),
+    [
+        ("compare.sh", "position", "encodings_", SEVEN),
+        ("compare_add.sh", "position", "add_", SEVEN),
+        ("compare_passkey.sh", "position", "passkey_", SEVEN),
+        (
+            "extend_demo.sh",
+            "peft",
+            "extend/text_",
+            "lora longlora thetalora yarn adape adape_lora ft",
+        ),
+        ("gpu/addition.sh", "position", "addition_20_", "adape rope fire"),
+        ("ablations.sh", "ablation", "ablation_", "neither feed_forward attention full"),
+    ],
+)
+def test_a_script_has_its_defaults(run_script, script, axis, prefix, values):
+    found = run_script(script, "length=512")
+    runs = [
+        run for run in found if any(word.startswith(f"output_dir=output/{prefix}") for word in run)
+    ]
+    values = values.split()
+    assert [given(run, axis)[0] for run in runs][: len(values)] == values
+    seeds = {"extend_demo.sh": 1, "gpu/addition.sh": 1}.get(script, 3)
+    assert {int(given(run, "seed")[0]) for run in runs} == {*range(seeds)}
+    assert all("length=512" in run for run in runs)
+
+
+def test_variables_of_the_comparison_on_text(run_script):
+    variables = {"TYPES": " rope\ntape ", "SEEDS": "3", "NAME": "e", "BASELINE": "tape width=64"}
+    flags = {"EVALUATION": "--data text --files github/", "EXPERIMENT": "compare_quick"}
+    found = run_script("compare.sh", **variables, **flags)
+    assert [run[1:3] for run in found[:3:2]] == [
+        ["experiment=compare_quick", f"name=e_{position}_3"] for position in ("rope", "tape")
+    ]
+    assert found[1][-4:] == ["--data", "text", "--files", "github/"]
+    assert given(found[1], "stride") == ["4096"]
+    assert given(found[1], "lengths") == ["{length}", "{length*2}", "{length*4}"]
+    assert given(found[-1], "baseline") == ["tape width=64"]
+    assert given(found[-1], "out") == ["output/compare_e"]
+    assert given((run_script("compare.sh"))[1], "stride") == ["{length*8}"]
+
+
+def test_variables_of_the_comparison_on_addition(run_script):
+    evaluation = {"EVALUATION": "samples=3 max_length=4", "GRID": "b"}
+    found = run_script("compare_add.sh", "experiment=addition_20", **evaluation)
+    assert found[0][-1] == "experiment=addition_20" and given(found[-1], "name") == ["b"]
+    assert found[1][-3:] == ["samples=3", "max_length=4", "name=b"]
+
+
+def test_variables_of_the_comparison_on_pass_keys(run_script):
+    found = run_script("compare_passkey.sh", TYPES="rope", EVALUATION="--num_tests 5")
+    assert len(found) == 3 * 2 + 1
+    assert found[1] == [
+        *("eval_retrieval.py", "--base_model", "output/passkey_rope_0"),
+        *("--name", "passkey", "--num_tests", "5"),
+    ]
+
+
+def test_variables_of_the_ablations(run_script):
+    found = run_script("ablations.sh", TABLES="width equivariance", SEEDS="1")
+    assert len(found) == 8 * 2 + 2  # `full` is in both tables, and is trained once
+    compared = {given(command, "out")[0]: command for command in found[-2:]}
+    assert {*compared} == {f"output/compare_ablation/{name}" for name in ("width", "equivariance")}
+    for command in compared.values():
+        assert given(command, "baseline") == ["output/ablation_full_1"]
+    assert given(found[1], "lengths") == [f"{{length{part}}}" for part in ("/8", "/4", "/2", "")]
+
+
+def test_variables_of_the_extensions(run_script):
+    found = run_script("extend_demo.sh", "trainer.max_steps=3", TYPES="ft", NAME="n")
+    assert found[0] == ["train.py", "position=rope", "name=rope_local", "alias=rope_c4"]
+    assert found[2] == ["train.py", "experiment=passkey", "position=rope", "seed=0"]
+    folders = [given(run, "output_dir") for run in found if "trainer.max_steps=3" in run]
+    assert folders == [["output/n/text_ft_0"], ["output/n/passkey_ft_0"]]
+    runs = ["output/rope_c4", "output/passkey_rope_0", *(folder for (folder,) in folders)]
+    assert found[-1] == ["-m", "tape.compare", *runs, "--name", "extend", "--out", "output/n"]
+
+
+def test_variables_of_the_slices_on_a_gpu(run_script):
+    variables = {"TYPES": "rope", "SEEDS": "2", "EXPERIMENT": "addition_40", "BATCH": "8"}
+    found = run_script("gpu/addition.sh", **variables)
+    run = "output/addition_40_rope_2"
+    assert given(found[0], "experiment") == ["addition_40"] and given(found[0], "output_dir") == [
+        run
+    ]
+    assert found[1][2:4] == [f"model={run}", "batch_size=8"]
+    heatmaps = ["--name", "grid", "--out", "output/addition_40_heatmaps"]
+    assert found[2] == ["-m", "tape.compare.heatmap", run, *heatmaps]
