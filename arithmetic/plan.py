@@ -23,10 +23,6 @@ class Question(NamedTuple):
     prompt: str
     answer: str
 
-    def is_answered(self, text: str, end: str) -> bool:
-        """Whether the text is all of the answer and the end of it."""
-        return text == self.answer + end
-
 
 class Batch(NamedTuple):
     """Questions that are decoded together."""

@@ -3,7 +3,7 @@
 from retrieval.plan import Questions
 from retrieval.prompts import Draft, Needles, original_prompt
 from retrieval.sequences import Passkeys, PromptSequences
-from retrieval.tokenizer import plain_tokenizer
+from retrieval.texts import plain_tokenizer
 
 __all__ = [
     "Draft",

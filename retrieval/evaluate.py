@@ -8,45 +8,22 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import transformers
 
-from retrieval import curve
-from retrieval.decoding import Answer, answers
+from retrieval.decoding import answers
 from retrieval.plan import ONE, Batch, Questions, plan
 from retrieval.prompts import Needles
-from retrieval.results import Retrieval, write_results
+from retrieval.results import PASSKEY, WRONG, mark
 from retrieval.sequences import Passkeys
 from tape.command import Parser, expected_errors
-from tape.compare import heatmap
 from tape.evaluation.checkpoint import check_length, fingerprint, load
-from tape.evaluation.journal import Journal, Shard, join, journals, place_of
-from tape.evaluation.workers import answering, complete
+from tape.evaluation.journal import Shard, place_of
+from tape.evaluation.view import Evaluation
+from tape.evaluation.workers import answering
 from tape.names import check_integer
-from tape.training.runs import locked
 
-WRONG = 3  # wrong answers kept per length and depth
 LENGTHS = 8  # default multiple of the trained length, for models trained on plain prompts
-log = logging.getLogger(__name__)
-
-
-def row(batch: Batch, given: list[Answer]) -> dict[str, Any]:
-    """Returns counts per length and depth (`results.FIELDS`), and the first wrong answers."""
-    cells: dict[tuple[int, float | None], list[int]] = {}
-    wrong = []
-    for question, answer in zip(batch.questions, given, strict=True):
-        count = cells.setdefault((question.length, question.depth), [0, 0, 0, 0])
-        for n, more in enumerate((1, answer.right, answer.found, question.tokens)):
-            count[n] += more
-        if not answer.right and count[0] - count[1] <= WRONG:
-            wrong.append(
-                {
-                    **{"length": question.length, "depth": question.depth},
-                    **{"expected": question.prompt.answer.strip(), "given": answer.text},
-                }
-            )
-    return {"cells": [[*cell, *count] for cell, count in cells.items()], "wrong": wrong}
 
 
 def questions_for(arguments: argparse.Namespace, trained: Passkeys | None) -> Questions:
@@ -86,8 +63,8 @@ def check_context(batches: list[Batch], context_size: int | None) -> None:
         )
 
 
-def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
-    """Evaluates one shard; returns the results if it was the last one."""
+def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
+    """Evaluates one shard; returns the results if all others are complete."""
     shard, folder = Shard.parse(arguments.shard), arguments.base_model
     for name in ("keys", "values", "context_size", "processes"):
         if getattr(arguments, name) is not None:
@@ -109,28 +86,16 @@ def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
     }
     name = default_name(questions, trained) if arguments.name is None else arguments.name
     results = place_of(folder, "--name", name)
-    with locked(shard.folder(results)):
-        complete(
-            Journal(results, shard, header),
-            {number: batches[number] for number in shard.numbers(len(batches))},
-            answering(
-                folder,
-                model,
-                tokenizer,
-                partial(answers, original=questions.original),
-                arguments.processes,
-            ),
-            row,
-            title=lambda batch: f"{batch.questions[0].length} tokens",
-        )
-    if sum(len(rows) for _, rows in journals(results).values()) < len(batches):
-        log.info("shard %s is done; the last one to finish writes the results", shard)
-        return None
-    found = write_results(results, *join(results))
-    curve.draw(results, folder.resolve().name, found)
-    heatmap.draw(results, folder.resolve().name)
-    log.info("%s\nresults are in %s", describe(found), results)
-    return found
+    answer = partial(answers, original=questions.original)
+    return PASSKEY.evaluate(
+        results,
+        shard,
+        header,
+        batches,
+        answering(folder, model, tokenizer, answer, arguments.processes),
+        mark,
+        title=lambda batch: f"{batch.questions[0].length} tokens",
+    )
 
 
 def default_name(questions: Questions, trained: Passkeys | None) -> str:
@@ -142,23 +107,6 @@ def default_name(questions: Questions, trained: Passkeys | None) -> str:
     if needles != (trained.needles if trained else ONE):
         parts.append(f"{needles.keys}x{needles.values}")
     return "_".join(parts)
-
-
-def describe(results: Retrieval) -> str:
-    """Formats a line per length, and one each within and beyond the trained lengths: the accuracy,
-    its interval and the counts."""
-    summary = results.summary()
-    shares = {f"{share['length']} tokens": share for share in summary["lengths"]}
-    shares |= {part: summary[part] for part in ("inside", "outside") if summary[part]}
-    lines = []
-    for name, share in shares.items():
-        lines.append(
-            f"{name}: {share['accuracy']:.3f} ({share['low']:.3f} to {share['high']:.3f}), "
-            f"{share['correct']:,} of {share['total']:,}"
-        )
-        if results.evaluated["values"] > 1 and "found" in share:
-            lines[-1] += f", {share['found']:.3f} of the values"
-    return "\n".join(lines)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tape.files import read_object, reading, write_text
-from tape.names import check_integer, check_name
+from tape.files import reading, write_text
+from tape.names import check_name
 from tape.training.runs import differences
 
 FILE = "parts.jsonl"
@@ -160,39 +158,6 @@ def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             f"{', '.join(where)} to its end"
         )
     return evaluated, [row for _, rows in found.values() for row in rows]
-
-
-def some_of_each(
-    rows: list[dict[str, Any]], most: int, cell: Callable[[dict[str, Any]], tuple]
-) -> str:
-    """Wrong answers of all batches, up to `most` of each cell, as lines of JSON in the order of
-    cells. (Batches that share a cell have so many each.)"""
-    seen, lines = Counter(), []
-    for answer in sorted((answer for row in rows for answer in row["wrong"]), key=cell):
-        if seen[cell(answer)] < most:
-            lines.append(json.dumps(answer) + "\n")
-        seen[cell(answer)] += 1
-    return "".join(lines)
-
-
-def read_evaluated(folder: Path, *numbers: str) -> dict[str, Any]:
-    """What the results in a folder are of: the model and the settings that their journals began
-    with, from the summary.json beside the results.
-
-    Args:
-        numbers: settings that are whole numbers, 1 or more.
-
-    Raises:
-        ValueError, OSError: if the file is damaged, or missing.
-    """
-    summary = read_object(path := folder / "summary.json")
-    with reading(path):
-        evaluated = summary["evaluated"]
-        if not isinstance(evaluated["model"], str):
-            raise ValueError(f"model={evaluated['model']!r} must be the hash of its weights")
-        for name in numbers:
-            check_integer(name, evaluated[name])
-        return evaluated
 
 
 def _owners(headers: dict[Path, dict[str, Any]]) -> dict[int, Path]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
@@ -22,8 +22,9 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape.evaluation.checkpoint import load
-from tape.evaluation.journal import Journal
+from tape.evaluation.journal import Journal, Shard
 from tape.modeling import TapeForCausalLM
+from tape.training.runs import locked
 
 
 class Batch(Protocol):
@@ -38,6 +39,21 @@ Loaded = tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]
 Load = Callable[[Path], Loaded]
 Answer = Callable[[TapeForCausalLM, PreTrainedTokenizerBase | None, Any], Any]
 Answered = Callable[[dict[int, Any]], Iterator[tuple[int, Any]]]
+
+
+def complete_shard(
+    results: Path,
+    shard: Shard,
+    header: dict[str, Any],
+    batches: Sequence[Batch],
+    answered: Answered,
+    row: Callable[[Any, Any], dict[str, Any]],
+    title: Callable[[Any], str],
+) -> None:
+    """Answers the batches of one shard of an evaluation, see `Journal` and `complete`."""
+    with locked(shard.folder(results)):
+        own = {number: batches[number] for number in shard.numbers(len(batches))}
+        complete(Journal(results, shard, header), own, answered, row, title)
 
 
 def complete(
