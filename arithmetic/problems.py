@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from arithmetic.tasks import TASKS, Task, significant
-from arithmetic.tokenizer import CHARACTERS
+from tape.data.tokenizer import END, PADDING
 from tape.names import check_flag, check_integer, look_up
 from tape.settings import load, save
 from tape.training.generated import GeneratedSequences
@@ -25,6 +26,7 @@ from tape.training.generated import GeneratedSequences
 GAP, EOS = 0, 1
 FILE = "problems.json"
 CHUNK = 1024  # training problems generated at a time
+CHARACTERS = "".join(dict.fromkeys("0123456789=-, " + "".join(t.symbol for t in TASKS.values())))
 MAX_DIGITS = 10_000  # digits of an operand
 TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # random streams of a seed
 
@@ -163,6 +165,18 @@ class Problems:
         return TASKS[self.task]
 
 
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer with one token per character: digits, '=', '-', ',', space, the symbol of
+    every task, and EOS and padding. It refuses other characters."""
+    vocabulary = {token: index for index, token in enumerate((END, PADDING, *CHARACTERS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, padding_side="right"
+    )
+
+
 class ProblemSequences(GeneratedSequences):
     """Training problems as sequences of `problems.length` tokens, or held-out ones (as in
     `Problems.evaluation`). They are generated in chunks, and only the latest chunk is kept: read
@@ -181,7 +195,7 @@ class ProblemSequences(GeneratedSequences):
         if missing or None in (tokenizer.eos_token_id, tokenizer.pad_token_id):
             raise ValueError(
                 f"the tokenizer lacks a token for {missing or 'EOS or padding'}; "
-                f"take arithmetic.tokenizer.character_tokenizer()"
+                f"take arithmetic.character_tokenizer()"
             )
         self._tokens = np.zeros(128, dtype=np.int64)
         self._tokens[[GAP, EOS]] = tokenizer.pad_token_id, tokenizer.eos_token_id

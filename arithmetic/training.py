@@ -9,8 +9,7 @@ from transformers import TrainingArguments
 
 from arithmetic.decoding import answers
 from arithmetic.plan import Question, plan
-from arithmetic.problems import Problems, ProblemSequences
-from arithmetic.tokenizer import character_tokenizer
+from arithmetic.problems import Problems, ProblemSequences, character_tokenizer
 from tape.evaluation.checkpoint import check_length
 from tape.evaluation.tables import markdown_table
 from tape.modeling import TapeForCausalLM

@@ -12,7 +12,7 @@ from pathlib import Path
 import transformers
 
 from retrieval.decoding import answers
-from retrieval.plan import ONE, Batch, Questions, plan
+from retrieval.plan import ONE, Questions, plan
 from retrieval.prompts import Needles
 from retrieval.results import PASSKEY, WRONG, mark
 from retrieval.sequences import Passkeys
@@ -52,17 +52,6 @@ def questions_for(arguments: argparse.Namespace, trained: Passkeys | None) -> Qu
     )
 
 
-def check_context(batches: list[Batch], context_size: int | None) -> None:
-    """Raises a ValueError if a prompt and its answer do not fit into the context."""
-    longest = max(batches, key=lambda batch: batch.positions)
-    if context_size is not None and longest.positions > context_size:
-        raise ValueError(
-            f"context_size={context_size} is shorter than the longest prompt and its answer, "
-            f"{longest.positions - longest.new_tokens} + {longest.new_tokens} tokens: raise it, or "
-            f"lower max_tokens"
-        )
-
-
 def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
     """Evaluates one shard; returns the results if all others are complete."""
     shard, folder = Shard.parse(arguments.shard), arguments.base_model
@@ -73,8 +62,12 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
     trained = Passkeys.load(folder)
     questions = questions_for(arguments, trained)
     batches = plan(questions, tokenizer, arguments.batch_tokens)
-    check_context(batches, arguments.context_size)
-    needed = max(batch.positions for batch in batches)
+    needed, new = max((batch.positions, batch.new_tokens) for batch in batches)
+    if arguments.context_size is not None and needed > arguments.context_size:
+        raise ValueError(
+            f"context_size={arguments.context_size} is shorter than the longest prompt and its "
+            f"answer, {needed - new} + {new} tokens: raise it, or lower max_tokens"
+        )
     check_length(model, needed, f"max_tokens={questions.max_tokens}")
     asked = asdict(questions)
     header = {
@@ -84,7 +77,12 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
         **asked,
         **{"wrong": WRONG, "batch_tokens": arguments.batch_tokens, "batches": len(batches)},
     }
-    name = default_name(questions, trained) if arguments.name is None else arguments.name
+    name = arguments.name
+    if name is None:  # passkey, and the settings that differ from the defaults
+        needles = questions.needles
+        name = "passkey_original" if questions.original else "passkey"
+        if needles != (trained.needles if trained else ONE):
+            name += f"_{needles.keys}x{needles.values}"
     results = place_of(folder, "--name", name)
     answer = partial(answers, original=questions.original)
     return PASSKEY.evaluate(
@@ -96,17 +94,6 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
         mark,
         title=lambda batch: f"{batch.questions[0].length} tokens",
     )
-
-
-def default_name(questions: Questions, trained: Passkeys | None) -> str:
-    """Returns passkey, plus all settings that differ from the defaults."""
-    needles = questions.needles
-    parts = ["passkey"]
-    if questions.original:
-        parts.append("original")
-    if needles != (trained.needles if trained else ONE):
-        parts.append(f"{needles.keys}x{needles.values}")
-    return "_".join(parts)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ from pyarrow import parquet
 from scrolls_data import write_task
 from test_scrolls import byte_tokenizer
 
-from arithmetic.tokenizer import character_tokenizer
+from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
 from tape.statistics import with_interval
 from tape.training.runs import HASHES, finalize_checkpoint

@@ -97,15 +97,26 @@ class Accuracy:
         """Returns the journal's record of a batch: counts per cell, and the first `keep` wrong
         answers of each."""
         cells: dict[tuple[Any, ...], list[int]] = {}
-        wrong, seen = [], Counter()
+        wrong = []
         for cell, counts, shown in answers:
             before = cells.get(cell, [0] * len(counts))
             cells[cell] = [a + int(b) for a, b in zip(before, counts, strict=True)]
             if shown is not None:
-                seen[cell] += 1
-                if seen[cell] <= keep:
-                    wrong.append(dict(zip(self.cell, cell, strict=True)) | shown)
-        return {"cells": [[*cell, *counts] for cell, counts in cells.items()], "wrong": wrong}
+                wrong.append(dict(zip(self.cell, cell, strict=True)) | shown)
+        return {
+            "cells": [[*cell, *counts] for cell, counts in cells.items()],
+            "wrong": self._first_of_each(wrong, keep),
+        }
+
+    def _first_of_each(self, answers: Iterable[dict[str, Any]], keep: int) -> list[dict[str, Any]]:
+        """Returns up to `keep` wrong answers of each cell."""
+        seen, found = Counter(), []
+        for answer in answers:
+            cell = tuple(answer[name] for name in self.cell)
+            seen[cell] += 1
+            if seen[cell] <= keep:
+                found.append(answer)
+        return found
 
     def gather(self, results: Path) -> Evaluation:
         """Writes the results of all shares in a folder within that of the model.
@@ -156,14 +167,8 @@ class Accuracy:
         evaluation = Evaluation(asked, table)
         summary = self.summary(evaluation) | {"evaluated": asked}
         write_text(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
-        # Batches that share a cell have so many wrong answers each.
-        seen, lines = Counter(), []
-        for answer in wrong:
-            cell = tuple(answer[name] for name in self.cell)
-            seen[cell] += 1
-            if seen[cell] <= asked["wrong"]:
-                lines.append(json.dumps(answer) + "\n")
-        write_text(folder / "wrong.jsonl", "".join(lines))
+        kept = self._first_of_each(wrong, asked["wrong"])  # of batches that share a cell
+        write_text(folder / "wrong.jsonl", "".join(json.dumps(each) + "\n" for each in kept))
         return evaluation
 
     def read(self, folder: Path) -> Evaluation:

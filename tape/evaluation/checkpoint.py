@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +126,10 @@ def with_weights(
         ValueError: if weights are missing, or of other shapes.
     """
     if (folder := Path(source)).is_dir():
-        _check_shapes(folder, config)
+        _check_weights(folder, config)
     # The library's table of missing weights: they are expected, or an error.
     logger = logging.getLogger("transformers.modeling_utils")
-    logger.addFilter(_is_no_report)
+    logger.addFilter(no_report := lambda record: "LOAD REPORT" not in record.getMessage())
     try:
         with reading(folder):
             model, loaded = TapeForCausalLM.from_pretrained(
@@ -145,9 +145,8 @@ def with_weights(
             raise
         raise ValueError(f"{source}: quantization_config in its {CONFIG}: {error}") from error
     finally:
-        logger.removeFilter(_is_no_report)
-    for name, theirs, ours in sorted(loaded["mismatched_keys"]):
-        raise _other_shape(source, name, theirs, ours)
+        logger.removeFilter(no_report)
+    _check_shapes(source, loaded["mismatched_keys"])
     new = weights_of_encoding(model) if new_encoding else set()
     if lost := sorted({*loaded["missing_keys"]} - new):
         raise ValueError(
@@ -157,7 +156,7 @@ def with_weights(
     return model, sorted(loaded["unexpected_keys"])
 
 
-def _check_shapes(folder: Path, config: TapeConfig) -> None:
+def _check_weights(folder: Path, config: TapeConfig) -> None:
     """Raises a ValueError if weights have other shapes than in the model of a configuration. That
     model may be too large for this machine, so it is built on the meta device."""
     shapes: dict[str, list[int]] = {}
@@ -171,19 +170,17 @@ def _check_shapes(folder: Path, config: TapeConfig) -> None:
         )
     with reading(folder / CONFIG), torch.device("meta"):
         model = TapeForCausalLM(config)
-    for name, weight in sorted(model.state_dict().items()):
-        if name in shapes and shapes[name] != list(weight.shape):
-            raise _other_shape(folder, name, shapes[name], weight.shape)
+    ours = model.state_dict().items()
+    _check_shapes(folder, [(name, shapes[name], x.shape) for name, x in ours if name in shapes])
 
 
-def _other_shape(source: str | Path, name: str, theirs: Sequence[int], ours: Sequence[int]):
-    return ValueError(
-        f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
-    )
-
-
-def _is_no_report(record: logging.LogRecord) -> bool:
-    return "LOAD REPORT" not in record.getMessage()
+def _check_shapes(source: str | Path, shapes: Iterable[tuple[str, Any, Any]]) -> None:
+    """Raises a ValueError for the first name whose shapes, there and by the settings, differ."""
+    for name, theirs, ours in sorted(shapes):
+        if (*theirs,) != (*ours,):
+            raise ValueError(
+                f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
+            )
 
 
 def _base(folder: Path, config: TapeConfig) -> tuple[str | Path, dict[str, Any]]:

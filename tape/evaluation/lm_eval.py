@@ -21,8 +21,8 @@ from tape.command import Distinct, Parser, expected_errors, integer
 from tape.evaluation import zero_shot
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.perplexity import DTYPES
-from tape.evaluation.tables import Row
-from tape.files import read_object, reading
+from tape.evaluation.tables import Row, check_addable
+from tape.files import make_folder, read_object, reading
 from tape.training.runs import locked
 
 TOKENIZER = "tokenizer_config.json"
@@ -44,12 +44,14 @@ def run(arguments: argparse.Namespace) -> list[Row]:
             f"{error.name} is missing: install the extra `eval`, EXTRAS=dev,eval bash "
             f"script/setup.sh"
         ) from error
-    if arguments.include_path is not None and not arguments.include_path.is_dir():
-        raise ValueError(f"--include_path {arguments.include_path} is not a folder")
-    for path in sorted(arguments.include_path.rglob("*.yaml") if arguments.include_path else ()):
-        with reading(path):  # lm-eval leaves out what it cannot read
-            yaml.compose(path.read_bytes())
-    zero_shot.check(arguments.out)
+    if (folder := arguments.include_path) is not None:
+        if not folder.is_dir():
+            raise ValueError(f"--include_path {folder} is not a folder")
+        for path in sorted(folder.rglob("*.yaml")):
+            with reading(path):  # lm-eval leaves out what it cannot read
+                yaml.compose(path.read_bytes())
+    check_addable(arguments.out, zero_shot.COLUMNS)
+    make_folder(arguments.out.parent)
     settings = arguments.model / TOKENIZER
     # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
     if settings.is_file() and "auto_map" in read_object(settings):

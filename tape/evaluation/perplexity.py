@@ -20,11 +20,11 @@ import transformers
 
 from tape.command import Distinct, Parser, expected_errors, integer
 from tape.evaluation.checkpoint import check_length, fingerprint, load_model
-from tape.evaluation.curves import Binned, binned, read_curves, write
+from tape.evaluation.curves import COLUMNS, Binned, binned, read_curves, write
 from tape.evaluation.journal import Incomplete, Shard, join
 from tape.evaluation.picture import draw
 from tape.evaluation.scoring import BATCH_TOKENS, Perplexity, losses, windows_at_once
-from tape.evaluation.tables import markdown_table
+from tape.evaluation.tables import check_addable, markdown_table
 from tape.evaluation.texts import CORPORA, Text, open_text
 from tape.evaluation.windows import (
     CONVENTIONS,
@@ -86,9 +86,8 @@ def run(arguments: argparse.Namespace) -> list[Perplexity]:
         ValueError, OSError: for what cannot be evaluated, before any work.
     """
     shard, folder, out = Shard.parse(arguments.shard), arguments.model, arguments.out
-    if out.suffix != ".csv":
-        raise ValueError(f"--out {out} must end in .csv")
-    read_curves(out)  # results can be added to it
+    check_addable(out, COLUMNS)
+    read_curves(out)
     strides = strides_of(arguments.convention, arguments.lengths, arguments.stride)
     load = partial(_load, dtype=DTYPES[arguments.dtype])
     model, _ = load(folder)
@@ -138,13 +137,6 @@ def run(arguments: argparse.Namespace) -> list[Perplexity]:
         found = write(out, about, by_length)
     draw([out], out.with_suffix(".png"))
     return found
-
-
-def markdown(found: list[Perplexity]) -> str:
-    lines = [
-        [f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"] for x in found
-    ]
-    return markdown_table([["window", "scored tokens", "loss", "perplexity"], *lines])
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
@@ -205,7 +197,10 @@ def main() -> None:
         print(arguments.out)
         return
     try:
-        print(markdown(run(arguments)))
+        lines = [["window", "scored tokens", "loss", "perplexity"]]
+        for x in run(arguments):
+            lines.append([f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"])
+        print(markdown_table(lines))
         print(f"\nalso in {arguments.out}, with a picture and the loss by position beside it")
     except Incomplete as missing:
         print(f"shard {arguments.shard} is done; {missing}")

@@ -7,7 +7,7 @@ the window: with a vocabulary of 32,000 the logits of 8,192 tokens take a gigaby
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,7 @@ BATCH_TOKENS = 2048  # to run at once
 LOGITS = 2**21  # to hold at once: 8 MiB in float32
 
 
-@dataclass(frozen=True)
-class Perplexity:
+class Perplexity(NamedTuple):
     """The mean negative log-likelihood `nll` (nats per token) of `tokens` tokens under windows of
     `length`."""
 

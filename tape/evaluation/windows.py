@@ -32,9 +32,8 @@ class Window(NamedTuple):
 
 
 def sliding(tokens: int, length: int, stride: int) -> list[Window]:
-    """A window every `stride` tokens until one reaches the end of the text, where it is cut; each
-    scores the tokens that none before it had. So every token but the first is scored once, with at
-    least length - stride tokens before it from the second window on."""
+    """A window every `stride` tokens until one reaches the end of the text, where it is cut. Each
+    scores the tokens that none before it had, so every token but the first is scored once."""
     return [
         Window(start, start + length - stride if start else 1, min(start + length, tokens))
         for start in range(0, tokens - length + stride, stride)
@@ -53,18 +52,12 @@ def longlora(tokens: int, length: int, stride: int) -> list[Window]:
 
 
 def disjoint(tokens: int, length: int, stride: int) -> list[Window]:
-    """Blocks, each `stride` = `length` after the one before, and every token of them but the first
-    is scored. What does not fill a block is left out."""
-    return [
-        Window(start, start + 1, start + length) for start in range(0, tokens - length + 1, stride)
-    ]
+    """Blocks, `stride` = `length`, as in `paper`, but one may end with the text."""
+    return paper(tokens + 1, length, stride)
 
 
 CONVENTIONS: dict[str, Callable[[int, int, int], list[Window]]] = {
-    "sliding": sliding,
-    "paper": paper,
-    "longlora": longlora,
-    "disjoint": disjoint,
+    each.__name__: each for each in (sliding, paper, longlora, disjoint)
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from tape.evaluation.tables import Row, add_rows, read_table
+from tape.evaluation.tables import Row, add_rows, markdown_table, read_table
 
 # What a row is about, then the result.
 KEY = ("model", "model_hash", "task", "metric", "shots", "max_length", "dtype", "limit")
@@ -63,19 +63,9 @@ def _leaves(found: dict[str, Any], group: str) -> list[str]:
     return [leaf for member in members for leaf in (_leaves(found, member) or [member])]
 
 
-def check(path: Path) -> None:
-    """Raises a ValueError or an OSError if rows cannot be added to a table."""
-    if path.suffix != ".csv":
-        raise ValueError(f"--out {path} must end in .csv")
-    read_table(path, COLUMNS)
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-
 def add(path: Path, rows: list[dict[str, Any]]) -> list[Row]:
-    """Adds rows to a model's table, or replaces those of the same measurement; returns them as in
-    the table."""
-    add_rows(path, COLUMNS, len(KEY), rows)
-    return [{column: str(row[column]) for column in COLUMNS} for row in rows]
+    """Adds rows to a model's table, or replaces those of the same measurement; returns them."""
+    return add_rows(path, COLUMNS, len(KEY), rows)
 
 
 def read(paths: list[Path]) -> list[Row]:
@@ -106,20 +96,20 @@ def table(rows: list[Row], metric: str = "acc") -> str:
     _check_asked(frame)
     columns = sorted({*zip(frame["task"], frame["metric"], strict=True)}, key=_place)
     titles = [TABLE_9.get(task, task) + f" {of}" * (of != metric) for task, of in columns]
-    lines = [f"| | {' | '.join(titles)} | from |", "|---|" + "---|" * len(columns) + "---|"]
+    lines = [["", *titles, "from"]]
     for (model, _), found in frame.groupby(["model", "model_hash"], sort=False):
         by_column = {(row["task"], row["metric"]): row for row in found.to_dict("records")}
         cells = [_cell(by_column[column]) if column in by_column else "-" for column in columns]
         first = found.iloc[0]
         asked = f"{first['shots']} shots, {first['dtype']}, up to {first['max_length']} tokens"
         asked += f", the first {first['limit']}" if first["limit"] else ""
-        lines.append(f"| {' | '.join([model, *cells, asked])} |")
+        lines.append([model, *cells, asked])
     if any(task in TABLE_9 for task, _ in columns):
         for row in pd.read_csv(PAPER, dtype=str).to_dict("records"):
-            cells = [row["method"], *(row.get(task, "-") for task, _ in columns), row["source"]]
-            lines.append(f"| {' | '.join(cells)} |")
+            cells = (row.get(task, "-") for task, _ in columns)
+            lines.append([row["method"], *cells, row["source"]])
     note = "Percent, with the standard error of lm-eval. The paper does not name its metric."
-    return "\n".join([*lines, "", note])
+    return f"|{markdown_table(lines)[2:]}\n\n{note}"  # the head begins with an empty cell
 
 
 def _check_asked(frame: pd.DataFrame) -> None:
