@@ -42,15 +42,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def plan(arguments: argparse.Namespace, strides: dict[int, int], tokens: int) -> list[Batch]:
-    """All windows of a text of so many tokens in batches, the costliest first: if memory is short,
-    it shows at once.
-
-    Args:
-        strides: by length.
-
-    Raises:
-        ValueError: if the text is too short for one of the lengths.
-    """
+    """Returns all windows of a text in batches, the costliest first: if memory is short, it shows
+    at once. `strides` are by length."""
     batches = []
     for length, stride in strides.items():
         windows = windows_of(arguments.convention, tokens, length, stride)
@@ -60,7 +53,7 @@ def plan(arguments: argparse.Namespace, strides: dict[int, int], tokens: int) ->
 
 
 def score(model: TapeForCausalLM, tokenizer: None, batch: Batch, text: Text) -> Binned:
-    """The losses of a batch, by position in the window.
+    """Returns the losses of a batch, by position in the window.
 
     Raises:
         ValueError: if one of them is not a number.
@@ -79,10 +72,10 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[TapeForCausalLM, None]:
 
 
 def run(arguments: argparse.Namespace) -> list[Perplexity]:
-    """One share of an evaluation, and its results if all shares are done.
+    """Evaluates one shard; returns the results if all others are complete.
 
     Raises:
-        Incomplete: if other shares are missing.
+        Incomplete: if other shards are missing.
         ValueError, OSError: for what cannot be evaluated, before any work.
     """
     shard, folder, out = Shard.parse(arguments.shard), arguments.model, arguments.out

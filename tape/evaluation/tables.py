@@ -64,7 +64,7 @@ def read_table(
     if found != columns:
         raise ValueError(
             f"{path} is no table of this kind: its columns are {', '.join(found) or 'none'} in "
-            f"place of {', '.join(columns)}"
+            f"place of {', '.join(columns)}; remove it, or create it again"
         )
     if torn := [n for n, row in enumerate(rows, start=2) if None in row or None in row.values()]:
         raise ValueError(f"{path}, line {torn[0]}: not as many values as there are columns")
