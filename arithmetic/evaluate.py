@@ -1,8 +1,7 @@
 """Evaluates a trained model on all pairs of operand lengths, by exact match.
 
 python -m arithmetic.evaluate model=output/add_adape max_length=10 samples=100
-python -m arithmetic.evaluate model=output/add_adape shard=1/4       # and 2/4, 3/4, 4/4; then
-python -m arithmetic.merge output/add_adape
+python -m arithmetic.evaluate model=output/add_adape shard=1/4       # and 2/4, 3/4, 4/4
 """
 
 from __future__ import annotations
@@ -12,50 +11,29 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import hydra
 import transformers
 from omegaconf import DictConfig, OmegaConf
 
 from arithmetic.decoding import answers
-from arithmetic.merge import describe, merge
-from arithmetic.plan import Batch, plan
+from arithmetic.grid import GRID, mark
+from arithmetic.plan import plan
 from arithmetic.problems import Problems
 from config.command import call
 from tape.command import expected_errors
 from tape.evaluation.checkpoint import check_length, fingerprint, load
-from tape.evaluation.journal import Journal, Shard, place_of
-from tape.evaluation.workers import answering, complete
+from tape.evaluation.journal import Shard, place_of
+from tape.evaluation.workers import answering
 from tape.names import check_flag, check_integer, check_path
-from tape.training.runs import locked
 
 MAX_DIGITS = 1000  # digits of an operand; the grid has their square
 CONFIG, SETTINGS = Path(__file__).parent.parent / "config" / "arithmetic", "evaluate_add"
 log = logging.getLogger(__name__)
 
 
-def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict[str, Any]:
-    """Returns counts per cell, [n, m, correct, total], and the first `keep` wrong answers of each.
-
-    An answer is right if it matches in full and is followed by `end`.
-    """
-    cells: dict[tuple[int, int], list[int]] = {}
-    wrong = []
-    for question, text in zip(batch.questions, given, strict=True):
-        n, m, prompt, answer = question
-        count = cells.setdefault((n, m), [0, 0])
-        right = question.is_answered(text, end)
-        count[0] += right
-        count[1] += 1
-        if not right and count[1] - count[0] <= keep:
-            shown = {"prompt": prompt, "expected": answer + end, "given": text}
-            wrong.append({"n": n, "m": m, **shown})
-    return {"cells": [[*cell, *count] for cell, count in cells.items()], "wrong": wrong}
-
-
 def run(cfg: DictConfig) -> None:
-    """One share of an evaluation, and its results if that share is all of it."""
+    """Evaluates one shard; writes the results if all others are complete."""
     if OmegaConf.is_missing(cfg, "model") or cfg.model is None:
         raise ValueError("give model=..., the folder of a trained run")
     check_flag("debug", cfg.debug)
@@ -78,22 +56,15 @@ def run(cfg: DictConfig) -> None:
         "batches": len(batches),
     }
     results = place_of(folder, "name", cfg.name)
-    with locked(shard.folder(results)):
-        journal = Journal(results, shard, header)
-        log.info("%s: shard %s of the grid 1..%s squared", folder, shard, max_length)
-        complete(
-            journal,
-            {number: batches[number] for number in shard.numbers(len(batches))},
-            answering(folder, model, tokenizer, answers, cfg.processes),
-            partial(mark, end=tokenizer.eos_token, keep=cfg.wrong),
-            title=lambda batch: f"{batch.questions[0].n} x {batch.questions[0].m} digits",
-        )
-    if shard.count == 1:
-        log.info("%s\nresults are in %s", describe(merge(folder, cfg.name)), results)
-    else:
-        log.info(
-            "shard %s is done; after all of them: python -m arithmetic.merge %s", shard, folder
-        )
+    GRID.evaluate(
+        results,
+        shard,
+        header,
+        batches,
+        answering(folder, model, tokenizer, answers, cfg.processes),
+        partial(mark, end=tokenizer.eos_token, keep=cfg.wrong),
+        title=lambda batch: f"{batch.questions[0].n} x {batch.questions[0].m} digits",
+    )
 
 
 @hydra.main(version_base=None, config_path=str(CONFIG), config_name=SETTINGS)

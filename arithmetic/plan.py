@@ -1,4 +1,4 @@
-"""What an evaluation asks: every pair of operand lengths, in batches.
+"""Questions of an evaluation: every pair of operand lengths, in batches.
 
 Prompts of a batch are equally long, so that nothing is padded: cells (n, m) and (k, l) with
 n + m = k + l are decoded together.
@@ -23,10 +23,6 @@ class Question(NamedTuple):
     prompt: str
     answer: str
 
-    def is_answered(self, text: str, end: str) -> bool:
-        """Whether the text is all of the answer and the end of it."""
-        return text == self.answer + end
-
 
 class Batch(NamedTuple):
     """Questions that are decoded together."""
@@ -38,12 +34,12 @@ class Batch(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """Tokens to run: what time is about proportional to."""
+        """Tokens to run, roughly proportional to time."""
         return len(self.questions) * (len(self.questions[0].prompt) + self.new_tokens)
 
     @property
     def positions(self) -> int:
-        """How many positions its texts need."""
+        """Number of positions of its longest text."""
         if self.problems.abacus_offset is None:
             return self.length
         digits = max(max(question.n, question.m) for question in self.questions)
@@ -53,11 +49,11 @@ class Batch(NamedTuple):
 def plan(
     problems: Problems, max_length: int, samples: int, seed: int, batch_size: int
 ) -> list[Batch]:
-    """All questions of the grid 1..max_length x 1..max_length in batches, the costliest first:
-    if memory is short, it shows at once.
+    """Returns all questions of the grid 1..max_length x 1..max_length in batches, the costliest
+    first: if memory is short, it shows at once.
 
     Raises:
-        ValueError: for too many.
+        ValueError: for more than `MOST` questions.
     """
     if (asked := max_length**2 * samples) > MOST:
         raise ValueError(

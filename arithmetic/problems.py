@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from arithmetic.tasks import TASKS, Task, significant
-from arithmetic.tokenizer import CHARACTERS
+from tape.data.tokenizer import END, PADDING
 from tape.names import check_flag, check_integer, look_up
 from tape.settings import load, save
+from tape.training.generated import GeneratedSequences
 
 GAP, EOS = 0, 1
 FILE = "problems.json"
 CHUNK = 1024  # training problems generated at a time
+CHARACTERS = "".join(dict.fromkeys("0123456789=-, " + "".join(t.symbol for t in TASKS.values())))
 MAX_DIGITS = 10_000  # digits of an operand
 TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # random streams of a seed
 
@@ -162,51 +165,48 @@ class Problems:
         return TASKS[self.task]
 
 
-class ProblemSequences(Dataset):
-    """`total` problems as training sequences of `problems.length` tokens: training problems, or
-    held-out ones (as in `Problems.evaluation`).
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer with one token per character: digits, '=', '-', ',', space, the symbol of
+    every task, and EOS and padding. It refuses other characters."""
+    vocabulary = {token: index for index, token in enumerate((END, PADDING, *CHARACTERS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, padding_side="right"
+    )
 
-    Sequence i is a function of i and the seed, independent of batches, processes and interruptions.
-    Sequences are generated in chunks, and only the latest chunk is kept: read them in order.
+
+class ProblemSequences(GeneratedSequences):
+    """Training problems as sequences of `problems.length` tokens, or held-out ones (as in
+    `Problems.evaluation`). They are generated in chunks, and only the latest chunk is kept: read
+    them in order.
 
     Raises:
-        ValueError: for total below 1, a negative seed, or a tokenizer without a token for each
-            character, EOS and padding.
+        ValueError: for a tokenizer without a token for each character, EOS and padding.
     """
 
     def __init__(
-        self,
-        problems: Problems,
-        tokenizer: PreTrainedTokenizerBase,
-        total: int,
-        seed: int,
-        held_out: bool = False,
+        self, source: Problems, tokenizer: PreTrainedTokenizerBase, *args: Any, **how: Any
     ):
-        check_integer("total", total)
-        check_integer("seed", seed, least=0)
+        super().__init__(source, tokenizer, *args, **how)
         vocabulary = tokenizer.get_vocab()
         missing = [character for character in CHARACTERS if character not in vocabulary]
         if missing or None in (tokenizer.eos_token_id, tokenizer.pad_token_id):
             raise ValueError(
                 f"the tokenizer lacks a token for {missing or 'EOS or padding'}; "
-                f"take arithmetic.tokenizer.character_tokenizer()"
+                f"take arithmetic.character_tokenizer()"
             )
-        self.problems, self.total, self.seed, self.held_out = problems, total, seed, held_out
         self._tokens = np.zeros(128, dtype=np.int64)
         self._tokens[[GAP, EOS]] = tokenizer.pad_token_id, tokenizer.eos_token_id
         for character in CHARACTERS:
             self._tokens[ord(character)] = vocabulary[character]
         self._latest: tuple[int, dict[str, Tensor]] | None = None
 
-    def __len__(self) -> int:
-        return self.total
-
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
+    def sequence(self, i: int) -> dict[str, Tensor]:
         """Returns input_ids and labels (-100 up to '=' and on padding), and with Abacus positions
         also position_ids: (length,) each. Padding comes last, where causal attention does not look,
         so no mask is needed."""
-        if not 0 <= i < self.total:
-            raise IndexError(f"problem {i} of {self.total}")
         chunk, place = divmod(i, CHUNK)
         if self._latest is None or self._latest[0] != chunk:
             self._latest = chunk, self._make(chunk)
@@ -218,17 +218,17 @@ class ProblemSequences(Dataset):
         rng = np.random.default_rng((self.seed, stream, chunk))
         n, m = (
             rng.integers(1, most, CHUNK, endpoint=True)
-            for most in (self.problems.max_first, self.problems.max_second)
+            for most in (self.source.max_first, self.source.max_second)
         )
-        texts = np.hstack(self.problems.draw(rng, n, m, held_out=self.held_out))
-        if self.problems.spaces:
-            texts = spaced(texts, self.problems.spaces, rng)
+        texts = np.hstack(self.source.draw(rng, n, m, held_out=self.held_out))
+        if self.source.spaces:
+            texts = spaced(texts, self.source.spaces, rng)
         ends = np.full((CHUNK, 1), EOS, dtype=np.uint8)
-        texts = packed(np.hstack((texts, ends)), self.problems.length)
+        texts = packed(np.hstack((texts, ends)), self.source.length)
         ids, equals = self._tokens[texts], texts == ord("=")
         answers = (texts != GAP) & np.logical_or.accumulate(equals, axis=1) & ~equals
         columns = {"input_ids": ids, "labels": np.where(answers, ids, -100)}
-        if (most := self.problems.abacus_offset) is not None:
+        if (most := self.source.abacus_offset) is not None:
             offsets, found = rng.integers(most, size=(CHUNK, 1), endpoint=True), places(texts)
             columns["position_ids"] = np.where(found > 0, found + offsets, 0)
         return {name: torch.from_numpy(rows) for name, rows in columns.items()}

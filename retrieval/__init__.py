@@ -1,9 +1,9 @@
-"""Passkey retrieval: how deep in how long a text a model finds what it was told."""
+"""Passkey retrieval: accuracy by the length of the prompt and the depth of the key."""
 
 from retrieval.plan import Questions
 from retrieval.prompts import Draft, Needles, original_prompt
 from retrieval.sequences import Passkeys, PromptSequences
-from retrieval.tokenizer import plain_tokenizer
+from retrieval.texts import plain_tokenizer
 
 __all__ = [
     "Draft",

@@ -8,45 +8,22 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import transformers
 
-from retrieval import curve
-from retrieval.decoding import Answer, answers
-from retrieval.plan import ONE, Batch, Questions, plan
+from retrieval.decoding import answers
+from retrieval.plan import ONE, Questions, plan
 from retrieval.prompts import Needles
-from retrieval.results import Retrieval, write_results
+from retrieval.results import PASSKEY, WRONG, mark
 from retrieval.sequences import Passkeys
 from tape.command import Parser, expected_errors
-from tape.compare import heatmap
 from tape.evaluation.checkpoint import check_length, fingerprint, load
-from tape.evaluation.journal import Journal, Shard, join, journals, place_of
-from tape.evaluation.workers import answering, complete
+from tape.evaluation.journal import Shard, place_of
+from tape.evaluation.view import Evaluation
+from tape.evaluation.workers import answering
 from tape.names import check_integer
-from tape.training.runs import locked
 
-WRONG = 3  # wrong answers kept per length and depth
 LENGTHS = 8  # default multiple of the trained length, for models trained on plain prompts
-log = logging.getLogger(__name__)
-
-
-def row(batch: Batch, given: list[Answer]) -> dict[str, Any]:
-    """Returns counts per length and depth (`results.FIELDS`), and the first wrong answers."""
-    cells: dict[tuple[int, float | None], list[int]] = {}
-    wrong = []
-    for question, answer in zip(batch.questions, given, strict=True):
-        count = cells.setdefault((question.length, question.depth), [0, 0, 0, 0])
-        for n, more in enumerate((1, answer.right, answer.found, question.tokens)):
-            count[n] += more
-        if not answer.right and count[0] - count[1] <= WRONG:
-            wrong.append(
-                {
-                    **{"length": question.length, "depth": question.depth},
-                    **{"expected": question.prompt.answer.strip(), "given": answer.text},
-                }
-            )
-    return {"cells": [[*cell, *count] for cell, count in cells.items()], "wrong": wrong}
 
 
 def questions_for(arguments: argparse.Namespace, trained: Passkeys | None) -> Questions:
@@ -75,19 +52,8 @@ def questions_for(arguments: argparse.Namespace, trained: Passkeys | None) -> Qu
     )
 
 
-def check_context(batches: list[Batch], context_size: int | None) -> None:
-    """Raises a ValueError if a prompt and its answer do not fit into the context."""
-    longest = max(batches, key=lambda batch: batch.positions)
-    if context_size is not None and longest.positions > context_size:
-        raise ValueError(
-            f"context_size={context_size} is shorter than the longest prompt and its answer, "
-            f"{longest.positions - longest.new_tokens} + {longest.new_tokens} tokens: raise it, or "
-            f"lower max_tokens"
-        )
-
-
-def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
-    """Evaluates one shard; returns the results if it was the last one."""
+def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
+    """Evaluates one shard; returns the results if all others are complete."""
     shard, folder = Shard.parse(arguments.shard), arguments.base_model
     for name in ("keys", "values", "context_size", "processes"):
         if getattr(arguments, name) is not None:
@@ -96,8 +62,12 @@ def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
     trained = Passkeys.load(folder)
     questions = questions_for(arguments, trained)
     batches = plan(questions, tokenizer, arguments.batch_tokens)
-    check_context(batches, arguments.context_size)
-    needed = max(batch.positions for batch in batches)
+    needed, new = max((batch.positions, batch.new_tokens) for batch in batches)
+    if arguments.context_size is not None and needed > arguments.context_size:
+        raise ValueError(
+            f"context_size={arguments.context_size} is shorter than the longest prompt and its "
+            f"answer, {needed - new} + {new} tokens: raise it, or lower max_tokens"
+        )
     check_length(model, needed, f"max_tokens={questions.max_tokens}")
     asked = asdict(questions)
     header = {
@@ -107,58 +77,23 @@ def evaluate(arguments: argparse.Namespace) -> Retrieval | None:
         **asked,
         **{"wrong": WRONG, "batch_tokens": arguments.batch_tokens, "batches": len(batches)},
     }
-    name = default_name(questions, trained) if arguments.name is None else arguments.name
+    name = arguments.name
+    if name is None:  # passkey, and the settings that differ from the defaults
+        needles = questions.needles
+        name = "passkey_original" if questions.original else "passkey"
+        if needles != (trained.needles if trained else ONE):
+            name += f"_{needles.keys}x{needles.values}"
     results = place_of(folder, "--name", name)
-    with locked(shard.folder(results)):
-        complete(
-            Journal(results, shard, header),
-            {number: batches[number] for number in shard.numbers(len(batches))},
-            answering(
-                folder,
-                model,
-                tokenizer,
-                partial(answers, original=questions.original),
-                arguments.processes,
-            ),
-            row,
-            title=lambda batch: f"{batch.questions[0].length} tokens",
-        )
-    if sum(len(rows) for _, rows in journals(results).values()) < len(batches):
-        log.info("shard %s is done; the last one to finish writes the results", shard)
-        return None
-    found = write_results(results, *join(results))
-    curve.draw(results, folder.resolve().name, found)
-    heatmap.draw(results, folder.resolve().name)
-    log.info("%s\nresults are in %s", describe(found), results)
-    return found
-
-
-def default_name(questions: Questions, trained: Passkeys | None) -> str:
-    """Returns passkey, plus all settings that differ from the defaults."""
-    needles = questions.needles
-    parts = ["passkey"]
-    if questions.original:
-        parts.append("original")
-    if needles != (trained.needles if trained else ONE):
-        parts.append(f"{needles.keys}x{needles.values}")
-    return "_".join(parts)
-
-
-def describe(results: Retrieval) -> str:
-    """Formats a line per length, and one each within and beyond the trained lengths: the accuracy,
-    its interval and the counts."""
-    summary = results.summary()
-    shares = {f"{share['length']} tokens": share for share in summary["lengths"]}
-    shares |= {part: summary[part] for part in ("inside", "outside") if summary[part]}
-    lines = []
-    for name, share in shares.items():
-        lines.append(
-            f"{name}: {share['accuracy']:.3f} ({share['low']:.3f} to {share['high']:.3f}), "
-            f"{share['correct']:,} of {share['total']:,}"
-        )
-        if results.evaluated["values"] > 1 and "found" in share:
-            lines[-1] += f", {share['found']:.3f} of the values"
-    return "\n".join(lines)
+    answer = partial(answers, original=questions.original)
+    return PASSKEY.evaluate(
+        results,
+        shard,
+        header,
+        batches,
+        answering(folder, model, tokenizer, answer, arguments.processes),
+        mark,
+        title=lambda batch: f"{batch.questions[0].length} tokens",
+    )
 
 
 def parser() -> argparse.ArgumentParser:

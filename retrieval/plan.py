@@ -1,4 +1,4 @@
-"""What an evaluation asks: prompts of every length, with the key at every depth, in batches."""
+"""Questions of an evaluation: prompts of every length, with the key at every depth, in batches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from retrieval.texts import BENCHMARK, PLAIN
 from tape.names import check_integer
 
 STREAM = 2  # of random numbers; training has others
-SAMPLE = 100  # units of garbage in a prompt that tries the tokenizer
+SAMPLE = 100  # units of garbage in a prompt that tests the tokenizer
 ONE = Needles()
 MOST = 10**7  # prompts, and tokens of one
-ROOM = 4  # tokens of an answer besides its numbers: words before them, or the mark of their end
+ROOM = 4  # tokens of an answer besides its numbers: words before them, or EOS
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,10 @@ class Questions:
     Args:
         max_tokens, interval: prompts have interval, 2 * interval, ... up to max_tokens tokens.
         num_tests: prompts of each length and depth.
-        depths: from 0 to 1, equally far apart; one is the middle.
-        needles: what is hidden in each prompt.
+        depths: number of depths from 0 to 1; a single one is the middle.
         plain: in plain words, not those of the benchmark.
-        original: by the rule of the original code: about so many tokens, any depth. An answer is
-            right if its tokens are those of the key.
+        original: by the rule of the original code: prompts of about that many tokens, with the key
+            at any depth. An answer is right if its tokens are those of the key.
 
     Raises:
         ValueError: for values that are not allowed, alone or together.
@@ -75,34 +74,27 @@ class Questions:
     def lengths(self) -> range:
         return range(self.interval, self.max_tokens + 1, self.interval)
 
-    @property
-    def places(self) -> list[float]:
-        """The depths."""
-        return np.linspace(0, 1, self.depths).round(6).tolist() if self.depths > 1 else [0.5]
-
 
 class Question(NamedTuple):
-    length: int  # tokens asked for
+    length: int  # requested tokens
     depth: float | None  # None: any
     prompt: Prompt
-    tokens: int  # that it has: another number only by the original rule
+    tokens: int  # of the prompt; unequal to `length` only by the original rule
 
 
 class Batch(NamedTuple):
-    """Questions that are answered together."""
-
     questions: list[Question]
     new_tokens: int  # room for the answer
     positions: int  # of the longest prompt of that length with its answer
 
     @property
     def cost(self) -> int:
-        """Tokens to run: what time is about proportional to."""
+        """Tokens to run, roughly proportional to time."""
         return sum(question.tokens + self.new_tokens for question in self.questions)
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-    """Raise a ValueError if a prompt could not be read or continued."""
+    """Raises a ValueError if the tokenizer cannot encode a prompt that is to be continued."""
     try:
         ids = tokenizer(text)["input_ids"]
     except Exception as error:  # the library has no type of its own for it
@@ -118,50 +110,48 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
         )
 
 
-def asked(questions: Questions, tokenizer: PreTrainedTokenizerBase) -> Iterator[Question]:
-    """Every question, in the order of lengths and depths.
-
-    Raises:
-        ValueError: if the shortest prompts have no room for what they hide, or for a tokenizer
-            that cannot be used.
-    """
-    count = token_counter(tokenizer)
-    text = PLAIN if questions.plain else BENCHMARK
-    sample = Draft(text, questions.needles, 0.5, (questions.seed, STREAM))
-    check_tokenizer(tokenizer, sample.prompt(sample.stretches(SAMPLE)).text)
-    for length in tqdm(questions.lengths, desc="prompts", leave=False, disable=None):
-        if questions.original:
-            for n in range(questions.num_tests):
-                prompt = original_prompt(length, questions.seed + n)
-                yield Question(length, None, prompt, count(prompt.text))
-            continue
-        for place, depth in enumerate(questions.places):
-            for n in range(questions.num_tests):
-                seed = (questions.seed, STREAM, length, place, n)
-                prompt = Draft(text, questions.needles, depth, seed).fitted(length, count)
-                yield Question(length, depth, prompt, length)
+def of_length(
+    length: int, questions: Questions, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Question]:
+    """Yields the questions of a length, depth by depth."""
+    count, text = token_counter(tokenizer), PLAIN if questions.plain else BENCHMARK
+    if questions.original:
+        for n in range(questions.num_tests):
+            prompt = original_prompt(length, questions.seed + n)
+            yield Question(length, None, prompt, count(prompt.text))
+        return
+    depths = np.linspace(0, 1, questions.depths).round(6) if questions.depths > 1 else [0.5]
+    for place, depth in enumerate(map(float, depths)):
+        for n in range(questions.num_tests):
+            seed = (questions.seed, STREAM, length, place, n)
+            prompt = Draft(text, questions.needles, depth, seed).fitted(length, count)
+            yield Question(length, depth, prompt, length)
 
 
 def plan(
     questions: Questions, tokenizer: PreTrainedTokenizerBase, batch_tokens: int
 ) -> list[Batch]:
-    """All questions in batches of about `batch_tokens` tokens and of one length, the costliest
-    first: if memory is short, it shows at once."""
+    """Returns all questions in batches of about `batch_tokens` tokens and of one length, the
+    costliest first: if memory is short, it shows at once.
+
+    Raises:
+        ValueError: if the shortest prompts have no room for their lines, or the tokenizer cannot be
+            used.
+    """
     check_integer("batch_tokens", batch_tokens)
-    by_length: dict[int, list[Question]] = {}
-    for question in asked(questions, tokenizer):
-        by_length.setdefault(question.length, []).append(question)
+    text = PLAIN if questions.plain else BENCHMARK
+    sample = Draft(text, questions.needles, 0.5, (questions.seed, STREAM))
+    check_tokenizer(tokenizer, sample.prompt(sample.stretches(SAMPLE)).text)
+    lengths = tqdm(questions.lengths, desc="prompts", leave=False, disable=None)
+    groups = [[*of_length(length, questions, tokenizer)] for length in lengths]
     count = token_counter(tokenizer)
-    every = [question for group in by_length.values() for question in group]
-    room = ROOM * questions.needles.values
-    new_tokens = max(count(question.prompt.answer) for question in every) + room
+    longest = max(count(question.prompt.answer) for group in groups for question in group)
+    new_tokens = longest + ROOM * questions.needles.values
     batches = []
-    for group in by_length.values():
-        group.sort(key=lambda question: question.tokens)  # stable: little to be padded
-        longest = group[-1].tokens + new_tokens
-        size = max(1, batch_tokens // longest)
-        batches += [
-            Batch(group[first : first + size], new_tokens, longest)
-            for first in range(0, len(group), size)
-        ]
+    for group in groups:
+        group.sort(key=lambda question: question.tokens)  # stable; reduces padding
+        positions = group[-1].tokens + new_tokens
+        size = max(1, batch_tokens // positions)
+        parts = (group[first : first + size] for first in range(0, len(group), size))
+        batches += [Batch(part, new_tokens, positions) for part in parts]
     return sorted(batches, key=lambda batch: -batch.cost)

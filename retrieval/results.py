@@ -1,191 +1,58 @@
-"""The results of an evaluation: what was right at each length and depth, and what that says.
+"""The results of an evaluation: accuracy by length and depth, in passkey.csv.
 
-passkey.csv has a row per length and depth; summary.json holds the accuracy of each length,
-wrong.jsonl some of the wrong answers of each cell.
+`accuracy` is the share of prompts answered with all values, `found` the share of values found, and
+`tokens` the mean number of tokens of a prompt.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from tape.evaluation.journal import read_evaluated, some_of_each
-from tape.evaluation.tables import csv_table, read_table
-from tape.evaluation.view import (
-    PERCENT,
-    Asked,
-    Column,
-    Evaluation,
-    HeatMap,
-    Panel,
-    Points,
-    View,
-)
-from tape.files import reading, write_text
-from tape.statistics import wilson, with_interval
+from retrieval.decoding import Answer
+from retrieval.plan import Batch
+from tape.compare import heatmap
+from tape.evaluation.accuracy import Accuracy, Marked, Measure, ratio, share
+from tape.evaluation.figures import write_figure
+from tape.evaluation.view import PERCENT, Asked, Column, Evaluation, HeatMap, Panel, Points, View
 
-FIELDS = ("length", "depth", "prompts", "right", "found", "tokens")
-COLUMNS = (*FIELDS[:2], "tokens", "right", "prompts", "accuracy", "low", "high", "found", "values")
 TIMES = (2, 4, 8)  # the trained length: columns of a comparison
-NOT_GIVEN = ""  # the depth of prompts that have the key anywhere
+WRONG = 3  # wrong answers kept per length and depth
 
 
-@dataclass(frozen=True)
-class Retrieval:
-    """Counts of each cell, a length (rows) and a depth (columns).
-
-    Args:
-        lengths, depths: ascending; the only depth is None if the key was anywhere.
-        prompts: how many were asked.
-        right: how many were answered with all values that were asked for.
-        found: how many of these values were given, all prompts together.
-        tokens: of all prompts together.
-        evaluated: the model and the settings; among them the length it was `trained` with and the
-            number of `values` that each prompt asks for.
-    """
-
-    lengths: list[int]
-    depths: list[float | None]
-    prompts: np.ndarray
-    right: np.ndarray
-    found: np.ndarray
-    tokens: np.ndarray
-    evaluated: dict[str, Any]
-
-    @classmethod
-    def of(cls, cells: list[list[Any]], evaluated: dict[str, Any]) -> Retrieval:
-        """From rows of FIELDS, which add up, and what was evaluated.
-
-        Raises:
-            ValueError: if they are not those of every length and depth.
-        """
-        lengths = sorted({cell[0] for cell in cells})
-        depths = sorted({cell[1] for cell in cells}, key=lambda depth: depth or 0.0)
-        counts = np.zeros((4, len(lengths), len(depths)), dtype=np.int64)
-        for length, depth, *numbers in cells:
-            counts[:, lengths.index(length), depths.index(depth)] += numbers
-        prompts, right, found, _ = counts
-        fitting = (right >= 0) & (right <= prompts) & (found >= right) & (prompts > 0)
-        if not cells or not fitting.all():
-            raise ValueError("these are not valid counts of correct answers: evaluate again")
-        return cls(lengths, depths, *counts, evaluated)
-
-    @property
-    def accuracy(self) -> np.ndarray:
-        return self.right / self.prompts
-
-    def share(self, chosen: Any = ...) -> dict[str, float] | None:
-        """The accuracy at some lengths together, by an index or a mask; None if there are none."""
-        return with_interval(*(int(counts[chosen].sum()) for counts in (self.right, self.prompts)))
-
-    def at(self, length: int) -> dict[str, float] | None:
-        """The accuracy at a length; None if it was not asked."""
-        return self.share(np.array(self.lengths) == length)
-
-    def within(self) -> dict[str, float] | None:
-        """The accuracy at the lengths of the training."""
-        return self.share(np.array(self.lengths) <= self.evaluated["trained"])
-
-    def summary(self) -> dict[str, Any]:
-        asked = self.prompts.sum(axis=1)
-        lengths = [
-            {
-                "length": length,
-                "tokens": self.tokens[n].sum() / asked[n],
-                **self.share(n),
-                "found": self.found[n].sum() / (asked[n] * self.evaluated["values"]),
-            }
-            for n, length in enumerate(self.lengths)
-        ]
-        beyond = self.share(np.array(self.lengths) > self.evaluated["trained"])
-        parts = {"all": self.share(), "inside": self.within(), "outside": beyond}
-        return {**parts, "lengths": lengths}
-
-    def table(self) -> str:
-        """passkey.csv: mean tokens of a prompt, right answers, prompts, their share with its
-        interval, and how many values were found of how many."""
-        lines: list[Iterable[object]] = [COLUMNS]
-        for (row, column), prompts in np.ndenumerate(self.prompts):
-            right, depth = self.right[row, column], self.depths[column]
-            lines.append(
-                [
-                    self.lengths[row],
-                    NOT_GIVEN if depth is None else round(depth, 4),
-                    round(self.tokens[row, column] / prompts, 1),
-                    right,
-                    prompts,
-                    *(round(float(x), 4) for x in (right / prompts, *wilson(right, prompts))),
-                    self.found[row, column],
-                    prompts * self.evaluated["values"],
-                ]
-            )
-        return csv_table(lines)
+def mark(batch: Batch, given: list[Answer]) -> dict[str, Any]:
+    """Returns the journal's record of a batch."""
+    marked = []
+    for question, answer in zip(batch.questions, given, strict=True):
+        shown = {"expected": question.prompt.answer.strip(), "given": answer.text}
+        counts = (1, answer.right, answer.found, question.tokens)
+        cell = question.length, question.depth
+        marked.append(Marked(cell, counts, None if answer.right else shown))
+    return PASSKEY.record(marked, WRONG)
 
 
-def write_results(folder: Path, evaluated: dict[str, Any], rows: list[dict[str, Any]]) -> Retrieval:
-    """Write the files above from all batches of an evaluation.
-
-    Args:
-        evaluated: the model and the settings that parts begin with.
-        rows: the parts, in any order.
-    """
-    rows = sorted(rows, key=lambda row: row["batch"])
-    with reading(folder):
-        results = Retrieval.of([cell for row in rows for cell in row["cells"]], evaluated)
-        wrong = some_of_each(
-            rows, evaluated["wrong"], lambda answer: (answer["length"], answer["depth"] or 0.0)
-        )
-    write_text(folder / "passkey.csv", results.table())
-    summary = {**results.summary(), "evaluated": evaluated}
-    write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    write_text(folder / "wrong.jsonl", wrong)
-    return results
-
-
-def read_results(folder: Path) -> Retrieval:
-    """What `write_results` wrote.
-
-    Raises:
-        ValueError: if it has not, or the files are damaged.
-    """
-    if not (path := folder / "passkey.csv").is_file():
-        raise ValueError(f"{folder} has no passkey.csv: evaluate that run first")
-    evaluated = read_evaluated(folder, "trained", "keys", "values")
-    rows = read_table(path, COLUMNS, ("length", "prompts"), ("tokens",), ("right", "found"))
-    with reading(path):
-        if len({(row["length"], row["depth"]) for row in rows}) < len(rows):
-            raise ValueError("a pair of length and depth occurs twice: evaluate again")
-        return Retrieval.of([_cell(row) for row in rows], evaluated)
-
-
-def _cell(row: dict[str, str]) -> list[Any]:
-    depth = None if row["depth"] == NOT_GIVEN else float(row["depth"])
-    prompts, right, found = (int(row[name]) for name in ("prompts", "right", "found"))
-    return [int(row["length"]), depth, prompts, right, found, round(float(row["tokens"]) * prompts)]
-
-
-def read_evaluation(folder: Path) -> Evaluation:
-    """The results in long form, by length and depth: the share of prompts answered with all
-    values, the share of values found, and the tokens of a prompt."""
-    results = read_results(folder)
-    rows = []
-    for (row, column), prompts in np.ndenumerate(results.prompts):
-        values = int(prompts * results.evaluated["values"])
-        for measure, total, n, unit in (
-            ("accuracy", results.right, int(prompts), "share"),
-            ("found", results.found, values, "share"),
-            ("tokens", results.tokens, int(prompts), "tokens"),
-        ):
-            place = {"length": results.lengths[row], "depth": results.depths[column]}
-            value = {"value": total[row, column] / n, "n": n, "unit": unit}
-            rows.append({"measure": measure, **place, **value})
-    return Evaluation(results.evaluated, rows)
+def draw(folder: Path, name: str, evaluation: Evaluation) -> None:
+    """Writes the heat map and lengths.png, .svg: accuracy with 95 % (Wilson) intervals."""
+    heatmap.draw(folder, name)
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    by_length = {length: share(rows) for length, rows in evaluation.rows.groupby("length")}
+    accuracy, low, high = (
+        np.array([each[key] for each in by_length.values()]) for key in ("accuracy", "low", "high")
+    )
+    spread = np.array([accuracy - low, high - accuracy]).clip(min=0)
+    axes.errorbar([*by_length], accuracy, spread, fmt="o-", capsize=3, markersize=4)
+    trained = evaluation.asked["trained"]
+    axes.axvline(trained, color="tab:red", linestyle=":", label="trained up to here")
+    axes.set(xlabel="tokens of the prompt", ylabel="accuracy", ylim=(-0.03, 1.03), title=name)
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    write_figure(figure, folder / "lengths")
 
 
 def _columns(asked: list[Asked], tables: list[pd.DataFrame]) -> list[Column]:
@@ -218,9 +85,8 @@ def _best(asked: list[Asked], tables: list[pd.DataFrame]) -> Column:
 
 
 def _points(rows: pd.DataFrame) -> Points:
-    rows = rows[rows["measure"] == "accuracy"].assign(right=lambda x: x["value"] * x["n"])
-    sums = rows.groupby("length")[["right", "n"]].sum()
-    return list(sums.index), list(sums["right"] / sums["n"])
+    by_length = {length: ratio(group) for length, group in rows.groupby("length")}
+    return [*by_length], [*by_length.values()]
 
 
 VIEW = View(
@@ -243,3 +109,19 @@ VIEW = View(
         trained=lambda asked: (None, asked["trained"]),
     ),
 )
+PASSKEY = Accuracy(
+    file="passkey.csv",
+    cell={"length": "length", "depth": "depth"},
+    counts=("prompts", "right", "found", "tokens"),
+    measures={
+        "accuracy": Measure("right", "prompts"),
+        "found": Measure("found", "prompts", times="values"),
+        "tokens": Measure("tokens", "prompts", unit="tokens"),
+    },
+    view=VIEW,
+    listing="lengths",
+    listed=lambda rows: rows["length"],
+    draw=draw,
+    line="{length} tokens",
+)
+read_evaluation = PASSKEY.read

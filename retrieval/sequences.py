@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerBase
 
 from retrieval.prompts import HIGH, Draft, Needles, token_counter
-from retrieval.texts import NAMES, PLAIN
-from retrieval.tokenizer import plain_tokenizer
+from retrieval.texts import NAMES, PLAIN, plain_tokenizer
 from tape.names import check_integer
 from tape.settings import load, save
+from tape.training.generated import GeneratedSequences
 
 FILE = "passkeys.json"
 TRAINING, EVALUATION = range(2)  # random streams of a seed
@@ -46,7 +45,7 @@ class Passkeys:
     def needles(self) -> Needles:
         return Needles(self.keys, self.values)
 
-    @property
+    @cached_property
     def shortest(self) -> int:
         """Maximum number of tokens of a prompt without garbage."""
         name, several = NAMES[0] if self.needles.keys > 1 else None, self.values > 1
@@ -76,50 +75,23 @@ class Passkeys:
         return load(cls, path) if path.is_file() else None
 
 
-class PromptSequences(Dataset):
-    """`total` prompts with answers and EOS, padded to one length.
+class PromptSequences(GeneratedSequences):
+    """Prompts with answers and EOS, padded to one length."""
 
-    Sequence i is a function of i and the seed, independent of batches, processes and interruptions.
-    `evaluation` sequences differ from training sequences for all seeds.
-
-    Raises:
-        ValueError: for total below 1, or a negative seed.
-    """
-
-    def __init__(
-        self,
-        passkeys: Passkeys,
-        tokenizer: PreTrainedTokenizerBase,
-        total: int,
-        seed: int,
-        evaluation: bool = False,
-    ):
-        check_integer("total", total)
-        check_integer("seed", seed, least=0)
-        self.passkeys, self.tokenizer, self.total, self.seed = passkeys, tokenizer, total, seed
-        self.stream = EVALUATION if evaluation else TRAINING
-        self._lengths = passkeys.shortest, passkeys.max_length
-        self._count = token_counter(tokenizer)
-
-    def __len__(self) -> int:
-        return self.total
-
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
+    def sequence(self, i: int) -> dict[str, Tensor]:
         """Returns input_ids and labels (-100 on padding): (length,) each. The loss covers the whole
         text, because some encodings learn far more slowly from answers alone. Padding comes last,
         where causal attention does not look, so no mask is needed."""
-        if not 0 <= i < self.total:
-            raise IndexError(f"prompt {i} of {self.total}")
-        seed = (self.seed, self.stream, i)
+        seed = (self.seed, EVALUATION if self.held_out else TRAINING, i)
         rng = np.random.default_rng((*seed, 0))
-        tokens = int(rng.integers(*self._lengths, endpoint=True))
-        draft = Draft(PLAIN, self.passkeys.needles, rng.random(), (*seed, 1))
-        prompt = draft.fitted(tokens, self._count)
+        tokens = int(rng.integers(self.source.shortest, self.source.max_length, endpoint=True))
+        draft = Draft(PLAIN, self.source.needles, rng.random(), (*seed, 1))
+        prompt = draft.fitted(tokens, token_counter(self.tokenizer))
         written = self.tokenizer(prompt.text + prompt.answer)["input_ids"]
         written.append(self.tokenizer.eos_token_id)
         rows = {
-            "input_ids": np.full(self.passkeys.length, self.tokenizer.pad_token_id),
-            "labels": np.full(self.passkeys.length, -100),
+            "input_ids": np.full(self.source.length, self.tokenizer.pad_token_id),
+            "labels": np.full(self.source.length, -100),
         }
         for row in rows.values():
             row[: len(written)] = written

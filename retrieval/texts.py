@@ -7,6 +7,10 @@ in units: characters in the benchmark's text, words in the plain one.
 from __future__ import annotations
 
 import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tape.data.tokenizer import END, PADDING
 
 NAMES = (
     "alice", "bob", "carol", "david", "emma", "frank", "grace", "henry", "iris", "jack", "kate",
@@ -18,20 +22,28 @@ NAMES = (
 class Text:
     """
     Attributes:
+        lines, questions: for one value, and for several.
+        spelled: spelling of a name.
         units_per_token: approximate number of garbage units per token.
     """
 
     description: str
+    lines: tuple[str, str]
+    questions: tuple[str, str]
+    spelled = staticmethod(str)
     units_per_token: float
-
-    def garbage(self, units: int, rng: np.random.Generator) -> str:
-        raise NotImplementedError
 
     def line(self, name: str | None, value: str, several: bool) -> str:
         """Returns the line with a value, the only one or one of `several`; None: without names."""
-        raise NotImplementedError
+        return self.lines[several].format(of=self._of(name), value=value)
 
     def question(self, name: str | None, several: bool) -> str:
+        return self.questions[several].format(of=self._of(name))
+
+    def _of(self, name: str | None) -> str:
+        return f" of {self.spelled(name)}" if name else ""
+
+    def garbage(self, units: int, rng: np.random.Generator) -> str:
         raise NotImplementedError
 
     def join(self, parts: list[str]) -> str:
@@ -51,32 +63,30 @@ class Benchmark(Text):
     filler = (
         "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
     )
+    lines = (
+        "The pass key{of} is {value}. Remember it. {value} is the pass key{of}.",
+        "One pass key{of} is {value}. Remember it. {value} is one pass key{of}.",
+    )
+    questions = (
+        "What is the pass key{of}? The pass key{of} is",
+        "What are the pass keys{of}? The pass keys{of} are",
+    )
+    spelled = staticmethod(str.capitalize)
     units_per_token = 3.75
 
     def garbage(self, units, rng):
         return (self.filler * (units // len(self.filler) + 1))[:units]
-
-    def line(self, name, value, several):
-        of = f" of {name.capitalize()}" if name else ""
-        if several:
-            return f"One pass key{of} is {value}. Remember it. {value} is one pass key{of}."
-        return f"The pass key{of} is {value}. Remember it. {value} is the pass key{of}."
-
-    def question(self, name, several):
-        of = f" of {name.capitalize()}" if name else ""
-        if several:
-            return f"What are the pass keys{of}? The pass keys{of} are"
-        return f"What is the pass key{of}? The pass key{of} is"
 
     def join(self, parts):
         return "\n".join(parts)
 
 
 class Plain(Text):
-    """A small vocabulary of single-token words (`retrieval.tokenizer`); garbage is random
-    sentences, so that only the line itself reveals a key's place."""
+    """A small vocabulary of single-token words; garbage is random sentences, so that only the line
+    itself reveals a key's place."""
 
     description = "find the pass key ."
+    sentence = "the {} is {} ."
     nouns = (
         "bird", "boat", "book", "door", "fish", "hill", "house", "lake", "moon", "road", "rock",
         "sea", "sky", "star", "sun", "tree",
@@ -85,30 +95,43 @@ class Plain(Text):
         "bright", "calm", "cold", "dark", "deep", "far", "high", "long", "low", "new", "old", "red",
         "small", "still", "warm", "wide",
     )  # fmt: skip
+    lines = ("the pass key{of} is {value} .", "one pass key{of} is {value} .")
+    questions = (
+        "what is the pass key{of} ? the pass key{of} is",
+        "what are the pass keys{of} ? the pass keys{of} are",
+    )
     units_per_token = 1.0
 
     def garbage(self, units, rng):
-        count = units // len(self.sentence("", "").split(" ")) + 1
+        count = units // len(self.sentence.split()) + 1
         drawn = rng.integers((len(self.nouns), len(self.adjectives)), size=(count, 2)).tolist()
-        sentences = [self.sentence(self.nouns[n], self.adjectives[a]) for n, a in drawn]
+        sentences = [self.sentence.format(self.nouns[n], self.adjectives[a]) for n, a in drawn]
         return " ".join(" ".join(sentences).split(" ")[:units])
-
-    @staticmethod
-    def sentence(noun: str, adjective: str) -> str:
-        return f"the {noun} is {adjective} ."
-
-    def line(self, name, value, several):
-        of = f" of {name}" if name else ""
-        return f"{'one' if several else 'the'} pass key{of} is {value} ."
-
-    def question(self, name, several):
-        of = f" of {name}" if name else ""
-        if several:
-            return f"what are the pass keys{of} ? the pass keys{of} are"
-        return f"what is the pass key{of} ? the pass key{of} is"
 
     def join(self, parts):
         return " ".join(filter(None, parts))
 
+    def words(self) -> list[str]:
+        """Returns all distinct words of prompts and answers."""
+        texts = [self.description, *map(self.sentence.format, self.nouns, self.adjectives)]
+        for name in (None, *NAMES):
+            for several in (False, True):
+                texts += [self.line(name, "", several), self.question(name, several)]
+        return list(dict.fromkeys(" ".join([*texts, ","]).split()))
+
 
 BENCHMARK, PLAIN = Benchmark(), Plain()
+
+
+def plain_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of plain prompts, one token per word and per digit; it refuses anything
+    else. The space before a word or number belongs to its first token."""
+    first = PLAIN.description.split()[0]
+    tokens = [END, PADDING, *"0123456789", *(f" {digit}" for digit in "0123456789"), first]
+    tokens += [f" {word}" for word in PLAIN.words()]
+    tokenizer = Tokenizer(models.WordLevel({token: n for n, token in enumerate(tokens)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?\d| ?[^\s\d]+"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, padding_side="right"
+    )

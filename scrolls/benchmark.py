@@ -62,10 +62,20 @@ def evaluate_all(
     if submission is not None:
         given = look_up("type of predictions", submission.type, found)
         _check_complete(submission.type, given, known)
+    valid: dict[str, dict[str, Predictions]] = {kind: {} for kind in found}
+    errors = {}
     for kind, given in found.items():
         if missing := [task for task in BENCHMARK if task not in given]:
             log.warning("note: %s has no predictions for %s", kind, ", ".join(missing))
-    valid, errors = verify_all(found, known, out)
+        for name, reference in known.items():
+            if reference.task.folder in given:
+                predictions, faults = reference.check(given[reference.task.folder])
+                if faults is None:
+                    valid[kind][name] = predictions
+                else:
+                    file = metrics_file(out / kind, reference.task)
+                    write_json(file, faults)
+                    errors[file] = faults["errors"]
     if golds.needed:
         score_all(valid, known, out, golds)
     else:
@@ -122,27 +132,6 @@ def _on_request(golds: Golds) -> Reference | None:
     return replace(golds, data_dir=None).of(task) if in_hub_cache(task) else None
 
 
-def verify_all(
-    found: dict[str, dict[str, object]], known: dict[str, Reference], out: Path
-) -> tuple[dict[str, dict[str, Predictions]], dict[Path, list[str]]]:
-    """Returns the valid predictions by type and task, and the errors of the others, which it
-    writes."""
-    valid: dict[str, dict[str, Predictions]] = {kind: {} for kind in found}
-    errors = {}
-    for kind, given in found.items():
-        for name, reference in known.items():
-            if reference.task.folder not in given:
-                continue
-            predictions, faults = reference.check(given[reference.task.folder])
-            if faults is None:
-                valid[kind][name] = predictions
-            else:
-                file = metrics_file(out / kind, reference.task)
-                write_json(file, faults)
-                errors[file] = faults["errors"]
-    return valid, errors
-
-
 def score_all(
     valid: dict[str, dict[str, Predictions]], known: dict[str, Reference], out: Path, golds: Golds
 ) -> None:
@@ -184,15 +173,14 @@ def summary_of(metrics: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _check_complete(kind: str, given: dict[str, object], known: dict[str, Reference]) -> None:
-    if missing := [task for task in BENCHMARK if task not in given]:
+    if missing := ", ".join(task for task in BENCHMARK if task not in given):
         raise ValueError(
-            f"a submission has predictions for all seven tasks; {kind} has none for "
-            f"{', '.join(missing)}"
+            f"a submission has predictions for all seven tasks; {kind} has none for {missing}"
         )
-    if missing := [task for task in BENCHMARK if task not in known]:
+    if missing := ", ".join(task for task in BENCHMARK if task not in known):
         raise ValueError(
-            "a submission is checked against the ids of all seven tasks; the ids of "
-            f"{', '.join(missing)} are missing"
+            f"a submission is checked against the ids of all seven tasks; the ids of {missing} are "
+            f"missing"
         )
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from scrolls.examples import Examples
 from scrolls.prompts import Budget, Prompts
-from tape.evaluation.padding import left_padded
+from tape.evaluation.decoding import left_padded
 from tape.modeling import TapeForCausalLM
 
 

@@ -44,15 +44,12 @@ def exact_match(prediction: str, golds: Sequence[str]) -> float:
 def f1(prediction: str, golds: Sequence[str]) -> float:
     """Returns the best F1 in 0..1 of the multiset of normalised words against a gold; 0 without a
     common word, even if both are empty."""
-    return max(_overlap(normalise(prediction).split(), normalise(gold).split()) for gold in golds)
-
-
-def _overlap(prediction: list[str], gold: list[str]) -> float:
-    common = sum((Counter(prediction) & Counter(gold)).values())
-    if common == 0:
-        return 0.0
-    precision, recall = common / len(prediction), common / len(gold)
-    return 2 * precision * recall / (precision + recall)
+    best, words = 0.0, normalise(prediction).split()
+    for others in (normalise(gold).split() for gold in golds):
+        if common := (Counter(words) & Counter(others)).total():
+            precision, recall = common / len(words), common / len(others)
+            best = max(best, 2 * precision * recall / (precision + recall))
+    return best
 
 
 def rouge(prediction: str, golds: Sequence[str]) -> dict[str, float]:
@@ -84,12 +81,6 @@ def _common_subsequence(words: list[str], others: list[str]) -> int:
     return len(words) - row.bit_count()
 
 
-def rouge_by_sentence(prediction: str, golds: Sequence[str]) -> float:
-    """Returns rougeLsum in 0..1 for the best gold. Requires `splits_sentences()`."""
-    text, *others = ["\n".join(nltk.sent_tokenize(one.strip())) for one in (prediction, *golds)]
-    return max(_SENTENCES.score(other, text)["rougeLsum"].fmeasure for other in others)
-
-
 def splits_sentences() -> bool:
     """Returns whether nltk's sentence splitter (punkt_tab) is installed; never downloads it."""
     try:
@@ -115,7 +106,9 @@ def example(
         return {metric: f1(prediction, golds)}
     scores = rouge(prediction, golds)
     if summary_level:
-        scores[SUMMARY_LEVEL] = rouge_by_sentence(prediction, golds)
+        text, *others = ("\n".join(nltk.sent_tokenize(x.strip())) for x in (prediction, *golds))
+        found = [_SENTENCES.score(other, text)["rougeLsum"].fmeasure for other in others]
+        scores[SUMMARY_LEVEL] = max(found)
     return scores
 
 

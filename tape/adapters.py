@@ -125,8 +125,20 @@ def adapt(
     whole = {*EXTRA} if method.extra else set()
     for name in weights_of_encoding(model):
         whole.add("context" if ".context." in name else "position")
-    if method.lora is not None:
-        return _with_lora(model, method.lora, sorted(whole), base)
+    if (lora := method.lora) is not None:
+        config = LoraConfig(
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=base,
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=list(lora.targets),
+            modules_to_save=sorted(whole),
+            # Tied embeddings train as one matrix.
+            ensure_weight_tying=model.config.tie_word_embeddings and "embed_tokens" in whole,
+        )
+        with _without_warnings():
+            return get_peft_model(model, config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(method.everything or not whole.isdisjoint(name.split(".")))
     if not trainable(model):
@@ -146,22 +158,6 @@ def weights_of_encoding(model: TapeForCausalLM) -> set[str]:
         if isinstance(module, PositionModule)
         for name, _ in module.named_parameters()
     }
-
-
-def _with_lora(model: TapeForCausalLM, lora: LoRA, whole: list[str], base: str) -> PeftModel:
-    config = LoraConfig(
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=base,
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.targets),
-        modules_to_save=whole,
-        # Tied embeddings train as one matrix.
-        ensure_weight_tying=model.config.tie_word_embeddings and "embed_tokens" in whole,
-    )
-    with _without_warnings():
-        return get_peft_model(model, config)
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 import json
 import math
 
-from arithmetic.grid import write_grid
-from retrieval.results import write_results
+from arithmetic.grid import GRID
+from retrieval.results import PASSKEY
 from tape.evaluation.curves import ABOUT, COLUMNS, POSITION_COLUMNS
 from tape.evaluation.tables import csv_table
 from tape.files import write_text
@@ -35,7 +35,7 @@ def grid(target, asked, rows):
         [int(row.first_digits), int(row.second_digits), round(row.value * row.n), int(row.n)]
         for row in rows.itertuples()
     ]
-    write_grid(target, asked, [{"batch": 0, "cells": cells, "wrong": []}])
+    GRID.write(target, asked, [{"batch": 0, "cells": cells, "wrong": []}])
 
 
 def passkey(target, asked, rows):
@@ -46,7 +46,7 @@ def passkey(target, asked, rows):
         prompts = int(cell.set_index("measure")["n"]["accuracy"])
         numbers = (int(count[name]) for name in ("accuracy", "found", "tokens"))
         cells.append([int(length), None if math.isnan(depth) else depth, prompts, *numbers])
-    write_results(target, asked, [{"batch": 0, "cells": cells, "wrong": []}])
+    PASSKEY.write(target, asked, [{"batch": 0, "cells": cells, "wrong": []}])
 
 
 def perplexity(target, asked, rows):

@@ -25,8 +25,9 @@ from pyarrow import parquet
 from scrolls_data import write_task
 from test_scrolls import byte_tokenizer
 
-from arithmetic.tokenizer import character_tokenizer
+from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
+from tape.statistics import with_interval
 from tape.training.runs import HASHES, finalize_checkpoint
 
 # --- settings of a run
@@ -793,18 +794,20 @@ def test_files_of_a_command(words, message, given, store, tmp_path):
 
 
 QUANTIZED = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+CELLS = "measure,first_digits,second_digits,value,n,unit"
 GRID_OF_1 = {
-    "grid.csv": "n,m,correct,total\n1,1,1,2\n",
+    "grid.csv": f"{CELLS}\naccuracy,1,1,0.5,2,share\n",
     "summary.json": json.dumps(
         {
+            "all": with_interval(1, 2),
             "evaluated": {
                 **{"model": "0" * 64, "max_length": 1},
                 **{"problems.max_first": 1, "problems.max_second": 1},
-            }
+            },
         }
     ),
 }
-BIG = GRID_OF_1["summary.json"].replace('"max_length": 1', '"max_length": 1000000000')
+OTHER = GRID_OF_1["summary.json"].replace('"correct": 1', '"correct": 2')
 UNHASHED = GRID_OF_1["summary.json"].replace("0" * 64, "")
 PERPLEXITIES = "model,model_hash,data,data_hash,convention,length,stride,batch_size,dtype"
 PERPLEXITIES += ",tokens,nll,perplexity"
@@ -829,12 +832,16 @@ DAMAGED = {
     "compare/perplexity.csv": {
         "untrue": f"{PERPLEXITIES}\nm,{'0' * 16},d,d,sliding,64,32,,float32,9,6.1,1.5\n",
     },
-    "grid/grid.csv": {"empty": "", "text": "n,m,correct,total\n1,1,a,2\n", "binary": "\udcff"},
+    "grid/grid.csv": {
+        "empty": "",
+        "text": f"{CELLS}\naccuracy,1,1,a,2,share\n",
+        "binary": "\udcff",
+    },
     "grid/summary.json": {
         "nested": NESTED,
         "number": "5",
         "key": '{"evaluated": {}}',
-        "size": BIG,
+        "other": OTHER,
         "hash": UNHASHED,
     },
     "passkey/passkey.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\udcff"},
@@ -1097,7 +1104,7 @@ EVALUATIONS = [
     *(
         (
             f"{command} {{made}}/grid_{damage} --out o",
-            r"grid/grid\.csv, line 2: correct='a' is" if damage == "text" else r"grid/grid\.csv",
+            r"grid/grid\.csv, line 2: value='a' is" if damage == "text" else r"grid/grid\.csv",
         )
         for command in (COMPARE, HEATMAP)
         for damage in ("empty", "text", "binary")
@@ -1108,7 +1115,7 @@ EVALUATIONS = [
     ),
     (f"{COMPARE} {{made}}/perplexity_untrue --out o", r"line 2: perplexity=1\.5 is not exp"),
     (f"{COMPARE} {{made}}/summary_hash --out o", r"evaluated with other weights"),
-    (f"{HEATMAP} {{made}}/summary_size --out o", r"not all pairs of lengths up to 10+"),
+    (f"{HEATMAP} {{made}}/summary_other --out o", r"its accuracy is not that of summary\.json"),
     *(
         (f"{command} {{made}}/passkey_{damage} --out o", rf"passkey_{damage}/passkey/")
         for command in (COMPARE, HEATMAP)

@@ -155,7 +155,7 @@ def test_a_killed_benchmark_resumes(benchmark, tmp_path):
 def test_other_settings_or_code_are_another_folder(benchmark, tmp_path, monkeypatch):
     benchmark()
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    with pytest.raises(ValueError, match=r"size: 1 -> 2.*choose another folder for this one"):
+    with pytest.raises(ValueError, match=r"size: 1 -> 2.*give this one another place"):
         benchmark("--size", "2")
     monkeypatch.setattr(harness, "code", lambda: "changed")
     with pytest.raises(ValueError, match=r"code: \w+ -> changed"):

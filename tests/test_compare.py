@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from arithmetic import Problems
-from arithmetic.grid import VIEW, write_grid
+from arithmetic.grid import GRID, VIEW
 from tape.compare.__main__ import compare, main, read
 from tape.compare.figures import grid_of
 from tape.files import write_text
@@ -33,7 +33,7 @@ def make_run(folder, position, seed, outside, asked=(), trainer=(), hidden=8, **
     }
     cells = [[1, 1, 10, 10], *([n, m, outside, 10] for n, m in ((1, 2), (2, 1), (2, 2)))]
     (folder / "grid").mkdir()
-    write_grid(folder / "grid", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
+    GRID.write(folder / "grid", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
     return folder
 
 

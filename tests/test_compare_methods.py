@@ -9,7 +9,7 @@ import pytest
 from conftest import composed
 
 from retrieval import Passkeys
-from retrieval.results import write_results
+from retrieval.results import PASSKEY
 from tape.compare.__main__ import compare, main, read
 from tape.compare.figures import curves
 from tape.evaluation.curves import binned, write
@@ -60,7 +60,7 @@ def make_run(folder, method, seed=0, perplexities=None, right=None, asked=(), **
     if right:
         cells = [[length, 0.5, 10, n, n, 10 * length] for length, n in right.items()]
         evaluated = {**COMPARABILITY_KEYS, "model": weights, "trained": 8 if method else 4}
-        write_results(folder / "extend", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
+        PASSKEY.write(folder / "extend", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
     return folder
 
 

@@ -22,13 +22,14 @@ import arithmetic.evaluate as entry
 from arithmetic import Problems, character_tokenizer
 from arithmetic import merge as merging
 from arithmetic.decoding import answers
-from arithmetic.grid import read_grid
+from arithmetic.grid import read_evaluation
 from arithmetic.merge import merge
 from arithmetic.plan import plan
 from tape import TapeConfig, TapeForCausalLM
 from tape.compare import heatmap
 from tape.compare.figures import Map, side_by_side
 from tape.evaluation import workers
+from tape.evaluation.accuracy import share
 from tape.evaluation.checkpoint import load
 from tape.evaluation.journal import FILE, Shard, read
 from tape.statistics import wilson
@@ -176,10 +177,11 @@ def test_wilson_against_known_values():
 
 
 def test_the_truth_is_right_and_a_random_model_is_not(folder, monkeypatch):
-    random = read_grid(evaluate(folder))
-    assert random.total.sum() == 9 * 4 and random.share()["accuracy"] < 0.2
+    random = share(read_evaluation(evaluate(folder)).rows)
+    assert random["total"] == 9 * 4 and random["accuracy"] < 0.2
     answering(monkeypatch, lambda question, end: question.answer + end)
-    assert (read_grid(evaluate(folder, "name=truth").parent / "truth").accuracy == 1).all()
+    truth = read_evaluation(evaluate(folder, "name=truth").parent / "truth")
+    assert (truth.rows["value"] == 1).all()
     assert (folder / "truth" / "wrong.jsonl").read_text() == ""
 
 
@@ -197,7 +199,7 @@ def test_the_truth_is_right_and_a_random_model_is_not(folder, monkeypatch):
 def test_only_the_exact_answer_is_right(spoil, folder, monkeypatch):
     answering(monkeypatch, lambda question, end: spoil(question.answer, end))
     results = evaluate(folder)
-    assert read_grid(results).correct.sum() == 0
+    assert share(read_evaluation(results).rows)["correct"] == 0
     rows = [json.loads(line) for line in (results / "wrong.jsonl").read_text().splitlines()]
     assert [(row["n"], row["m"]) for row in rows] == [
         (n, m) for n in (1, 2, 3) for m in (1, 2, 3) for _ in range(3)
@@ -209,8 +211,13 @@ def test_rows_are_the_first_operand(folder, monkeypatch):
     answering(monkeypatch, lambda q, end: "" if q.n == 2 else q.answer + end)
     results = evaluate(folder)
     with (results / "grid.csv").open() as file:
-        wrong = {(int(r["n"]), int(r["m"])) for r in csv.DictReader(file) if r["correct"] == "0"}
-    assert wrong == {(2, 1), (2, 2), (2, 3)}
+        rows = [*csv.DictReader(file)]
+    assert rows[3] == {
+        **{"measure": "accuracy", "first_digits": "2", "second_digits": "1"},
+        **{"value": "0.0", "n": "4", "unit": "share"},
+    }
+    wrong = {(r["first_digits"], r["second_digits"]) for r in rows if r["value"] == "0.0"}
+    assert wrong == {("2", "1"), ("2", "2"), ("2", "3")}
     axes, bar = side_by_side(heatmap.maps_in(results, "run")).axes
     image = axes.images[0]
     np.testing.assert_array_equal(image.get_array(), [[1, 1, 1], [0, 0, 0], [1, 1, 1]])
@@ -251,9 +258,10 @@ def test_shards_merge_into_the_unsharded_run(folder, trained, tmp_path):
     evaluate(other, "shard=2/3")
     with pytest.raises(ValueError, match=r"batches are missing.* a shard not started"):
         merge(other)
-    for shard in ("1/3", "3/3"):
-        evaluate(other, f"shard={shard}")
+    evaluate(other, "shard=1/3")
     assert not (other / "grid" / "grid.csv").exists()
+    evaluate(other, "shard=3/3")  # the last one to finish
+    assert contents(other / "grid") == whole
     merge(other)
     assert contents(other / "grid") == whole
 
@@ -361,7 +369,7 @@ def test_refusals(folder, tmp_path):
     with pytest.raises(ValueError, match="contains no evaluation"):
         merge(folder)
     with pytest.raises(ValueError, match=r"has no grid\.csv"):
-        read_grid(folder / "grid")
+        read_evaluation(folder / "grid")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
         evaluate(folder)
@@ -389,7 +397,9 @@ def test_commands(folder, monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit, match=r"error: .* has no evaluation with a heat map"):
         heatmap.main([str(folder), "--name", "grid"])
     call(entry, f"model={folder}", "samples=1")  # twice the trained lengths
-    assert len(read_grid(folder / "grid").total) == 4 and not list(folder.glob("**/.hydra"))
+    assert len(read_evaluation(folder / "grid").rows) == 4 * 4 and not list(
+        folder.glob("**/.hydra")
+    )
     call(merging, folder)
     assert "outside: " in capsys.readouterr().out
     heatmap.main([str(folder), str(folder), "--out", str(tmp_path / "two.png")])

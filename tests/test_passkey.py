@@ -11,7 +11,7 @@ from test_training import assert_same_weights, losses, weights
 import train
 from retrieval import Passkeys
 from retrieval import evaluate as entry
-from retrieval.results import write_results
+from retrieval.results import PASSKEY
 from tape.compare.__main__ import compare, read
 from tape.compare.figures import curves
 from tape.files import write_text
@@ -44,9 +44,9 @@ def test_a_run_ends_in_a_model_that_can_be_asked(start):
     assert "what is the pass key ?" in (folder / "report" / "report.md").read_text()
     assert Passkeys.load(folder) == Passkeys(max_length=32)
     flags = ["--base_model", str(folder), "--num_tests", "1", "--depths", "2", "--processes", "1"]
-    results = entry.evaluate(entry.parser().parse_args(flags))
-    assert results.lengths == [32 * n for n in range(1, 9)]
-    assert results.evaluated["trained"] == 32 and results.evaluated["plain"]
+    asked, rows = entry.evaluate(entry.parser().parse_args(flags))
+    assert [*rows["length"].unique()] == [32 * n for n in range(1, 9)]
+    assert asked["trained"] == 32 and asked["plain"]
     assert read([folder]).rows[0].runs["passkey"][0].settings["position.length"] == 280
 
 
@@ -63,7 +63,7 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["length=40"], r"length=40: these prompts and their answers have 38 tokens"),
+        (["length=40"], r"length=40: these prompts have 38 tokens"),
         (["data.max_length=20"], r"max_length=20: .* without garbage"),
         (["data.keys=x"], "keys='x' must be an integer"),
         (["eval_blocks=null"], "eval_blocks=null: the number of prompts is unlimited"),
@@ -119,7 +119,7 @@ def make_run(folder, position, seed, right):
         for row, depth in enumerate((0.0, 1.0))
     ]
     (folder / "passkey").mkdir()
-    write_results(folder / "passkey", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
+    PASSKEY.write(folder / "passkey", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
     return folder
 
 

@@ -9,9 +9,8 @@ import torch
 from transformers import AutoTokenizer, default_data_collator
 
 from arithmetic import TASKS, Problems, ProblemSequences, character_tokenizer
-from arithmetic.problems import CHUNK, places
+from arithmetic.problems import CHARACTERS, CHUNK, places
 from arithmetic.tasks import is_held_out
-from arithmetic.tokenizer import CHARACTERS
 
 TOKENIZER = character_tokenizer()
 

@@ -174,7 +174,7 @@ def test_sequences_are_functions_of_their_index():
     assert again[299]["input_ids"].tolist() == sequences[299]["input_ids"].tolist()
     others = [
         PromptSequences(passkeys, tokenizer, 300, seed=4),
-        PromptSequences(passkeys, tokenizer, 300, seed=3, evaluation=True),
+        PromptSequences(passkeys, tokenizer, 300, seed=3, held_out=True),
     ]
     lengths, depths = [], []
     for n in range(300):

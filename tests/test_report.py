@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from results import lay_out
 
-from retrieval.results import write_results
+from retrieval.results import PASSKEY
 from scrolls.table import csv_of, markdown, table
 from tape import origin
 from tape.analysis import stability
@@ -112,7 +112,7 @@ def make_all(output):
     asked = {"model": "0", "trained": 128, "keys": 1, "values": 1, "wrong": 0}
     cells = [[128, 0.5, 20, 20, 20, 2560], [256, 0.5, 20, 5, 5, 5120]]
     row = {"batch": 0, "cells": cells, "wrong": []}
-    write_results(output / "run_9" / "passkey", asked, [row])
+    PASSKEY.write(output / "run_9" / "passkey", asked, [row])
 
     about = dict.fromkeys(curves.ABOUT, "x") | {"convention": "sliding", "model": "<i>m</i>"}
     bins = curves.binned(np.array([1, 2, 3]), np.log([2.0, 4.0, 8.0]))

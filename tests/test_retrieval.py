@@ -22,7 +22,7 @@ from retrieval import Needles, Passkeys, Questions, plain_tokenizer
 from retrieval.decoding import Answer, answers, marked, marked_as_original
 from retrieval.plan import Batch, Question, plan
 from retrieval.prompts import Prompt
-from retrieval.results import read_results
+from retrieval.results import PASSKEY, read_evaluation
 from tape import TapeConfig, TapeForCausalLM
 from tape.compare.figures import side_by_side
 from tape.compare.heatmap import maps_in
@@ -85,6 +85,12 @@ def answering(monkeypatch, answer):
 
 def all_right(question):
     return question, len(question.prompt.values)
+
+
+def values(evaluation, measure):
+    """By length and depth."""
+    rows = evaluation.rows[evaluation.rows["measure"] == measure]
+    return dict(zip(zip(rows["length"], rows["depth"], strict=True), rows["value"], strict=True))
 
 
 def contents(results):
@@ -154,7 +160,7 @@ def test_a_llama_checkpoint_answers_as_the_library_does(tmp_path):
         )
         assert answer.text == tokenizer.decode(expected[0, 220:])
     found = evaluate(tmp_path, "--max_tokens", "220", "--interval", "110", "--num_tests", "1")
-    assert found.lengths == [110, 220] and found.evaluated["trained"] == 2048
+    assert {*found.rows["length"]} == {110, 220} and found.asked["trained"] == 2048
 
 
 def test_how_a_batch_is_made_up_does_not_matter(tmp_path):
@@ -243,9 +249,8 @@ def test_the_original_marks_tokens():
 
 def test_the_truth_is_right_everywhere(folder, monkeypatch):
     answering(monkeypatch, all_right)
-    results = evaluate(folder)
-    assert results.lengths == [30, 60] and results.depths == [0.0, 0.5, 1.0]
-    assert (results.accuracy == 1).all() and (results.prompts == 4).all()
+    right = values(evaluate(folder), "accuracy")
+    assert right == {(length, depth): 1 for length in (30, 60) for depth in (0, 0.5, 1)}
     assert (folder / "passkey" / "wrong.jsonl").read_text() == ""
 
 
@@ -253,14 +258,17 @@ def test_rows_and_pictures_are_lengths_and_depths(folder, monkeypatch):
     """Wrong at depth 0.5 of 60 tokens; the training went to 40."""
     answering(monkeypatch, lambda q: (q, int(not (q.length == 60 and q.depth == 0.5))))
     results = evaluate(folder)
-    assert read_results(folder / "passkey").right.tolist() == results.right.tolist()
+    assert read_evaluation(folder / "passkey").rows.equals(results.rows)
     with (folder / "passkey" / "passkey.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["length"], row["depth"], row["right"]) for row in rows] == [
-        *(("30", "0.0", "4"), ("30", "0.5", "4"), ("30", "1.0", "4")),
-        *(("60", "0.0", "4"), ("60", "0.5", "0"), ("60", "1.0", "4")),
+    assert [tuple(row.values()) for row in rows[-6:]] == [
+        ("accuracy", "60", "0.5", "0.0", "4", "share"),
+        ("found", "60", "0.5", "0.0", "4", "share"),
+        ("tokens", "60", "0.5", "60.0", "4", "tokens"),
+        ("accuracy", "60", "1.0", "1.0", "4", "share"),
+        ("found", "60", "1.0", "1.0", "4", "share"),
+        ("tokens", "60", "1.0", "60.0", "4", "tokens"),
     ]
-    assert rows[4] | {"low": "0.0", "high": "0.4899"} == rows[4]  # Wilson: z2 / (4 + z2)
     summary = json.loads((folder / "passkey" / "summary.json").read_text())
     assert (summary["inside"]["correct"], summary["inside"]["total"]) == (12, 12)
     assert (summary["outside"]["correct"], summary["outside"]["total"]) == (8, 12)
@@ -281,10 +289,11 @@ def test_several_values_count_alone_and_together(folder, monkeypatch):
     flags = ["--keys", "2", "--values", "2", "--max_tokens", "120", "--interval", "120"]
     results = evaluate(folder, *flags)
     assert (folder / "passkey_2x2" / "passkey.csv").exists()
-    assert results.right.tolist() == [[0, 4, 4]] and results.found.tolist() == [[4, 8, 8]]
-    (length,) = results.summary()["lengths"]
+    assert [*values(results, "accuracy").values()] == [0, 1, 1]
+    assert [*values(results, "found").values()] == [0.5, 1, 1]
+    (length,) = PASSKEY.summary(results)["lengths"]
     assert (length["accuracy"], length["found"]) == (8 / 12, 20 / 24)
-    assert ", 0.833 of the values" in entry.describe(results)
+    assert ", 0.833 of the values" in PASSKEY.describe(results)
 
 
 def test_the_original_rule_is_asked_for(tmp_path, monkeypatch):
@@ -292,10 +301,10 @@ def test_the_original_rule_is_asked_for(tmp_path, monkeypatch):
     flags = ["--max_tokens", "300", "--interval", "300", "--original"]
     answering(monkeypatch, all_right)
     results = evaluate(folder, *flags)
-    assert results.depths == [None] and results.right.tolist() == [[4]]
+    assert results.rows["depth"].isna().all() and [*values(results, "accuracy").values()] == [1]
     written = {path.name for path in (folder / "passkey_original").iterdir()}
     assert written >= {*RESULTS, "lengths.png"} and "heatmap.png" not in written
-    assert read_results(folder / "passkey_original").tokens.tolist() == results.tokens.tolist()
+    assert read_evaluation(folder / "passkey_original").rows.equals(results.rows)
 
 
 def test_shards_and_processes_give_the_same_as_one(folder, trained, tmp_path):
@@ -354,7 +363,7 @@ def test_what_cannot_be_is_refused(folder, tmp_path):
         evaluate(folder, "--shard", "2/2", "--seed", "1")
     (folder / "passkey" / "summary.json").write_text("{")
     with refused(match=r"summary\.json is damaged"):
-        read_results(folder / "passkey")
+        read_evaluation(folder / "passkey")
 
 
 def ending_with_eos():
@@ -412,7 +421,8 @@ def test_the_command(folder, tmp_path, monkeypatch, caplog):
         call("--base_model", other)
     call("--base_model", folder, "--num_tests", "1", "--depths", "1", "--processes", "1")
     assert "320 tokens: " in caplog.text and "outside: " in caplog.text  # eight times 40
-    assert read_results(folder / "passkey").lengths == [40 * n for n in range(1, 9)]
+    lengths = read_evaluation(folder / "passkey").rows["length"]
+    assert [*lengths.unique()] == [40 * n for n in range(1, 9)]
 
 
 def test_needles_of_the_training_are_those_that_are_asked(tmp_path):

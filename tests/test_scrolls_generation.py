@@ -21,8 +21,8 @@ from scrolls.default import default_task
 from scrolls.generation import Batch, Sampling, answers, plan
 from scrolls.prompts import BUDGETS, Budget
 from tape import TapeForCausalLM
+from tape.evaluation.decoding import left_padded
 from tape.evaluation.journal import FILE, read
-from tape.evaluation.padding import left_padded
 
 
 def make_speaker(position, tokenizer):

@@ -354,6 +354,14 @@ def test_hard_questions_are_shown_with_the_test_split(evaluate_all, official, tm
     }
     assert metrics(tmp_path / "out" / "adape", "quality_hard")["num_predicted"] == 2
 
+    predictions = tmp_path / "scrolls" / "quality" / "adape.json"
+    given = json.loads(predictions.read_text())
+    given.popitem()  # not a hard question
+    predictions.write_text(json.dumps(given))
+    assert evaluate_all("--split", "test", data=data.parent) == 65
+    summary = json.loads((tmp_path / "out" / "adape" / "scrolls.json").read_text())
+    assert summary == {"scrolls_score": None}
+
 
 def test_narrative_qa_is_not_downloaded_on_the_way(
     evaluate_all, official, tmp_path, caplog, monkeypatch

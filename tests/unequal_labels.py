@@ -3,7 +3,7 @@
 import torch
 from transformers import TrainingArguments
 
-from arithmetic.tokenizer import character_tokenizer
+from arithmetic.problems import character_tokenizer
 from tape.training.arguments import training_order
 from tape.training.task import Task
 

@@ -1,4 +1,4 @@
-"""What analyses of trained models on windows of a text have in common."""
+"""Common parts of analyses of trained models on windows of a text."""
 
 from __future__ import annotations
 

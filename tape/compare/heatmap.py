@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
-
 from tape.command import Parser, expected_errors, folder_name, picture
 from tape.compare.figures import Map, side_by_side
 from tape.compare.runs import evaluations_in, shared_name
@@ -18,7 +16,7 @@ from tape.evaluation.figures import write_figure
 def maps_in(folder: Path, name: str) -> list[Map]:
     """Returns the heat maps of the evaluations in a folder."""
     found = [
-        Map(name, kind, evaluation.asked, pd.DataFrame(evaluation.rows))
+        Map(name, kind, evaluation.asked, evaluation.rows)
         for kind, evaluation in evaluations_in(folder).items()
     ]
     return [each for each in found if each.is_there]

@@ -34,7 +34,7 @@ FOUND = ("value", "n", "unit")
 
 # The file that shows that an evaluation was made, and the module that reads it, by its name.
 EVALUATIONS = {
-    "perplexity": ("perplexity.csv", "tape.evaluation.perplexities"),
+    "perplexity": ("perplexity.csv", "tape.evaluation.curves"),
     "arithmetic": ("grid.csv", "arithmetic.grid"),
     "passkey": ("passkey.csv", "retrieval.results"),
 }
@@ -151,15 +151,18 @@ def read_run(folder: Path, name: str) -> Run:
         raise ValueError(f"{place} has none of {files}: evaluate that run first")
     for evaluation in found.values():
         check_weights(folder, place.name, evaluation.asked["model"])
-    rows = [{"evaluation": kind, **row} for kind, each in found.items() for row in each.rows]
+    tables = {kind: each.rows for kind, each in found.items()}
     if "perplexity" in found:
-        rows += [{"evaluation": "training", **row} for row in metric_rows(folder)]
+        tables["training"] = pd.DataFrame(metric_rows(folder))
+    rows = pd.concat(
+        [rows.assign(evaluation=kind) for kind, rows in tables.items()], ignore_index=True
+    )
     return Run(
         folder,
         seed,
         settings,
         {kind: each.asked for kind, each in found.items()},
-        pd.DataFrame(rows).astype({"value": float, "n": float}),
+        rows.astype({"value": float, "n": float}),
     )
 
 

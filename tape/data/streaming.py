@@ -15,10 +15,10 @@ import logging
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from multiprocessing.context import ForkProcess
 from multiprocessing.process import current_process
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,8 +41,7 @@ from tape.data.corpora import Corpus
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A place between two tokens: `token` tokens of a document (with its EOS) precede it."""
 
     epoch: int = 0
@@ -72,7 +71,7 @@ class WindowIndex:
 
     def add(self, number: int, place: Place) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fact = {"window": number, **asdict(place)}
+        fact = {"window": number, **place._asdict()}
         # Starts a new line, after a possible partial line, in a single write.
         line = "\n" + json.dumps(fact | {"check": _checksum(fact)}) + "\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -143,7 +142,7 @@ class StreamedBlocks(IterableDataset):
             while len(tokens) >= room:
                 parts.append(tokens[:room])
                 tokens = tokens[room:]
-                place = Place(place.epoch, place.shard, place.line, place.token + room)
+                place = place._replace(token=place.token + room)
                 if number + 1 not in known:
                     self.index.add(number + 1, place)
                 if number >= first:
@@ -157,13 +156,13 @@ class StreamedBlocks(IterableDataset):
         for batch in batches(self._texts(start)):
             encoded = encode(self.tokenizer, [text for _, text in batch])
             for (place, _), tokens in zip(batch, encoded, strict=True):
-                if place == Place(start.epoch, start.shard, start.line):
+                if place == start._replace(token=0):
                     yield start, tokens[start.token :]
                 else:
                     yield place, tokens
 
     def _texts(self, start: Place) -> Iterator[tuple[Place, str]]:
-        epoch, shard, line = start.epoch, start.shard, start.line
+        epoch, shard, line, _ = start
         while True:
             empty = shard == line == 0
             order = self.corpus.order(self.seed, epoch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +28,22 @@ SHA256 = 64  # digits; a revision on the hub has fewer
 def load(
     folder: Path, dtype: torch.dtype | None = None
 ) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
-    """As `load_model`, with the tokenizer that lies beside the weights, and without the sampling
-    and the penalties that a base may ask for when it generates."""
+    """Returns `load_model` and its tokenizer. Sampling settings and penalties that a base model may
+    have for generation are reset."""
     model = load_model(folder, dtype)
     model.generation_config = GenerationConfig()
     return model, read_tokenizer(folder)
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model.
+    """Returns the tokenizer beside a model.
 
     Raises:
         ValueError: if there is none, or its files are damaged.
     """
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever the library trips over
+    except Exception as error:  # damaged files raise anything
         for path in (folder / "tokenizer_config.json", folder / "tokenizer.json"):
             if path.is_file():
                 read_object(path)
@@ -54,10 +54,10 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def read_config(folder: Path) -> TapeConfig:
-    """The configuration beside a model.
+    """Returns the configuration beside a model.
 
     Raises:
-        ValueError: if there is none, or it is none of a model of ours or of a Llama.
+        ValueError: if there is none, or it is neither of a model of ours nor of a Llama.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -70,11 +70,11 @@ def read_config(folder: Path) -> TapeConfig:
 def load_model(
     folder: Path, dtype: torch.dtype | None = None, attn_implementation: str | None = None
 ) -> TapeForCausalLM:
-    """The model of a run or any other of ours, or a Llama as one with RoPE; an adapter merged into
-    its base. On a GPU if there is one.
+    """Loads a model of ours, or a Llama as one with RoPE; an adapter is merged into its base. The
+    model is on a GPU if there is one.
 
     Args:
-        dtype: None for the one that it was saved in, float32 for an adapter.
+        dtype: None for the dtype that it was saved in, float32 for an adapter.
         attn_implementation: None for the library's choice.
 
     Raises:
@@ -115,21 +115,21 @@ def check_finite(source: str | Path, model: TapeForCausalLM) -> None:
 def with_weights(
     source: str | Path, config: TapeConfig, *, new_encoding: bool, **how: Any
 ) -> tuple[TapeForCausalLM, list[str]]:
-    """The decoder of a configuration with the weights of a checkpoint, and which of these it does
-    not take.
+    """Returns the decoder of a configuration with the weights of a checkpoint, and the names of the
+    weights that it does not take.
 
     Args:
-        new_encoding: the encoding's own weights may be missing there; they are initialised.
+        new_encoding: whether the encoding's own weights may be missing; they are initialised.
         how: arguments of `from_pretrained`.
 
     Raises:
         ValueError: if weights are missing, or of other shapes.
     """
     if (folder := Path(source)).is_dir():
-        _check_shapes(folder, config)
+        _check_weights(folder, config)
     # The library's table of missing weights: they are expected, or an error.
     logger = logging.getLogger("transformers.modeling_utils")
-    logger.addFilter(_is_no_report)
+    logger.addFilter(no_report := lambda record: "LOAD REPORT" not in record.getMessage())
     try:
         with reading(folder):
             model, loaded = TapeForCausalLM.from_pretrained(
@@ -145,9 +145,8 @@ def with_weights(
             raise
         raise ValueError(f"{source}: quantization_config in its {CONFIG}: {error}") from error
     finally:
-        logger.removeFilter(_is_no_report)
-    for name, theirs, ours in sorted(loaded["mismatched_keys"]):
-        raise _other_shape(source, name, theirs, ours)
+        logger.removeFilter(no_report)
+    _check_shapes(source, loaded["mismatched_keys"])
     new = weights_of_encoding(model) if new_encoding else set()
     if lost := sorted({*loaded["missing_keys"]} - new):
         raise ValueError(
@@ -157,9 +156,9 @@ def with_weights(
     return model, sorted(loaded["unexpected_keys"])
 
 
-def _check_shapes(folder: Path, config: TapeConfig) -> None:
-    """Raise a ValueError if weights have other shapes than in the model of a configuration, which
-    may be too large for this machine: none of it is made."""
+def _check_weights(folder: Path, config: TapeConfig) -> None:
+    """Raises a ValueError if weights have other shapes than in the model of a configuration. That
+    model may be too large for this machine, so it is built on the meta device."""
     shapes: dict[str, list[int]] = {}
     for path in weight_files(folder):
         with reading(path), safe_open(path, "pt") as weights:
@@ -171,24 +170,22 @@ def _check_shapes(folder: Path, config: TapeConfig) -> None:
         )
     with reading(folder / CONFIG), torch.device("meta"):
         model = TapeForCausalLM(config)
-    for name, weight in sorted(model.state_dict().items()):
-        if name in shapes and shapes[name] != list(weight.shape):
-            raise _other_shape(folder, name, shapes[name], weight.shape)
+    ours = model.state_dict().items()
+    _check_shapes(folder, [(name, shapes[name], x.shape) for name, x in ours if name in shapes])
 
 
-def _other_shape(source: str | Path, name: str, theirs: Sequence[int], ours: Sequence[int]):
-    return ValueError(
-        f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
-    )
-
-
-def _is_no_report(record: logging.LogRecord) -> bool:
-    return "LOAD REPORT" not in record.getMessage()
+def _check_shapes(source: str | Path, shapes: Iterable[tuple[str, Any, Any]]) -> None:
+    """Raises a ValueError for the first name whose shapes, there and by the settings, differ."""
+    for name, theirs, ours in sorted(shapes):
+        if (*theirs,) != (*ours,):
+            raise ValueError(
+                f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
+            )
 
 
 def _base(folder: Path, config: TapeConfig) -> tuple[str | Path, dict[str, Any]]:
-    """Where the base of an adapter is, for `from_pretrained`. A relative folder is looked for from
-    here, then from each folder around the adapter."""
+    """Returns where the base of an adapter is, for `from_pretrained`. A relative folder is sought
+    from here, then from each folder above the adapter."""
     base, weights = (_adaptation(folder, config)[key] for key in ("base_model", "base_weights"))
     if len(weights) != SHA256:
         return base, {"revision": weights}
@@ -208,7 +205,7 @@ def _base(folder: Path, config: TapeConfig) -> tuple[str | Path, dict[str, Any]]
 
 
 def _adaptation(folder: Path, config: TapeConfig) -> dict[str, str]:
-    """The base of an adapter, `base_model`, and its hash or revision, `base_weights`."""
+    """Returns the base of an adapter, `base_model`, and its hash or revision, `base_weights`."""
     found = config.adaptation or {}
     if not all(isinstance(found.get(key), str) for key in ("base_model", "base_weights")):
         raise ValueError(
@@ -219,7 +216,7 @@ def _adaptation(folder: Path, config: TapeConfig) -> dict[str, str]:
 
 
 def restore(model: TapeForCausalLM | PeftModel, checkpoint: Path) -> None:
-    """Give a model the weights of a checkpoint of its own run, in the numbers it holds them in."""
+    """Loads the weights of a checkpoint of the same run into a model, in the model's dtypes."""
     if isinstance(model, PeftModel):
         model.load_adapter(checkpoint, model.active_adapter, is_trainable=True)
         return
@@ -233,7 +230,7 @@ def restore(model: TapeForCausalLM | PeftModel, checkpoint: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a model's weights, or the file of an adapter.
+    """Returns the files of a model's weights, or the file of an adapter.
 
     Raises:
         ValueError: if there are none.
@@ -253,8 +250,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(folder: Path) -> str:
-    """The SHA-256 of a model's weights; where they lie in several files, that of their hashes, and
-    of an adapter, that of its own and of its base's."""
+    """Returns the SHA-256 of a model's weights; of several files, that of their hashes; of an
+    adapter, that of its own and its base's hash."""
     found = []
     for path in weight_files(folder):
         with path.open("rb") as file:
@@ -265,7 +262,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def check_length(model: TapeForCausalLM, needed: int, purpose: str) -> None:
-    """Raise a ValueError if the model's encoding has less than the `needed` positions."""
+    """Raises a ValueError if the model's encoding has fewer than the `needed` positions."""
     longest = model.base_model.position.max_positions
     if longest is not None and needed > longest:
         raise ValueError(

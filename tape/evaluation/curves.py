@@ -8,14 +8,25 @@ the tokens with first..last tokens before them in their window.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from tape.evaluation.scoring import Perplexity, exp
 from tape.evaluation.tables import Row, add_rows, read_table
+from tape.evaluation.view import (
+    AS_IT_IS,
+    PERPLEXITY,
+    WHOLE,
+    Asked,
+    Column,
+    Evaluation,
+    Panel,
+    Points,
+    View,
+)
 
 # What a row is about: it is there once.
 ABOUT = (
@@ -32,37 +43,62 @@ Binned = list[tuple[int, int, float]]  # bin, tokens, their summed loss
 
 
 def binned(positions: np.ndarray, losses: np.ndarray) -> Binned:
-    """The losses of tokens, by how many tokens were before them in the window."""
+    """Groups the losses of tokens by the number of tokens before them in the window."""
     bins = np.searchsorted(BINS, positions, side="right") - 1
     tokens, sums = np.bincount(bins), np.bincount(bins, losses)
     return [(int(k), int(tokens[k]), float(sums[k])) for k in tokens.nonzero()[0]]
 
 
-def average(length: int, batches: list[Binned], by_batch: bool) -> Perplexity:
-    """Over all tokens alike; or the mean of the means of batches, whose number of tokens may
-    differ."""
-    counts = [(sum(n for _, n, _ in batch), math.fsum(x for *_, x in batch)) for batch in batches]
-    tokens = sum(n for n, _ in counts)
+def average(length: int, parts: pd.DataFrame, by_batch: bool) -> Perplexity:
+    """Returns the mean over all tokens alike, or the mean of the means of batches, whose number of
+    tokens may differ.
+
+    Args:
+        parts: columns batch, bin, tokens, loss.
+    """
+    tokens = int(parts["tokens"].sum())
     if by_batch:
-        nll = math.fsum(x / n for n, x in counts) / len(counts)
+        sums = parts.groupby("batch").agg({"tokens": "sum", "loss": math.fsum})
+        nll = math.fsum(sums["loss"] / sums["tokens"]) / len(sums)
     else:
-        nll = math.fsum(x for _, x in counts) / tokens
+        nll = math.fsum(parts["loss"]) / tokens
     if not math.isfinite(nll):
         raise ValueError(f"the mean loss in windows of {length:,} is not finite")
     return Perplexity(length, tokens, nll)
 
 
-def by_position(length: int, batches: list[Binned]) -> list[dict[str, Any]]:
-    """The mean loss in each bin of positions in a window of this length."""
-    found: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for k, tokens, loss in (part for batch in batches for part in batch):
-        found[k].append((tokens, loss))
-    rows = []
-    for k, parts in sorted(found.items()):
-        tokens = sum(n for n, _ in parts)
-        bounds = {"first": int(BINS[k]), "last": min(int(BINS[k + 1]), length) - 1}
-        rows.append({**bounds, "tokens": tokens, "nll": math.fsum(x for _, x in parts) / tokens})
-    return rows
+def by_position(length: int, parts: pd.DataFrame) -> list[dict[str, Any]]:
+    """Returns the mean loss in each bin of positions in a window of this length."""
+    sums = parts.groupby("bin").agg({"tokens": "sum", "loss": math.fsum})
+    return [
+        {
+            **{"first": int(BINS[k]), "last": min(int(BINS[k + 1]), length) - 1},
+            **{"tokens": int(tokens), "nll": loss / tokens},
+        }
+        for k, tokens, loss in sums.itertuples()
+    ]
+
+
+def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -> list[Perplexity]:
+    """Adds the results at several lengths to the tables.
+
+    Args:
+        about: a value for each of ABOUT but the length, empty where it does not apply.
+        batches: by length, the losses of each batch.
+    """
+    found, rows, bins = [], [], []
+    for length, each in sorted(batches.items()):
+        parts = pd.DataFrame(
+            [(n, *part) for n, batch in enumerate(each) for part in batch],
+            columns=["batch", "bin", "tokens", "loss"],
+        )
+        found.append(average(length, parts, by_batch=about["convention"] == "longlora"))
+        key = about | {"length": length}
+        rows.append(key | {name: getattr(found[-1], name) for name in COLUMNS[len(ABOUT) :]})
+        bins += [key | row for row in by_position(length, parts)]
+    add_rows(position_table(path), POSITION_COLUMNS, len(ABOUT) + 2, bins)
+    add_rows(path, COLUMNS, len(ABOUT), rows)
+    return found
 
 
 def position_table(path: Path) -> Path:
@@ -70,7 +106,7 @@ def position_table(path: Path) -> Path:
 
 
 def read_curves(path: Path) -> tuple[list[Row], list[Row]]:
-    """The rows of a table, and of that by position beside it; none if they are not there.
+    """Returns the rows of a table, and of that by position beside it; none without a file.
 
     Raises:
         ValueError: if one of them is another table, or damaged.
@@ -87,27 +123,99 @@ def read_curves(path: Path) -> tuple[list[Row], list[Row]]:
     return rows, bins
 
 
-def check_tables(path: Path) -> None:
-    """Raise a ValueError if results cannot be added to these tables."""
-    if path.suffix != ".csv":
-        raise ValueError(f"--out {path} must end in .csv")
-    read_curves(path)
+def curve(bins: pd.DataFrame) -> Points:
+    """Returns positions and losses of the bins (columns first, last, tokens, nll) that are scored
+    in at least half as many windows as any: under `sliding`, all but the last `stride` positions
+    are those of a single window."""
+    windows = bins["tokens"] / (bins["last"] - bins["first"] + 1)
+    shown = bins[windows >= windows.max() / 2]
+    return [*(shown["first"] * shown["last"]) ** 0.5], [*shown["nll"]]
 
 
-def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -> list[Perplexity]:
-    """Add the results at several lengths to the tables.
+def read_evaluation(folder: Path) -> Evaluation:
+    """Reads the one measurement in a folder's perplexity.csv: the loss of whole windows by their
+    length, and of the longest windows by the number of tokens before (from `first` to `last`).
 
-    Args:
-        about: a value for each of ABOUT but the length, empty where it does not apply.
-        batches: by length, what was found in each.
+    Raises:
+        ValueError: if there are several measurements or none, or a file is damaged.
     """
-    found, rows, bins = [], [], []
-    for length, parts in sorted(batches.items()):
-        found.append(average(length, parts, by_batch=about["convention"] == "longlora"))
-        key = about | {"length": length}
-        scores = {name: getattr(found[-1], name) for name in ("tokens", "nll", "perplexity")}
-        rows.append(key | scores)
-        bins += [key | row for row in by_position(length, parts)]
-    add_rows(position_table(path), POSITION_COLUMNS, len(ABOUT) + 2, bins)
-    add_rows(path, COLUMNS, len(ABOUT), rows)
-    return found
+    rows, bins = map(pd.DataFrame, read_curves(path := folder / "perplexity.csv"))
+    about = [column for column in ABOUT if column != "length"]
+    if rows.empty or len(rows[about].drop_duplicates()) > 1:
+        differing = [name for name in about if len(rows) and rows[name].nunique() > 1]
+        raise ValueError(
+            f"{path} does not hold one measurement of one model "
+            f"({', '.join(differing) or 'no row at all'}): remove it and measure again"
+        )
+    if bins.empty:
+        raise ValueError(f"{position_table(path)} is missing or empty: measure again")
+    rows["length"], bins["length"] = rows["length"].astype(int), bins["length"].astype(int)
+    rows = rows.sort_values("length", ignore_index=True)
+    asked = rows[about].iloc[0].to_dict() | {"lengths": rows["length"].tolist()}
+    asked["model"] = asked.pop("model_hash")
+    found = pd.concat([rows, bins[bins["length"] == asked["lengths"][-1]]], ignore_index=True)
+    places = found[["length", "first", "last"]].astype(float)
+    value = {"value": found["nll"].astype(float), "n": found["tokens"].astype(int), "unit": "nats"}
+    return Evaluation(asked, places.assign(measure="loss", **value))
+
+
+def _windows(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of whole windows."""
+    return rows[(rows["measure"] == "loss") & rows["first"].isna()].sort_values("length")
+
+
+def _at(length: int, compared: str = "") -> Column:
+    def where(rows: pd.DataFrame) -> pd.Series:
+        return (rows["length"] == length) & rows["first"].isna()
+
+    return Column(f"perplexity {length:,}", "loss", PERPLEXITY, where, compared)
+
+
+def _columns(asked: list[Asked], tables: list[pd.DataFrame]) -> list[Column]:
+    lengths = asked[0]["lengths"]
+    compared = {length: f"{length:,}" for length in (lengths[0], lengths[-1])}
+    columns = [_at(length, compared.get(length, "")) for length in lengths]
+    if any((table["measure"] == "speed").any() for table in tables):
+        columns.append(Column("tokens/s", "speed", WHOLE))
+        columns.append(Column("memory, GiB", "peak memory", AS_IT_IS))
+    return columns
+
+
+def _best(asked: list[Asked], tables: list[pd.DataFrame]) -> Column:
+    return _at(asked[0]["lengths"][-1])
+
+
+def _validation(rows: pd.DataFrame) -> Points:
+    for measure in ("validation loss", "training loss"):
+        if (found := rows[rows["measure"] == measure]).size:
+            return list(found["step"]), list(found["value"])
+    return [], []
+
+
+def _by_length(rows: pd.DataFrame) -> Points:
+    rows = _windows(rows)
+    return list(rows["length"]), [exp(loss) for loss in rows["value"]]
+
+
+def _by_position(rows: pd.DataFrame) -> Points:
+    bins = rows[(rows["measure"] == "loss") & rows["first"].notna()]
+    return curve(bins.rename(columns={"n": "tokens", "value": "nll"}))
+
+
+VIEW = View(
+    keys=(*(name for name in ABOUT if name not in ("model", "model_hash", "length")), "lengths"),
+    columns=_columns,
+    best=_best,
+    descending=False,
+    panels=(
+        Panel(_validation, "steps", "validation loss (nats per token)"),
+        Panel(_by_length, "window (tokens)", "perplexity", tokens=True, log_x=True, log_y=True),
+        Panel(
+            _by_position,
+            "tokens before it in the longest windows",
+            "loss (nats per token)",
+            tokens=True,
+            log_x=True,
+        ),
+    ),
+)

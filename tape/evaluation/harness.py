@@ -16,12 +16,11 @@ logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 
 class Harness(HFLM):
-    """A model that reads up to `max_length` tokens, prompt and answer together.
-
-    What is longer is refused with a ValueError, where lm-eval would leave out the beginning.
+    """A model for prompts and answers of up to `max_length` tokens together. Longer ones raise a
+    ValueError, where lm-eval would leave out the beginning.
 
     Args:
-        truncate: leave it out.
+        truncate: leave out the beginning.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Harness(HFLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], *args: Any, **how: Any
     ) -> list[tuple[float, bool]]:
-        """Of every request's last part given its first: the sum, and if it is the likeliest."""
+        """Returns the log-likelihood of each answer, and whether greedy decoding gives it."""
         for _, prompt, answer in requests:
             self._check(len(prompt) + len(answer) - 1)  # the last token is predicted and not read
             if len(answer) > self.max_length:
@@ -66,7 +65,7 @@ class Harness(HFLM):
         left_truncate_len: int | None = None,
         truncation: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The prompts of texts to be generated; `left_truncate_len` leaves room for these."""
+        """Encodes prompts; `left_truncate_len` leaves room for the generated tokens."""
         ids, mask = super().tok_batch_encode(strings, padding_side)
         if left_truncate_len is not None:
             self._check(ids.shape[1] + self.max_length - left_truncate_len)

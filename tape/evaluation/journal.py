@@ -1,7 +1,7 @@
-"""An evaluation in batches: which of them are a process's own, and which are done.
+"""Journals of evaluations in batches, which may be divided into shards.
 
-A share has a folder with a journal, parts.jsonl. It begins with what the evaluation is of and how
-it is done; then comes one line per batch, on the disk before the next batch begins. A kill leaves
+A shard has a folder with a journal, parts.jsonl. Its first line, the header, holds the model's hash
+and the settings; then comes one line per batch, on disk before the next batch begins. A kill leaves
 it usable.
 """
 
@@ -10,20 +10,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tape.files import read_object, reading, write_text
-from tape.names import check_integer, check_name
+from tape.files import reading, write_text
+from tape.names import check_name
 from tape.training.runs import differences
 
 FILE = "parts.jsonl"
 MOST = 10**7  # batches
-
-
-# What belongs to a run itself, in its folder.
+# Files and folders of the run itself, in its folder.
 OF_THE_RUN = re.compile(
     r"report|perplexity|checkpoint-\d+|.*\.(json|jsonl|safetensors|model|csv|png|md|txt)",
     re.IGNORECASE,  # as the file systems of some machines
@@ -31,10 +27,10 @@ OF_THE_RUN = re.compile(
 
 
 def place_of(run: Path, setting: str, name: object) -> Path:
-    """The folder of an evaluation in that of a run.
+    """Returns the folder of an evaluation within that of a run.
 
     Raises:
-        ValueError: for a name that is none, or the name of something else there.
+        ValueError: for an invalid name, or the name of something else there.
     """
     place = run / check_name(setting, name)
     if OF_THE_RUN.fullmatch(place.name) or (place.exists() and not place.is_dir()):
@@ -47,7 +43,7 @@ class Incomplete(ValueError):
 
 
 class Shard(NamedTuple):
-    """The index-th of `count` shares, from 1."""
+    """The index-th of `count` shards, from 1."""
 
     index: int
     count: int
@@ -67,18 +63,18 @@ class Shard(NamedTuple):
         return f"{self.index}/{self.count}"
 
     def folder(self, results: Path) -> Path:
-        """The place of its journal."""
+        """Returns the folder of its journal."""
         return results / f"shard-{self.index}-of-{self.count}"
 
     def numbers(self, batches: int) -> range:
-        """The batches of this share. They are ordered by cost, so that no share costs more than
-        another by more than the costliest batch."""
+        """Returns the numbers of its batches. Batches are ordered by cost, so the costs of two
+        shards differ by at most that of the costliest batch."""
         return range(self.index - 1, batches, self.count)
 
 
 def read(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]], int]:
-    """What a file begins with (None if it holds nothing), its batches, and how many of its bytes
-    they are: a last line that was not finished does not count.
+    """Returns the header of a journal (None if it is empty), its batches, and the bytes of both
+    without an unfinished last line.
 
     Raises:
         ValueError: for a damaged line before the last.
@@ -96,15 +92,15 @@ def read(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]], int]:
 
 
 class Journal:
-    """The batches of a share that are done, and the file to which others are appended.
+    """The finished batches of a shard; others are appended to its file.
 
     Args:
-        results: the folder of all shares.
-        header: what the evaluation is of and how it is done, with the number of its `batches`.
+        results: the folder of all shards.
+        header: the model, the settings, and the number of `batches`.
 
     Raises:
-        ValueError: if the file is that of another model or other settings, or if the share does
-            not fit those of the others; names every difference.
+        ValueError: if the file is that of another model or other settings, or if the shard does not
+            fit the others; names every difference.
     """
 
     def __init__(self, results: Path, shard: Shard, header: dict[str, Any]):
@@ -126,7 +122,7 @@ class Journal:
             )
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a batch, the number of which is its `batch`."""
+        """Adds a batch; `batch` is its number."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
@@ -135,17 +131,17 @@ class Journal:
 
 
 def journals(results: Path) -> dict[Path, tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Those in a folder, by file: what they begin with, and their batches."""
+    """Returns headers and batches of the journals in a folder, by file."""
     found = {path: read(path) for path in sorted(results.glob(f"shard-*/{FILE}"))}
     return {path: (header, rows) for path, (header, rows, _) in found.items() if header is not None}
 
 
 def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What the evaluation in a folder is of and how it was done, and the batches of all shares.
+    """Returns the header of the evaluation in a folder, and the batches of all shards.
 
     Raises:
         Incomplete: if batches are missing.
-        ValueError: if the shares there are not those of one evaluation.
+        ValueError: if the shards there are not those of one evaluation.
     """
     found = journals(results)
     if not found:
@@ -162,44 +158,11 @@ def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return evaluated, [row for _, rows in found.values() for row in rows]
 
 
-def some_of_each(
-    rows: list[dict[str, Any]], most: int, cell: Callable[[dict[str, Any]], tuple]
-) -> str:
-    """Wrong answers of all batches, up to `most` of each cell, as lines of JSON in the order of
-    cells. (Batches that share a cell have so many each.)"""
-    seen, lines = Counter(), []
-    for answer in sorted((answer for row in rows for answer in row["wrong"]), key=cell):
-        if seen[cell(answer)] < most:
-            lines.append(json.dumps(answer) + "\n")
-        seen[cell(answer)] += 1
-    return "".join(lines)
-
-
-def read_evaluated(folder: Path, *numbers: str) -> dict[str, Any]:
-    """What the results in a folder are of: the model and the settings that their journals began
-    with, from the summary.json beside the results.
-
-    Args:
-        numbers: settings that are whole numbers, 1 or more.
-
-    Raises:
-        ValueError, OSError: if the file is damaged, or missing.
-    """
-    summary = read_object(path := folder / "summary.json")
-    with reading(path):
-        evaluated = summary["evaluated"]
-        if not isinstance(evaluated["model"], str):
-            raise ValueError(f"model={evaluated['model']!r} must be the hash of its weights")
-        for name in numbers:
-            check_integer(name, evaluated[name])
-        return evaluated
-
-
 def _owners(headers: dict[Path, dict[str, Any]]) -> dict[int, Path]:
-    """Which journal a batch belongs to.
+    """Returns the journal of each batch.
 
     Raises:
-        ValueError: if two of them are of different evaluations, or share a batch.
+        ValueError: if two journals are of different evaluations, or have a batch in common.
     """
     found: dict[int, Path] = {}
     first, expected = next(iter(headers.items()))

@@ -21,18 +21,18 @@ from tape.command import Distinct, Parser, expected_errors, integer
 from tape.evaluation import zero_shot
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.perplexity import DTYPES
-from tape.evaluation.tables import Row
-from tape.files import read_object, reading
+from tape.evaluation.tables import Row, check_addable
+from tape.files import make_folder, read_object, reading
 from tape.training.runs import locked
 
 TOKENIZER = "tokenizer_config.json"
 
 
 def run(arguments: argparse.Namespace) -> list[Row]:
-    """Ask a model, and add what is found to its table.
+    """Runs tasks on a model, adds the results to its table and returns them.
 
     Raises:
-        ValueError, OSError: for what cannot be asked.
+        ValueError, OSError: for settings, tasks or models that cannot be evaluated.
     """
     try:
         import lm_eval
@@ -44,12 +44,14 @@ def run(arguments: argparse.Namespace) -> list[Row]:
             f"{error.name} is missing: install the extra `eval`, EXTRAS=dev,eval bash "
             f"script/setup.sh"
         ) from error
-    if arguments.include_path is not None and not arguments.include_path.is_dir():
-        raise ValueError(f"--include_path {arguments.include_path} is not a folder")
-    for path in sorted(arguments.include_path.rglob("*.yaml") if arguments.include_path else ()):
-        with reading(path):  # lm-eval leaves out what it cannot read
-            yaml.compose(path.read_bytes())
-    zero_shot.check(arguments.out)
+    if (folder := arguments.include_path) is not None:
+        if not folder.is_dir():
+            raise ValueError(f"--include_path {folder} is not a folder")
+        for path in sorted(folder.rglob("*.yaml")):
+            with reading(path):  # lm-eval leaves out what it cannot read
+                yaml.compose(path.read_bytes())
+    check_addable(arguments.out, zero_shot.COLUMNS)
+    make_folder(arguments.out.parent)
     settings = arguments.model / TOKENIZER
     # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
     if settings.is_file() and "auto_map" in read_object(settings):
@@ -70,7 +72,11 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         "dtype": arguments.dtype,
         "lm_eval": lm_eval.__version__,
     }
-    answers = _answers(about | {"truncate": arguments.truncate})
+    digest = hashlib.sha256(json.dumps(about | {"truncate": arguments.truncate}).encode())
+    # Not beside the model but where only this program writes: lm-eval unpickles them.
+    answers = Path(os.environ.get("TAPE_CACHE", "cache"), "lm_eval")
+    answers /= f"{about['model']}-{digest.hexdigest()[:12]}"
+    answers.mkdir(parents=True, exist_ok=True)
     where = {"include_path": arguments.include_path, "metadata": metadata}
     tasks = TaskManager(**where, include_defaults=False)
     if not {*arguments.tasks} <= {*tasks.all_tasks}:
@@ -101,17 +107,8 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     return zero_shot.add(arguments.out, rows)
 
 
-def _answers(about: dict[str, Any]) -> Path:
-    """A folder for the answers that were given so far. They lie where only this program writes,
-    and not beside the model: lm-eval reads them by pickle."""
-    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
-    folder = Path(os.environ.get("TAPE_CACHE", "cache")) / "lm_eval" / f"{about['model']}-{digest}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def names(text: str) -> list[str]:
-    """Names between commas, for argparse."""
+    """Parses names between commas for argparse."""
     if not all(found := text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} names no task before, between or behind commas")
     return found

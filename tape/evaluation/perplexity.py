@@ -13,7 +13,6 @@ import json
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +20,11 @@ import transformers
 
 from tape.command import Distinct, Parser, expected_errors, integer
 from tape.evaluation.checkpoint import check_length, fingerprint, load_model
-from tape.evaluation.curves import Binned, binned, check_tables, write
-from tape.evaluation.journal import Incomplete, Journal, Shard, join
+from tape.evaluation.curves import COLUMNS, Binned, binned, read_curves, write
+from tape.evaluation.journal import Incomplete, Shard, join
 from tape.evaluation.picture import draw
 from tape.evaluation.scoring import BATCH_TOKENS, Perplexity, losses, windows_at_once
-from tape.evaluation.tables import markdown_table
+from tape.evaluation.tables import check_addable, markdown_table
 from tape.evaluation.texts import CORPORA, Text, open_text
 from tape.evaluation.windows import (
     CONVENTIONS,
@@ -35,24 +34,16 @@ from tape.evaluation.windows import (
     strides_of,
     windows_of,
 )
-from tape.evaluation.workers import answering, complete
+from tape.evaluation.workers import answering, complete_shard
 from tape.files import reading
 from tape.modeling import TapeForCausalLM
-from tape.training.runs import locked
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def plan(arguments: argparse.Namespace, strides: dict[int, int], tokens: int) -> list[Batch]:
-    """All windows of a text of so many tokens in batches, the costliest first: if memory is short,
-    it shows at once.
-
-    Args:
-        strides: by length.
-
-    Raises:
-        ValueError: if the text is too short for one of the lengths.
-    """
+    """Returns all windows of a text in batches, the costliest first: if memory is short, it shows
+    at once. `strides` are by length."""
     batches = []
     for length, stride in strides.items():
         windows = windows_of(arguments.convention, tokens, length, stride)
@@ -62,7 +53,7 @@ def plan(arguments: argparse.Namespace, strides: dict[int, int], tokens: int) ->
 
 
 def score(model: TapeForCausalLM, tokenizer: None, batch: Batch, text: Text) -> Binned:
-    """The losses of a batch, by position in the window.
+    """Returns the losses of a batch, by position in the window.
 
     Raises:
         ValueError: if one of them is not a number.
@@ -81,14 +72,15 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[TapeForCausalLM, None]:
 
 
 def run(arguments: argparse.Namespace) -> list[Perplexity]:
-    """One share of an evaluation, and its results if all shares are done.
+    """Evaluates one shard; returns the results if all others are complete.
 
     Raises:
-        Incomplete: if other shares are missing.
+        Incomplete: if other shards are missing.
         ValueError, OSError: for what cannot be evaluated, before any work.
     """
     shard, folder, out = Shard.parse(arguments.shard), arguments.model, arguments.out
-    check_tables(out)
+    check_addable(out, COLUMNS)
+    read_curves(out)
     strides = strides_of(arguments.convention, arguments.lengths, arguments.stride)
     load = partial(_load, dtype=DTYPES[arguments.dtype])
     model, _ = load(folder)
@@ -111,46 +103,33 @@ def run(arguments: argparse.Namespace) -> list[Perplexity]:
     digest = hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12]
     results = out.with_suffix("") / f"{arguments.convention}-{digest}"
     print(f"{folder}: shard {shard} of {text.name}, {text.length:,} tokens, {arguments.convention}")
-    with locked(shard.folder(results)):
-        complete(
-            Journal(results, shard, header),
-            {number: batches[number] for number in shard.numbers(len(batches))},
-            answering(folder, model, None, partial(score, text=text), arguments.processes, load),
-            lambda batch, found: {"length": batch.length, "bins": found},
-            title=lambda batch: f"windows of {batch.length:,}",
-        )
-    evaluated, rows = join(results)
-    with reading(results):
-        return _report(arguments, text, evaluated, rows)
-
-
-def _report(
-    arguments: argparse.Namespace, text: Text, evaluated: dict[str, Any], rows: list[dict[str, Any]]
-) -> list[Perplexity]:
-    """Add what all shares found to the tables, and draw them anew."""
-    batches: dict[int, list[Binned]] = {length: [] for length in arguments.lengths}
-    for row in sorted(rows, key=lambda row: row["batch"]):
-        batches[row["length"]].append(row["bins"])
+    complete_shard(
+        results,
+        shard,
+        header,
+        batches,
+        answering(folder, model, None, partial(score, text=text), arguments.processes, load),
+        lambda batch, found: {"length": batch.length, "bins": found},
+        title=lambda batch: f"windows of {batch.length:,}",
+    )
+    _, rows = join(results)
+    by_length: dict[int, list[Binned]] = {length: [] for length in arguments.lengths}
     about = {
-        "model": arguments.model.resolve().name,
-        "model_hash": evaluated["model"][:16],
+        "model": folder.resolve().name,
+        "model_hash": header["model"][:16],
         "data": text.name,
-        "data_hash": evaluated["text"][:16],
+        "data_hash": header["text"][:16],
         "convention": arguments.convention,
-        "stride": "" if arguments.convention == "disjoint" else evaluated["strides"][0],
-        "batch_size": evaluated["batch_size"] or "",
+        "stride": "" if arguments.convention == "disjoint" else strides[longest],
+        "batch_size": arguments.batch_size or "",
         "dtype": arguments.dtype,
     }
-    found = write(arguments.out, about, batches)
-    draw([arguments.out], arguments.out.with_suffix(".png"))
+    with reading(results):
+        for row in sorted(rows, key=lambda row: row["batch"]):
+            by_length[row["length"]].append(row["bins"])
+        found = write(out, about, by_length)
+    draw([out], out.with_suffix(".png"))
     return found
-
-
-def markdown(found: list[Perplexity]) -> str:
-    lines = [
-        [f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"] for x in found
-    ]
-    return markdown_table([["window", "scored tokens", "loss", "perplexity"], *lines])
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
@@ -160,46 +139,33 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", type=Path, help="a folder with a model of ours, or a Llama")
-    what.add_argument(
-        "--plot",
-        type=Path,
-        nargs="+",
-        action=Distinct,
-        help="draw these tables, and measure nothing",
+    plot = "draw these tables, and measure nothing"
+    what.add_argument("--plot", type=Path, nargs="+", action=Distinct, help=plot)
+    add = parser.add_argument
+    data = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
+    add("--data", help=data)
+    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    lengths = [1024, 2048, 4096, 8192]
+    add("--lengths", type=integer(2), nargs="+", default=lengths, help="of windows")
+    add("--convention", choices=CONVENTIONS, default="sliding")
+    stride = (
+        f"tokens between windows (default: {STRIDE}; half of the shortest length, if sliding "
+        f"windows of {STRIDE} tokens or fewer are among them)"
     )
-    parser.add_argument(
-        "--data",
-        help=f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}",
-    )
-    parser.add_argument("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    parser.add_argument(
-        "--lengths", type=integer(2), nargs="+", default=[1024, 2048, 4096, 8192], help="of windows"
-    )
-    parser.add_argument("--convention", choices=CONVENTIONS, default="sliding")
-    parser.add_argument(
-        "--stride",
-        type=integer(1),
-        help=f"tokens between windows (default: {STRIDE}; half of the shortest length, if sliding "
-        f"windows of {STRIDE} tokens or fewer are among them)",
-    )
-    parser.add_argument("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
-    parser.add_argument(
-        "--batch_size", type=integer(1), help="windows in a mean of longlora (default: 1)"
-    )
-    parser.add_argument("--max_tokens", type=integer(1), help="of the text, from its beginning")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument(
-        "--out", type=Path, help="a table to add to (default: perplexity.csv in the model's folder)"
-    )
-    parser.add_argument("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
-    parser.add_argument(
-        "--processes", type=integer(1), default=1, help="worker processes on this machine"
-    )
+    add("--stride", type=integer(1), help=stride)
+    add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
+    add("--batch_size", type=integer(1), help="windows in a mean of longlora (default: 1)")
+    add("--max_tokens", type=integer(1), help="of the text, from its beginning")
+    add("--dtype", choices=DTYPES, default="float32")
+    out = "a table to add to (default: perplexity.csv in the model's folder)"
+    add("--out", type=Path, help=out)
+    add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
+    add("--processes", type=integer(1), default=1, help="worker processes on this machine")
     arguments = parser.parse_args(given)
     if arguments.plot:
-        chosen = {name for name in vars(arguments) if name not in ("plot", "out")}
-        if others := sorted(n for n in chosen if getattr(arguments, n) != parser.get_default(n)):
-            parser.error(f"--plot takes --out and nothing else, not --{others[0]}")
+        for name in sorted(vars(arguments).keys() - {"plot", "out"}):
+            if getattr(arguments, name) != parser.get_default(name):
+                parser.error(f"--plot takes --out and nothing else, not --{name}")
         arguments.out = arguments.out or Path("perplexity.png")
         if arguments.out.suffix not in (".png", ".svg", ".pdf"):
             parser.error(f"--out {arguments.out} must end in .png, .svg or .pdf")
@@ -224,7 +190,10 @@ def main() -> None:
         print(arguments.out)
         return
     try:
-        print(markdown(run(arguments)))
+        lines = [["window", "scored tokens", "loss", "perplexity"]]
+        for x in run(arguments):
+            lines.append([f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"])
+        print(markdown_table(lines))
         print(f"\nalso in {arguments.out}, with a picture and the loss by position beside it")
     except Incomplete as missing:
         print(f"shard {arguments.shard} is done; {missing}")

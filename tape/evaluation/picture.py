@@ -5,22 +5,22 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from matplotlib.axes import Axes
+import pandas as pd
 from matplotlib.figure import Figure
 
-from tape.evaluation.curves import read_curves
+from tape.evaluation.curves import curve, read_curves
 from tape.evaluation.tables import Row
 from tape.files import write_bytes
 
 # What a series is about: those columns first that name it best.
-SERIES = (
+SERIES = [
     *("model", "data", "convention", "stride", "batch_size", "dtype"),
     *("model_hash", "data_hash"),
-)
+]
 
 
 def draw(tables: list[Path], target: Path) -> None:
-    """Write the picture of what is in one table, or in several.
+    """Writes the picture of one table, or of several.
 
     Raises:
         ValueError: if one of them is missing, or no such table, or all are empty.
@@ -37,51 +37,36 @@ def draw(tables: list[Path], target: Path) -> None:
 
 
 def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
-    """Two panels with a line per series; a lone series has one per window in the second."""
+    """Returns two panels with a line per series; a lone series has one per window in the second."""
+    numbers = {"length": int, "tokens": int, "nll": float}
+    windows = pd.DataFrame(rows).astype({**numbers, "perplexity": float}).sort_values("length")
+    places = pd.DataFrame(bins).astype({**numbers, "first": int, "last": int})
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    series = sorted({_about(row) for row in rows})
-    for about, name in zip(series, labels(series), strict=True):
-        found = {
-            int(row["length"]): float(row["perplexity"]) for row in rows if _about(row) == about
-        }
-        left.plot(*zip(*sorted(found.items()), strict=True), "o-", label=name, markersize=4)
-        for length in sorted(found) if len(series) == 1 else [max(found)]:
-            points = curve([b for b in bins if (_about(b), int(b["length"])) == (about, length)])
+    series = dict(iter(windows.groupby(SERIES)))
+    for (about, found), name in zip(series.items(), labels([*series]), strict=True):
+        left.plot(found["length"], found["perplexity"], "o-", label=name, markersize=4)
+        own = places[(places[SERIES] == pd.Series(about, SERIES)).all(axis=1)]
+        for length in found["length"] if len(series) == 1 else [found["length"].max()]:
+            points = curve(own[own["length"] == length])
             label = f"{length:,}" if len(series) == 1 else f"{name}, {length:,}"
             right.plot(*points, "o-", label=label, markersize=3)
-    _finish(left, "window (tokens)", "perplexity", None)
-    _finish(right, "tokens before it in the window", "loss (nats per token)", "window")
-    left.set_xticks(sorted({int(row["length"]) for row in rows}), minor=False)
+    left.set(xlabel="window (tokens)", ylabel="perplexity")
+    right.set(xlabel="tokens before it in the window", ylabel="loss (nats per token)")
+    for axes, title in ((left, None), (right, "window")):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.grid(alpha=0.3)
+        axes.legend(title=title)
+    left.set_xticks(sorted({*windows["length"]}), minor=False)
     return figure
 
 
-def _about(row: Row) -> tuple[str, ...]:
-    return tuple(row[column] for column in SERIES)
-
-
 def labels(series: list[tuple[str, ...]]) -> list[str]:
-    """The model's name, and of what else differs as much as it takes to tell them apart."""
+    """Returns the model's name, and of other differences as much as it takes to tell them apart."""
     chosen = [SERIES.index("model")]
     for k, values in enumerate(zip(*series, strict=True)):
         told_apart = len({tuple(about[c] for c in chosen) for about in series})
         if k not in chosen and told_apart < len(series) and len(set(values)) > 1:
             chosen.append(k)
     return [" ".join(about[k] for k in chosen if about[k]) for about in series]
-
-
-def curve(bins: list[Row]) -> tuple[list[float], list[float]]:
-    """Position and loss of the bins that are scored in at least half as many windows as any: under
-    `sliding`, all but the last `stride` positions are those of a single window."""
-    windows = [int(b["tokens"]) / (int(b["last"]) - int(b["first"]) + 1) for b in bins]
-    shown = [b for b, n in zip(bins, windows, strict=True) if n >= max(windows) / 2]
-    middles = [(int(b["first"]) * int(b["last"])) ** 0.5 for b in shown]
-    return middles, [float(b["nll"]) for b in shown]
-
-
-def _finish(axes: Axes, x: str, y: str, title: str | None) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set(xlabel=x, ylabel=y)
-    axes.grid(alpha=0.3)
-    axes.legend(title=title)

@@ -1,15 +1,13 @@
-"""What a model makes of the tokens that windows score: negative log-likelihoods, and perplexity.
+"""Negative log-likelihoods of the tokens that windows score, and perplexity.
 
-Logits are made for scored tokens only, and for so few at a time that their memory does not grow
-with the window: at a vocabulary of 32,000 those of 8,192 tokens would be a gigabyte.
+Logits are computed for scored tokens only, a few at a time, so that their memory does not grow with
+the window: with a vocabulary of 32,000 the logits of 8,192 tokens take a gigabyte.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +22,7 @@ BATCH_TOKENS = 2048  # to run at once
 LOGITS = 2**21  # to hold at once: 8 MiB in float32
 
 
-@dataclass(frozen=True)
-class Perplexity:
+class Perplexity(NamedTuple):
     """The mean negative log-likelihood `nll` (nats per token) of `tokens` tokens under windows of
     `length`."""
 
@@ -43,26 +40,16 @@ class Perplexity:
 
 
 def exp(nll: float) -> float:
-    """A perplexity; beyond the largest number, infinity."""
+    """Returns a perplexity; infinity beyond the largest float."""
     try:
         return math.exp(nll)
     except OverflowError:
         return math.inf
 
 
-@contextmanager
-def _evaluating(model: TapeForCausalLM) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
 @torch.no_grad()
 def losses(model: TapeForCausalLM, tokens: np.ndarray, batch: Batch) -> np.ndarray:
-    """Negative log-likelihoods (nats) of the scored tokens, window after window: (targets,)
+    """Returns negative log-likelihoods (nats) of the scored tokens, window after window: (targets,)
     float64.
 
     Args:
@@ -73,19 +60,23 @@ def losses(model: TapeForCausalLM, tokens: np.ndarray, batch: Batch) -> np.ndarr
     """
     windows = np.stack([tokens[window.start : window.stop] for window in batch.windows])
     ids = torch.from_numpy(windows.astype(np.int64)).to(model.device)
-    with _evaluating(model), model.evaluation_length(batch.length):
-        x_BTC = model.model(ids, use_cache=False).last_hidden_state
+    training = model.training
+    try:
+        with model.eval().evaluation_length(batch.length):
+            x_BTC = model.model(ids, use_cache=False).last_hidden_state
+    finally:
+        model.train(training)
     scored = [window.first - window.start for window in batch.windows]
-    # A token is predicted from what the model makes of the one before it.
+    # A token is predicted from the hidden state of the one before it.
     x_MC = torch.cat([x[first - 1 : -1] for x, first in zip(x_BTC, scored, strict=True)])
     targets = torch.cat([row[first:] for row, first in zip(ids, scored, strict=True)])
     return cross_entropy(model, x_MC, targets).double().cpu().numpy()
 
 
 def cross_entropy(model: TapeForCausalLM, x_MC: Tensor, targets: Tensor) -> Tensor:
-    """Of every token (M,) by the model's head, with the logits of a few at a time."""
+    """Returns the cross entropy of every token (M,), with the logits of a few at a time."""
     at_once = max(1, LOGITS // model.config.vocab_size)
-    # In one place: parts that are kept one by one lie between freed logits, and pile these up.
+    # Allocated once: parts kept one by one would fragment the memory of freed logits.
     dtype = torch.promote_types(x_MC.dtype, torch.float32)
     found = torch.empty(len(targets), dtype=dtype, device=x_MC.device)
     for first in range(0, len(targets), at_once):
@@ -103,7 +94,7 @@ def windows_at_once(length: int, batch_tokens: int = BATCH_TOKENS) -> int:
 def perplexity(
     model: TapeForCausalLM, tokens: np.ndarray, windows: list[Window], length: int
 ) -> Perplexity:
-    """The perplexity of all tokens that the windows of this length score, weighted alike."""
+    """Returns the perplexity of the tokens that windows of this length score, weighted alike."""
     batches = batches_of(windows, length, windows_at_once(length))
     bar = tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None)
     count, total = 0, 0.0

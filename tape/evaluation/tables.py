@@ -47,15 +47,13 @@ def read_table(
     real: Iterable[str] = (),
     counts: Iterable[str] = (),
 ) -> list[Row]:
-    """The rows of a table; none if there is no file.
+    """Returns the rows of a table; none if there is no file.
 
     Args:
-        whole, real, counts: columns of whole numbers, 1 or more, of any numbers, 0 or more, and of
-            whole numbers, 0 or more.
+        whole, real, counts: columns of integers >= 1, of numbers >= 0, and of integers >= 0.
 
     Raises:
-        ValueError: if the file is damaged, has other columns, or something else in those of
-            numbers.
+        ValueError: if the file is damaged, or has other columns or values.
     """
     if not path.exists():
         return []
@@ -66,7 +64,7 @@ def read_table(
     if found != columns:
         raise ValueError(
             f"{path} is not a table of this kind: its columns are {', '.join(found) or 'none'} "
-            f"instead of {', '.join(columns)}"
+            f"instead of {', '.join(columns)}; remove it, or create it again"
         )
     if torn := [n for n, row in enumerate(rows, start=2) if None in row or None in row.values()]:
         raise ValueError(
@@ -83,9 +81,18 @@ def read_table(
     return rows
 
 
-def add_rows(path: Path, columns: tuple[str, ...], key: int, added: list[dict[str, Any]]) -> None:
-    """Add rows to a table, which is there with all of them or as before. The first `key` columns
-    say what a row is about: it takes the place of one that is about the same.
+def check_addable(path: Path, columns: tuple[str, ...]) -> None:
+    """Raises a ValueError or an OSError if rows cannot be added to a table."""
+    if path.suffix != ".csv":
+        raise ValueError(f"--out {path} must end in .csv")
+    read_table(path, columns)
+
+
+def add_rows(
+    path: Path, columns: tuple[str, ...], key: int, added: list[dict[str, Any]]
+) -> list[Row]:
+    """Adds all rows to a table or none; returns them as text. A row replaces one with the same
+    values in the first `key` columns.
 
     Raises:
         ValueError: if the file is another table.
@@ -94,7 +101,7 @@ def add_rows(path: Path, columns: tuple[str, ...], key: int, added: list[dict[st
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
         rows = {tuple(row.values())[:key]: row for row in read_table(path, columns)}
-        for row in added:
-            text = {column: str(row[column]) for column in columns}
-            rows[tuple(text.values())[:key]] = text
+        new = [{column: str(row[column]) for column in columns} for row in added]
+        rows |= {tuple(row.values())[:key]: row for row in new}
         write_text(path, csv_table([columns, *(row.values() for row in rows.values())]))
+        return new

@@ -1,4 +1,4 @@
-"""The text that a model is scored on: token ids on the disk, from LongLoRA's files or a corpus."""
+"""Texts that models are scored on: token ids on disk, from LongLoRA's files or a corpus."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Text:
             yield first, self.tokens[first : first + CHUNK_TOKENS]
 
     def check(self, vocabulary: int) -> None:
-        """Raise a ValueError for the first id that a model with this vocabulary does not have."""
+        """Raises a ValueError for the first id outside a vocabulary of this size."""
         for first, part in self._parts():
             if part.max() >= vocabulary:
                 place = int((part >= vocabulary).argmax())
@@ -50,7 +50,7 @@ class Text:
                 )
 
     def fingerprint(self) -> str:
-        """The SHA-256 of the ids, whatever file they are from."""
+        """Returns the SHA-256 of the ids, independent of their file."""
         digest = hashlib.sha256()
         for _, part in self._parts():
             digest.update(part.astype("<u4").tobytes())
@@ -60,17 +60,17 @@ class Text:
 def open_text(
     data: str, files: list[str] | None, model: Path, cache_dir: Path, most: int | None = None
 ) -> Text:
-    """The tokens of a file, or of the validation split of a corpus.
+    """Opens a file of tokens, or the validation split of a corpus.
 
     Args:
-        data: the path of a file of uint16 as LongLoRA publishes them, or the name of a corpus.
-        files: what that corpus reads.
-        model: the folder whose tokenizer cuts the corpus.
-        most: how many tokens to take, from the beginning; None: all.
+        data: path of a file of uint16 as LongLoRA publishes them, or the name of a corpus.
+        files: files of that corpus.
+        model: folder whose tokenizer encodes the corpus.
+        most: number of tokens to take, from the beginning; None: all.
 
     Raises:
-        ValueError: if there is no such text, or the file is none of uint16.
-        OSError: if files of the corpus are not there.
+        ValueError: if there is no such text, or the file cannot hold uint16.
+        OSError: if files of the corpus are missing.
     """
     if data in CORPORA:
         corpus = corpus_of(data, files)
@@ -95,7 +95,7 @@ def open_text(
 
 
 def corpus_of(name: str, files: list[str] | None) -> Corpus:
-    """One of the project's corpora, by its name and the files that it reads."""
+    """Returns one of the project's corpora by name."""
     if name == "text":
         if files is None:
             raise ValueError("--data text needs --files (paths, folders or globs)")

@@ -20,12 +20,12 @@ class Evaluation(NamedTuple):
 
     Attributes:
         asked: its settings, with the hash of the weights as `model`.
-        rows: each with `measure`, the conditions that apply, `value`, `n` (the number of
-            observations that the value is the mean of) and `unit`.
+        rows: columns `measure`, conditions (NaN where they do not apply), `value`, `n` (the number
+            of observations that the value is the mean of) and `unit`.
     """
 
     asked: Asked
-    rows: list[dict[str, Any]]
+    rows: pd.DataFrame
 
 
 class Scale(NamedTuple):
@@ -103,6 +103,14 @@ class HeatMap(NamedTuple):
     down_label: str
     across_label: str
     trained: Callable[[Asked], tuple[float | None, float | None]]
+
+    def within(self, asked: Asked, rows: pd.DataFrame) -> pd.Series:
+        """Returns whether each row is of trained conditions."""
+        found = pd.Series(True, rows.index)
+        for condition, last in zip((self.down, self.across), self.trained(asked), strict=True):
+            if last is not None:
+                found &= rows[condition] <= last
+        return found
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Which windows of a text are run, and which of their tokens are scored: integers, and no model.
+"""Windows of a text, and the tokens that each of them scores.
 
-A window is what a model reads at once, without a memory of what was before it. The conventions in
-use differ in the windows and in the tokens that these score, and so their perplexities differ.
+A window is read at once, without a cache of the text before it. The conventions in use differ in
+their windows and in the scored tokens, and so in their perplexities.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ class Window(NamedTuple):
 
     @property
     def positions(self) -> range:
-        """How many tokens of the window are before each that is scored."""
+        """The number of tokens of the window before each scored token."""
         return range(self.first - self.start, self.stop - self.start)
 
 
 def sliding(tokens: int, length: int, stride: int) -> list[Window]:
-    """A window every `stride` tokens until one reaches the end of the text, where it is cut; each
-    scores the tokens that none before it had. So every token but the first is scored once, with at
-    least length - stride tokens before it from the second window on."""
+    """A window every `stride` tokens until one reaches the end of the text, where it is cut. Each
+    scores the tokens that none before it had, so every token but the first is scored once."""
     return [
         Window(start, start + length - stride if start else 1, min(start + length, tokens))
         for start in range(0, tokens - length + stride, stride)
@@ -53,30 +52,24 @@ def longlora(tokens: int, length: int, stride: int) -> list[Window]:
 
 
 def disjoint(tokens: int, length: int, stride: int) -> list[Window]:
-    """Blocks, each `stride` = `length` after the one before, and every token of them but the first
-    is scored. What does not fill a block is left out."""
-    return [
-        Window(start, start + 1, start + length) for start in range(0, tokens - length + 1, stride)
-    ]
+    """Blocks, `stride` = `length`, as in `paper`, but one may end with the text."""
+    return paper(tokens + 1, length, stride)
 
 
 CONVENTIONS: dict[str, Callable[[int, int, int], list[Window]]] = {
-    "sliding": sliding,
-    "paper": paper,
-    "longlora": longlora,
-    "disjoint": disjoint,
+    each.__name__: each for each in (sliding, paper, longlora, disjoint)
 }
 
 
 def strides_of(
     convention: str, lengths: Collection[int], stride: int | None = None
 ) -> dict[int, int]:
-    """The stride of a convention's windows by their length: as given, or the convention's own. That
-    of `disjoint` is the length; the others have one for all lengths, STRIDE, or for `sliding` half
-    of the shortest length if that is STRIDE or less.
+    """Returns the stride by window length: as given, or the convention's own. `disjoint` strides by
+    the length; the others by STRIDE at all lengths, `sliding` by half of the shortest length if
+    that is STRIDE or less.
 
     Raises:
-        ValueError: if this convention cannot have that one.
+        ValueError: if the convention does not allow the given stride.
     """
     if convention == "disjoint":
         if other := [length for length in lengths if stride not in (None, length)]:
@@ -93,16 +86,16 @@ def strides_of(
 
 
 def check_stride(stride: int, length: int) -> None:
-    """Raise a ValueError if the stride leaves a scored token without context."""
+    """Raises a ValueError if the stride leaves a scored token without context."""
     if not 0 < stride < length:
         raise ValueError(f"stride={stride} must lie in 1..{length - 1}, below the window's length")
 
 
 def windows_of(convention: str, tokens: int, length: int, stride: int) -> list[Window]:
-    """The windows of a text of so many `tokens`; `stride` as from `strides_of`.
+    """Returns the windows of a text of this many `tokens`; `stride` as from `strides_of`.
 
     Raises:
-        ValueError: for a convention that is none, or a text that is too short.
+        ValueError: for an unknown convention, or a text that is too short.
     """
     made = look_up("convention", convention, CONVENTIONS)
     if tokens < length or not (windows := made(tokens, length, stride)):
@@ -114,11 +107,11 @@ def windows_of(convention: str, tokens: int, length: int, stride: int) -> list[W
 
 
 def spread(available: int, length: int, longest: int, stride: int, tokens: int) -> list[Window]:
-    """Windows that score about `tokens` tokens, none of them twice, spread evenly over a text of
-    `available` tokens: each scores its last `stride`, as most windows of `sliding` do.
+    """Returns windows that score about `tokens` tokens, none of them twice, spread evenly over a
+    text of `available` tokens. Each scores its last `stride`, as most windows of `sliding` do.
 
-    The windows end where the `longest` that are compared fit, too: the same tokens are scored at
-    every length, and lengths differ in the context alone.
+    Windows end where windows of the `longest` compared length fit as well: the same tokens are
+    scored at every length, and lengths differ in the context alone.
 
     Raises:
         ValueError: for a stride that is too long, or a text that is too short.
@@ -133,19 +126,19 @@ def spread(available: int, length: int, longest: int, stride: int, tokens: int) 
 
 
 class Batch(NamedTuple):
-    """Windows that are run together: as many tokens in each."""
+    """Windows of the same number of tokens that are run together."""
 
     length: int  # of the convention's windows; the last of a text may be shorter
     windows: list[Window]
 
     @property
     def cost(self) -> int:
-        """Tokens to run: what time is about proportional to."""
+        """Tokens to run, roughly proportional to time."""
         return sum(window.stop - window.start for window in self.windows)
 
 
 def batches_of(windows: list[Window], length: int, most: int) -> list[Batch]:
-    """The windows in their order, up to `most` together."""
+    """Groups windows in their order, up to `most` together."""
     batches = []
     for _, alike in groupby(windows, key=lambda window: window.stop - window.start):
         found = list(alike)

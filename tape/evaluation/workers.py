@@ -1,14 +1,14 @@
-"""Working through the batches of an evaluation, in this process or in several.
+"""Answers the batches of an evaluation, in this process or in several.
 
-On a CPU, where the operations of a small model are too short to be shared by threads, each of
-several processes does as much as one alone.
+On a CPU the operations of a small model are too short to be shared by threads: several processes
+with one thread each are faster.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
@@ -22,22 +22,38 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape.evaluation.checkpoint import load
-from tape.evaluation.journal import Journal
+from tape.evaluation.journal import Journal, Shard
 from tape.modeling import TapeForCausalLM
+from tape.training.runs import locked
 
 
 class Batch(Protocol):
-    """What is answered together."""
+    """Questions that are answered together."""
 
     @property
     def cost(self) -> int:
-        """Tokens to run: what time is about proportional to."""
+        """Tokens to run, roughly proportional to time."""
 
 
 Loaded = tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]
 Load = Callable[[Path], Loaded]
 Answer = Callable[[TapeForCausalLM, PreTrainedTokenizerBase | None, Any], Any]
 Answered = Callable[[dict[int, Any]], Iterator[tuple[int, Any]]]
+
+
+def complete_shard(
+    results: Path,
+    shard: Shard,
+    header: dict[str, Any],
+    batches: Sequence[Batch],
+    answered: Answered,
+    row: Callable[[Any, Any], dict[str, Any]],
+    title: Callable[[Any], str],
+) -> None:
+    """Answers the batches of one shard of an evaluation, see `Journal` and `complete`."""
+    with locked(shard.folder(results)):
+        own = {number: batches[number] for number in shard.numbers(len(batches))}
+        complete(Journal(results, shard, header), own, answered, row, title)
 
 
 def complete(
@@ -47,23 +63,18 @@ def complete(
     row: Callable[[Any, Any], dict[str, Any]],
     title: Callable[[Any], str] = lambda batch: "",
 ) -> None:
-    """Answer those batches of a share that are not in its journal yet.
+    """Answers the batches of a share that are not in its journal yet.
 
     Args:
-        answered: the numbers of batches, in any order, and the answers to each.
-        row: what to record of a batch and its answers.
-        title: what to show of a batch beside the bar.
+        answered: yields the numbers of batches, in any order, with their answers.
+        row: returns the record of a batch and its answers.
+        title: returns a text to show beside the progress bar.
     """
     done = {row["batch"] for row in journal.rows}
-    bar = tqdm(
-        total=sum(batch.cost for batch in batches.values()),
-        initial=sum(batches[number].cost for number in done),
-        unit="token",
-        unit_scale=True,
-        disable=None,
-    )
-    with bar:
-        missing = {number: batch for number, batch in batches.items() if number not in done}
+    missing = {number: batch for number, batch in batches.items() if number not in done}
+    total, left = (sum(batch.cost for batch in of.values()) for of in (batches, missing))
+    how = {"unit": "token", "unit_scale": True, "disable": None}
+    with tqdm(total=total, initial=total - left, **how) as bar:
         for number, given in answered(missing):
             batch = batches[number]
             bar.set_postfix_str(title(batch))
@@ -79,21 +90,21 @@ def answering(
     processes: int | None,
     load: Load = load,
 ) -> Answered:
-    """Answer with the model from `folder`, in this process or in several; None: in one for each
-    thread of torch, on a GPU in this one. `answer` and `load`, by which others get what this one
-    has, are functions of a module, or partials of one.
+    """Returns a function that answers batches with the model from `folder`.
+
+    Args:
+        answer, load: functions of a module, or partials of one; other processes call them.
+        processes: 1 for this process; None for one per thread of torch, on a GPU this process.
     """
     if processes is None:
         processes = torch.get_num_threads() if model.device.type == "cpu" else 1
     if processes > 1:
         return side_by_side(folder, answer, processes, load)
-    return lambda batches: (
-        (number, answer(model, tokenizer, batch)) for number, batch in batches.items()
-    )
+    return lambda batches: ((n, answer(model, tokenizer, x)) for n, x in batches.items())
 
 
 def side_by_side(folder: Path, answer: Answer, processes: int, load: Load = load) -> Answered:
-    """Answer in `processes` that load the model in `folder`: each batch as soon as it is done."""
+    """Answers in `processes` that load the model in `folder`; yields each batch when it is done."""
 
     def answered(batches: dict[int, Any]) -> Iterator[tuple[int, Any]]:
         begin = (folder, answer, load)

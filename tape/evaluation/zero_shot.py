@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from tape.evaluation.tables import Row, add_rows, read_table
+from tape.evaluation.tables import Row, add_rows, markdown_table, read_table
 
-# What a row is about, then what was found.
+# What a row is about, then the result.
 KEY = ("model", "model_hash", "task", "metric", "shots", "max_length", "dtype", "limit")
 COLUMNS = (*KEY, "value", "stderr", "questions", "version", "lm_eval")
-# What has to be the same for all models.
+# Equal for all models in a table.
 COMPARABILITY_KEYS = ("shots", "limit", "questions", "version")
 
 PAPER = Path(__file__).with_name("zero_shot_paper.csv")
@@ -28,10 +28,10 @@ TABLE_9 = {
 
 
 def rows_of(found: dict[str, Any], about: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of what lm-eval returns: every metric of every task and group.
+    """Converts results of lm-eval to rows: every metric of every task and group.
 
     Args:
-        about: the columns that are the same for all.
+        about: columns that all rows share.
     """
     counts, shots = found["n-samples"], found["n-shot"]
     rows = []
@@ -58,31 +58,18 @@ def rows_of(found: dict[str, Any], about: dict[str, Any]) -> list[dict[str, Any]
 
 
 def _leaves(found: dict[str, Any], group: str) -> list[str]:
-    """The tasks in a group, those of groups in it too."""
+    """Returns the tasks in a group and in its subgroups."""
     members = found.get("group_subtasks", {}).get(group, [])
     return [leaf for member in members for leaf in (_leaves(found, member) or [member])]
 
 
-def check(path: Path) -> None:
-    """Raise a ValueError or an OSError if rows cannot be added to a table."""
-    if path.suffix != ".csv":
-        raise ValueError(f"--out {path} must end in .csv")
-    read_table(path, COLUMNS)
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-
 def add(path: Path, rows: list[dict[str, Any]]) -> list[Row]:
-    """Add rows to a model's table; the same measurement again takes the place of its row.
-
-    Returns:
-        The rows as they are in the table.
-    """
-    add_rows(path, COLUMNS, len(KEY), rows)
-    return [{column: str(row[column]) for column in COLUMNS} for row in rows]
+    """Adds rows to a model's table, or replaces those of the same measurement; returns them."""
+    return add_rows(path, COLUMNS, len(KEY), rows)
 
 
 def read(paths: list[Path]) -> list[Row]:
-    """The rows of tables.
+    """Returns the rows of tables.
 
     Raises:
         ValueError: if there are none.
@@ -94,14 +81,14 @@ def read(paths: list[Path]) -> list[Row]:
 
 
 def table(rows: list[Row], metric: str = "acc") -> str:
-    """A row per model in percent, with standard errors, the paper's below if one of its tasks is
-    among them.
+    """Tabulates models in percent, with standard errors; the paper's rows follow if they have one
+    of the tasks.
 
     Args:
-        metric: what to show of a task that has it; of another all of its metrics.
+        metric: the metric to show; of a task without it, all metrics are shown.
 
     Raises:
-        ValueError: if models were asked otherwise, or one was asked twice.
+        ValueError: if models were evaluated differently, or one has two results for a task.
     """
     frame = pd.DataFrame(rows, columns=COLUMNS)
     with_metric = frame["metric"] == metric
@@ -109,24 +96,24 @@ def table(rows: list[Row], metric: str = "acc") -> str:
     _check_asked(frame)
     columns = sorted({*zip(frame["task"], frame["metric"], strict=True)}, key=_place)
     titles = [TABLE_9.get(task, task) + f" {of}" * (of != metric) for task, of in columns]
-    lines = [f"| | {' | '.join(titles)} | from |", "|---|" + "---|" * len(columns) + "---|"]
+    lines = [["", *titles, "from"]]
     for (model, _), found in frame.groupby(["model", "model_hash"], sort=False):
         by_column = {(row["task"], row["metric"]): row for row in found.to_dict("records")}
         cells = [_cell(by_column[column]) if column in by_column else "-" for column in columns]
         first = found.iloc[0]
         asked = f"{first['shots']} shots, {first['dtype']}, up to {first['max_length']} tokens"
         asked += f", the first {first['limit']}" if first["limit"] else ""
-        lines.append(f"| {' | '.join([model, *cells, asked])} |")
+        lines.append([model, *cells, asked])
     if any(task in TABLE_9 for task, _ in columns):
         for row in pd.read_csv(PAPER, dtype=str).to_dict("records"):
-            cells = [row["method"], *(row.get(task, "-") for task, _ in columns), row["source"]]
-            lines.append(f"| {' | '.join(cells)} |")
+            cells = (row.get(task, "-") for task, _ in columns)
+            lines.append([row["method"], *cells, row["source"]])
     note = "Percent, with the standard error of lm-eval. The paper does not name its metric."
-    return "\n".join([*lines, "", note])
+    return f"|{markdown_table(lines)[2:]}\n\n{note}"  # the head begins with an empty cell
 
 
 def _check_asked(frame: pd.DataFrame) -> None:
-    """Raises a ValueError if a model was asked a task twice, or two were not asked the same."""
+    """Raises a ValueError if a model has two results for a task, or models differ in settings."""
     for (task, _), rows in frame.groupby(["task", "metric"], sort=False):
         for (model, _), same in rows.groupby(["model", "model_hash"], sort=False):
             if len(same) > 1:

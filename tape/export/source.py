@@ -53,7 +53,13 @@ class Source:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
         folder = folder.resolve()
-        _check_model(folder)
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder} has no config.json: {_other_checkpoints(folder)}")
+        kind, ours = read_object(folder / "config.json").get("model_type"), TapeConfig.model_type
+        if kind != ours:
+            raise ValueError(f"{folder} holds a model of model_type {kind!r}; allowed: {ours!r}")
+        if not any((folder / name).is_file() for name in WEIGHTS):
+            raise ValueError(f"{folder} has no {WEIGHTS[0]}: {_other_checkpoints(folder)}")
         is_checkpoint = CHECKPOINT.fullmatch(folder.name) is not None
         run = folder.parent if is_checkpoint else folder
         run = run if (run / CONFIGURATION).exists() else None
@@ -94,18 +100,6 @@ class Source:
             return None
         report = read_object(self.run / REPORT)
         return report if report.get("steps") == self.step else None
-
-
-def _check_model(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json: {_other_checkpoints(folder)}")
-    family = read_object(folder / "config.json").get("model_type")
-    if family != TapeConfig.model_type:
-        raise ValueError(
-            f"{folder} holds a model of model_type {family!r}; allowed: {TapeConfig.model_type!r}"
-        )
-    if not any((folder / name).is_file() for name in WEIGHTS):
-        raise ValueError(f"{folder} has no {WEIGHTS[0]}: {_other_checkpoints(folder)}")
 
 
 def _other_checkpoints(folder: Path) -> str:

@@ -1,0 +1,53 @@
+"""Greedy decoding of prompts of several lengths in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tape.modeling import TapeForCausalLM
+
+
+def left_padded(prompts: Sequence[Sequence[int]], padding: int) -> tuple[Tensor, Tensor]:
+    """(B, T) tokens and their mask, zero at the padding: all prompts end where answers begin."""
+    longest = max(map(len, prompts))
+    ids = torch.full((len(prompts), longest), padding)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.as_tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return ids, mask
+
+
+@torch.no_grad()
+def greedy(
+    model: TapeForCausalLM,
+    prompts: Sequence[Sequence[int]],
+    end: int,
+    new_tokens: int,
+    length: int,
+    **how: Any,
+) -> list[list[int]]:
+    """Returns answers of up to `new_tokens` tokens, up to and including the first `end`.
+
+    Args:
+        length: tokens that random positions are drawn for, the same for all batches, so that
+            answers do not depend on which prompts share a batch.
+        how: further arguments of `generate`.
+    """
+    ids, mask = left_padded(prompts, 0)  # padding is masked, so any token will do
+    with model.evaluation_length(length):
+        output = model.generate(
+            ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            eos_token_id=end,
+            pad_token_id=end,
+            **how,
+        )
+    written = output[:, ids.shape[1] :].tolist()
+    return [row[: row.index(end) + 1] if end in row else row for row in written]
