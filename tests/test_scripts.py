@@ -181,6 +181,7 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
     """Tiny bases of the right lengths; stopped in the middle, it goes on and keeps what is done."""
     tiny = ["model.hidden_size=32", "model.intermediate_size=48", "trainer.max_steps=2"]
     tiny += ["model.num_hidden_layers=2", "eval_blocks=2", "report.tokens=256"]
+    tiny += ["trainer.logging_steps=1"]
     for base in (
         ["position=rope", "name=rope_c4", "vocab_size=300"],
         ["experiment=passkey", "position=rope", "task.samples=1"],
@@ -191,6 +192,7 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
 
     def demo(*settings, types):
         small = ["trainer.per_device_train_batch_size=1", "eval_blocks=2", "report.tokens=512"]
+        small += ["trainer.logging_steps=1"]
         return run_script("extend_demo.sh", "trainer.max_steps=3", *small, *settings, TYPES=types)
 
     every = "longlora adape"
@@ -207,14 +209,14 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
     assert re.search(r"extend/passkey_longlora_0: 128 tokens: [\d.]+, 256 tokens: ", printed)
     rows = (tmp_path / "output" / "extend" / "table.md").read_text().splitlines()
     assert rows[0] == (
-        "| method | seeds | perplexity 256 | perplexity 512 | perplexity 1,024 | "
-        "pass keys, % 128 | pass keys, % 256 | pass keys, % 384 | pass keys, % 512 |"
+        "| method | n | perplexity 256 | perplexity 512 | perplexity 1,024 | tokens/s | memory, GiB |"
+        " keys 128, % | keys 256, % | keys 384, % | keys 512, % |"
     )
     assert {row.split(" | ")[0] for row in rows[2:]} == {f"| {m}" for m in every.split()} | {
         "| not extended"
     }
     assert "-" not in "".join(rows[2:])
-    assert (tmp_path / "output" / "extend" / "extension.png").stat().st_size > 10_000
+    assert (tmp_path / "output" / "extend" / "curves.png").stat().st_size > 10_000
 
     third = demo("peft=lora", types="ft")
     printed, _ = third.communicate()
