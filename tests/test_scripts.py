@@ -208,14 +208,15 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
     assert re.search(r"extend/text_adape_0: perplexity [\d.]+ at 256, perplexity ", printed)
     assert re.search(r"extend/passkey_longlora_0: 128 tokens: [\d.]+, 256 tokens: ", printed)
     rows = (tmp_path / "output" / "extend" / "table.md").read_text().splitlines()
+    rows = [row for row in rows if row.startswith("|")]
     assert rows[0] == (
-        "| method | n | perplexity 256 | perplexity 512 | perplexity 1,024 | tokens/s | memory, GiB |"
-        " keys 128, % | keys 256, % | keys 384, % | keys 512, % |"
+        "| method | n | perplexity 256 | perplexity 512 | perplexity 1,024 | tokens/s |"
+        " memory, GiB | keys 128, % | keys 256, % | keys 384, % | keys 512, % |"
     )
     assert {row.split(" | ")[0] for row in rows[2:]} == {f"| {m}" for m in every.split()} | {
         "| not extended"
     }
-    assert "-" not in "".join(rows[2:])
+    assert "| - |" not in "".join(rows[2:])
     assert (tmp_path / "output" / "extend" / "curves.png").stat().st_size > 10_000
 
     third = demo("peft=lora", types="ft")

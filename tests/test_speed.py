@@ -132,9 +132,7 @@ def test_another_shape_or_machine_is_another_folder(speed, monkeypatch):
     few = (*SHORT, "--work", "forward")
     speed(*few)
     before = {path: path.read_bytes() for path in Path("speed").rglob("*.*")}
-    with pytest.raises(
-        SystemExit, match=r"^error: .*batch: 1 -> 2.*give this one another place"
-    ):
+    with pytest.raises(SystemExit, match=r"^error: .*batch: 1 -> 2.*give this one another place"):
         speed(*few, "--batch", 2)
     monkeypatch.setattr("benchmarks.harness.machine", lambda: "an abacus")
     with pytest.raises(SystemExit, match=r"machine: .* -> an abacus"):
