@@ -868,7 +868,8 @@ def made(given, tmp_path_factory):
                 content = json.dumps(json.loads((model / file).read_text()) | content)
             path = copy / file
             path.parent.mkdir(exist_ok=True)
-            (copy / "trained.json").write_text(json.dumps(TRAINED_RUN))
+            if path.parent != copy:
+                (copy / "trained.json").write_text(json.dumps(TRAINED_RUN))
             for other, good in GRID_OF_1.items() if path.parent.name == "grid" else ():
                 (path.parent / other).write_text(good)
             path.write_text(content, errors="surrogateescape")
@@ -900,7 +901,7 @@ STABILITY = "-m tape.analysis.stability --length 16 --windows 1 --out o --model"
 PICTURES = f"-m tape.analysis.visualize --out o --model {GOOD}"
 COMPARE, HEATMAP = "-m tape.compare", "-m tape.compare.heatmap"
 PASSKEYS = f"{KEYS}prompts --max_tokens 80 --interval 80"
-NO_NAME = r"must be a single folder name of letters"
+NO_NAME = r"it must be a single folder name of letters"
 EVALUATIONS = [
     # Models
     (f"{PERPLEXITY} {{made}}/config_empty", r"config_empty/config\.json is damaged"),

@@ -258,7 +258,11 @@ def test_reading_goes_on_from_any_line(folder):
 @pytest.mark.parametrize(
     ("files", "arguments", "message"),
     [
-        ([], {}, r"no train or validation shards among the 0 files .* called c4-train\.00000-of"),
+        (
+            [],
+            {},
+            r"no train or validation shards among the 0 files .* names must be c4-train\.00000-of",
+        ),
         (["train.json.gz"], {}, r"no train or validation shards among the 1 files"),
         ([name_of("train", 1)], {}, r"no validation shards among"),
         ([name_of("validation", 1)], {}, r"no train shards among"),

@@ -87,7 +87,7 @@ def test_tensorial_off_needs_a_head_per_query():
         (
             "fire",
             "flash_attention_2",
-            "'flash_attention_2' with position 'fire'.*learned term.*eager",
+            "'flash_attention_2' with position 'fire'.*no score bias other than.*eager",
         ),
         ("t5", "flash_attention_2", "'flash_attention_2' with position 't5'.*eager, sdpa"),
         (

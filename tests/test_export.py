@@ -28,7 +28,15 @@ from tape.export.source import Source
 from tape.positions import ENCODINGS
 
 ROOT = Path(train.__file__).parent
-LLAMAS = ("rope", "rope_theta", "rope_linear", "rope_llama3", "yarn", "tape_neither_place")
+LLAMAS = (
+    "rope",
+    "rope_proportional",
+    "rope_theta",
+    "rope_linear",
+    "rope_llama3",
+    "yarn",
+    "tape_neither_place",
+)
 
 
 @pytest.fixture(scope="module")

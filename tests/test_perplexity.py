@@ -261,7 +261,7 @@ def test_the_text_may_be_limited(folder, text_file, tmp_path):
 @pytest.mark.parametrize(
     ("content", "given", "message"),
     [
-        (b"\0" * 141, [], "141 bytes, an odd number: it is not a file of uint16 token ids"),
+        (b"\0" * 141, [], "141 bytes, an odd number: it must hold token ids as uint16"),
         (b"\0" * 62, [], "31 tokens of text have no window of 32"),
         (b"", [], "bad.bin has 0 bytes"),
         (b"\0" * 138 + b"\x3d\0", [], "token 69 is 61, beyond the model's vocabulary of 61"),
@@ -469,7 +469,7 @@ def test_commands(folder, text_file, monkeypatch, capsys, tmp_path):
     assert "shard 1/3 is done; " in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"error: .* neither a file nor a corpus"):
         call(monkeypatch, *options(folder, tmp_path / "none.bin"))
-    with pytest.raises(SystemExit, match=r"error: .*none\.csv is not there"):
+    with pytest.raises(SystemExit, match=r"error: .*none\.csv does not exist"):
         call(monkeypatch, "--plot", tmp_path / "none.csv")
     for message, given in {
         "--model needs --data": ["--model", folder],
