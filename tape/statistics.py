@@ -6,12 +6,12 @@ All intervals are 95 % intervals; p-values are two-sided.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist, mean, stdev
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binomtest, nct, permutation_test, studentized_range, t, ttest_1samp
+from scipy.stats import binomtest, nct, permutation_test, studentized_range, t
 
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -53,38 +53,83 @@ def student(values: Sequence[float]) -> float:
     return float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / len(values) ** 0.5
 
 
-class Difference(NamedTuple):
-    """The mean difference of pairs.
+class Pairs(NamedTuple):
+    """What pairs say without the other groups.
 
     Attributes:
-        half_width: of its interval (Student).
-        p: of the paired t-test.
-        exact_p: of the exact test that flips the signs of pairs; at least 2 / 2 ** n.
-        detectable: the smallest difference that the t-test detects with a power of 80 %, given the
-            standard deviation of these pairs.
+        half_width: of the interval of their mean (Student).
+        p: of the exact test that flips signs; at least 2 / 2 ** n for n pairs.
+    """
+
+    half_width: float
+    p: float
+
+
+class Difference(NamedTuple):
+    """The mean difference of a group to a baseline.
+
+    Attributes:
+        half_width: of its interval.
+        p: of the t-test.
+        detectable: the smallest difference that the t-test detects with a power of 80 %.
+        pairs: None if there are fewer than two.
     """
 
     mean: float
     half_width: float
     p: float
-    exact_p: float
     detectable: float
+    pairs: Pairs | None
 
 
-def paired(differences: Sequence[float]) -> Difference:
-    """Compares two or more pairs, given as their differences."""
-    n = len(differences)
-    if len(set(differences)) > 1:
-        p = float(ttest_1samp(differences, 0).pvalue)
-    else:
-        p = float(differences[0] == 0)
-    return Difference(
-        mean(differences),
-        student(differences),
-        p,
-        sign_flip_p(differences),
-        smallest_detectable(stdev(differences), n),
+def differences(groups: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, Difference]:
+    """Compares groups of values by seed with one of them, in a randomized block design.
+
+    The model is value = group + seed + error, with errors of one variance in all groups, fitted by
+    least squares. For two groups with the same seeds it is the paired t-test.
+
+    Returns:
+        Differences by name, without the baseline, groups whose values are not all finite, and
+        groups that no seed connects with the baseline; none if no error can be estimated.
+    """
+    finite = {
+        name: values for name, values in groups.items() if all(map(math.isfinite, values.values()))
+    }
+    cells = [(name, seed) for name, values in finite.items() for seed in values]
+    if baseline not in finite or not cells:
+        return {}
+    names, seeds = [*finite], sorted({seed for _, seed in cells})
+    design = np.array(
+        [[*(name == n for n in names), *(seed == s for s in seeds)] for name, seed in cells],
+        dtype=float,
     )
+    values = np.array([finite[name][seed] for name, seed in cells])
+    inverse = np.linalg.pinv(design)
+    free = len(cells) - int(np.linalg.matrix_rank(design))
+    if not free:
+        return {}
+    error = float(np.sum((values - design @ inverse @ values) ** 2) / free) ** 0.5
+    rounding = 1e-12 * float(np.abs(values).max())
+    found = {}
+    for name in finite.keys() - {baseline}:
+        contrast = np.zeros(design.shape[1])
+        contrast[[names.index(name), names.index(baseline)]] = 1, -1
+        weights = contrast @ inverse  # of the values
+        if not np.allclose(weights @ design, contrast):
+            continue
+        middle = float(weights @ values)
+        deviation = error * float(weights @ weights) ** 0.5 if error > rounding else 0.0
+        p = 2 * t.sf(abs(middle) / deviation, free) if deviation else abs(middle) <= rounding
+        both = sorted(finite[name].keys() & finite[baseline].keys())
+        pairs = [finite[name][seed] - finite[baseline][seed] for seed in both]
+        found[name] = Difference(
+            middle,
+            float(t.ppf((1 + CONFIDENCE) / 2, free)) * deviation,
+            float(p),
+            smallest_detectable(deviation, free),
+            Pairs(student(pairs), sign_flip_p(pairs)) if len(pairs) > 1 else None,
+        )
+    return {name: found[name] for name in groups if name in found}
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
@@ -126,17 +171,17 @@ def pooled_error(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     return (squares / free) ** 0.5, free
 
 
-def smallest_detectable(deviation: float, n: int, power: float = 0.8) -> float:
-    """Returns the smallest mean of n pairs that the two-sided t-test detects with this power.
+def smallest_detectable(error: float, free: int, power: float = 0.8) -> float:
+    """Returns the smallest difference that the two-sided t-test detects with this power.
 
     Args:
-        deviation: the standard deviation of the pairs.
+        error: the standard error of the difference, with `free` degrees of freedom.
     """
-    critical, low, high = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)), 0.0, 1e3
+    critical, low, high = float(t.ppf((1 + CONFIDENCE) / 2, free)), 0.0, 1e3
     for _ in range(60):  # bisection over the noncentrality
         middle = (low + high) / 2
-        if nct.sf(critical, n - 1, middle) < power:
+        if nct.sf(critical, free, middle) < power:
             low = middle
         else:
             high = middle
-    return high * deviation / n**0.5
+    return high * error

@@ -80,7 +80,7 @@ def test_saved_results_are_the_runs_in_them(runs, tmp_path):
     """Alone, in part, and beside other runs."""
     text, _ = compare(runs, tmp_path / "a", "grid", baseline="rope")
     again, _ = compare([tmp_path / "a"], tmp_path / "b", baseline="rope")
-    assert again == text and "| Δ accuracy, beyond |" in text
+    assert again == text and "| tape | accuracy, beyond | +" in text
     for name in ("results.csv", "settings.json", "table.tex", "heatmaps.png"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     compare(runs[:3], tmp_path / "part", "grid")

@@ -95,11 +95,16 @@ def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
     freedom is 4.3027, and 4.3027 * 10 / sqrt(3) = 24.84. 20, 40, 90 % are those of arithmetic."""
     text, _ = compare(runs, tmp_path / "out", "extend")
     assert text.splitlines()[:-2] == [
-        "| method | n | perplexity 8 | perplexity 32 | keys 4, % | keys 8, % |",
-        "|---|---|---|---|---|---|",
-        "| not extended | 1 | 40.00 | 90.00 | 100.0 | 0.0 |",
-        "| adape | 1 | 30.00 | 35.00 | - | - |",
-        "| lora | 3 | 22.00 ± 4.97 | 40.00 ± 24.84 | 100.0 ± 0.0 | 50.0 ± 89.6 |",
+        "| method | n | perplexity 8 | perplexity 32 |",
+        "|---|---|---|---|",
+        "| not extended | 1 | 40.00 | 90.00 |",
+        "| adape | 1 | 30.00 | 35.00 |",
+        "| lora | 3 | 22.00 ± 4.97 | 40.00 ± 24.84 |",
+        "",
+        "| method | n | keys 4, % | keys 8, % |",
+        "|---|---|---|---|",
+        "| not extended | 1 | 100.0 | 0.0 |",
+        "| lora | 3 | 100.0 ± 0.0 | 50.0 ± 89.6 |",
     ]
     assert (tmp_path / "out" / "table.md").read_text() == text + "\n"
     rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))

@@ -17,7 +17,7 @@ from tape.compare.figures import curves
 from tape.compare.table import columns_of
 from tape.evaluation.curves import binned, write
 from tape.files import write_text
-from tape.statistics import paired
+from tape.statistics import differences
 from tape.training.runs import TRAINED, register_run
 
 LENGTHS = (8, 16, 32)
@@ -62,40 +62,41 @@ def runs(tmp_path):
     ]
 
 
-def test_differences_are_of_the_seeds_that_both_have(runs):
+def test_differences_are_those_of_the_statistics(runs):
     def cells(runs):
-        lines = read(runs, "compare").text("rope").splitlines()
-        return {line.split(" | ")[0][2:]: line.split(" | ")[-2] for line in lines[2:4]}
+        *_, last = [line for line in read(runs, "compare").text("rope").splitlines() if "|" in line]
+        return last
 
-    ours, theirs = (np.array([seed[0] for seed in LOSSES[name]]) for name in ("tape", "rope"))
-    found = paired(list(ours - theirs))
-    expected = (
-        f"{found.mean:+.4f} ± {found.half_width:.4f} (p {found.p:.2g}) [{found.detectable:.2g}]"
+    ours, theirs = (dict(enumerate(seed[2] for seed in LOSSES[name])) for name in ("tape", "rope"))
+    found = differences({"tape": ours, "rope": theirs}, "rope")["tape"]
+    assert cells(runs) == (
+        f"| tape | loss, 32 | {found.mean:+.4f} ± {found.half_width:.4f} "
+        f"| ± {found.pairs.half_width:.4f} | {found.p:.2g} | 0.25 | {found.detectable:.2g} |"
     )
-    assert cells(runs) == {"tape": expected, "rope": "-"}
-    assert cells([*runs[:2], *runs[4:]]) == {"tape": "-", "rope": "-"}  # 0 and 1, 1 and 2
-    assert cells([*runs[:3], *runs[4:]])["tape"].startswith(f"{(1.05 - 1.1 + 1.2 - 1.4) / 2:+.4f} ")
+    assert f"{(1.1 - 4.0 + 1.1 - 4.1) / 2:+.4f} ±" in cells(
+        [*runs[:1], runs[2], *runs[3:4], *runs[5:]]
+    )
+    for pairs in ([*runs[:2], *runs[4:]], [runs[0], runs[3]]):
+        text = read(pairs, "compare").text("rope")
+        assert "Δ" not in text and "No differences to rope: they need two" in text
 
 
 def test_the_table_the_rows_and_latex(runs, tmp_path):
     out = tmp_path / "out"
     text, found = compare(runs, out, "compare", "rope")
     lines = text.splitlines()
-    assert lines[0] == (
-        "| encoding | n | perplexity 8 | perplexity 16 | perplexity 32 | tokens/s | memory, GiB | "
-        "Δ loss, 8 | Δ loss, 32 |"
-    )
+    assert lines[0] == "| encoding | n | perplexity 8 | perplexity 16 | perplexity 32 |"
     values = [math.exp(x) for x in (0.9, 1.05, 1.2)]
     spread = 4.302653 * np.std(values, ddof=1) / 3**0.5
     assert lines[2].startswith(f"| tape | 3 | {np.mean(values):.2f} ± {spread:.2f} | ")
-    assert " | 102 ± 0 | 2.00 ± 0.00 | " in lines[2] and " (p 0.0" in lines[2]
-    assert lines[3].endswith("| 102 ± 0 | 2.00 ± 0.00 | - | - |")
+    assert lines[5] == "| encoding | n | tokens/s | memory, GiB |"
+    assert lines[7] == "| tape | 3 | 102 ± 0 | 2.00 ± 0.00 |"
     assert "Δ is the difference to rope" in text
     assert not found.missing and "Not in the table" not in text
     assert (out / "table.md").read_text() == text + "\n"
     tex = (out / "table.tex").read_text()
-    assert tex.startswith("\\begin{tabular}{lrrrrrrrr}\n\\toprule\nencoding & n & ")
-    assert tex.count("\\\\\n") == 3 and "$\\pm$" in tex and "±" not in tex
+    assert tex.startswith("\\begin{tabular}{lrrrr}\n\\toprule\nencoding & n & ")
+    assert tex.count("\\\\\n") == 3 + 3 + 3 and "$\\pm$" in tex and "±" not in tex
     rows = list(csv.DictReader((out / "results.csv").open(newline="")))
     whole = [row for row in rows if row["measure"] == "loss" and not row["first"]]
     assert len(whole) == 6 * 3
@@ -169,7 +170,7 @@ def test_ablations_are_rows_of_their_own(tmp_path):
 
 def test_a_baseline_is_a_row_or_one_of_its_runs(runs, tmp_path, capsys):
     by_label, by_run = (read(runs).text(baseline) for baseline in ("rope", str(runs[1])))
-    assert by_label == by_run and "| Δ loss, 8 |" in by_label
+    assert by_label == by_run and "| tape | loss, 8 | -" in by_label
     for given in ("tpae", ""):
         with pytest.raises(
             SystemExit, match=r"error: --baseline .* is none of the rows: tape, rope"

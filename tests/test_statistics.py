@@ -5,12 +5,12 @@ from statistics import mean
 
 import numpy as np
 import pytest
-from scipy.stats import f_oneway, ttest_1samp, ttest_rel, tukey_hsd
+from scipy.stats import f_oneway, t, ttest_1samp, ttest_rel, tukey_hsd
 
 from tape.statistics import (
     clopper_pearson,
+    differences,
     holm,
-    paired,
     pooled_error,
     sign_flip_p,
     smallest_detectable,
@@ -27,14 +27,39 @@ def test_shares():
     assert clopper_pearson(0, 20) == pytest.approx((0, 0.1684), abs=5e-5)
 
 
-def test_pairs_are_those_of_the_paired_test():
+def test_two_groups_are_the_paired_test():
     ours, theirs = np.array([0.9, 1.05, 1.2, 1.0]), np.array([1.0, 1.1, 1.4, 1.3])
-    found, expected = paired(list(ours - theirs)), ttest_rel(ours, theirs)
+    groups = {"ours": dict(enumerate(ours)), "theirs": dict(enumerate(theirs))}
+    found, expected = differences(groups, "theirs")["ours"], ttest_rel(ours, theirs)
     low, high = expected.confidence_interval(0.95)
     assert found.mean == pytest.approx((ours - theirs).mean())
     assert found.p == pytest.approx(expected.pvalue)
-    assert found.half_width == pytest.approx((high - low) / 2)
-    assert paired([0.5, 0.5]).p == 0 and paired([0.0, 0.0]).p == 1
+    halves = found.half_width, found.pairs.half_width
+    assert halves == pytest.approx(((high - low) / 2,) * 2)
+
+
+def test_differences_are_of_the_block_design():
+    """By hand: residuals of group and seed means; an unconnected seed changes nothing."""
+    table = np.array([[1.0, 2.0, 4.0], [2.0, 3.5, 3.0], [5.0, 4.0, 4.5], [0.5, 2.5, 3.0]])
+    groups = {str(n): dict(enumerate(row)) for n, row in enumerate(table)}
+    found = differences(groups | {"alone": {7: 1.0}, "inf": {0: np.inf}}, "1")
+    assert list(found) == ["0", "2", "3"]
+    middle = table.mean(1, keepdims=True) + table.mean(0) - table.mean()
+    deviation = (((table - middle) ** 2).sum() / 6 * 2 / 3) ** 0.5  # (4 - 1) (3 - 1) free
+    for name, each in found.items():
+        assert each.mean == pytest.approx((table[int(name)] - table[1]).mean())
+        assert each.half_width == pytest.approx(t.ppf(0.975, 6) * deviation)
+        assert each.p == pytest.approx(2 * t.sf(abs(each.mean) / deviation, 6))
+        assert each.detectable == pytest.approx(smallest_detectable(deviation, 6))
+
+
+def test_differences_without_an_error():
+    same = {"a": {0: 1.0, 1: 2.0}, "b": {0: 1.0, 1: 2.0}, "c": {0: 1.5, 1: 2.5}}
+    found = differences(same, "a")
+    assert (found["b"].p, found["c"].p, found["c"].half_width) == (1, 0, 0)
+    assert differences({"a": {0: 1.0}, "b": {0: 2.0}}, "a") == {}
+    assert differences({"a": {0: 1.0}, "b": {1: 2.0}}, "a") == {}
+    assert differences({"a": {}, "b": {1: 2.0}}, "b") == {}
 
 
 def test_the_exact_test_counts_all_signs():
@@ -63,7 +88,7 @@ def test_pooled_errors_and_simultaneous_intervals():
 
 @pytest.mark.parametrize("n", [3, 6])
 def test_what_is_detectable_is_detected_in_four_of_five(n):
-    shift, rng = smallest_detectable(2.0, n), np.random.default_rng(0)
+    shift, rng = smallest_detectable(2.0 / n**0.5, n - 1), np.random.default_rng(0)
     samples = rng.normal(shift, 2.0, size=(20_000, n))
     seen = ttest_1samp(samples, 0, axis=1).pvalue < 0.05
     assert seen.mean() == pytest.approx(0.8, abs=0.01)

@@ -9,13 +9,17 @@ from tape.compare.rows import Row, is_method, kinds_of
 from tape.compare.runs import view_of
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.evaluation.view import Column
-from tape.statistics import holm, paired
+from tape.statistics import differences, holm
 
 NOTE = "Mean and 95 % interval (Student) over seeds."
 COMPARED = """\
-Δ is the difference to {}, of runs with the same seed: the mean with its 95 % interval, p of the
-paired t-test corrected for the number of rows (Holm), and in brackets the smallest difference that
-this test detects with a power of 80 %."""
+Δ is the difference to {}.
+Its 95 % interval, p (corrected for the number of rows, Holm) and the smallest detectable difference
+(power of 80 %) come from the model row + seed + error, with one error for all rows. For comparison:
+the half-width of the interval from the pairs alone (Student), and the exact p of flipping their
+signs (uncorrected)."""
+NOT_COMPARED = "No differences to {}: they need two rows with two seeds in common."
+Cells = list[list[str]]
 
 
 def columns_of(rows: Sequence[Row]) -> list[tuple[str, Column]]:
@@ -28,61 +32,79 @@ def columns_of(rows: Sequence[Row]) -> list[tuple[str, Column]]:
     return found
 
 
-def cells(rows: Sequence[Row], baseline: Row | None = None) -> list[list[str]]:
-    """Returns the head of the table, then a line per row."""
+def tables_of(rows: Sequence[Row], baseline: Row | None = None) -> list[Cells]:
+    """Returns the tables: results of each evaluation, costs, differences. The first line of a table
+    is its head."""
     columns = columns_of(rows)
+    groups: dict[tuple[str, bool], list[Column]] = {}
+    for kind, column in columns:
+        groups.setdefault((kind, column.cost), []).append(column)
+    tables = [_results(rows, kind, group) for (kind, _), group in groups.items()]
+    if baseline is not None:
+        compared = [(kind, column) for kind, column in columns if column.compared]
+        if (found := _differences(rows, baseline, compared))[1:]:
+            tables.append(found)
+    return tables
+
+
+def _first(rows: Sequence[Row]) -> str:
     runs = (run for row in rows for found in row.runs.values() for run in found)
-    first = "method" if any(map(is_method, runs)) else "encoding"
-    compared = [(kind, c) for kind, c in columns if c.compared and baseline is not None]
-    lines = [[first, "n", *(column.title for _, column in columns)]]
-    lines[0] += [f"Δ {c.measure}, {c.compared}" for _, c in compared]
-    differences = [_differences(rows, baseline, kind, column) for kind, column in compared]
-    for n, row in enumerate(rows):
-        seeds = sorted({len(runs) for runs in row.runs.values()})
-        line = [row.label, " or ".join(map(str, seeds))]
-        for kind, column in columns:
+    return "method" if any(map(is_method, runs)) else "encoding"
+
+
+def _results(rows: Sequence[Row], kind: str, columns: Sequence[Column]) -> Cells:
+    lines = [[_first(rows), "n", *(column.title for column in columns)]]
+    for row in rows:
+        if kind not in row.runs:
+            continue
+        line = [row.label, str(len(row.runs[kind]))]
+        for column in columns:
             values = map(column.scale.of, row.values(kind, column).values())
             line.append(over_seeds(list(values), column.scale.digits))
-        lines.append([*line, *(column[n] for column in differences)])
+        lines.append(line)
     return lines
 
 
-def _differences(rows: Sequence[Row], baseline: Row, kind: str, column: Column) -> list[str]:
-    """Returns a cell per row: its difference to the baseline over the seeds that both have."""
-    theirs = baseline.values(kind, column)
-    found = []
-    for row in rows:
-        ours = row.values(kind, column)
-        pairs = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-        found.append(paired(pairs) if len(pairs) > 1 and row is not baseline else None)
-    corrected = iter(holm([each.p for each in found if each is not None]))
-    return [
-        "-"
-        if each is None
-        else f"{each.mean:+.4f} ± {each.half_width:.4f} (p {next(corrected):.2g}) "
-        f"[{each.detectable:.2g}]"
-        for each in found
-    ]
+def _differences(
+    rows: Sequence[Row], baseline: Row, compared: Sequence[tuple[str, Column]]
+) -> Cells:
+    lines = [[_first(rows), "in", "Δ", "pairs alone", "p", "exact p", "detectable"]]
+    for kind, column in compared:
+        found = differences({row.label: row.values(kind, column) for row in rows}, baseline.label)
+        corrected = holm([each.p for each in found.values()])
+        for (label, each), p in zip(found.items(), corrected, strict=True):
+            alone = ("-", "-")
+            if each.pairs is not None:
+                alone = f"± {each.pairs.half_width:.4f}", f"{each.pairs.p:.2g}"
+            line = [label, f"{column.measure}, {column.compared}"]
+            line += [f"{each.mean:+.4f} ± {each.half_width:.4f}", alone[0], f"{p:.2g}", alone[1]]
+            lines.append([*line, f"{each.detectable:.2g}"])
+    return lines
 
 
 def markdown(rows: Sequence[Row], baseline: Row | None = None) -> str:
-    notes = NOTE if baseline is None else f"{NOTE}\n{COMPARED.format(baseline.label)}"
-    return f"{markdown_table(cells(rows, baseline))}\n\n{notes}"
+    tables, notes = tables_of(rows, baseline), NOTE
+    if baseline is not None:
+        note = COMPARED if "Δ" in tables[-1][0] else NOT_COMPARED
+        notes += "\n" + note.format(baseline.label)
+    return "\n\n".join([*map(markdown_table, tables), notes])
 
 
 def latex(rows: Sequence[Row], baseline: Row | None = None) -> str:
-    """Returns a tabular with the rules of booktabs."""
-    head, *lines = cells(rows, baseline)
-    body = [" & ".join(map(_escaped, line)) + r" \\" for line in (head, *lines)]
-    ends = [r"\toprule", r"\midrule", r"\bottomrule"]
+    """Returns a tabular with the rules of booktabs for each table."""
+    return "\n\n".join(map(_tabular, tables_of(rows, baseline)))
+
+
+def _tabular(cells: Cells) -> str:
+    head, *lines = [" & ".join(map(_escaped, line)) + r" \\" for line in cells]
     return "\n".join(
         [
-            rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
-            ends[0],
-            body[0],
-            ends[1],
-            *body[1:],
-            ends[2],
+            rf"\begin{{tabular}}{{l{'r' * (len(cells[0]) - 1)}}}",
+            r"\toprule",
+            head,
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
             r"\end{tabular}",
         ]
     )

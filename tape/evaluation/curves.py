@@ -176,8 +176,8 @@ def _columns(asked: list[Asked], tables: list[pd.DataFrame]) -> list[Column]:
     compared = {length: f"{length:,}" for length in (lengths[0], lengths[-1])}
     columns = [_at(length, compared.get(length, "")) for length in lengths]
     if any((table["measure"] == "speed").any() for table in tables):
-        columns.append(Column("tokens/s", "speed", WHOLE))
-        columns.append(Column("memory, GiB", "peak memory", AS_IT_IS))
+        columns.append(Column("tokens/s", "speed", WHOLE, cost=True))
+        columns.append(Column("memory, GiB", "peak memory", AS_IT_IS, cost=True))
     return columns
 
 

@@ -46,8 +46,9 @@ class Column(NamedTuple):
 
     Attributes:
         where: selects rows of the measure; None takes all of them.
-        compared: the condition as the head of a further column, the difference to a baseline (of
-            unscaled values); empty for none.
+        compared: the condition, for the table of differences (of unscaled values) to a baseline;
+            empty for none.
+        cost: whether it is a cost of the run rather than a result.
     """
 
     title: str
@@ -55,6 +56,7 @@ class Column(NamedTuple):
     scale: Scale
     where: Callable[[pd.DataFrame], pd.Series] | None = None
     compared: str = ""
+    cost: bool = False
 
     def counted(self, rows: pd.DataFrame) -> tuple[float, float] | None:
         """Returns the mean and the sum of `n`; None if the run has no such rows."""
