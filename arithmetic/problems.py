@@ -195,7 +195,7 @@ class ProblemSequences(GeneratedSequences):
         if missing or None in (tokenizer.eos_token_id, tokenizer.pad_token_id):
             raise ValueError(
                 f"the tokenizer lacks a token for {missing or 'EOS or padding'}; "
-                f"take arithmetic.character_tokenizer()"
+                f"use arithmetic.character_tokenizer()"
             )
         self._tokens = np.zeros(128, dtype=np.int64)
         self._tokens[[GAP, EOS]] = tokenizer.pad_token_id, tokenizer.eos_token_id

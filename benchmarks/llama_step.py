@@ -52,7 +52,7 @@ def main() -> None:
     if arguments.length % 8:
         found.error(f"--length {arguments.length}: longlora takes a multiple of 8")
     if arguments.shape == "llama2_7b" and DEVICE.type == "cpu":
-        found.error("--shape llama2_7b needs a GPU, and there is none; take --shape small")
+        found.error("--shape llama2_7b needs a GPU, and there is none; use --shape small")
 
     steps = {"no_extra": False, "checkpointing": True, "frozen": "bfloat16", "autocast": "bfloat16"}
     steps = argparse.Namespace(**vars(arguments) | steps, tokens=(1, arguments.length))

@@ -98,7 +98,7 @@ class Prompts:
         if fixed >= self.budget.prompt:
             raise ValueError(
                 f"no room for the document: the question and the template take {fixed:,} of the "
-                f"prompt's {self.budget.prompt:,} tokens; take a larger budget=..."
+                f"prompt's {self.budget.prompt:,} tokens; use a larger budget=..."
             )
 
     def prompt(self, question: np.ndarray, document: np.ndarray) -> np.ndarray:

@@ -41,18 +41,18 @@ def check_frozen(frozen: str | None, method: Method | None, bf16: bool) -> None:
     if not bf16:
         raise ValueError(
             f"frozen={frozen}, next to weights in float32, needs trainer.bf16=true (on a CPU with "
-            f"+trainer.use_cpu=true); or take frozen=null"
+            f"+trainer.use_cpu=true); or use frozen=null"
         )
     if frozen not in QUANTIZED:
         return
     if method.lora is None:
         raise ValueError(
             f"frozen={frozen} with peft={method.name}: a quantized base is adapted by LoRA only, "
-            f"because its checkpoints leave the base out; take frozen=bfloat16"
+            f"because its checkpoints leave the base out; use frozen=bfloat16"
         )
     if not torch.cuda.is_available() or find_spec("bitsandbytes") is None:
         missing = "CUDA device" if not torch.cuda.is_available() else "package bitsandbytes"
-        raise ValueError(f"frozen={frozen}: there is no {missing}; take frozen=bfloat16")
+        raise ValueError(f"frozen={frozen}: there is no {missing}; use frozen=bfloat16")
 
 
 def loading(frozen: str | None) -> dict[str, Any]:

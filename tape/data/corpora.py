@@ -107,7 +107,7 @@ class LocalCorpus(FileCorpus):
         if not files:
             raise FileNotFoundError(
                 f"Python's standard library has no source files in {self.root}; "
-                f"take data=text with data.files=... instead"
+                f"use data=text with data.files=... instead"
             )
         return files
 

@@ -137,7 +137,7 @@ def list_shards(folder: str) -> dict[Split, list[Shard]]:
         raise FileNotFoundError(f"there is no folder {folder}") from error
     except Exception as error:  # file systems raise errors of their own
         raise OSError(
-            f"{folder} cannot be listed: {error}; without a network take data.dir=/path/to/en"
+            f"{folder} cannot be listed: {error}; without a network use data.dir=/path/to/en"
         ) from error
     found: dict[Split, list[Shard]] = {"train": [], "validation": []}
     editions = set()
@@ -172,7 +172,7 @@ def cached_folder(url: str) -> str:
     except LocalEntryNotFoundError as error:
         raise OSError(
             f"HF_HUB_OFFLINE is set and nothing of {url} is in the hub's cache; "
-            f"take data.dir=/path/to/en"
+            f"use data.dir=/path/to/en"
         ) from error
     return f"{snapshot}/{folder}"
 

@@ -121,7 +121,7 @@ class StreamedBlocks(IterableDataset):
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
-            raise ValueError(f"{worker.num_workers} workers cannot share one stream: take 0 or 1")
+            raise ValueError(f"{worker.num_workers} workers cannot share one stream: use 0 or 1")
         if isinstance(current_process(), ForkProcess):
             # The tokenizer's threads do not survive the fork: it would wait for them forever.
             os.environ["TOKENIZERS_PARALLELISM"] = "false"

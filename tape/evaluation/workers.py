@@ -48,38 +48,29 @@ def complete_shard(
     batches: Sequence[Batch],
     answered: Answered,
     row: Callable[[Any, Any], dict[str, Any]],
-    title: Callable[[Any], str],
-) -> None:
-    """Answers the batches of one shard of an evaluation, see `Journal` and `complete`."""
-    with locked(shard.folder(results)):
-        own = {number: batches[number] for number in shard.numbers(len(batches))}
-        complete(Journal(results, shard, header), own, answered, row, title)
-
-
-def complete(
-    journal: Journal,
-    batches: dict[int, Batch],
-    answered: Answered,
-    row: Callable[[Any, Any], dict[str, Any]],
     title: Callable[[Any], str] = lambda batch: "",
 ) -> None:
-    """Answers the batches of a share that are not in its journal yet.
+    """Answers the batches of one shard of an evaluation that are not in its journal yet.
 
     Args:
         answered: yields the numbers of batches, in any order, with their answers.
         row: returns the record of a batch and its answers.
         title: returns a text to show beside the progress bar.
     """
-    done = {row["batch"] for row in journal.rows}
-    missing = {number: batch for number, batch in batches.items() if number not in done}
-    total, left = (sum(batch.cost for batch in of.values()) for of in (batches, missing))
-    how = {"unit": "token", "unit_scale": True, "disable": None}
-    with tqdm(total=total, initial=total - left, **how) as bar:
-        for number, given in answered(missing):
-            batch = batches[number]
-            bar.set_postfix_str(title(batch))
-            journal.append({"batch": number, **row(batch, given)})
-            bar.update(batch.cost)
+    with locked(shard.folder(results)):
+        journal = Journal(results, shard, header)
+        done = {row["batch"] for row in journal.rows}
+        own = shard.numbers(len(batches))
+        missing = {number: batches[number] for number in own if number not in done}
+        total = sum(batches[number].cost for number in own)
+        left = sum(batch.cost for batch in missing.values())
+        how = {"unit": "token", "unit_scale": True, "disable": None}
+        with tqdm(total=total, initial=total - left, **how) as bar:
+            for number, given in answered(missing):
+                batch = batches[number]
+                bar.set_postfix_str(title(batch))
+                journal.append({"batch": number, **row(batch, given)})
+                bar.update(batch.cost)
 
 
 def answering(

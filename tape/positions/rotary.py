@@ -289,7 +289,7 @@ class XPos(RoPE):
             raise ValueError(
                 f"position xpos with position.centre={self.centre} in {dtype} at positions 0 to "
                 f"{last}: allowed are {self.centre - reach:,.0f} to {self.centre + reach:,.0f}, "
-                "where its scale does not overflow; take a wider dtype, or move the centre"
+                "where its scale does not overflow; use a wider dtype, or move the centre"
             )
         return x_BTC
 

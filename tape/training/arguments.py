@@ -62,7 +62,7 @@ def check_training(arguments: TrainingArguments) -> None:
         ),
         "save_strategy": (
             arguments.save_strategy == "best",
-            "a run resumes from its last checkpoint; take steps or no",
+            "a run resumes from its last checkpoint; use steps or no",
         ),
         "load_best_model_at_end": (
             arguments.load_best_model_at_end,

@@ -53,7 +53,7 @@ def new_config(shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
     config = _settled("model", lambda: TapeConfig(**known, position=position))
     with torch.device("meta"):  # runs the constructor's checks without allocating memory
         parameters = TapeForCausalLM(config).num_parameters()
-    check_memory(4 * parameters, "model", "of weights in float32", "take a smaller model")
+    check_memory(4 * parameters, "model", "of weights in float32", "use a smaller model")
     return config
 
 
@@ -111,7 +111,7 @@ def adapted_config(
     before = _settled(f"base_model={base}", lambda: TapeConfig.from_pretrained(base))
     if getattr(before, "quantization_config", None) is not None:
         raise ValueError(
-            f"base_model={base} holds quantized weights; take the original model "
+            f"base_model={base} holds quantized weights; use the original model "
             f"with frozen=int8 or nf4"
         )
     if position["name"] == KEEP:
@@ -127,7 +127,7 @@ def adapted_config(
         if changes[name] != getattr(before, name):
             raise ValueError(
                 f"model.{name}={changes[name]}, but {base} has {getattr(before, name)}; "
-                f"take model=keep"
+                f"use model=keep"
             )
     return before, config
 

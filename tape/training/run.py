@@ -78,7 +78,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     batch, length = arguments.per_device_train_batch_size, settings["length"]
     check_memory(
         *(16 * batch * length, f"trainer.per_device_train_batch_size={batch} with length={length}"),
-        *("of token ids and labels", "take fewer, with trainer.gradient_accumulation_steps"),
+        *("of token ids and labels", "use fewer, with trainer.gradient_accumulation_steps"),
     )
     main = arguments.process_index == 0
     if not main:

@@ -67,7 +67,7 @@ class LanguageModelTrainer(Trainer):
             if self.args.world_size == 1:
                 raise ValueError(
                     "trainer.fsdp=true with one process has nothing to shard over; start several "
-                    "(NGPUS=2 bash script/train.sh launcher=fsdp2), or take launcher=local"
+                    "(NGPUS=2 bash script/train.sh launcher=fsdp2), or use launcher=local"
                 )
             # accelerate silently skips FSDP on CPUs, though it works there.
             state = self.accelerator.state
