@@ -24,11 +24,10 @@ from scrolls.prompts import Prompts, budget_of, trained_budget
 from scrolls.tasks import SPLITS, task_named
 from tape.command import expected_errors
 from tape.evaluation.checkpoint import check_length, fingerprint, load, weight_files
-from tape.evaluation.journal import Incomplete, Journal, Shard, join, journals
-from tape.evaluation.workers import answering, complete
+from tape.evaluation.journal import Incomplete, Shard, join, journals
+from tape.evaluation.workers import answering, complete_shard
 from tape.files import write_text
 from tape.names import check_flag, check_integer, check_path, look_up
-from tape.training.runs import locked
 
 CONFIG = Path(__file__).parent.parent / "config" / "scrolls"
 log = logging.getLogger(__name__)
@@ -102,19 +101,19 @@ def run(cfg: DictConfig) -> None:
             f"{output} exists, but its journal is not in {results}: remove it, or give another "
             f"output=..."
         )
-    with locked(shard.folder(results)):
-        journal = Journal(results, shard, header)
-        log.info(
-            "%s: %s questions of %s (%s) in %s batches, shard %s",
-            *(folder, f"{len(rows):,}", task.name, cfg.split, len(batches), shard),
-        )
-        complete(
-            journal,
-            {number: batches[number] for number in shard.numbers(len(batches))},
-            answering(folder, model, tokenizer, partial(answers, sampling=sampling), cfg.processes),
-            lambda batch, given: {"answers": dict(zip(batch.ids, given, strict=True))},
-            title=lambda batch: f"{len(batch.ids)} x {max(map(len, batch.prompts)):,} tokens",
-        )
+    log.info(
+        "%s: %s questions of %s (%s) in %s batches, shard %s",
+        *(folder, f"{len(rows):,}", task.name, cfg.split, len(batches), shard),
+    )
+    complete_shard(
+        results,
+        shard,
+        header,
+        batches,
+        answering(folder, model, tokenizer, partial(answers, sampling=sampling), cfg.processes),
+        lambda batch, given: {"answers": dict(zip(batch.ids, given, strict=True))},
+        lambda batch: f"{len(batch.ids)} x {max(map(len, batch.prompts)):,} tokens",
+    )
     try:
         given = join(results)[1]
     except Incomplete:
