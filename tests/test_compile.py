@@ -73,7 +73,7 @@ def decoded(call, model, tokens, count):
 
 
 @torch.no_grad()
-@every_position("randpe", "tape")
+@every_position("tape")
 def test_decoding_compiles_two_graphs(position):
     """One for the prompt, one for every token after it."""
     model = make_model(position, num_hidden_layers=2, max_position_embeddings=80)
@@ -85,7 +85,7 @@ def test_decoding_compiles_two_graphs(position):
 
 
 @torch.no_grad()
-@every_position("randpe", "tape")
+@every_position("tape")
 def test_generates_alike_compiled(position):
     model = make_model(position, num_hidden_layers=2)
     tokens, mask = random_tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
@@ -106,6 +106,7 @@ def test_generates_alike_compiled(position):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_random_positions_are_refused_in_a_graph_too():
     """By shapes as the graph is made, by values as they are read: the error differs."""
     model = make_model("randpe")
@@ -129,7 +130,7 @@ def test_random_positions_are_refused_in_a_graph_too():
 
 @torch.no_grad()
 @every_position("alibi")
-@pytest.mark.parametrize("first", [0, 4])
+@pytest.mark.parametrize("first", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_gaps_in_a_cache_in_a_graph(position, first):
     """Whether position_ids come with the prompt or only later."""
     model, tokens = make_model(position, num_hidden_layers=2), random_tokens(1, 7)
@@ -149,9 +150,8 @@ def test_gaps_in_a_cache_in_a_graph(position, first):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("position", "graphs"), [pytest.param("alibi", 4, marks=pytest.mark.slow), ("tape", 7)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("position", "graphs"), [("alibi", 4), ("tape", 7)])
 @pytest.mark.filterwarnings("ignore:_compile flag")
 def test_flex_compiles_a_bounded_number_of_times(position, graphs, monkeypatch):
     """Of a length, of any length, of one token with one cache and with any; TAPE twice, with state

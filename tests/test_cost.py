@@ -126,6 +126,7 @@ def test_the_papers_table():
         assert f"{weights / 2**20:.2f}" == row["parameters"]
 
 
+@pytest.mark.slow
 def test_the_tables_of_a_small_decoder(tmp_path, capsys):
     arguments = [str(x) for name, value in TINY.items() for x in (f"--{name}", value)]
     main([*arguments, "--length", "16", "--out", str(tmp_path / "cost")])

@@ -53,7 +53,8 @@ def assert_same_losses(one, two):
         assert step == other_step and loss == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("launcher", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["ddp", "fsdp2"])
 def test_two_processes_equal_one(start, start_two, tmp_path, launcher):
     one = start(*SETTINGS, folder=tmp_path / "one")
     two = start_two(f"launcher={launcher}")

@@ -129,6 +129,7 @@ def expectations(folder):
     }
 
 
+@pytest.mark.slow
 def test_every_encoding_loads_without_the_package(tmp_path):
     """Logits and buffers; then generation with and without a cache, both kernels, bfloat16, the
     body alone and another save: equal bit by bit. And the same folder as the hub's cache has it."""

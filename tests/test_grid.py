@@ -308,6 +308,7 @@ runpy.run_module("arithmetic.evaluate", run_name="__main__")
     assert contents(evaluate(folder)) == whole
 
 
+@pytest.mark.slow
 def test_several_processes_equal_one_and_end_with_it(folder, trained, tmp_path):
     settings = ["max_length=3", "samples=40", "batch_size=5"]
     whole = shutil.copytree(trained, tmp_path / "whole" / "add_tape")
@@ -324,6 +325,7 @@ def test_several_processes_equal_one_and_end_with_it(folder, trained, tmp_path):
     assert contents(evaluate(folder, *settings, "processes=2")) == whole
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_loses_nothing_that_is_done(folder, monkeypatch):
     monkeypatch.setattr(workers, "_answer", die)
     with pytest.raises(OSError, match=r"was killed, .* repeat the command"):

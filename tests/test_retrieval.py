@@ -307,6 +307,7 @@ def test_the_original_rule_is_asked_for(tmp_path, monkeypatch):
     assert read_evaluation(folder / "passkey_original").rows.equals(results.rows)
 
 
+@pytest.mark.slow
 def test_shards_and_processes_give_the_same_as_one(folder, trained, tmp_path):
     evaluate(folder)
     whole = contents(folder / "passkey")

@@ -297,6 +297,7 @@ def test_padding_changes_nothing(tmp_path):
     torch.testing.assert_close(together, sum(losses) / sum(counts))
 
 
+@pytest.mark.slow
 def test_the_sample_is_balanced_and_held_out(tmp_path):
     folder = write_sample(tmp_path)
     splits = {}

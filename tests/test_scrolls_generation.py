@@ -133,6 +133,7 @@ def generate(base, data, folder, *overrides):
     return (folder / "adape.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_shards_and_processes_equal_one(base, data, tmp_path):
     whole = generate(base, data, tmp_path / "whole")
     found = json.loads(whole)

@@ -35,7 +35,10 @@ def speed(tmp_path, monkeypatch, capsys):
     "asked",
     [
         ("--scopes", "layer", "--work", "forward", "--lengths", 8),
-        ("--lengths", 8, "--encodings", "rope", "tape", "--backends", "eager", "sdpa"),
+        pytest.param(
+            ("--lengths", 8, "--encodings", "rope", "tape", "--backends", "eager", "sdpa"),
+            marks=pytest.mark.slow,
+        ),
         ("--lengths", 8, "--encodings", "rope", "tape", "--work", "training", "--scopes", "layer"),
         pytest.param(
             ("--lengths", 8, "--encodings", "rope", "fire", "tape"), marks=pytest.mark.slow
@@ -80,6 +83,7 @@ SHORT = ("--lengths", 8, "--scopes", "layer", "--backends", "sdpa")
 SHORT += ("--encodings", "rope", "tape", "--peers")
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_for_each_scope_and_backend(speed):
     few = ("--lengths", 8, 16, "--work", "forward", "--backends", "eager", "sdpa")
     speed(*few, "--encodings", "rope", "tape", "--peers", "transformers", pictures=True)

@@ -148,7 +148,11 @@ def test_runs_write_the_same_facts(stream, expected):
 
 
 @pytest.mark.parametrize(
-    ("context", "parallel"), [("fork", "true"), ("fork", "false"), ("spawn", "true")]
+    ("context", "parallel"),
+    [
+        *(("fork", "true"), ("fork", "false")),
+        pytest.param("spawn", "true", marks=pytest.mark.slow),
+    ],
 )
 def test_a_worker_changes_nothing(stream, expected, context, parallel, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
@@ -254,6 +258,7 @@ def metrics(folder, *names):
     return [(row["step"], name, row[name]) for row in rows for name in names if name in row]
 
 
+@pytest.mark.slow
 def test_eight_steps_are_four_and_four_more(start, tmp_path):
     whole = start(run="whole", cache=tmp_path / "another")
     for workers in (0, 1):

@@ -193,8 +193,14 @@ def losses(folder):
     return [(row["step"], row["loss"]) for row in rows if "loss" in row]
 
 
-@pytest.mark.parametrize("position", ["tape", "randpe"])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("position", "workers"),
+    [
+        *(("tape", 0), ("randpe", 1)),
+        pytest.param("tape", 1, marks=pytest.mark.slow),
+        pytest.param("randpe", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, workers):
     settings = [
         f"position={position}",

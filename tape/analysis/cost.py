@@ -160,7 +160,6 @@ def arithmetic(costs: pd.DataFrame, beside_paper: bool) -> str:
         table[title] = map(decimals, costs[name] / unit)
         if beside_paper:
             table[f"{title}: paper"] = paper[name].fillna("")
-    table["parameters"] = map("{:,}".format, costs["parameters"])
     head = ["paper" if title.endswith(": paper") else title for title in table]
     return markdown_table([head, *zip(*table.values(), strict=True)])
 

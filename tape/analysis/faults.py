@@ -166,15 +166,19 @@ def markdown(found: Rows) -> str:
     right = frame[frame["fault"] == NO_FAULT].set_index(["model", "length"])["nll"].rename("right")
     frame["more"] = frame["nll"] - frame.join(right, on=["model", "length"])["right"]
     lengths = sorted(frame["length"].unique())
-    head = [f"perplexity {length:,}" for length in lengths]
-    head += [f"loss - {NO_FAULT}, {length:,}" for length in lengths]
-    lines = [["model", "fault", "seeds", *head]]
-    for (name, fault), rows in frame.groupby(["row", "fault"], sort=False):
-        of = [rows[rows["length"] == length] for length in lengths]
-        cells = [over_seeds(each["perplexity"].tolist(), 2) for each in of]
-        cells += ["-" if fault == NO_FAULT else over_seeds(each["more"].tolist(), 4) for each in of]
-        lines.append([name, fault, max(map(len, of)), *cells])
-    return f"{markdown_table(lines)}\n\n{NOTE}"
+    tables = []
+    for column, title, digits in (
+        ("perplexity", "perplexity", 2),
+        ("more", f"loss - {NO_FAULT}", 4),
+    ):
+        lines = [["model", "fault", "seeds", *(f"{title}, {length:,}" for length in lengths)]]
+        for (name, fault), rows in frame.groupby(["row", "fault"], sort=False):
+            if column == "more" and fault == NO_FAULT:
+                continue
+            of = [rows.loc[rows["length"] == length, column].tolist() for length in lengths]
+            lines.append([name, fault, max(map(len, of)), *(over_seeds(x, digits) for x in of)])
+        tables.append(markdown_table(lines))
+    return "\n\n".join([*tables, NOTE])
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, bool]:

@@ -32,7 +32,7 @@ from tape.statistics import student
 
 SHOWN = (1, 2, 4, 8)  # layers in the paper's table
 PAPER = Path(__file__).with_name("table8.csv")
-KINDS = {"bos": "BOS tokens in front", "ids": "position ids from"}
+KINDS = {"bos": "{} BOS tokens in front", "ids": "position ids from {}"}
 DEFINITIONS = """\
 Attention: with A the weights on a text and A' those of the same tokens after the move, rows of both
 divided by their sum over these tokens, the mean over heads and queries of sum_j |A'_ij - A_ij|,
@@ -116,17 +116,17 @@ def markdown(rows: Rows) -> str:
     layers = [layer for layer in SHOWN if layer <= last] + ([last] if last not in SHOWN else [])
     parts = []
     for measure, title in (("attention", "Attention weights, x 1e-2"), ("dot", "Dot products, %")):
-        lines = [[title, "dtype", "move", "by", "seeds", *(f"layer {n}" for n in layers)]]
+        lines = [[title, "dtype", "move", "seeds", *(f"layer {n}" for n in layers)]]
         for (name, dtype, move, by), found in frame.groupby(
             ["row", "dtype", "move", "by"], sort=False
         ):
             values = {layer: of.tolist() for layer, of in found.groupby("layer")[measure]}
             cells = (_over_seeds(values.get(layer, [math.nan])) for layer in layers)
-            lines.append([name, dtype, KINDS[move], by, len(values[1]), *cells])
+            lines.append([name, dtype, KINDS[move].format(by), len(values[1]), *cells])
         for row in paper[paper["measure"] == measure].to_dict("records"):
             cells = (row.get(str(layer)) or "-" for layer in layers)
-            name, move = f"{row['method']} (paper)", KINDS[row["move"]]
-            lines.append([name, "", move, row["by"], "", *cells])
+            name, move = f"{row['method']} (paper)", KINDS[row["move"]].format(row["by"])
+            lines.append([name, "", move, "", *cells])
         parts.append(markdown_table(lines))
     return "\n\n".join([*parts, DEFINITIONS])
 
