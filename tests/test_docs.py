@@ -1,5 +1,6 @@
 """What the documents show is true: code runs, files exist, names are known."""
 
+import ast
 import csv
 import re
 import subprocess
@@ -82,6 +83,41 @@ def test_the_guides_encoding_is_the_packages():
     for block, file in zip((*code, line, loop), files, strict=True):
         assert block in file.read_text(), file
     assert blocks(guide, "yaml") == [(ROOT / "config" / "position" / "fox.yaml").read_text()]
+
+
+def folder_of(module):
+    """The row of a module in the map of folders: `tape.data.blocks` is in tape/data."""
+    first, *rest = module.split(".")
+    inner = first == "tape" and rest and (ROOT / "tape" / rest[0]).is_dir()
+    return f"tape/{rest[0]}" if inner else first
+
+
+def imported_by(folder):
+    """The folders that the files of a folder import."""
+    pattern = "*.py" if folder == "tape" else "**/*.py"
+    found = set()
+    for path in (ROOT / folder).glob(pattern):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {folder_of(alias.name) for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module == "tape":
+                found |= {folder_of(f"tape.{alias.name}") for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(folder_of(node.module))
+    return {each for each in found - {folder} if (ROOT / each).is_dir()}
+
+
+def test_the_map_of_folders_is_that_of_the_imports():
+    text = (ROOT / "docs" / "code.md").read_text()
+    _, _, *rows = rows_of(text[text.index("| folder | imports |") :].partition("\n\n")[0])
+    shown = {name.partition(" ")[0]: {*filter(None, cells.split(", "))} for name, cells in rows}
+    packages = {path.parent for path in ROOT.glob("[a-z]*/**/*.py")} - {ROOT / "tape.egg-info"}
+    folders = {str(path.relative_to(ROOT)) for path in packages}
+    folders = {
+        name for name in folders if re.fullmatch(r"(?!tests|docs|cache|output)\w+|tape/\w+", name)
+    }
+    assert shown.keys() == folders
+    assert {name: imported_by(name) for name in shown} == shown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
