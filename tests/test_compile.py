@@ -48,10 +48,6 @@ def assert_trains_alike(position, backend, tolerance):
 
 @every_position("randpe", "alibi", "tape")
 def test_training_in_one_graph(position):
-    if position == "pope":
-        pytest.xfail(
-            "torch's graph of attention with wide queries has other strides than it runs with"
-        )
     assert_trains_alike(position, "aot_eager", 1e-6)
 
 
