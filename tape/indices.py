@@ -102,6 +102,17 @@ def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> 
         cache.layers[cache_layer_idx].cumulative_length.fill_(length + T)
 
 
+def real_tokens(mask: Tensor | None, slots: Tensor) -> Tensor | None:
+    """Returns (B|1, S), False at padding, for new tokens in these slots; None without padding. By a
+    4-D mask a new token is real if it sees itself, and a cached one if the newest token sees it."""
+    if mask is None or mask.ndim == 2:
+        return mask
+    seen = mask[:, 0]  # (B, T, S)
+    seen = seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2
+    itself = seen.gather(2, slots[None, :, None].expand(len(seen), -1, -1))[..., 0]
+    return seen[:, -1].index_copy(1, slots, itself)
+
+
 def refuse_unless(holds: Tensor, message: str, now: bool) -> None:
     """Raises a ValueError unless all of `holds`; not checked in compiled graphs. Reading `holds` on
     a GPU synchronises: unless `now`, the device asserts it asynchronously."""

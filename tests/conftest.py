@@ -70,6 +70,8 @@ POSITIONS = {
     "cope": {"name": "cope", "count": 4},
     "fox": {"name": "fox"},
     "pope": {"name": "pope", "base": 50.0},
+    "selective": {"name": "selective", "rank": 3, "kernel": 3, "theta": 50.0},
+    "path": {"name": "path", "rank": 3, "kernel": 3},
     "tape": {"name": "tape"},
     "tape_shift": {"name": "tape", "sampler": "shift"},
     "tape_yarn": {"name": "tape_yarn"},
@@ -80,6 +82,11 @@ POSITIONS = {
     "tape_not_tensorial": {"name": "tape", "tensorial": False},
     "tape_neither_form": {"name": "tape", "equivariant": False, "tensorial": False},
 }
+FLEX = [
+    name
+    for name, position in POSITIONS.items()
+    if "flex_attention" in ENCODINGS[position["name"]].backends
+]
 FLASH = [
     name
     for name, position in POSITIONS.items()

@@ -23,9 +23,11 @@ from tape.positions.bias import FIRE, ALiBi, Kerple, T5Bias
 from tape.positions.cope import CoPE
 from tape.positions.dape import DAPE
 from tape.positions.fox import FoX
+from tape.positions.path import PaTH
 from tape.positions.pope import PoPE
 from tape.positions.relative import Relative
 from tape.positions.rotary import RandPE, RoPE, XPos, YaRN
+from tape.positions.selective import SelectiveRoPE
 from tape.positions.tape import Tape, TapeYaRN
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "cope": CoPE,
     "fox": FoX,
     "pope": PoPE,
+    "selective": SelectiveRoPE,
+    "path": PaTH,
     "tape": Tape,
     "tape_yarn": TapeYaRN,
 }

@@ -62,7 +62,13 @@ class ScoreBias:
     """Bias b_h(i, j) added to the scaled scores of one layer.
 
     `dense` is the definition; fused kernels may use an equivalent form.
+
+    Attributes:
+        replaces_products: whether it is the whole score: the products of queries and keys are not
+            added.
     """
+
+    replaces_products: bool = False
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Returns the bias of all pairs, (B|1, H, T, S), in `dtype`."""
