@@ -57,6 +57,11 @@ POSITIONS = {
         "name": "rope",
         "scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
     },
+    "rope_partial": {
+        "name": "rope",
+        "scaling": {"rope_type": "default", "partial_rotary_factor": 0.5},
+    },
+    "rope_clipped": {"name": "rope", "scaling": {"rope_type": "clipped"}},
     "yarn": {"name": "yarn"},
     "xpos": {"name": "xpos"},
     "randpe": {"name": "randpe"},

@@ -11,13 +11,27 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+ORIGINAL = "original_max_position_embeddings"
+
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return weight * x / (x.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
 
 
 def frequencies(config) -> tuple[list[float], float]:
-    """Radians per position, from the library's own rotary module."""
+    """Radians per position, from the library's own rotary module if it has the schedule."""
+    rope, D = config.rope_parameters, config.head_dim
+    if rope["rope_type"] == "clipped":
+        found = [rope["rope_theta"] ** (-2 * f / D) for f in range(D // 2)]
+        slow = [f for f in range(D // 2) if 2 * math.pi / found[f] > rope[ORIGINAL]]
+        for place, f in enumerate(slow):
+            angle = math.pi * (place / (len(slow) - 1) if len(slow) > 1 else 1)
+            found[f] *= 0.5 + 0.5 * math.cos(angle)
+        return torch.tensor(found).double(), 1.0
+    if rope["rope_type"] == "default" and "partial_rotary_factor" in rope:
+        width = int(D * rope["partial_rotary_factor"])
+        found = [rope["rope_theta"] ** (-2 * f / width) for f in range(width // 2)]
+        return torch.tensor(found + [0.0] * (D // 2 - len(found))).double(), 1.0
     names = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
     llama = LlamaConfig(
         **{name: getattr(config, name) for name in names}, rope_parameters=config.rope_parameters

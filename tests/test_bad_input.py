@@ -127,8 +127,8 @@ SETTINGS = [
     ("position=rope position.scaling=5", r"scaling=5 must be a mapping with a rope_type"),
     ("position=rope position.scaling={rope_type:linear}", r"rope_type='linear' also needs factor"),
     (
-        "position=rope position.scaling={rope_type:default,partial_rotary_factor:0.5}",
-        r"only rope_type='proportional' rotates a part",
+        "position=rope position.scaling={rope_type:linear,factor:2,partial_rotary_factor:0.5}",
+        r"=0.5 with rope_type='linear': only 'default' and 'proportional' rotate a part",
     ),
     ("position=relative position.extent=0", r"extent=0 must be an integer >= 1"),
     ("position=cope position.count=1", r"count=1 must be an integer >= 2"),

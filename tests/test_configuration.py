@@ -27,7 +27,10 @@ from tape.positions import ALIASES, ENCODINGS
         ({"name": "tape", "theta": -1.0}, r"theta=-1.0 must be a number > 0"),
         ({"name": "rope", "sampler": "shft"}, r"unknown sampler 'shft'; did you mean 'shift'"),
         ({"name": "rope", "sampler": {"name": "shift", "length": 1}}, r"no argument 'length'"),
-        ({"name": "rope", "scaling": {"rope_type": "dynamic"}}, r"rope_type='dynamic'.*Known: def"),
+        (
+            {"name": "rope", "scaling": {"rope_type": "dynamic"}},
+            r"rope_type='dynamic'.*: clipped",
+        ),
         ({"name": "yarn", "scaling": {"rope_type": "linear"}}, r"yarn sets the scaling itself"),
         ({"name": "tape", "width": 0}, r"width=0"),
         ({"name": "tape", "width": "0H"}, r"width='0H' must be an integer > 0, or a multiple"),
