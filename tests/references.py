@@ -223,6 +223,11 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             x[t] = x[t] + torch.tensor(wave, dtype=x[t].dtype)
     if name == "learned":
         x = [x[t] + weights["model.position.table"][p[t]] for t in range(T)]
+    if name == "abacus":
+        place = 0
+        for t, token in enumerate(tokens):
+            place = place + 1 if token in config.position["digits"] else 0
+            x[t] = x[t] + weights["model.position.table"][place]
     e = [first_state(config, p[t]) for t in range(T)]
     embedding, depth = x, config.num_hidden_layers * config.num_recurrences
     for step in range(depth):

@@ -20,7 +20,7 @@ from tape.positions import ALIASES, ENCODINGS
 @pytest.mark.parametrize(
     ("position", "message"),
     [
-        ("alibii", r"unknown position encoding 'alibii'; did you mean 'alibi'\? Known: adape"),
+        ("alibii", r"unknown position encoding 'alibii'; did you mean 'alibi'\? Known: abacus"),
         ({"name": "fire", "hiden": 8}, r"'fire' takes no argument 'hiden'; did you mean 'hidden'"),
         ({"theta": 1.0}, r"unknown position encoding None"),
         ({"name": "rope", "theta": "x"}, r"theta='x' must be a number > 0"),

@@ -8,7 +8,7 @@ from transformers import DynamicCache, StaticCache
 from tape.positions import Positions, Tokens, path
 from tape.positions.memo import join_sums
 
-READERS = ("fox", "cope", "selective", "path")
+READERS = ("fox", "cope", "selective", "path", "abacus")
 
 
 @torch.no_grad()

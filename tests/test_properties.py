@@ -3,8 +3,9 @@ initialisation every statement here holds vacuously."""
 
 import pytest
 import torch
-from conftest import POSITIONS, make_model, random_tokens
+from conftest import POSITIONS, make_config, make_model, random_tokens
 
+from tape import TapeForCausalLM
 from tape.attention import KERNELS
 from tape.positions import Positions, Tokens
 
@@ -109,6 +110,19 @@ def test_every_tape_parameter_but_the_last_layers_gets_a_gradient():
             "up.weight",
         ]
         assert all(p.grad.abs().max() > 0 for p in update.parameters())
+
+
+def test_maps_start_with_zeros_or_as_xaviers():
+    """P (4 x 4) and W1 (16 x 4) uniform in +-sqrt(6 / (inputs + outputs))."""
+    for init, bounds in (("zero", (0, 0)), ("xavier", ((6 / 8) ** 0.5, (6 / 20) ** 0.5))):
+        torch.manual_seed(0)
+        model = TapeForCausalLM(make_config({"name": "tape", "init": init}))
+        for layer in model.model.layers[:-1]:
+            for map, bound in zip((layer.context.mix, layer.context.up), bounds, strict=True):
+                assert map.weight.abs().max().item() <= bound
+                assert map.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.3)
+    with pytest.raises(ValueError, match="init='xavir' must be 'zero' or 'xavier'"):
+        make_config({"name": "tape", "init": "xavir"})
 
 
 def test_state_stays_in_float32_under_bfloat16():

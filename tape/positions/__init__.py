@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tape.names import check_arguments, look_up
+from tape.positions.abacus import Abacus
 from tape.positions.absolute import Learned, NoPE, SinCos
 from tape.positions.base import (
     LayerPosition,
@@ -37,6 +38,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "nope": NoPE,
     "sincos": SinCos,
     "learned": Learned,
+    "abacus": Abacus,
     "rope": RoPE,
     "yarn": YaRN,
     "xpos": XPos,
