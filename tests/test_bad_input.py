@@ -619,7 +619,7 @@ DATA = [
     (f"{ADDITION} data.spaces=nan", r"data\.spaces=nan must be a probability"),
     (f"{ADDITION} data.task=divide", r"unknown data\.task 'divide'.*Known: addition"),
     (f"{ADDITION} data.reverse=maybe", r"data\.reverse='maybe' must be true or false"),
-    (f"{ADDITION} data.abacus_offset=-1", r"data\.abacus_offset=-1 must be an integer"),
+    (f"{ADDITION} position=abacus position.offset=-1", r"abacus: offset=-1 must be an integer"),
     (f"{ADDITION} task.samples=0", r"task\.samples=0 must be an integer >= 1"),
     (f"{PASSKEY} data.max_length=few", r"data\.max_length='few' must be an integer"),
     (f"{PASSKEY} data.keys=99", r"keys=99 must be an integer in 1..24"),
