@@ -43,6 +43,7 @@ FLEX_WITH_DROPOUT = (
     "attn_implementation='flex_attention' with attention_dropout={}: it has no dropout; set it "
     "to 0, or use eager, sdpa or flash_attention_2"
 )
+NOT_ITS_SCORES = "it computes scores as products of queries and keys, which this encoding replaces"
 
 
 def per_query_head(x_BKSD: Tensor, num_heads: int) -> Tensor:
@@ -223,10 +224,9 @@ def require(implementation: str, config: PretrainedConfig) -> None:
     if implementation not in KERNELS:
         raise ValueError(f"{conflict}: no such implementation{suggestion(implementation, KERNELS)}")
     if implementation not in able:
-        raise ValueError(
-            f"{conflict}: flash attention supports no score bias other than ALiBi's slopes at "
-            f"consecutive positions; allowed here: {', '.join(names)}"
-        )
+        limit = "flash attention supports no score bias other than ALiBi's slopes at consecutive "
+        limit = f"{limit}positions" if implementation == "flash_attention_2" else NOT_ITS_SCORES
+        raise ValueError(f"{conflict}: {limit}; allowed here: {', '.join(names)}")
     if implementation in missing:
         raise ValueError(
             f"{conflict}: the flash-attn package is missing, or there is no CUDA device for it "

@@ -77,6 +77,9 @@ class TapeConfig(LlamaConfig):
         if isinstance(pad, int) and pad >= self.vocab_size:
             raise ValueError(f"pad_token_id={pad} must be below vocab_size={self.vocab_size}")
 
+    def _validate_clipped_rope_parameters(self, rope_parameters, ignore_keys=None) -> None:
+        """Checked by `RoPE.configure`; the library warns of types that it has no function for."""
+
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None):
         """As in the library, whose caches call it with decoder=True: they need a layer for each
         decoder layer and recurrence."""

@@ -32,7 +32,14 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from tape import attention, positions
 from tape.cache import GrowingCache, cached_memo
 from tape.configuration import TapeConfig
-from tape.indices import check_draw, check_mask, keep_indices, token_indices
+from tape.indices import (
+    check_draw,
+    check_mask,
+    keep_indices,
+    last_index,
+    real_tokens,
+    token_indices,
+)
 from tape.loss import Head
 from tape.payload import concat_payload, split, width
 from tape.positions import LayerPosition, PositionModule, Positions, Tokens
@@ -96,6 +103,8 @@ class Attention(nn.Module):
             payload = None if payload is None else width(payload)
             k, memo = split(k, position.memo_width or None)
         bias = position.bias(x_BTC, q, k, memo, tokens)
+        if bias is not None and bias.replaces_products:
+            q, k = q[..., :0], k[..., :0]
         dropout = self.config.attention_dropout if self.training else 0.0
         attended, payload, weights = kernel(q, k, v, payload, mask, bias, self.scaling, dropout)
         return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights
@@ -287,6 +296,15 @@ class TapeModel(TapePreTrainedModel):
             attention_mask = attention_mask.to(x_BTC.device, torch.bool)
         kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)
         indices_layer = len(self.layers) * self.config.num_recurrences  # in the cache
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
+        real = real_tokens(attention_mask, slots)
+        read = self.position.read(
+            input_ids,
+            None if real is None else real[:, slots],
+            last_index(past_key_values, indices_layer, slots),
+        )
+        position_ids = position_ids if read is None else read
         query, key, kept = token_indices(
             *(x_BTC, attention_mask, position_ids, past_key_values, indices_layer),
             ordered=self.position.ordered,
@@ -302,10 +320,6 @@ class TapeModel(TapePreTrainedModel):
             attention.check_flash(attention_mask, position_ids, key, past_key_values, biases[0])
         if kept is not None:  # after all checks
             keep_indices(past_key_values, indices_layer, kept, x_BTC.shape[1])
-        T = x_BTC.shape[1]
-        real = None if attention_mask is None or attention_mask.ndim == 4 else attention_mask
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        slots = torch.arange(T, device=x_BTC.device) + past
         tokens = [Tokens(where, bias, real, slots) for bias in biases]
         layers = [*zip(self.layers, tokens, strict=True)] * self.config.num_recurrences
         embedding = x_BTC

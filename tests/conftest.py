@@ -40,6 +40,7 @@ POSITIONS = {
     "nope": {"name": "nope"},
     "sincos": {"name": "sincos"},
     "learned": {"name": "learned", "length": 2560},
+    "abacus": {"name": "abacus", "digits": [*range(0, 61, 2)], "length": 2560},
     "rope": {"name": "rope"},
     "rope_theta": {"name": "rope", "theta": 500.0},
     "rope_linear": {"name": "rope", "scaling": {"rope_type": "linear", "factor": 3.0}},
@@ -57,6 +58,11 @@ POSITIONS = {
         "name": "rope",
         "scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
     },
+    "rope_partial": {
+        "name": "rope",
+        "scaling": {"rope_type": "default", "partial_rotary_factor": 0.5},
+    },
+    "rope_clipped": {"name": "rope", "scaling": {"rope_type": "clipped"}},
     "yarn": {"name": "yarn"},
     "xpos": {"name": "xpos"},
     "randpe": {"name": "randpe"},
@@ -70,8 +76,11 @@ POSITIONS = {
     "cope": {"name": "cope", "count": 4},
     "fox": {"name": "fox"},
     "pope": {"name": "pope", "base": 50.0},
+    "selective": {"name": "selective", "rank": 3, "kernel": 3, "theta": 50.0},
+    "path": {"name": "path", "rank": 3, "kernel": 3},
     "tape": {"name": "tape"},
     "tape_shift": {"name": "tape", "sampler": "shift"},
+    "tape_subset": {"name": "tape", "sampler": "subset", "init": "xavier"},
     "tape_yarn": {"name": "tape_yarn"},
     "tape_attention": {"name": "tape", "feed_forward": False},
     "tape_feed_forward": {"name": "tape", "attention": False},
@@ -80,6 +89,11 @@ POSITIONS = {
     "tape_not_tensorial": {"name": "tape", "tensorial": False},
     "tape_neither_form": {"name": "tape", "equivariant": False, "tensorial": False},
 }
+FLEX = [
+    name
+    for name, position in POSITIONS.items()
+    if "flex_attention" in ENCODINGS[position["name"]].backends
+]
 FLASH = [
     name
     for name, position in POSITIONS.items()

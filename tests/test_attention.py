@@ -4,7 +4,7 @@ unfused form, and what is ours around flash-attn with its functions by their doc
 import flash_reference
 import pytest
 import torch
-from conftest import FLASH, POSITIONS, all_positions, make_config, make_model, random_tokens
+from conftest import FLASH, FLEX, make_config, make_model, random_tokens
 from torch.nn.attention import flex_attention
 from transformers import DynamicCache, StaticCache, masking_utils
 
@@ -74,7 +74,7 @@ def assert_equals_eager(switch, position, static=False, **changes):
 
 
 @torch.no_grad()
-@all_positions
+@pytest.mark.parametrize("position", FLEX)
 def test_flex_equals_eager(position, flex):
     assert_equals_eager(flex, position, static=True)
 
@@ -103,7 +103,7 @@ def gradients(model):
 
 @pytest.mark.parametrize(
     ("kernel", "position"),
-    [("flex", name) for name in POSITIONS] + [("flash_attn", name) for name in FLASH],
+    [("flex", name) for name in FLEX] + [("flash_attn", name) for name in FLASH],
 )
 def test_gradients_equal_those_of_eager(kernel, position, request, monkeypatch):
     """torch refuses gradients of flex on a CPU, although its unfused form has them: the terms on
@@ -233,6 +233,11 @@ def test_what_the_configuration_says_is_what_runs(monkeypatch, flex, flash_attn)
 
 
 def test_flex_refuses_what_it_cannot_do():
+    with pytest.raises(
+        ValueError, match=r"position 'path': it computes .*; allowed .*eager, sdpa$"
+    ):
+        make_config("path", attn_implementation="flex_attention")
+        make_model("path", kernel="flex_attention")
     message = r"'flex_attention' with attention_dropout=0.1.*eager, sdpa or flash_attention_2"
     config = make_config("rope", attention_dropout=0.1, attn_implementation="flex_attention")
     with pytest.raises(ValueError, match=message):

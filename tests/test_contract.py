@@ -319,7 +319,7 @@ def test_generates_alike_with_and_without_a_cache(position, how):
     assert expected.shape == (3, LENGTH + 6)
     assert torch.equal(generate(), expected)
     assert torch.equal(generate(cache_implementation="static"), expected)
-    if how != "beams":
+    if how != "beams" and position != "abacus":  # which reads the ids
         embedded = generate(inputs=None, inputs_embeds=model.model.embed_tokens(tokens))
         assert torch.equal(embedded, expected[:, LENGTH:])
     if how == "greedy":

@@ -19,11 +19,17 @@ from torch._subclasses import FakeTensorMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi.modeling_phi import (
+    PhiConfig,
+    PhiRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tape import TapeConfig, TapeForCausalLM
 from tape.positions import Positions
 from tape.positions.bias import alibi_slopes, t5_bucket
+from tape.positions.rotary import apply_rotary
 
 
 def coordinates_of(model, length):
@@ -158,6 +164,37 @@ def test_t5_buckets_are_the_librarys():
         -distance, bidirectional=False, num_buckets=32, max_distance=128
     )
     assert torch.equal(t5_bucket(distance, 32, 128), theirs)
+
+
+def test_partial_rope_is_phis_in_another_order_of_channels():
+    """The library rotates the first r D channels, the first half of them with the second; here
+    pair f is (f, f + D/2) for every share."""
+    share, D, T = 0.5, 16, 9
+    scaling = {"rope_type": "default", "partial_rotary_factor": share}
+    config = make_config({"name": "rope", "scaling": scaling}, head_dim=D)
+    shape = {"hidden_size": 4 * D, "num_attention_heads": 4}
+    phi = PhiRotaryEmbedding(PhiConfig(**shape, rope_parameters=config.rope_parameters))
+    r, x, index = int(share * D), torch.randn(1, 4, T, D), torch.arange(T)[None]
+    turned, _ = apply_rotary_pos_emb(x[..., :r], x[..., :r], *phi(x, index))
+    theirs = torch.cat((turned, x[..., r:]), dim=-1)
+    rest = [*range(r, D)]
+    order = [*range(r // 2), *rest[: D // 4], *range(r // 2, r), *rest[D // 4 :]]
+    e = TapeForCausalLM(config).model.position.state(Positions(index, index), torch.float32)
+    ours = apply_rotary(x[..., order], e)
+    torch.testing.assert_close(ours, theirs[..., order], atol=1e-6, rtol=0)
+
+
+def test_ntk_aware_scaling_is_another_theta():
+    """theta s^(D/(D-2)): the lowest frequency is divided by s, the highest stays."""
+    plain, scaled = (
+        TapeForCausalLM(make_config({"name": "rope", "scaling": scaling})).model
+        for scaling in (None, {"rope_type": "ntk", "factor": 4.0})
+    )
+    ratio = plain.position.inv_freq / scaled.position.inv_freq
+    torch.testing.assert_close(ratio[[0, -1]], torch.tensor([1.0, 4.0]))
+    assert scaled.config.rope_parameters["rope_type"] == "default"
+    again = TapeConfig(**scaled.config.to_dict())
+    assert again.rope_parameters == scaled.config.rope_parameters
 
 
 def test_yarn_frequencies_are_the_librarys():

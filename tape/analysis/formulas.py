@@ -7,6 +7,7 @@ one multiply-add per summed entry of a matrix product. Shapes as in `tape.positi
 from __future__ import annotations
 
 from tape import TapeConfig
+from tape.positions.path import CHUNK
 
 
 def multiply_adds(config: TapeConfig, length: int) -> dict[str, int]:
@@ -42,11 +43,32 @@ def of_encoding(config: TapeConfig, length: int) -> dict[str, int]:
             return {"gates": layers * H * N**2 * D, "scores of positions": rows}
         case "fox":
             return {"gates": layers * N * C * H}
+        case "selective":  # W1 x, then W2 and a tap for each token that the convolution reads
+            rank, channels = position["rank"], config.num_key_value_heads * D // 2
+            return {"phases": layers * N * rank * (C + channels * position["kernel"])}
         case "pope":
             return {"second half of queries and keys": layers * H * N**2 * D}
-    if position["name"] in ("tape", "tape_yarn"):
-        return of_tape(config, length)
+        case "path":
+            return of_path(config, length)
+        case "tape" | "tape_yarn":
+            return of_tape(config, length)
     return {}
+
+
+def of_path(config: TapeConfig, length: int) -> dict[str, int]:
+    """Returns those of PaTH, less the products of queries and keys that its scores replace. The
+    triangular solve per chunk, less than L^3 / 2, is not a matrix product and not counted."""
+    layers, N = config.num_hidden_layers * config.num_recurrences, length
+    C, H, K = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    D, L = config.head_dim, min(CHUNK, length)
+    n, rank = -(-N // L), config.position["rank"]
+    chunk = K * L * (4 * L * D + L**2 + D**2) + H * L * (3 * L * D + L**2)
+    pairs = H * L**2 * D * n * (n - 1) // 2
+    moves = H * L * D**2 * (n - 1) * (n - 2) // 2
+    return {
+        "w and beta": layers * N * (C * (rank + K) + rank * K * D * config.position["kernel"]),
+        "scores, less those of q k": layers * (n * chunk + pairs + moves - H * N**2 * D),
+    }
 
 
 def of_tape(config: TapeConfig, length: int) -> dict[str, int]:

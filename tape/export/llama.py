@@ -15,8 +15,9 @@ from tape.positions.rotary import RoPE, RotaryLayer
 from tape.positions.tape import TapeLayer
 
 WHAT_PASSES = (
-    "allowed: rope with any theta and scaling, yarn, and tape with attention=false and "
-    "feed_forward=false, each with the sampler 'index' or 'shift'; or --format tape"
+    "allowed: rope with any theta and scaling but partial and clipped, yarn, and tape with "
+    "attention=false and feed_forward=false, each with the sampler 'index' or 'shift'; or "
+    "--format tape"
 )
 
 
@@ -40,6 +41,10 @@ def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> s
         return f"a Llama rotates queries and keys, and has no more of {cls.__name__}"
     if cls.biases is not PositionEncoding.biases or cls.embed is not PositionEncoding.embed:
         return "a Llama adds nothing to scores or embeddings"
+    rope = model.config.rope_parameters
+    partial = rope["rope_type"] == "default" and rope.get("partial_rotary_factor") not in (None, 1)
+    if partial or rope["rope_type"] == "clipped":
+        return "a Llama knows neither partial nor clipped rotations"
     if position.sampler.draw is not None:
         return "a Llama counts its positions, and cannot draw them at random"
     return None

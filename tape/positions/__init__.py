@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tape.names import check_arguments, look_up
+from tape.positions.abacus import Abacus
 from tape.positions.absolute import Learned, NoPE, SinCos
 from tape.positions.base import (
     LayerPosition,
@@ -23,9 +24,11 @@ from tape.positions.bias import FIRE, ALiBi, Kerple, T5Bias
 from tape.positions.cope import CoPE
 from tape.positions.dape import DAPE
 from tape.positions.fox import FoX
+from tape.positions.path import PaTH
 from tape.positions.pope import PoPE
 from tape.positions.relative import Relative
 from tape.positions.rotary import RandPE, RoPE, XPos, YaRN
+from tape.positions.selective import SelectiveRoPE
 from tape.positions.tape import Tape, TapeYaRN
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "nope": NoPE,
     "sincos": SinCos,
     "learned": Learned,
+    "abacus": Abacus,
     "rope": RoPE,
     "yarn": YaRN,
     "xpos": XPos,
@@ -48,6 +52,8 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "cope": CoPE,
     "fox": FoX,
     "pope": PoPE,
+    "selective": SelectiveRoPE,
+    "path": PaTH,
     "tape": Tape,
     "tape_yarn": TapeYaRN,
 }

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tape.positions import sampling
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 FUSED = frozenset({"flex_attention", "flash_attention_2"})
 ALL_BACKENDS = frozenset({"eager", "sdpa"}) | FUSED
@@ -62,7 +62,13 @@ class ScoreBias:
     """Bias b_h(i, j) added to the scaled scores of one layer.
 
     `dense` is the definition; fused kernels may use an equivalent form.
+
+    Attributes:
+        replaces_products: whether it is the whole score: the products of queries and keys are not
+            added.
     """
+
+    replaces_products: bool = False
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Returns the bias of all pairs, (B|1, H, T, S), in `dtype`."""
@@ -213,6 +219,13 @@ class PositionEncoding(PositionModule):
         return found
 
     @classmethod
+    def for_tokenizer(
+        cls, arguments: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+    ) -> dict[str, Any]:
+        """Completes arguments that depend on the tokenizer of a new model."""
+        return arguments
+
+    @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         """Completes a full set of arguments for a configuration; returns what it saves.
 
@@ -238,6 +251,17 @@ class PositionEncoding(PositionModule):
         super()._apply(fn, recurse)
         PositionEncoding.reset_parameters(self)
         return self
+
+    def read(self, input_ids: Tensor | None, real: Tensor | None, last: Tensor) -> Tensor | None:
+        """Returns the token indices of the new tokens, (B, T), if the encoding takes them from the
+        token ids, with the index of the token before at padding; otherwise None.
+
+        Args:
+            input_ids: (B, T), None for a model called with embeddings.
+            real: (B|1, T) False at padding, or None.
+            last: (B|1, 1) index of the last cached token, 0 without one.
+        """
+        return None
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         """Returns token embeddings, with absolute encodings added."""

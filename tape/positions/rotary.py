@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
@@ -35,6 +36,8 @@ REQUIRED = {
     ),
     "yarn": ("factor",),
     "proportional": ("partial_rotary_factor",),
+    "ntk": ("factor",),
+    "clipped": (),
 }
 # Numeric arguments of the schedules, which the library does not check.
 POSITIVE = {
@@ -46,12 +49,26 @@ ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
 
 def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
     """Returns radians per position, (F,) float32, and the factor on cosine and sine."""
-    rope_type = config.rope_parameters["rope_type"]
+    rope, D = config.rope_parameters, config.head_dim
     with torch.device("cpu"):  # models are built on the meta device before loading
-        if rope_type != "default":
-            return ROPE_INIT_FUNCTIONS[rope_type](config)
-        exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
-        return 1.0 / config.rope_parameters["rope_theta"] ** exponent, 1.0
+        if rope["rope_type"] not in ("default", "clipped"):
+            return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
+        rotated = int(D * (rope.get("partial_rotary_factor") or 1))
+        exponent = torch.arange(0, rotated, 2, dtype=torch.float) / rotated
+        frequencies = 1.0 / rope["rope_theta"] ** exponent
+        if rope["rope_type"] == "clipped":
+            frequencies = clipped(frequencies, rope["original_max_position_embeddings"])
+        return F.pad(frequencies, (0, (D - rotated) // 2)), 1.0
+
+
+def clipped(frequencies: Tensor, length: int) -> Tensor:
+    """Multiplies the n frequencies that turn less than once in `length` tokens by the second half
+    of a Hann window, from 1 at the highest of them to 0 at the lowest (arXiv 2602.05258)."""
+    slow = frequencies * length < 2 * math.pi
+    n = slow.sum()
+    place = slow.cumsum(0) - 1 + (n == 1)  # a single one is the lowest
+    window = (1 + (math.pi * place / (n - 1).clamp(min=1)).cos()) / 2
+    return frequencies * window.where(slow, 1.0)
 
 
 def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
@@ -127,7 +144,11 @@ class RoPE(PositionEncoding):
     Arguments of the configuration:
         theta: base of the frequencies, inv_f = theta^(-2f/D); 10,000 by default.
         scaling: a schedule in the library's form, e.g. {"rope_type": "linear", "factor": 2.0};
-            also "llama3" and "yarn".
+            also "llama3" and "yarn". "proportional" rotates the pairs of the first share
+            `partial_rotary_factor` alone, and "default" with that share has their frequencies go
+            down to theta^(-1) as well (GPT-NeoX). "ntk" multiplies theta by factor^(D/(D-2))
+            (Peng et al. 2023), and "clipped" tapers frequencies that turn less than once in
+            `original_max_position_embeddings` tokens, by default the training length.
     """
 
     config_arguments = ("theta", "scaling")
@@ -167,15 +188,21 @@ class RoPE(PositionEncoding):
                 f"keys{suggestion(rope_type, REQUIRED)}"
             )
         share = scaling.get("partial_rotary_factor")
-        if rope_type != "proportional" and share not in (None, 1.0):
+        if rope_type not in ("default", "proportional") and share not in (None, 1.0):
             raise ValueError(
-                "partial_rotary_factor: only rope_type='proportional' rotates a part of a head"
+                f"partial_rotary_factor={share} with rope_type={rope_type!r}: only 'default' and "
+                "'proportional' rotate a part of a head"
             )
         if share is not None and not share <= 1:
             raise ValueError(
                 f"rotary positions: partial_rotary_factor={share} must be a number in (0, 1]"
             )
-        if rope_type == "yarn":
+        if rope_type == "default" and int(config.head_dim * (share or 1)) % 2:
+            raise ValueError(
+                f"rotary positions: partial_rotary_factor={share} of head_dim={config.head_dim} "
+                "channels must be an even number of channels"
+            )
+        if rope_type in ("yarn", "clipped"):
             scaling.setdefault("original_max_position_embeddings", config.max_position_embeddings)
         if missing := [name for name in REQUIRED[rope_type] if scaling.get(name) is None]:
             raise ValueError(
@@ -189,6 +216,10 @@ class RoPE(PositionEncoding):
                 )
         if scaling.get("factor", 1) < 1:
             raise ValueError(f"rotary positions: factor={scaling['factor']} must be a number >= 1")
+        if rope_type == "ntk":  # known from here on by its theta
+            exponent = config.head_dim / max(config.head_dim - 2, 1)
+            theta = scaling["rope_theta"] * scaling["factor"] ** exponent
+            scaling = {"rope_type": "default", "rope_theta": theta}
         arguments = super().configure(config, arguments)
         config.rope_parameters = scaling
         config.validate_rope()
