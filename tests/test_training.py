@@ -194,10 +194,11 @@ def losses(folder):
 
 
 @pytest.mark.parametrize("position", ["tape", "randpe"])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, workers):
+@pytest.mark.parametrize(("workers", "optimizer"), [(0, "adamw"), (1, "adamw"), (0, "muon")])
+def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, workers, optimizer):
     settings = [
         f"position={position}",
+        f"optimizer={optimizer}",
         "trainer.logging_steps=3",  # the checkpoint lies between two log entries
         f"trainer.dataloader_num_workers={workers}",
     ]

@@ -26,6 +26,7 @@ from tape.training.build import (
     new_config,
 )
 from tape.training.guard import Stopped
+from tape.training.optimizer import check_muon
 from tape.training.runs import (
     clear_alias,
     last_complete,
@@ -61,6 +62,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     check_training(arguments)
     method = Method.of(settings["peft"]) if settings["peft"] else None
     check_frozen(settings["frozen"], method, arguments.bf16)
+    muon = settings["optimizer"]["matrix_learning_rate"]
+    check_muon(muon, arguments, method)
     folder, base = Path(settings["output_dir"]), settings["base_model"]
     if Path(arguments.output_dir) != folder:
         raise ValueError(
@@ -125,6 +128,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             args=arguments,
             length=settings["length"],
             measure=task.measure,
+            matrix_learning_rate=muon,
             train_dataset=task.train,
             eval_dataset=task.evaluation,
             data_collator=task.collate,
