@@ -17,6 +17,7 @@ from tape.data import StreamedBlocks
 from tape.evaluation.checkpoint import check_length, load_model, restore
 from tape.frozen import cast_frozen, check_frozen
 from tape.training.arguments import check_fields, check_training, sequences_per_step
+from tape.training.branch import branch
 from tape.training.build import (
     adapt_model,
     adapted_config,
@@ -172,6 +173,8 @@ def begin(
                 f"give the shorter run another name=..."
             )
         settings = register_run(folder, settings)
+        if checkpoint is None and settings["trunk"]:
+            checkpoint = branch(Path(settings["trunk"]), folder)
         origin.record(folder)
     checkpoint = broadcast_object_list([checkpoint])[0]
     finished = checkpoint is not None and step_of(checkpoint) == arguments.max_steps
