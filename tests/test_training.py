@@ -194,16 +194,18 @@ def losses(folder):
 
 
 @pytest.mark.parametrize(
-    ("position", "workers"),
+    ("position", "workers", "optimizer"),
     [
-        *(("tape", 0), ("randpe", 1)),
-        pytest.param("tape", 1, marks=pytest.mark.slow),
-        pytest.param("randpe", 0, marks=pytest.mark.slow),
+        *(("tape", 0, "adamw"), ("randpe", 1, "adamw"), ("tape", 0, "muon")),
+        pytest.param("tape", 1, "adamw", marks=pytest.mark.slow),
+        pytest.param("randpe", 0, "adamw", marks=pytest.mark.slow),
+        pytest.param("randpe", 0, "muon", marks=pytest.mark.slow),
     ],
 )
-def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, workers):
+def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, workers, optimizer):
     settings = [
         f"position={position}",
+        f"optimizer={optimizer}",
         "trainer.logging_steps=3",  # the checkpoint lies between two log entries
         f"trainer.dataloader_num_workers={workers}",
     ]

@@ -17,6 +17,7 @@ from tape.data import StreamedBlocks
 from tape.evaluation.checkpoint import check_length, load_model, restore
 from tape.frozen import cast_frozen, check_frozen
 from tape.training.arguments import check_fields, check_training, sequences_per_step
+from tape.training.branch import branch
 from tape.training.build import (
     adapt_model,
     adapted_config,
@@ -26,6 +27,7 @@ from tape.training.build import (
     new_config,
 )
 from tape.training.guard import Stopped
+from tape.training.optimizer import check_muon
 from tape.training.runs import (
     clear_alias,
     last_complete,
@@ -61,6 +63,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     check_training(arguments)
     method = Method.of(settings["peft"]) if settings["peft"] else None
     check_frozen(settings["frozen"], method, arguments.bf16)
+    muon = settings["optimizer"]["matrix_learning_rate"]
+    check_muon(muon, arguments, method)
     folder, base = Path(settings["output_dir"]), settings["base_model"]
     if Path(arguments.output_dir) != folder:
         raise ValueError(
@@ -125,6 +129,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             args=arguments,
             length=settings["length"],
             measure=task.measure,
+            matrix_learning_rate=muon,
             train_dataset=task.train,
             eval_dataset=task.evaluation,
             data_collator=task.collate,
@@ -168,6 +173,8 @@ def begin(
                 f"give the shorter run another name=..."
             )
         settings = register_run(folder, settings)
+        if checkpoint is None and settings["trunk"]:
+            checkpoint = branch(Path(settings["trunk"]), folder)
         origin.record(folder)
     checkpoint = broadcast_object_list([checkpoint])[0]
     finished = checkpoint is not None and step_of(checkpoint) == arguments.max_steps

@@ -27,6 +27,7 @@ from tape.adapters import save_configuration
 from tape.files import write_text
 from tape.loss import IGNORED
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
+from tape.training.optimizer import MuonWithAdamW, parameter_groups
 from tape.training.progress import Console, MetricsFile, read_metrics
 from tape.training.runs import (
     TRAINED,
@@ -39,17 +40,20 @@ from tape.training.runs import (
 
 class LanguageModelTrainer(Trainer):
     """Trainer for sequences of up to `length` tokens in training order. Each validation adds the
-    results of `measure`."""
+    results of `measure`. Muon trains hidden matrices if `matrix_learning_rate` is given
+    (`tape.training.optimizer`)."""
 
     def __init__(
         self,
         *args,
         length: int,
         measure: Callable[[torch.nn.Module], dict[str, float]],
+        matrix_learning_rate: float | None = None,
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
         self.length, self.measure = length, measure
+        self.matrix_learning_rate = matrix_learning_rate
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         # The console first: it adds the speed that the file records.
@@ -90,6 +94,15 @@ class LanguageModelTrainer(Trainer):
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         # Weight decay for matrices and tables, not for biases, norms and other vectors (FIRE's).
         return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None and self.matrix_learning_rate is not None:
+            model = self.model if model is None else model
+            decayed = self.get_decay_parameter_names(model)
+            groups = parameter_groups(model, decayed, self.args.weight_decay)
+            _, adamw = self.get_optimizer_cls_and_kwargs(self.args, model)
+            self.optimizer = MuonWithAdamW(groups, self.matrix_learning_rate, adamw)
+        return super().create_optimizer(model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with reading(checkpoint, "optimizer.pt or scheduler.pt"):
