@@ -32,6 +32,7 @@ from tape.training.runs import HASHES, finalize_checkpoint
 
 # --- settings of a run
 
+BASE_LORA = "base_model=output/base peft=lora"
 # Settings of train.py, and what its one line says.
 SETTINGS = [
     # numbers
@@ -199,6 +200,27 @@ SETTINGS = [
     ("hydra.run.dir=/dev/null/x", r"hydra\.run\.dir, .*: no folder /dev/null/x can be made"),
     # bases
     ("peft=lora", r"peft=lora adapts a trained model: give base_model=\.\.\."),
+    *(
+        (f"{BASE_LORA} peft.lora.{setting}", rf"peft\.lora\.{message}")
+        for setting, message in (
+            *(
+                (f"alpha={x}", r"alpha=\S+ must be a finite number > 0")
+                for x in (0, -16, "nan", "inf")
+            ),
+            ("alpha=true", r"alpha=True must be a finite number > 0"),
+            ("rank=0", r"rank=0 must be an integer >= 1"),
+            ("rank=1.5", r"rank=1\.5 must be an integer"),
+            ("rank=true", r"rank=True must be an integer"),
+            ("dropout=nan", r"dropout=nan must lie in \[0, 1\)"),
+            ("dropout=a", r"dropout='a' must lie in \[0, 1\)"),
+            ("targets=5", r"targets=5 must be a list from q_proj, k_proj"),
+            ("targets=[[1]]", r"targets=\[\[1\]\] must be a list from"),
+            ("targets=[]", r"targets=\[\] must be a list from"),
+        )
+    ),
+    (f"{BASE_LORA} peft.extra=maybe", r"peft\.extra='maybe' must be true or false"),
+    (f"{BASE_LORA} peft.lora=5", r"peft\.lora=5 must hold settings"),
+    (f"{BASE_LORA} name=x peft.name=5", r"peft\.name=5 must be text"),
     ("peft=lor", r"unknown peft 'lor'; did you mean 'lora'\?"),
     ("frozen=int9", r"unknown frozen 'int9'; did you mean 'int8'"),
     ("frozen=nf4", r"frozen=nf4: all weights are trained"),
@@ -251,6 +273,13 @@ def test_settings_of_a_run(train, settings, message, tmp_path):
 
 def test_debug_shows_where_a_setting_was_refused(train):
     assert "Traceback" in train("debug=true", "length=1").err
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_no_warning_is_above_an_error(train, tmp_path):
+    refused = r"^error: base_model=output/no: there is no such folder"
+    outcome = train("experiment=extend", "peft=lora", "base_model=output/no")
+    check_refusal(outcome, refused, tmp_path)
 
 
 def test_bad_settings_are_refused_before_torch_is_imported():
