@@ -139,6 +139,20 @@ def check_replaceable(setting: str, target: Path, mark: str) -> None:
         )
 
 
+def check_writable(target: Path) -> None:
+    """Raises an OSError if a file cannot be written; its folder need not exist, and is not created:
+    the work that leads to the file may still be refused."""
+    place = next(path for path in target.parents if os.path.lexists(path))
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        reason = f"{place} is a file" if place.is_file() else error.strerror
+        raise OSError(f"{target} cannot be written: {reason}; give another path") from error
+
+
 def write_bytes(target: Path, content: bytes) -> None:
     """Writes a file under a temporary name, then renames it."""
     make_folder(target.parent)

@@ -32,6 +32,7 @@ from tape.training.runs import HASHES, finalize_checkpoint
 
 # --- settings of a run
 
+BASE_LORA = "base_model=output/base peft=lora"
 # Settings of train.py, and what its one line says.
 SETTINGS = [
     # numbers
@@ -172,12 +173,20 @@ SETTINGS = [
     ('name="<script>"', r"name='<script>' must be one folder"),
     ("name='a\nb'", r"name='a\\+nb' must be one folder"),
     ("output_dir=/proc/run", r"the folder /proc/run cannot be created: .*; give another one"),
-    ("position=null", r"unknown position 'null'\. Known: adape"),
+    ("position=null", r"position=null: leave position out, or choose one of adape"),
     ("position=rpe", r"unknown position 'rpe'; did you mean 'rope'\?"),
-    ("task=null", r"unknown task 'null'\. Known: arithmetic"),
-    ("data=null", r"unknown data 'null'\. Known: addition"),
-    ("model=null", r"unknown model 'null'\. Known: arithmetic"),
-    ("trainer=null", r"unknown trainer 'null'\. Known: base"),
+    ("task=null", r"task=null: leave task out, or choose one of arithmetic"),
+    ("data=null", r"data=null: leave data out, or choose one of addition"),
+    ("model=null", r"model=null: leave model out, or choose one of arithmetic"),
+    ("trainer=null", r"trainer=null: leave trainer out, or choose one of base"),
+    ("peft=null", r"peft=null: leave peft out, or choose one of adape"),
+    ("experiment=extend peft=null", r"peft=null: leave peft out, or choose one of adape"),
+    (
+        "experiment=scrolls_sample budget=null",
+        r"budget=null: leave budget out, or choose one of demo",
+    ),
+    ("experiment=null", r"experiment=null: leave experiment out, or choose one of ablation"),
+    ("launcher=null", r"launcher=null: leave launcher out, or choose one of ddp"),
     ("~position", r"position=null: choose one of adape"),
     ("+foo=3", r"\+foo=3: there is no such setting"),
     ("+report.foo=3", r"\+report\.foo=3: there is no such setting; did you mean 'report"),
@@ -191,6 +200,27 @@ SETTINGS = [
     ("hydra.run.dir=/dev/null/x", r"hydra\.run\.dir, .*: no folder /dev/null/x can be made"),
     # bases
     ("peft=lora", r"peft=lora adapts a trained model: give base_model=\.\.\."),
+    *(
+        (f"{BASE_LORA} peft.lora.{setting}", rf"peft\.lora\.{message}")
+        for setting, message in (
+            *(
+                (f"alpha={x}", r"alpha=\S+ must be a finite number > 0")
+                for x in (0, -16, "nan", "inf")
+            ),
+            ("alpha=true", r"alpha=True must be a finite number > 0"),
+            ("rank=0", r"rank=0 must be an integer >= 1"),
+            ("rank=1.5", r"rank=1\.5 must be an integer"),
+            ("rank=true", r"rank=True must be an integer"),
+            ("dropout=nan", r"dropout=nan must lie in \[0, 1\)"),
+            ("dropout=a", r"dropout='a' must lie in \[0, 1\)"),
+            ("targets=5", r"targets=5 must be a list from q_proj, k_proj"),
+            ("targets=[[1]]", r"targets=\[\[1\]\] must be a list from"),
+            ("targets=[]", r"targets=\[\] must be a list from"),
+        )
+    ),
+    (f"{BASE_LORA} peft.extra=maybe", r"peft\.extra='maybe' must be true or false"),
+    (f"{BASE_LORA} peft.lora=5", r"peft\.lora=5 must hold settings"),
+    (f"{BASE_LORA} name=x peft.name=5", r"peft\.name=5 must be text"),
     ("peft=lor", r"unknown peft 'lor'; did you mean 'lora'\?"),
     ("frozen=int9", r"unknown frozen 'int9'; did you mean 'int8'"),
     ("frozen=nf4", r"frozen=nf4: all weights are trained"),
@@ -243,6 +273,13 @@ def test_settings_of_a_run(train, settings, message, tmp_path):
 
 def test_debug_shows_where_a_setting_was_refused(train):
     assert "Traceback" in train("debug=true", "length=1").err
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_no_warning_is_above_an_error(train, tmp_path):
+    refused = r"^error: base_model=output/no: there is no such folder"
+    outcome = train("experiment=extend", "peft=lora", "base_model=output/no")
+    check_refusal(outcome, refused, tmp_path)
 
 
 def test_bad_settings_are_refused_before_torch_is_imported():
@@ -987,6 +1024,11 @@ EVALUATIONS = [
     (f"-m tape.export {GOOD} --out /proc/x", r"/proc/x cannot be used"),
     (f"{LM_EVAL} --batch_size 0", r"--batch_size: '0' must be an integer >= 1"),
     (f"{LM_EVAL} --max_length 1", r"--max_length: '1' must be an integer >= 2"),
+    (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),
+    (f"{LM_EVAL} --max_length 99999999", r"--max_length: 99999999 is more than 10,000,000"),
+    (f"{LM_EVAL} --lengths 99999999", r"--lengths: 99999999 is more than 10,000,000"),
+    (f"{LM_EVAL} --out /proc/x.csv", r"/proc/x\.csv cannot be written: .*; give another path"),
+    (f"{MEASURED} --out /proc/x.csv", r"/proc/x\.csv cannot be written"),
     (f"{LM_EVAL} --tasks ,", r"--tasks: ',' names no task"),
     (f"{LM_EVAL} --include_path {{made}}/file", r"--include_path \S+file is not a folder"),
     (f"{STABILITY} {GOOD} --shifts 0", r"--shifts: '0' must be an integer >= 1"),

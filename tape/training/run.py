@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments, set_seed
 
 from tape import origin
-from tape.adapters import Method, adapt, describe
+from tape.adapters import Method, adapt, describe, without_deprecations
 from tape.data import StreamedBlocks
 from tape.evaluation.checkpoint import check_length, load_model, restore
 from tape.frozen import cast_frozen, check_frozen
@@ -57,7 +57,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     """
     check_fields(settings["trainer"])
     try:
-        arguments = instantiate(settings["trainer"])
+        with without_deprecations():
+            arguments = instantiate(settings["trainer"])
     except (ValueError, TypeError, OSError) as error:
         raise ValueError(f"trainer: {error}") from error
     check_training(arguments)
