@@ -24,11 +24,11 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import Cache, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
-from tape.blockwise import causal_attention, is_profitable
+from tape import cpu
 from tape.flash import flash
 from tape.indices import refuse_unless
 from tape.names import suggestion
-from tape.payload import Payload, concat_payload, split, split_payload
+from tape.payload import Payload, concat_payload, per_query_head, split, split_payload
 from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.base import ScoreMod, masked
 from tape.s2 import check_groups, shifted_groups
@@ -44,12 +44,6 @@ FLEX_WITH_DROPOUT = (
     "to 0, or use eager, sdpa or flash_attention_2"
 )
 NOT_ITS_SCORES = "it computes scores as products of queries and keys, which this encoding replaces"
-
-
-def per_query_head(x_BKSD: Tensor, num_heads: int) -> Tensor:
-    """Repeats each key/value head for the query heads of its group."""
-    K = x_BKSD.shape[1]
-    return x_BKSD if K in (1, num_heads) else x_BKSD.repeat_interleave(num_heads // K, dim=1)
 
 
 def eager(
@@ -88,12 +82,12 @@ def sdpa(
     """torch's fused kernels, one call for the values and one for the payload.
 
     Two calls of equal width are faster than one of unequal width, which falls back to unfused code.
-    For a single token on a CPU the unfused code is the faster one.
+    Some inputs have faster paths on a CPU (`tape.cpu`).
     """
     B, H, T, _ = q.shape
-    if use_single_query_path(q, k, payload) and bias is None and not dropout:
-        attended = single_query(q, k, concat_payload(v, payload), mask, scaling)
-        return *split(attended, payload), None
+    for applies, run in cpu.PATHS:
+        if bias is None and not dropout and applies(q, k, payload, mask):
+            return *run(q, k, v, payload, mask, scaling), None
     v, payload = split_payload(v, payload)
     is_causal = mask is None and T > 1  # the builder leaves causality to us
     if bias is not None:
@@ -117,26 +111,7 @@ def sdpa(
     payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
     if dropout:  # one call: two would draw different dropout masks
         return *split(attend(concat_payload(v, payload)), payload), None
-    if is_causal and k.shape[2] == T and is_profitable(q):
-        return *causal_attention(q, k, v, payload, scaling), None
     return attend(v), attend(payload), None
-
-
-def use_single_query_path(q: Tensor, k: Tensor, payload: Payload) -> bool:
-    """Returns whether `single_query` is faster than fused calls: it reads keys and values once for
-    values and payload, and once per group of heads."""
-    shared = payload is not None or k.shape[1] != q.shape[1]
-    return q.shape[2] == 1 and shared and q.device.type == "cpu" and not torch.is_grad_enabled()
-
-
-def single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """Returns the average (B, H, 1, P) of values (B, K, S, P) for one query per head."""
-    (B, H, _, D), K = q.shape, k.shape[1]
-    scores = torch.bmm((q * scaling).reshape(B * K, -1, D), k.flatten(0, 1).mT)
-    if mask is not None:
-        scores = masked(scores.view(B, H, 1, -1), mask).view_as(scores)
-    weights = scores.softmax(dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
-    return torch.bmm(weights.to(q.dtype), v.flatten(0, 1)).view(B, H, 1, -1)
 
 
 @cache

@@ -1,12 +1,5 @@
-"""The decoder. A layer is two maps, X' = f(X, E) and E' = g(X, E):
-
-    a, attended E  =  attention(norm(X); queries and keys rotated by E, V and E averaged)
-    m              =  mlp(norm(X + a))
-    X'             =  X + a + m
-    E'             =  g(E, attended E, m)
-
-The encoding (`tape.positions`) defines E, what it does to queries, keys and scores, and g; the
-decoder contains no code for specific encodings. Parameter names are those of the library's Llama.
+"""The decoder: layers (`tape.layer`) around one positional encoding (`tape.positions`). It contains
+no code for specific encodings.
 """
 
 from __future__ import annotations
@@ -16,22 +9,19 @@ from contextlib import contextmanager
 from functools import reduce
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.generation import MaxLengthCriteria
-from transformers.masking_utils import create_causal_mask, create_masks_for_generate
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tape import attention, positions
-from tape.cache import GrowingCache, cached_memo
+from tape.cache import GrowingCache
 from tape.configuration import TapeConfig
+from tape.generation import TapeGenerationMixin
 from tape.indices import (
     check_draw,
     check_mask,
@@ -40,111 +30,10 @@ from tape.indices import (
     real_tokens,
     token_indices,
 )
+from tape.layer import Attention, DecoderLayer, RMSNorm
 from tape.loss import Head
-from tape.payload import concat_payload, split, width
-from tape.positions import LayerPosition, PositionModule, Positions, Tokens
+from tape.positions import PositionModule, Positions, Tokens
 from tape.s2 import padding
-
-
-class RMSNorm(LlamaRMSNorm):
-    """The library's RMSNorm without rounding float64 to float32; uses torch's fused call where it
-    rounds identically."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == self.weight.dtype and x.dtype in (torch.float32, torch.float64):
-            return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * wide.to(x.dtype)
-
-
-class Attention(nn.Module):
-    """Causal attention that averages the positional payload along with the values."""
-
-    def __init__(self, config: TapeConfig):
-        super().__init__()
-        self.config = config
-        self.scaling = config.head_dim**-0.5
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
-
-    def forward(
-        self,
-        x_BTC: Tensor,
-        e: Tensor | None,
-        position: LayerPosition,
-        tokens: Tokens,
-        mask: Tensor | None,
-        kernel: attention.Kernel,
-        past_key_values: Cache | None,
-        cache_layer_idx: int,
-        final: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights. The
-        `final` layer has no payload."""
-        B, T, _ = x_BTC.shape
-        D = self.config.head_dim
-        q = self.q_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
-        v = self.v_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
-        past = cached_memo(past_key_values, cache_layer_idx, position.memo_width)
-        q, k, memo = position.prepare(x_BTC, q, k, e, tokens, past)
-        payload = None if final else position.payload(e, v.dtype)
-        if past_key_values is not None:
-            # State and memo of a token depend on no later token, so they can be cached. They are
-            # stored as extra channels of values and keys, which all of the library's caches allow.
-            k, v = past_key_values.update(
-                concat_payload(k, memo), concat_payload(v, payload), cache_layer_idx
-            )
-            payload = None if payload is None else width(payload)
-            k, memo = split(k, position.memo_width or None)
-        bias = position.bias(x_BTC, q, k, memo, tokens)
-        if bias is not None and bias.replaces_products:
-            q, k = q[..., :0], k[..., :0]
-        dropout = self.config.attention_dropout if self.training else 0.0
-        attended, payload, weights = kernel(q, k, v, payload, mask, bias, self.scaling, dropout)
-        return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights
-
-
-class DecoderLayer(GradientCheckpointingLayer):
-    """One layer: x' = f(x, e), e' = g(x, e). X does not depend on E between attention and MLP, so g
-    is called once, after both."""
-
-    def __init__(self, config: TapeConfig, context: LayerPosition):
-        super().__init__()
-        self.self_attn = Attention(config)
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.context = context
-
-    def forward(
-        self,
-        x_BTC: Tensor,
-        e: Tensor | None,
-        *,
-        tokens: Tokens,
-        mask: Tensor | None,
-        kernel: attention.Kernel,
-        past_key_values: Cache | None = None,
-        cache_layer_idx: int = 0,
-        final: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Computes x' and e'; a recurrence has `cache_layer_idx`es of its own. The `final` layer
-        returns e as it is, because its result would not be used."""
-        attended, attended_e, _ = self.self_attn(
-            self.input_layernorm(x_BTC),
-            *(e, self.context, tokens, mask, kernel, past_key_values, cache_layer_idx, final),
-        )
-        x_BTC = x_BTC + attended
-        mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
-        if not final:
-            e = self.context.next_state(e, attended_e, mlp_out)
-        return x_BTC + mlp_out, e
 
 
 class TapePreTrainedModel(PreTrainedModel):
@@ -299,12 +188,10 @@ class TapeModel(TapePreTrainedModel):
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
         real = real_tokens(attention_mask, slots)
-        read = self.position.read(
-            input_ids,
-            None if real is None else real[:, slots],
-            last_index(past_key_values, indices_layer, slots),
-        )
-        position_ids = position_ids if read is None else read
+        if self.position.reads:
+            last = last_index(past_key_values, indices_layer, slots)
+            new = None if real is None else real[:, slots]
+            position_ids = self.position.read(input_ids, new, last)
         query, key, kept = token_indices(
             *(x_BTC, attention_mask, position_ids, past_key_values, indices_layer),
             ordered=self.position.ordered,
@@ -360,7 +247,7 @@ class TapeModel(TapePreTrainedModel):
         return attention.KERNELS[implementation], mask
 
 
-class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
+class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
     """The decoder with a language-modelling head.
 
     `from_pretrained` also loads Llama checkpoints, with `position=` for the encoding: new
@@ -437,40 +324,3 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def init_continuous_batching(self, *args, **kwargs):
-        """Refused, and with it `generate_batch`, its context manager and the "paged" cache."""
-        raise ValueError(
-            "continuous batching packs sequences and pages their keys, which the masks and "
-            "positions of this decoder do not support; use generate() with a padded batch"
-        )
-
-    def _get_stopping_criteria(self, *args, **kwargs):
-        """As in the library, without the warning at the training length, which is not a limit."""
-        criteria = super()._get_stopping_criteria(*args, **kwargs)
-        for criterion in criteria:
-            if isinstance(criterion, MaxLengthCriteria):
-                criterion.max_position_embeddings = None
-        return criteria
-
-    @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None, config: TapeConfig, **arguments):
-        """As in the library, but a static cache with a backend whose mask is not a tensor keeps the
-        padding mask, from which the decoder builds it."""
-        if config._attn_implementation == "flex_attention":
-            return attention_mask
-        cache, T = arguments["past_key_values"], arguments["inputs_embeds"].shape[1]
-        check_mask(attention_mask, T, cache)  # before the values are hidden in the built mask
-        return create_masks_for_generate(attention_mask=attention_mask, config=config, **arguments)
-
-    def _get_static_cache_init_shape(self) -> None:
-        """None: the cache takes its shape from its first values, which may be wider than the keys.
-        For `prefill_chunk_size` the library would allocate both alike."""
-
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
-        """As in the library, with a growable cache as the default."""
-        given = model_kwargs.get("past_key_values")
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        made = type(model_kwargs.get("past_key_values")) is DynamicCache and given is None
-        if made and generation_config.cache_implementation is None:
-            model_kwargs["past_key_values"] = GrowingCache()

@@ -34,3 +34,9 @@ def split_payload(v: Tensor, payload: Payload) -> tuple[Tensor, Tensor | None]:
 
 def width(payload: Tensor | int) -> int:
     return payload if isinstance(payload, int) else payload.shape[-1]
+
+
+def per_query_head(x_BKSD: Tensor, num_heads: int) -> Tensor:
+    """Repeats keys, values or payload of a key/value head for the query heads of its group."""
+    K = x_BKSD.shape[1]
+    return x_BKSD if K in (1, num_heads) else x_BKSD.repeat_interleave(num_heads // K, dim=1)

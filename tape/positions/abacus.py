@@ -27,6 +27,8 @@ class Abacus(Learned):
         length: rows of the table; by default the training length.
     """
 
+    reads = True
+
     def __init__(
         self,
         config: PretrainedConfig,

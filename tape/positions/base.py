@@ -183,12 +183,14 @@ class PositionEncoding(PositionModule):
         backends: attention backends that support this encoding.
         ordered: whether position_ids must increase from token to token.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
+        reads: whether it takes token indices from the token ids (`read`).
         per_head: whether it has per-head parameters or mixes heads, which tensor parallelism would
             have to split.
     """
 
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
     ordered: ClassVar[bool] = True
+    reads: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
     config_arguments: ClassVar[tuple[str, ...]] = ()
 
@@ -252,16 +254,16 @@ class PositionEncoding(PositionModule):
         PositionEncoding.reset_parameters(self)
         return self
 
-    def read(self, input_ids: Tensor | None, real: Tensor | None, last: Tensor) -> Tensor | None:
-        """Returns the token indices of the new tokens, (B, T), if the encoding takes them from the
-        token ids, with the index of the token before at padding; otherwise None.
+    def read(self, input_ids: Tensor | None, real: Tensor | None, last: Tensor) -> Tensor:
+        """Returns the token indices of the new tokens, (B, T), at padding that of the token before.
+        Called if `reads`.
 
         Args:
             input_ids: (B, T), None for a model called with embeddings.
             real: (B|1, T) False at padding, or None.
             last: (B|1, 1) index of the last cached token, 0 without one.
         """
-        return None
+        raise NotImplementedError
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         """Returns token embeddings, with absolute encodings added."""

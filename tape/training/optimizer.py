@@ -11,7 +11,7 @@ from torch.optim import AdamW, Muon, Optimizer
 from transformers import TrainingArguments
 
 from tape.adapters import Method
-from tape.modeling import DecoderLayer
+from tape.layer import DecoderLayer
 
 
 def check_muon(rate: float | None, arguments: TrainingArguments, method: Method | None) -> None:
