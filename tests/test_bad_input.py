@@ -653,7 +653,7 @@ DATA = [
     ),
     (
         f"{C4} data.dir={{given}}/c4_corrupt tokenizer={{given}}/model",
-        r"the train split of c4 has no documents; fetch its shards again",
+        r"the validation split of c4 has no documents; fetch its shards again",
     ),
     (f"{C4} data.dir=5", r"data\.dir=5 must be a path"),
     (f"{C4} data.dir={{given}}/loop.txt", r"given.*loop\.txt"),
@@ -875,6 +875,7 @@ DAMAGED = {
         "layers": {"num_hidden_layers": 9},
     },
     "model.safetensors": {"empty": "", "text": "x" * 99},
+    "trained.json": {"text": "x"},
     "tokenizer.json": {"nested": NESTED},
     "metrics.jsonl": {"nested": NESTED, "number": "5\n", "text": '{"step": "a", "loss": 3}\n'},
     "perplexity.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\x00\udcff"},
@@ -923,6 +924,8 @@ def made(given, tmp_path_factory):
             for other, good in GRID_OF_1.items() if path.parent.name == "grid" else ():
                 (path.parent / other).write_text(good)
             path.write_text(content, errors="surrogateescape")
+    for name in ("trained_text", "metrics_nested"):
+        (folder / name / "run.json").write_text("{}")
     for file in ("config.json", "model.safetensors"):
         shutil.copytree(model, without := folder / f"without_{file}")
         (without / file).unlink()
@@ -1202,6 +1205,9 @@ EVALUATIONS = [
     (f"{LM_EVAL} --out o.bin", r"--out o\.bin must end in \.csv"),
     (f"{PASSKEYS} --max_tokens {'9' * 14}", r"max_tokens=9+ must be an integer in 1\.\."),
     ("benchmarks/utilization.py {made}/nothing", r"nothing is not a folder"),
+    ("benchmarks/utilization.py {made}/empty", r"empty has no run\.json: give the folder of a run"),
+    ("benchmarks/utilization.py {made}/a {made}/a", r"runs: duplicate value \S+made\d+/a"),
+    ("benchmarks/utilization.py {made}/trained_text", r"trained_text/trained\.json is damaged"),
     ("benchmarks/decode.py --out {made}/file", r"--out: .*file is a file; give another one"),
     ("benchmarks/train_step.py --tokens 99999999 8", r"--tokens: 99999999 is more than 10,000,000"),
     (
