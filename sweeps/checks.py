@@ -60,6 +60,11 @@ def _are_folders(value: Any) -> bool:
     return parts[:1] == ("output",) and len(parts) > 1 and ".." not in parts
 
 
+def _is_stride(value: Any) -> bool:
+    multiple = isinstance(value, str) and re.fullmatch(r"\{length([*/][1-9]\d*)?\}", value)
+    return bool(multiple) or integer(1).admits(value)
+
+
 def command(*places: str) -> Kind:
     """Returns the kind of commands that have no other placeholders."""
 
@@ -114,6 +119,9 @@ KINDS = {
     "submitit": MAPPING,
     # of some files of config/sweep
     "batch": integer(1),
+    "stride": Kind(
+        "an integer >= 1, or a multiple of the length in quotes, as '{length*8}'", _is_stride
+    ),
     "grid": FOLDER,
 }
 
@@ -139,7 +147,9 @@ def check_own(settings: Iterable[Any], axes: Mapping[str, Sequence[Any]]) -> Non
     for setting in map(str, settings):
         found = parsed([setting])
         if not found:
-            raise ValueError(f"{setting} is no setting of train.py: give name=value after --")
+            raise ValueError(
+                f"{setting or repr(setting)} is no setting of train.py: give name=value after --"
+            )
         name = found[0].key_or_group
         if name in own or any(axis.startswith(f"{name}.") for axis in axes if not options(name)):
             raise ValueError(

@@ -99,7 +99,7 @@ class TapeConfig(LlamaConfig):
         """
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if not config_dict:
-            raise OSError(f"{pretrained_model_name_or_path} has no config.json")
+            raise OSError(f"{pretrained_model_name_or_path} has no config.json, or an empty one")
         family = config_dict.get("model_type", cls.model_type)
         if family == "llama":
             config_dict = config_dict | {"model_type": cls.model_type, "position": "rope"}

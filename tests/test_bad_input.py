@@ -506,6 +506,10 @@ def write_texts(folder):
     (folder / "folder.txt").mkdir()
     shards = folder / "c4"
     shards.mkdir()
+    (folder / "c4_corrupt").mkdir()
+    for split in ("train", "validation"):
+        corrupt = folder / "c4_corrupt" / f"c4-{split}.00000-of-00001.json.gz"
+        corrupt.write_bytes(damaged(gzip.compress(text, mtime=0), 10))
     for split in ("train", "validation"):
         (shards / f"c4-{split}.00000-of-00001.json.gz").write_bytes(gzip.compress(text, mtime=0))
     for name in ("vocabulary", "nested"):
@@ -643,6 +647,14 @@ DATA = [
     (f"{C4} data.seed=a", r"data\.seed='a' must be an integer >= 0"),
     (f"{C4} data.max_bad=-1", r"data\.max_bad=-1 must be an integer >= 0"),
     (f"{C4} data.streaming=maybe", r"data\.streaming='maybe' must be true or false"),
+    (
+        f"{C4} data.dir={{given}}/c4_corrupt data.streaming=false",
+        r"the train split of c4 has no documents; fetch its shards again, or give others with data",
+    ),
+    (
+        f"{C4} data.dir={{given}}/c4_corrupt tokenizer={{given}}/model",
+        r"the validation split of c4 has no documents; fetch its shards again",
+    ),
     (f"{C4} data.dir=5", r"data\.dir=5 must be a path"),
     (f"{C4} data.dir={{given}}/loop.txt", r"given.*loop\.txt"),
     (f"{C4} data.dir={{given}}/file", r"no train or validation shards among .*file"),
@@ -855,6 +867,7 @@ DAMAGED = {
         "empty": "",
         "nested": NESTED,
         "number": "5",
+        "bare": "{}",
         "gpt2": '{"model_type": "gpt2", "n_embd": 32}',
         "quantized": QUANTIZED,
         "heads": {"num_attention_heads": 0},
@@ -862,6 +875,7 @@ DAMAGED = {
         "layers": {"num_hidden_layers": 9},
     },
     "model.safetensors": {"empty": "", "text": "x" * 99},
+    "trained.json": {"text": "x"},
     "tokenizer.json": {"nested": NESTED},
     "metrics.jsonl": {"nested": NESTED, "number": "5\n", "text": '{"step": "a", "loss": 3}\n'},
     "perplexity.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\x00\udcff"},
@@ -910,6 +924,8 @@ def made(given, tmp_path_factory):
             for other, good in GRID_OF_1.items() if path.parent.name == "grid" else ():
                 (path.parent / other).write_text(good)
             path.write_text(content, errors="surrogateescape")
+    for name in ("trained_text", "metrics_nested"):
+        (folder / name / "run.json").write_text("{}")
     for file in ("config.json", "model.safetensors"):
         shutil.copytree(model, without := folder / f"without_{file}")
         (without / file).unlink()
@@ -1027,8 +1043,8 @@ EVALUATIONS = [
     (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),
     (f"{LM_EVAL} --max_length 99999999", r"--max_length: 99999999 is more than 10,000,000"),
     (f"{LM_EVAL} --lengths 99999999", r"--lengths: 99999999 is more than 10,000,000"),
-    (f"{LM_EVAL} --out /proc/x.csv", r"/proc/x\.csv cannot be written: .*; give another path"),
-    (f"{MEASURED} --out /proc/x.csv", r"/proc/x\.csv cannot be written"),
+    (f"{LM_EVAL} --out /proc/x.csv", r"the folder /proc cannot be written to: .*; give another"),
+    (f"{MEASURED} --out /proc/x.csv", r"the folder /proc cannot be written to"),
     (f"{LM_EVAL} --tasks ,", r"--tasks: ',' names no task"),
     (f"{LM_EVAL} --include_path {{made}}/file", r"--include_path \S+file is not a folder"),
     (f"{STABILITY} {GOOD} --shifts 0", r"--shifts: '0' must be an integer >= 1"),
@@ -1037,6 +1053,26 @@ EVALUATIONS = [
     (f"{STABILITY} {GOOD} --out {{made}}/file", r"file is a file; give "),
     (f"{PICTURES} --length 7", r"--length: '7' must be an integer >= 8"),
     (f"{PICTURES} --out {{made}}/file", r"file is a file; give "),
+    *(
+        (f"{command} --out /proc/x", r"--out: the folder /proc(/x)? cannot be \S.*; give another")
+        for command in (
+            f"{STABILITY} {GOOD}",
+            PICTURES,
+            f"{COMPARE} {GOOD}",
+            f"{HEATMAP} {GOOD}",
+            "-m tape.analysis.cost",
+            "benchmarks/decode.py",
+        )
+    ),
+    (f"{STABILITY} {GOOD} --length 100000", r"shifted by 1000: [\d,]+ GiB of attention weights"),
+    (
+        f"{PICTURES} --length 100000",
+        r"--length 100000 --windows 8: [\d,]+ GiB of attention weights",
+    ),
+    (f"{PICTURES} --windows 99999999", r"--windows: 99999999 is more than 1,000,000"),
+    (f"{STABILITY} {GOOD} --windows 99999999", r"--windows: 99999999 is more than 1,000,000"),
+    (f"-m tape.analysis.faults --model {GOOD} --out o --lengths 99999999", r"--lengths.* GiB"),
+    (f"{STABILITY} {{made}}/config_bare", r"config_bare has no config\.json, or an empty one"),
     (f"{PICTURES} --text", r"--text: expected one argument"),
     (f"{PICTURES} --text 'some words' --data text", r"--data goes with a text of --data, not with"),
     (
@@ -1169,7 +1205,10 @@ EVALUATIONS = [
     (f"{LM_EVAL} --out o.bin", r"--out o\.bin must end in \.csv"),
     (f"{PASSKEYS} --max_tokens {'9' * 14}", r"max_tokens=9+ must be an integer in 1\.\."),
     ("benchmarks/utilization.py {made}/nothing", r"nothing is not a folder"),
-    ("benchmarks/decode.py --out {made}/file", r"--out: \S+file is a file; give a folder"),
+    ("benchmarks/utilization.py {made}/empty", r"empty has no run\.json: give the folder of a run"),
+    ("benchmarks/utilization.py {made}/a {made}/a", r"runs: duplicate value \S+made\d+/a"),
+    ("benchmarks/utilization.py {made}/trained_text", r"trained_text/trained\.json is damaged"),
+    ("benchmarks/decode.py --out {made}/file", r"--out: .*file is a file; give another one"),
     ("benchmarks/train_step.py --tokens 99999999 8", r"--tokens: 99999999 is more than 10,000,000"),
     (
         f"{PERPLEXITY} {{made}}/index",
@@ -1191,7 +1230,7 @@ def test_evaluations_and_results(words, message, given, made, tmp_path):
     before = files(given) | files(made)
     words = shlex.split(words.replace("{given}", str(given)).replace("{made}", str(made)))
     check_refusal(run_command(*words, folder=tmp_path), message, tmp_path)
-    assert files(given) | files(made) == before
+    assert files(given) | files(made) == before and not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize("damage", DAMAGED["metrics.jsonl"])

@@ -158,7 +158,7 @@ def test_texts_are_written_at_positions_for_the_longest(tasks, tmp_path):
             "unknown --metric 'ac'; did you mean 'acc'. Known: acc, acc_no",
         ),
         (("sums", "--lengths", "32"), "--lengths are of RULER's prompts; sums has none: leave it"),
-        (("sums", "--out", "/proc/x.csv"), "/proc/x.csv cannot be written: .*; give another path"),
+        (("sums", "--out", "/proc/x.csv"), "the folder /proc cannot be written to"),
         (("sums", "--lengths", "70", "--max_length", "64"), "--lengths 70 is more than"),
         pytest.param(
             ("nothing",), "--tasks nothing is unknown to lm-eval", marks=pytest.mark.slow

@@ -241,6 +241,9 @@ def test_runs_of_a_sweep_compose(name):
         (["sweep=ablations", "only=[]"], r"only=\[\]: name one table or more"),
         (["sweep=passkey", "only=a"], r"only=a: no such table; known: none"),
         (["sweep=addition_gpu", "batch=-1"], r"batch=-1 must be an integer >= 1"),
+        (["sweep=encodings", "stride=-1"], r"stride=-1 must be an integer >= 1, or a multiple"),
+        (["sweep=encodings", "stride=null"], r"stride=null must be an integer >= 1, or a multiple"),
+        (["sweep=passkey", "--", ""], r"'' is no setting of train\.py: give name=value"),
         (["sweep=addition", "grid=../x"], r"grid='\.\./x' must be one folder"),
     ],
 )
