@@ -90,7 +90,7 @@ def test_generates_alike_compiled(position):
     compile_config = CompileConfig(backend="aot_eager", fullgraph=True, mode=None)
     compile_config._compile_all_devices = True  # it would leave a CPU out
     # A longer cache, and for random positions also another draw, is another graph.
-    drawn = position in ("randpe", "alibi_subset")
+    drawn = position in ("randpe", "alibi_subset", "tape_subset")
     for count, length, compiled in ((20, 30, 1), (10, 30, 1), (10, 40, 2 if drawn else 1)):
         with model.evaluation_length(length):
             plain = model.generate(tokens, max_new_tokens=count, disable_compile=True, **settings)
@@ -142,7 +142,8 @@ def test_gaps_in_a_cache_in_a_graph(position, first):
         for n in (4, 5, 6)
     ]
     torch.testing.assert_close(torch.cat(pieces, dim=1), full[:, 4:], atol=1e-5, rtol=1e-5)
-    assert counters["stats"]["unique_graphs"] == 1 + bool(first)
+    # Abacus keeps indices from the first call on.
+    assert counters["stats"]["unique_graphs"] == 1 + (bool(first) and position != "abacus")
 
 
 @torch.no_grad()

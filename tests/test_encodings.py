@@ -25,9 +25,10 @@ from transformers.models.phi.modeling_phi import (
     apply_rotary_pos_emb,
 )
 from transformers.models.t5.modeling_t5 import T5Attention
+from x_transformers import x_transformers
 
 from tape import TapeConfig, TapeForCausalLM
-from tape.positions import Positions
+from tape.positions import Positions, Tokens
 from tape.positions.bias import alibi_slopes, t5_bucket
 from tape.positions.rotary import apply_rotary
 
@@ -339,3 +340,34 @@ def test_the_test_positions_cover_every_encoding():
     from tape.positions import ENCODINGS
 
     assert {position["name"] for position in POSITIONS.values()} == set(ENCODINGS)
+
+
+def layer_of(position, length=17):
+    """A layer's encoding with random weights, and its tokens."""
+    layer = make_model(position, dtype=torch.float64).model.layers[0].context
+    index = torch.arange(length)
+    return layer, Tokens(Positions(index[None], index[None]), None, None, index)
+
+
+@torch.no_grad()
+def test_foxs_bias_is_data_dependent_alibi_of_x_transformers():
+    layer, tokens = layer_of("fox")
+    theirs = x_transformers.DataDependentAlibi(32, heads=4).double()
+    theirs.to_forget_gates[0].load_state_dict(layer.gate.state_dict())
+    x, q = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 17, 32), (2, 4, 17, 8)))
+    _, k, memo = layer.prepare(x, q, q, None, tokens, None)
+    ours = layer.bias(x, q, k, memo, tokens).dense(torch.float64)
+    torch.testing.assert_close(ours, theirs(x), atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_copes_bias_is_that_of_x_transformers():
+    layer, tokens = layer_of("cope")
+    D, count = layer.table.shape
+    theirs = x_transformers.CoPE(dim=D, heads=4, max_pos=count).double()
+    theirs.pos_emb.copy_(layer.table.mT)
+    q, k = torch.randn(2, 2, 4, 17, D, dtype=torch.float64)
+    later = torch.ones(17, 17).triu(1).bool()
+    expected = theirs(q * D**-0.5, ((q @ k.mT) * D**-0.5).masked_fill(later, -1e300))
+    ours = layer.bias(None, q, k, None, tokens).dense(torch.float64)
+    torch.testing.assert_close(ours.tril(), expected.tril(), atol=1e-12, rtol=0)
