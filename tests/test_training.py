@@ -139,11 +139,16 @@ def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
     assert [row["times"] for row in summary["perplexity"]] == [1, 2, 4]
     assert all(1 < row["perplexity"] < 310 for row in summary["perplexity"])
     assert summary["parameters"] == model.num_parameters()
+    ngrams = summary["ngrams"]["models"]
+    assert [row["model"] for row in ngrams] == ["bigram", "trigram", "5-gram"]
+    assert all(1 < row["perplexity"] < 310 for row in ngrams)
+    assert summary["ngrams"]["tokens"] == 8 * 4 * 64
     for picture in ("loss.png", "perplexity.png"):
         assert (folder / "report" / picture).read_bytes()[:4] == b"\x89PNG"
     text = (folder / "report" / "report.md").read_text()
     assert text in capsys.readouterr().out
     assert f"| 64 (1x) | {summary['perplexity'][0]['perplexity']:.2f} |" in text
+    assert f"| trigram | {ngrams[1]['perplexity']:.2f} | {ngrams[1]['bits_per_byte']:.4f} |" in text
 
     rows = read_metrics(folder / "metrics.jsonl")
     losses = [row["loss"] for row in rows if "loss" in row]
