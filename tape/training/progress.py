@@ -102,13 +102,15 @@ def peak_memory() -> int:
 
 
 class Console(TrainerCallback):
-    """Prints a line per log event with tokens/s and time left, and a progress bar on a terminal."""
+    """Prints a line per log event with tokens/s and time left, and a progress bar on a terminal.
+    Adds the speed, the peak memory and the share of time spent waiting for data to the log."""
 
     def __init__(self):
         self.tokens = 0  # of all processes since the last log event, including padding
         self.seconds = 0.0  # of training steps, without evaluation and saving
         self.steps = self.steps_since_log = 0
         self.seconds_since_log = 0.0
+        self.waited = 0.0  # seconds for batches since the last log event
         self.bar: tqdm | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -133,7 +135,10 @@ class Console(TrainerCallback):
         if "loss" in logs and self.steps_since_log:
             logs["tokens_per_second"] = round(self.tokens / self.seconds_since_log, 1)
             logs["peak_memory_gib"] = round(peak_memory() / 2**30, 3)
+            share = self.waited / (self.waited + self.seconds_since_log)
+            logs["data_share"] = round(share, 5)
             self.seconds_since_log, self.steps_since_log, self.tokens = 0.0, 0, 0
+            self.waited = 0.0
             left = int((state.max_steps - state.global_step) * self.seconds / self.steps)
             self._say(
                 state,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -122,6 +123,12 @@ class LanguageModelTrainer(Trainer):
         self.guard.losses.append(loss.detach())
         self.console.tokens += inputs["input_ids"].numel() * self.args.world_size
         return loss
+
+    def get_batch_samples(self, *args, **kwargs) -> tuple:
+        began = time.perf_counter()
+        found = super().get_batch_samples(*args, **kwargs)
+        self.console.waited += time.perf_counter() - began
+        return found
 
     def autocast_smart_context_manager(self, *args, **kwargs) -> AbstractContextManager:
         # For FSDP2 accelerate leaves autocast to the caller.
