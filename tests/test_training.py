@@ -157,6 +157,7 @@ def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
     assert [row["step"] for row in rows if "eval_loss" in row] == [4, 8]
     assert all(row["tokens_per_second"] > 0 for row in rows if "loss" in row)
     assert all(0 < row["data_share"] < 1 for row in rows if "loss" in row)
+    assert all(0 < row["mfu"] < 1 for row in rows if "loss" in row)
 
 
 def test_the_share_of_time_spent_waiting_for_data_is_measured(start, monkeypatch):
@@ -420,7 +421,7 @@ def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path, position, step):
             start(*settings)
     start(*settings)
     assert_same_weights(weights(whole), weights(folder))
-    timed = {"tokens_per_second", "peak_memory_gib", "data_share"}
+    timed = {"tokens_per_second", "peak_memory_gib", "data_share", "mfu"}
 
     def rows(folder):
         return [

@@ -91,6 +91,7 @@ def continuation(
 def facts(model: TapeForCausalLM, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns facts common to all reports: the model and a summary of its training metrics."""
     speeds = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
+    used = [row["mfu"] for row in metrics if "mfu" in row]
     waits = [row["data_share"] for row in metrics if "data_share" in row]
     return {
         "position": model.config.position,
@@ -98,6 +99,7 @@ def facts(model: TapeForCausalLM, metrics: list[dict[str, Any]]) -> dict[str, An
         "parameters": model.num_parameters(),
         "steps": max(row["step"] for row in metrics),
         "tokens_per_second": median(speeds) if speeds else None,
+        "mfu": median(used) if used else None,
         "data_share": median(waits) if waits else None,
         "peak_memory_gib": round(max(row.get("peak_memory_gib", 0) for row in metrics), 2),
     }
@@ -105,12 +107,13 @@ def facts(model: TapeForCausalLM, metrics: list[dict[str, Any]]) -> dict[str, An
 
 def headline(facts: dict[str, Any]) -> str:
     speed, share = facts["tokens_per_second"], facts["data_share"]
+    used = "" if facts["mfu"] is None else f", {facts['mfu']:.1%} MFU"
     waiting = "" if share is None else f", {share:.1%} of its time waiting for data (median)"
     return (
         f"position {facts['position']['name']}, attention {facts['attention']}, "
         f"{facts['parameters']:,} parameters, {facts['steps']:,} steps, "
         f"{'-' if speed is None else format(speed, ',.0f')} tokens/s in training (median)"
-        f"{waiting}, peak memory {facts['peak_memory_gib']} GiB"
+        f"{used}{waiting}, peak memory {facts['peak_memory_gib']} GiB"
     )
 
 
