@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,6 +25,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers.trainer_utils import EvalLoopOutput
 
 from tape.adapters import save_configuration
+from tape.analysis.formulas import multiply_adds
 from tape.files import write_text
 from tape.loss import IGNORED
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
@@ -57,7 +59,12 @@ class LanguageModelTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         # The console first: it adds the speed that the file records.
-        self.console = Console()
+        # Two FLOPs per multiply-add; the backward pass has twice those of the forward pass. It has
+        # fewer with frozen weights.
+        model, flops = self.model, None
+        if all(parameter.requires_grad for parameter in model.parameters()):
+            flops = 6 * sum(multiply_adds(model.config, length).values()) / length
+        self.console = Console(flops)
         self.add_callback(self.console)
         self.add_callback(MetricsFile())
         self.continued = Continued(self)
@@ -122,6 +129,12 @@ class LanguageModelTrainer(Trainer):
         self.guard.losses.append(loss.detach())
         self.console.tokens += inputs["input_ids"].numel() * self.args.world_size
         return loss
+
+    def get_batch_samples(self, *args, **kwargs) -> tuple:
+        began = time.perf_counter()
+        found = super().get_batch_samples(*args, **kwargs)
+        self.console.waited += time.perf_counter() - began
+        return found
 
     def autocast_smart_context_manager(self, *args, **kwargs) -> AbstractContextManager:
         # For FSDP2 accelerate leaves autocast to the caller.
