@@ -3,7 +3,7 @@ initialisation every statement here holds vacuously."""
 
 import pytest
 import torch
-from conftest import POSITIONS, make_config, make_model, random_tokens
+from conftest import POSITIONS, composed, make_config, make_model, random_tokens
 
 from tape import TapeForCausalLM
 from tape.attention import KERNELS
@@ -121,6 +121,7 @@ def test_maps_start_with_zeros_or_as_xaviers():
             for map, bound in zip((layer.context.mix, layer.context.up), bounds, strict=True):
                 assert map.weight.abs().max().item() <= bound
                 assert map.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.3)
+    assert composed("position=tape").position.init is None  # as in runs from before this argument
     with pytest.raises(ValueError, match="init='xavir' must be 'zero' or 'xavier'"):
         make_config({"name": "tape", "init": "xavir"})
 

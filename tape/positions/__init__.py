@@ -26,10 +26,12 @@ from tape.positions.dape import DAPE
 from tape.positions.fox import FoX
 from tape.positions.path import PaTH
 from tape.positions.pope import PoPE
+from tape.positions.randpe import RandPE
 from tape.positions.relative import Relative
-from tape.positions.rotary import RandPE, RoPE, XPos, YaRN
+from tape.positions.rotary import RoPE, YaRN
 from tape.positions.selective import SelectiveRoPE
 from tape.positions.tape import Tape, TapeYaRN
+from tape.positions.xpos import XPos
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

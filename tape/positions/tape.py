@@ -159,8 +159,8 @@ class Tape(RoPE):
         attention, feed_forward: update the state after attention, after the MLP (Table 6).
         equivariant: use the same maps for cosine and sine (Table 6).
         tensorial: maps mix heads; otherwise the entries of one vector (Table 6).
-        init: of P and W1: "zero", with which TAPE starts as RoPE, or "xavier" (uniform), which the
-            authors' code uses.
+        init: of P and W1: "zero", the default, with which TAPE starts as RoPE, or "xavier"
+            (uniform), which the authors' code uses.
     """
 
     per_head = True
@@ -174,7 +174,7 @@ class Tape(RoPE):
         feed_forward: bool = True,
         equivariant: bool = True,
         tensorial: bool = True,
-        init: str = "zero",
+        init: str | None = None,
         **arguments: Any,
     ):
         super().__init__(config, **arguments)
@@ -203,11 +203,10 @@ class Tape(RoPE):
                 f"position tape: width={arguments['width']!r} must be an integer > 0, or a "
                 f"multiple of the heads such as '4H'"
             )
-        if arguments["init"] not in ("zero", "xavier"):
-            raise ValueError(
-                f"position tape: init={arguments['init']!r} must be 'zero' or 'xavier'"
-            )
-        return super().configure(config, arguments | {"width": width})
+        init = "zero" if arguments["init"] is None else arguments["init"]
+        if init not in ("zero", "xavier"):
+            raise ValueError(f"position tape: init={init!r} must be 'zero' or 'xavier'")
+        return super().configure(config, arguments | {"width": width, "init": init})
 
     def layer(self, layer_idx: int) -> LayerPosition:
         """Without an update in the last layer: its result is unused, and its parameters would get
