@@ -1,11 +1,11 @@
 """Attention backends with one signature.
 
-    attended, attended_payload, weights = kernel(q, k, v, payload, mask, bias, scaling, dropout)
+    attended = kernel(q, k, v, payload, mask, bias, scaling, dropout, needs_lse)
 
 q (B, H, T, D); k and v (B, K, S, D); payload (B|1, K|1, S, P), None, or its width P if the cache
 stores it as the last channels of the values (`tape.payload`); mask as the library's mask builder
-for the same backend returns it; bias a `ScoreBias` or None. Both averages are (B, H, T, ·) under
-the same weights (B, H, T, S), which are None for backends that do not materialise them.
+for the same backend returns it; bias a `ScoreBias` or None. The result is an `Attended`, whose log-
+sum-exp is None unless `needs_lse`.
 
 Backend names are the library's, so `attn_implementation=`, `set_attn_implementation` and the mask
 builders keep working. An unsupported request raises an error; there is no silent fallback.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import Cache, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
@@ -28,7 +28,7 @@ from tape import cpu
 from tape.flash import flash
 from tape.indices import refuse_unless
 from tape.names import suggestion
-from tape.payload import Payload, concat_payload, per_query_head, split, split_payload
+from tape.payload import Attended, Payload, concat_payload, per_query_head, split, split_payload
 from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.base import ScoreMod, masked
 from tape.s2 import check_groups, shifted_groups
@@ -36,7 +36,6 @@ from tape.s2 import check_groups, shifted_groups
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Attended = tuple[Tensor, Tensor | None, Tensor | None]
 Kernel = Callable[..., Attended]
 
 FLEX_WITH_DROPOUT = (
@@ -55,6 +54,7 @@ def eager(
     bias: ScoreBias | None,
     scaling: float,
     dropout: float,
+    needs_lse: bool = False,
 ) -> Attended:
     """Reference implementation, and the only backend that returns attention weights."""
     H = q.shape[1]
@@ -63,10 +63,13 @@ def eager(
     if bias is not None:
         scores = scores + bias.dense(scores.dtype)
     scores = masked(scores, mask)
-    weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    lse = scores.to(wide).logsumexp(-1) if needs_lse else None
+    weights = F.softmax(scores, dim=-1, dtype=wide)
     weights = F.dropout(weights.to(q.dtype), dropout)
     attended = weights @ per_query_head(v, H)
-    return attended, None if payload is None else weights @ per_query_head(payload, H), weights
+    payload = None if payload is None else weights @ per_query_head(payload, H)
+    return Attended(attended, payload, weights, lse)
 
 
 def sdpa(
@@ -78,18 +81,26 @@ def sdpa(
     bias: ScoreBias | None,
     scaling: float,
     dropout: float,
+    needs_lse: bool = False,
 ) -> Attended:
     """torch's fused kernels, one call for the values and one for the payload.
 
     Two calls of equal width are faster than one of unequal width, which falls back to unfused code.
-    Some inputs have faster paths on a CPU (`tape.cpu`).
+    Some inputs have faster paths on a CPU (`tape.cpu`). No kernel returns the log-sum-exp: with it
+    the scores are computed as by `eager`.
     """
     B, H, T, _ = q.shape
+    is_causal = mask is None and T > 1  # the builder leaves causality to us
+    if needs_lse:
+        if is_causal:
+            mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril()
+        return eager(q, k, v, payload, mask, bias, scaling, dropout, needs_lse)._replace(
+            weights=None
+        )
     for applies, run in cpu.PATHS:
         if bias is None and not dropout and applies(q, k, payload, mask):
-            return *run(q, k, v, payload, mask, scaling), None
+            return Attended(*run(q, k, v, payload, mask, scaling))
     v, payload = split_payload(v, payload)
-    is_causal = mask is None and T > 1  # the builder leaves causality to us
     if bias is not None:
         mask, is_causal = bias.masked(mask, q.dtype, causal=is_causal), False
     elif is_causal:
@@ -107,11 +118,11 @@ def sdpa(
 
     k, v = (per_query_head(x, H).expand(B, H, *x.shape[-2:]) for x in (k, v))
     if payload is None:
-        return attend(v), None, None
+        return Attended(attend(v), None)
     payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
     if dropout:  # one call: two would draw different dropout masks
-        return *split(attend(concat_payload(v, payload)), payload), None
-    return attend(v), attend(payload), None
+        return Attended(*split(attend(concat_payload(v, payload)), payload))
+    return Attended(attend(v), attend(payload))
 
 
 @cache
@@ -156,6 +167,7 @@ def flex(
     bias: ScoreBias | None,
     scaling: float,
     dropout: float,
+    needs_lse: bool = False,
 ) -> Attended:
     """torch's FlexAttention: values and payload under one softmax, the bias as a `score_mod`.
 
@@ -170,12 +182,13 @@ def flex(
     if isinstance(mask, Tensor):
         mask, score_mod = None, _masked_mod(mask.expand(B, H, T, S), score_mod)
     settings = {"score_mod": score_mod, "block_mask": mask, "scale": scaling, "enable_gqa": K != H}
+    settings["return_aux"] = AuxRequest(lse=needs_lse)
     if torch.compiler.is_compiling() or not q.is_cuda:
-        attended = flex_attention(q, k, values, **settings)
+        attended, aux = flex_attention(q, k, values, **settings)
     else:  # variants: payload, gradients, cache; one length, then any: more than the default
         with torch._dynamo.config.patch(recompile_limit=64):
-            attended = _compiled_flex()(q, k, values, **settings)
-    return *split(attended, payload), None
+            attended, aux = _compiled_flex()(q, k, values, **settings)
+    return Attended(*split(attended, payload), lse=aux.lse)
 
 
 KERNELS: dict[str, Kernel] = {

@@ -85,7 +85,12 @@ class Attention(nn.Module):
         if bias is not None and bias.replaces_products:
             q, k = q[..., :0], k[..., :0]
         dropout = self.config.attention_dropout if self.training else 0.0
-        attended, payload, weights = kernel(q, k, v, payload, mask, bias, self.scaling, dropout)
+        *averages, lse = kernel(
+            q, k, v, payload, mask, bias, self.scaling, dropout, position.needs_lse
+        )
+        if lse is not None:  # weights are the averages of unit vectors
+            averages = [None if x is None else position.finish(x, lse) for x in averages]
+        attended, payload, weights = averages
         return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights
 
 

@@ -120,6 +120,11 @@ class TapePreTrainedModel(PreTrainedModel):
                     f"{', '.join(map(str, windows))} tokens: groups replace the mask; allowed: "
                     "layers without a window"
                 )
+            if any(layer.context.needs_lse for layer in self.base_model.layers):
+                raise ValueError(
+                    f"training in shifted groups of {group} tokens with an encoding that needs the "
+                    "log-sum-exp of the scores, which groups do not return"
+                )
             attention.shifted(self.config._attn_implementation, self.config, group)
         self.base_model.group = group
 

@@ -6,10 +6,21 @@ is then given as its width P, so that the cache is not copied.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 Payload = Tensor | int | None
+
+
+class Attended(NamedTuple):
+    """What attention returns."""
+
+    values: Tensor  # (B, H, T, D), averaged
+    payload: Tensor | None  # (B, H, T, P), averaged under the same weights
+    weights: Tensor | None = None  # (B, H, T, S), if the backend has them
+    lse: Tensor | None = None  # (B, H, T) log-sum-exp of the masked scores, if asked for
 
 
 def concat_payload(v: Tensor, payload: Payload) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tape.payload import Attended
 from tape.positions import ENCODINGS, PositionEncoding
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def padding(attention_mask: Tensor | None) -> Tensor | None:
 
 
 def shifted_groups(
-    within: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]],
+    within: Callable[..., Attended],
     group: int,
     q: Tensor,
     k: Tensor,
@@ -78,7 +79,8 @@ def shifted_groups(
     bias: None,
     scaling: float,
     dropout: float,
-) -> tuple[Tensor, Tensor | None, None]:
+    needs_lse: bool = False,
+) -> Attended:
     """Backend of `tape.attention` without a cache: as many queries as keys.
 
     Args:
@@ -110,7 +112,7 @@ def shifted_groups(
     averages = [torch.cat(pair, dim=1) for pair in halves]
     if mask is not None:
         averages = [_reorder(x, order.argsort(dim=-1)) for x in averages]
-    return averages[0], averages[1] if len(averages) == 2 else None, None
+    return Attended(averages[0], averages[1] if len(averages) == 2 else None)
 
 
 def _for_halves(q: Tensor, parts: Parts) -> Parts:

@@ -125,10 +125,12 @@ class LayerPosition(PositionModule):
         window: a query attends to itself and the `window` - 1 tokens before it, as with the
             library's `sliding_window`; None for `TapeConfig.sliding_window`. Padding does not
             count. A cache keeps the keys of all tokens.
+        needs_lse: whether `finish` is called.
     """
 
     memo_width: int = 0
     window: int | None = None
+    needs_lse: bool = False
 
     def reset_parameters(self) -> None:
         pass
@@ -168,6 +170,13 @@ class LayerPosition(PositionModule):
     def payload(self, e: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """Returns the part of the state that attention averages, (B|1, K|1, T, P), or None."""
         return None
+
+    def finish(self, attended_BHTD: Tensor, lse_BHT: Tensor) -> Tensor:
+        """Returns the averages over the attended tokens as they leave attention, given the log-
+        sum-exp of the scores. Called if `needs_lse`, for values, payload and weights alike: the
+        payload and the weights that are returned get what the values get. A logit s more in the
+        softmax, of a token without values, is attended * sigmoid(lse - s)."""
+        return attended_BHTD
 
     def next_state(
         self, e: Tensor | None, attended: Tensor | None, mlp_out: Tensor
