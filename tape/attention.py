@@ -27,6 +27,7 @@ from transformers.utils import is_flash_attn_2_available
 from tape import cpu
 from tape.flash import flash
 from tape.indices import refuse_unless
+from tape.masks import build_mask, num_slots, restrict
 from tape.names import suggestion
 from tape.payload import Attended, Payload, concat_payload, per_query_head, split, split_payload
 from tape.positions import ENCODINGS, ScoreBias
@@ -197,6 +198,28 @@ KERNELS: dict[str, Kernel] = {
     "flex_attention": flex,
     "flash_attention_2": flash,
 }
+
+
+def of_windows(
+    config: PretrainedConfig,
+    windows: set[int | None],
+    x_BTC: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+    real: Tensor | None,
+    slots: Tensor,
+    documents: Tensor | None,
+) -> dict[int | None, tuple[Kernel, Tensor | BlockMask | None]]:
+    """Returns the backend of a forward pass and its mask, for each window (`tape.masks`)."""
+    found, implementation = {}, config._attn_implementation
+    for window in windows:
+        kernel = KERNELS[implementation]
+        if implementation == "flash_attention_2":
+            kernel = partial(kernel, window=window, documents=documents)
+        allowed = restrict(window, real, documents, num_slots(x_BTC, cache))
+        mask = build_mask(config, x_BTC, attention_mask, cache, slots, allowed)
+        found[window] = kernel, mask
+    return found
 
 
 def require(implementation: str, config: PretrainedConfig) -> None:

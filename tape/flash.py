@@ -8,6 +8,7 @@ and crops values that are wider than queries, so the package is called directly.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -45,9 +46,11 @@ def flash(
     dropout: float,
     needs_lse: bool = False,
     window: int | None = None,
+    documents: Tensor | None = None,
 ) -> Attended:
     """Backend of `tape.attention`; mask is None or (B, S), False at padding. A query attends to
-    itself and the `window` - 1 real tokens before it.
+    itself and the `window` - 1 real tokens before it, within its document (`documents`, (B, T)
+    numbers).
 
     Averages of padding queries are zero.
 
@@ -62,16 +65,19 @@ def flash(
         settings["alibi_slopes"] = bias.alibi_slopes()
     if needs_lse:
         settings["return_attn_probs"] = True
+    if documents is not None and mask is None:
+        mask = torch.ones_like(documents, dtype=torch.bool)
     v, payload = split_payload(v, payload)
+    attend = partial(_attend, q, k, mask=mask, documents=documents, settings=settings)
     if payload is None:
-        values, lse = _attend(q, k, v, mask, settings)
+        values, lse = attend(v)
         return Attended(values, None, lse=lse)
     payload = payload.expand(*k.shape[:-1], -1)
     if dropout:  # one call: two would draw different dropout masks
-        attended, lse = _attend(q, k, concat_payload(v, payload), mask, settings)
+        attended, lse = attend(concat_payload(v, payload))
         return Attended(*split(attended, payload), lse=lse)
-    values, lse = _attend(q, k, v, mask, settings)
-    return Attended(values, _attend(q, k, payload, mask, settings)[0], lse=lse)
+    values, lse = attend(v)
+    return Attended(values, attend(payload)[0], lse=lse)
 
 
 def _check(q: Tensor, mask: Tensor | None, bias: ScoreBias | None, needs_lse: bool) -> None:
@@ -98,7 +104,12 @@ def _check(q: Tensor, mask: Tensor | None, bias: ScoreBias | None, needs_lse: bo
 
 
 def _attend(
-    q: Tensor, k: Tensor, values: Tensor, mask: Tensor | None, settings: dict
+    q: Tensor,
+    k: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    documents: Tensor | None,
+    settings: dict,
 ) -> tuple[Tensor, Tensor | None]:
     """Averages `values` (B, K, S, P) of any width P; returns (B, H, T, P) and the log-sum-exp
     (B, H, T), if the settings ask for it."""
@@ -119,7 +130,9 @@ def _attend(
         found = fixed(q_BTHW, k_BSKW, v_BSKW, **settings)
         attended, lse = found[:2] if isinstance(found, tuple) else (found, None)
     else:
-        attended, lse = _attend_unpadded(varying, q_BTHW, k_BSKW, v_BSKW, mask.bool(), settings)
+        attended, lse = _attend_unpadded(
+            varying, q_BTHW, k_BSKW, v_BSKW, mask.bool(), documents, settings
+        )
     return attended[..., : values.shape[-1]].transpose(1, 2), lse
 
 
@@ -129,18 +142,19 @@ def _attend_unpadded(
     k_BSKW: Tensor,
     v_BSKW: Tensor,
     mask_BS: Tensor,
+    documents: Tensor | None,
     settings: dict,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attends among the real tokens of each sequence. The real queries are the last real keys,
-    which is how the package aligns them."""
+    """Attends among the real tokens of each row or document. The real queries are the last real
+    keys, which is how the package aligns them."""
     T, S = q_BTHW.shape[1], k_BSKW.shape[1]
     queries_BT = mask_BS[:, S - T :]
     found = varying(
         q_BTHW[queries_BT],
         k_BSKW[mask_BS],
         v_BSKW[mask_BS],
-        cu_seqlens_q=_boundaries(queries_BT),
-        cu_seqlens_k=_boundaries(mask_BS),
+        cu_seqlens_q=_boundaries(queries_BT, documents),
+        cu_seqlens_k=_boundaries(mask_BS, documents),
         max_seqlen_q=T,
         max_seqlen_k=S,
         **settings,
@@ -152,6 +166,11 @@ def _attend_unpadded(
     return torch.zeros_like(q_BTHW).index_put((queries_BT,), attended), lse
 
 
-def _boundaries(real: Tensor) -> Tensor:
-    """Returns the start of each sequence among all real tokens, and the end, (B + 1,) int32."""
-    return F.pad(real.sum(-1).cumsum(0), (1, 0)).to(torch.int32)
+def _boundaries(real: Tensor, documents: Tensor | None) -> Tensor:
+    """Returns the start of each sequence among all real tokens, and the end, (sequences + 1,)
+    int32. A sequence is a row, or a document of one."""
+    lengths = real.sum(-1)
+    if documents is not None:
+        rows = torch.arange(len(real), device=real.device)[:, None] * (real.shape[1] + 1)
+        _, lengths = (rows + documents)[real].unique_consecutive(return_counts=True)
+    return F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)

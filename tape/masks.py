@@ -1,4 +1,4 @@
-"""Attention masks beyond the causal one: windows."""
+"""Attention masks beyond the causal one: windows and packed documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import and_masks, create_causal_mask
 
 from tape.configuration import TapeConfig
 from tape.positions.base import lookup
@@ -18,15 +18,27 @@ from tape.positions.base import lookup
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def within_window(window: int | None, real_BS: Tensor | None, slots: int) -> Allowed | None:
-    """Returns whether a key is the query or one of the `window` - 1 real tokens before it, given
-    which of the `slots` hold real tokens (None: all); None for no window."""
-    if window is None:
-        return None
-    if real_BS is None:
-        return lambda b, h, i, j: i - j < window
-    count = lookup(F.pad(real_BS, (0, slots - real_BS.shape[1])).cumsum(-1))
-    return lambda b, h, i, j: count(b, i) - count(b, j) < window
+def restrict(
+    window: int | None, real_BS: Tensor | None, documents_BT: Tensor | None, slots: int
+) -> Allowed | None:
+    """Returns whether a key is the query or one of the `window` - 1 real tokens before it, and in
+    the document of the query. None if neither is asked for.
+
+    Args:
+        real_BS: whether a slot has a real token; None: all do.
+        documents_BT: number of each token's document; only without a cache.
+        slots: the number of slots.
+    """
+    conditions: list[Allowed] = []
+    if window is not None and real_BS is None:
+        conditions.append(lambda b, h, i, j: i - j < window)
+    elif window is not None:
+        count = lookup(F.pad(real_BS, (0, slots - real_BS.shape[1])).cumsum(-1))
+        conditions.append(lambda b, h, i, j: count(b, i) - count(b, j) < window)
+    if documents_BT is not None:
+        number = lookup(documents_BT)
+        conditions.append(lambda b, h, i, j: number(b, i) == number(b, j))
+    return and_masks(*conditions) if conditions else None
 
 
 def build_mask(

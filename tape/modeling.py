@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial, reduce
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from tape import attention, masks, positions
+from tape import attention, positions
 from tape.cache import GrowingCache
 from tape.configuration import TapeConfig
+from tape.documents import check_documents, number_documents
 from tape.generation import TapeGenerationMixin
 from tape.indices import (
     check_draw,
@@ -157,6 +158,7 @@ class TapeModel(TapePreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        document_ids: Tensor | None = None,
     ) -> BaseModelOutputWithPast:
         """
         Args:
@@ -169,11 +171,14 @@ class TapeModel(TapePreTrainedModel):
             use_cache: create a cache if none is given; by default as configured, never in training.
             output_hidden_states, output_attentions: also return them for every layer of every
                 recurrence.
+            document_ids: (B, T) integers, equal within a document and different in the next.
+                Tokens attend within their document, and token indices restart in each, as if it
+                were a row by itself. All documents share one draw of positions. Without a cache.
 
         Raises:
             ValueError: unless exactly one of `input_ids` and `inputs_embeds` is given; for
                 attention weights of a backend without them; for inconsistent masks, indices and
-                caches (`tape.indices`).
+                caches (`tape.indices`); for documents with a cache or position_ids.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -184,7 +189,9 @@ class TapeModel(TapePreTrainedModel):
                 "attention weights; use 'eager'"
             )
         x_BTC = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if use_cache is None:
+        if document_ids is not None:
+            check_documents(document_ids, x_BTC, position_ids, past_key_values, use_cache)
+        elif use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
             # The library's cache for compiled and exported models.
@@ -197,16 +204,27 @@ class TapeModel(TapePreTrainedModel):
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
         real = real_tokens(attention_mask, slots)
-        kernels = self._kernels(x_BTC, attention_mask, past_key_values, real, slots)
+        documents, index = number_documents(document_ids, real)
+        if self.group is not None and self.training and past_key_values is None:
+            kernel = attention.shifted(self.config._attn_implementation, self.config, self.group)
+            kernels = {None: (kernel, padding(attention_mask, documents))}
+        else:
+            kernels = attention.of_windows(
+                *(self.config, {layer.window for layer in self.layers}, x_BTC, attention_mask),
+                *(past_key_values, real, slots, documents),
+            )
         if self.position.reads:
             last = last_index(past_key_values, indices_layer, slots)
             new = None if real is None else real[:, slots]
-            position_ids = self.position.read(input_ids, new, last)
-        query, key, kept = token_indices(
-            *(x_BTC, attention_mask, position_ids, past_key_values, indices_layer),
-            ordered=self.position.ordered,
-            training=self.training,
-        )
+            position_ids = index = self.position.read(input_ids, new, last, documents)
+        if documents is not None:
+            query, key, kept = index, index, None
+        else:
+            query, key, kept = token_indices(
+                *(x_BTC, attention_mask, position_ids, past_key_values, indices_layer),
+                ordered=self.position.ordered,
+                training=self.training,
+            )
         sampler = self.position.sampler
         check_draw(sampler.draw, past_key_values)
         where = Positions(*sampler(query, key, self.training))  # one draw for all layers
@@ -217,7 +235,7 @@ class TapeModel(TapePreTrainedModel):
             attention.check_flash(attention_mask, position_ids, key, past_key_values, biases[0])
         if kept is not None:  # after all checks
             keep_indices(past_key_values, indices_layer, kept, x_BTC.shape[1])
-        tokens = [Tokens(where, bias, real, slots) for bias in biases]
+        tokens = [Tokens(where, bias, real, slots, documents=documents) for bias in biases]
         layers = [*zip(self.layers, tokens, strict=True)] * self.config.num_recurrences
         embedding = x_BTC
         for idx, (layer, seen) in enumerate(layers):
@@ -238,29 +256,6 @@ class TapeModel(TapePreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(x_BTC), past_key_values=past_key_values
         )
-
-    def _kernels(
-        self,
-        x_BTC: Tensor,
-        attention_mask: Tensor | None,
-        cache: Cache | None,
-        real: Tensor | None,
-        slots: Tensor,
-    ) -> dict[int | None, tuple[attention.Kernel, Tensor | None]]:
-        """Returns the attention backend of this forward pass and its mask, for each window."""
-        implementation = self.config._attn_implementation
-        if self.group is not None and self.training and cache is None:
-            kernel = attention.shifted(implementation, self.config, self.group)
-            return {None: (kernel, padding(attention_mask))}
-        kernels = {}
-        for window in {layer.window for layer in self.layers}:
-            kernel = attention.KERNELS[implementation]
-            if window is not None and implementation == "flash_attention_2":
-                kernel = partial(kernel, window=window)
-            allowed = masks.within_window(window, real, masks.num_slots(x_BTC, cache))
-            mask = masks.build_mask(self.config, x_BTC, attention_mask, cache, slots, allowed)
-            kernels[window] = kernel, mask
-        return kernels
 
 
 class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
@@ -295,20 +290,23 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        document_ids: Tensor | None = None,
     ) -> CausalLMOutputWithPast:
         """Takes the arguments of `TapeModel`, and:
 
         Args:
-            labels: (B, T) token ids, shifted inside; -100 is ignored.
+            labels: (B, T) token ids, shifted inside; -100 is ignored. With document_ids, the label
+                of a document's first token is predicted from the last one of the document before.
             logits_to_keep: number of last tokens, or their indices, to compute logits for; 0: all.
             num_items_in_batch: divisor of the summed loss; the number of labels by default.
 
         In training with labels only the loss is returned, without logits: the head is applied to
         chunks of tokens.
         """
-        recorded = {
+        optional = {
             "output_hidden_states": output_hidden_states,
             "output_attentions": output_attentions,
+            "document_ids": document_ids,
         }
         outputs = self.model(
             input_ids=input_ids,
@@ -317,7 +315,7 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            **{name: choice for name, choice in recorded.items() if choice is not None},
+            **{name: choice for name, choice in optional.items() if choice is not None},
         )
         x_BTC, loss, logits = outputs.last_hidden_state, None, None
         # Compute logits if the head was replaced (by an adapter or a resized vocabulary) or if its

@@ -52,12 +52,17 @@ def check_groups(implementation: str, config: PretrainedConfig, group: int) -> N
         raise ValueError(f"{trying}: num_attention_heads={config.num_attention_heads} is odd")
 
 
-def padding(attention_mask: Tensor | None) -> Tensor | None:
+def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> Tensor | None:
     """Returns the mask of `shifted_groups`: (B, T), False at padding.
 
     Raises:
-        ValueError: for a mask that is not 2-D.
+        ValueError: for a mask that is not 2-D, and for documents.
     """
+    if documents is not None:
+        raise ValueError(
+            "training in shifted groups with document_ids: groups would join documents; give one "
+            "document per row"
+        )
     if attention_mask is None:
         return None
     if attention_mask.ndim != 2:

@@ -224,9 +224,9 @@ def test_what_the_configuration_says_is_what_runs(monkeypatch, flex, flash_attn)
     ran = []
     for name, kernel in attention.KERNELS.items():
 
-        def recording(*arguments, name=name, kernel=kernel):
+        def recording(*arguments, name=name, kernel=kernel, **settings):
             ran.append(name)
-            return kernel(*arguments)
+            return kernel(*arguments, **settings)
 
         monkeypatch.setitem(attention.KERNELS, name, recording)
     model, tokens = make_model("tape"), padded()[0]

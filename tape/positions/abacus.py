@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tape.positions.absolute import Learned
@@ -78,7 +79,13 @@ class Abacus(Learned):
     def max_positions(self) -> None:
         """None: the table limits the digits of a number, not the tokens."""
 
-    def read(self, input_ids: Tensor | None, real: Tensor | None, last: Tensor) -> Tensor:
+    def read(
+        self,
+        input_ids: Tensor | None,
+        real: Tensor | None,
+        last: Tensor,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         if input_ids is None:
             raise ValueError(
                 "position abacus reads token ids: inputs_embeds have none; give input_ids"
@@ -89,7 +96,11 @@ class Abacus(Learned):
             digit, ends = digit & real, ends & real
         counted = digit.cumsum(-1)
         # Digits counted before the number; negative in a number that began in the cache.
-        before = torch.maximum(counted.where(ends, -last), -last).cummax(-1).values
+        starts = counted.where(ends, -last)
+        if documents is not None:  # a number does not go on in the next document
+            begins = F.pad(documents.diff(dim=-1) > 0, (1, 0))
+            starts = torch.where(begins, counted - digit.long(), starts)
+        before = torch.maximum(starts, -last).cummax(-1).values
         places = counted - before
         if self.training and self.offset:
             moved = torch.randint(self.offset + 1, (len(input_ids), 1), device=input_ids.device)

@@ -114,6 +114,7 @@ class Tokens(NamedTuple):
     bias: ScoreBias | None  # of this layer, as computed by `PositionEncoding.biases`
     real: Tensor | None  # (B, T) False at padding; None without padding
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
+    documents: Tensor | None = None  # (B, T) numbers of packed documents; only without a cache
 
 
 class LayerPosition(PositionModule):
@@ -267,7 +268,13 @@ class PositionEncoding(PositionModule):
         PositionEncoding.reset_parameters(self)
         return self
 
-    def read(self, input_ids: Tensor | None, real: Tensor | None, last: Tensor) -> Tensor:
+    def read(
+        self,
+        input_ids: Tensor | None,
+        real: Tensor | None,
+        last: Tensor,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """Returns the token indices of the new tokens, (B, T), at padding that of the token before.
         Called if `reads`.
 
@@ -275,6 +282,7 @@ class PositionEncoding(PositionModule):
             input_ids: (B, T), None for a model called with embeddings.
             real: (B|1, T) False at padding, or None.
             last: (B|1, 1) index of the last cached token, 0 without one.
+            documents: (B, T) number of each token's document, or None.
         """
         raise NotImplementedError
 

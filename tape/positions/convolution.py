@@ -41,9 +41,9 @@ class Convolution(PositionModule):
 
 def last_tokens(x_BTR: Tensor, past_BLR: Tensor | None, tokens: Tokens, count: int) -> Tensor:
     """Returns x of each new token and of the real tokens before it, (B, T, count, R), the newest
-    first and zero before the first, given x of the cached tokens."""
+    first and zero before the first of its document, given x of the cached tokens."""
     T = x_BTR.shape[1]
-    if past_BLR is None and tokens.real is None:
+    if past_BLR is None and tokens.real is None and tokens.documents is None:
         padded = F.pad(x_BTR, (0, 0, count - 1, 0))
         return torch.stack([padded[:, n : n + T] for n in reversed(range(count))], dim=2)
     index = tokens.slots[None]
@@ -59,5 +59,8 @@ def last_tokens(x_BTR: Tensor, past_BLR: Tensor | None, tokens: Tokens, count: i
         if past_BLR is not None:
             old = past_BLR.gather(1, slot.clamp(max=past_BLR.shape[1] - 1))
             taken = torch.where(slot >= tokens.slots[0], taken, old)
-        found.append(taken * (index >= n)[..., None])
+        reached = index >= n
+        if tokens.documents is not None:
+            reached = reached & (tokens.documents.gather(1, slot[..., 0]) == tokens.documents)
+        found.append(taken * reached[..., None])
     return torch.stack(found, dim=2)
