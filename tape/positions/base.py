@@ -114,6 +114,7 @@ class Tokens(NamedTuple):
     bias: ScoreBias | None  # of this layer, as computed by `PositionEncoding.biases`
     real: Tensor | None  # (B, T) False at padding; None without padding
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
+    state: Tensor | None = None  # of this layer alone, in place of the one that layers update
 
 
 class LayerPosition(PositionModule):
@@ -183,6 +184,7 @@ class PositionEncoding(PositionModule):
         backends: attention backends that support this encoding.
         ordered: whether position_ids must increase from token to token.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
+        updates: whether layers update its state.
         reads: whether it takes token indices from the token ids (`read`).
         per_head: whether it has per-head parameters or mixes heads, which tensor parallelism would
             have to split.
@@ -191,6 +193,7 @@ class PositionEncoding(PositionModule):
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
     ordered: ClassVar[bool] = True
     reads: ClassVar[bool] = False
+    updates: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
     config_arguments: ClassVar[tuple[str, ...]] = ()
 
@@ -272,6 +275,12 @@ class PositionEncoding(PositionModule):
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
         """Returns E of layer 0 for the new tokens; `dtype` is at least float32."""
         return None
+
+    def states(
+        self, positions: Positions, dtype: torch.dtype, num_layers: int
+    ) -> list[Tensor | None]:
+        """Returns the states of layers that neither read nor update the one of `state`."""
+        return [None] * num_layers
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
         """Returns the biases of all layers that depend on positions alone: one shared object, or
