@@ -213,7 +213,9 @@ def mixed_layers(config) -> list:
     found = []
     for layer in range(config.num_hidden_layers):
         entry = config.position["pattern"][layer % len(config.position["pattern"])]
-        own = config.to_dict() | {"position": {"name": entry} if type(entry) is str else entry}
+        window = entry.get("window", config.sliding_window)
+        entry = {name: value for name, value in entry.items() if name != "window"}
+        own = config.to_dict() | {"position": entry, "sliding_window": window}
         found.append(type(config)(**own))
     return found
 
