@@ -224,26 +224,6 @@ def shifted(implementation: str, config: PretrainedConfig, group: int) -> Kernel
     return partial(shifted_groups, KERNELS[implementation], group)
 
 
-class CacheSizes:
-    """Cache sizes for the library's mask builder, taken before the forward pass.
-
-    A static cache keeps its length in a tensor, updated in place. FlexAttention evaluates its
-    mask after that update, and each query would see T slots too many.
-    """
-
-    def __init__(self, cache: Cache):
-        self.get_mask_sizes, self.is_compileable = cache.get_mask_sizes, cache.is_compileable
-        length = cache.get_query_offset()
-        self._length = length.clone() if isinstance(length, Tensor) else length
-
-    def get_query_offset(self, layer_idx: int) -> Tensor | int:
-        return self._length
-
-
-def cache_sizes(cache: Cache | None) -> CacheSizes | None:
-    return None if cache is None else CacheSizes(cache)
-
-
 def check_flash(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,

@@ -43,8 +43,10 @@ def flash(
     bias: ScoreBias | None,
     scaling: float,
     dropout: float,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor | None, None]:
-    """Backend of `tape.attention`; mask is None or (B, S), False at padding.
+    """Backend of `tape.attention`; mask is None or (B, S), False at padding. A query attends to
+    itself and the `window` - 1 real tokens before it.
 
     Averages of padding queries are zero.
 
@@ -53,6 +55,8 @@ def flash(
     """
     _check(q, mask, bias)
     settings = {"dropout_p": dropout, "softmax_scale": scaling, "causal": True}
+    if window is not None:
+        settings["window_size"] = (window - 1, 0)  # tokens before and after a query
     if bias is not None:
         settings["alibi_slopes"] = bias.alibi_slopes()
     v, payload = split_payload(v, payload)

@@ -32,13 +32,14 @@ class TapeGenerationMixin(GenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None, config: TapeConfig, **arguments):
-        """As in the library, but a static cache with a backend whose mask is not a tensor keeps the
-        padding mask, from which the decoder builds it."""
+        """As in the library, without windows, which the decoder adds. A static cache with a backend
+        whose mask is not a tensor keeps the padding mask, from which the decoder builds it."""
         if config._attn_implementation == "flex_attention":
             return attention_mask
         cache, T = arguments["past_key_values"], arguments["inputs_embeds"].shape[1]
         check_mask(attention_mask, T, cache)  # before the values are hidden in the built mask
-        return create_masks_for_generate(attention_mask=attention_mask, config=config, **arguments)
+        whole = config.get_text_config(decoder=True)
+        return create_masks_for_generate(attention_mask=attention_mask, config=whole, **arguments)
 
     def _get_static_cache_init_shape(self) -> None:
         """None: the cache takes its shape from its first values, which may be wider than the keys.

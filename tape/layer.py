@@ -101,6 +101,12 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.context = context
 
+    @property
+    def window(self) -> int | None:
+        """The encoding's window, or else the configuration's."""
+        own = self.context.window
+        return self.self_attn.config.sliding_window if own is None else own
+
     def forward(
         self,
         x_BTC: Tensor,

@@ -6,19 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from tape import attention, positions
+from tape import attention, masks, positions
 from tape.cache import GrowingCache
 from tape.configuration import TapeConfig
 from tape.generation import TapeGenerationMixin
@@ -115,6 +114,12 @@ class TapePreTrainedModel(PreTrainedModel):
             ValueError: for an odd number, or for a configuration that S2 does not support.
         """
         if group is not None:
+            if windows := sorted({layer.window for layer in self.base_model.layers} - {None}):
+                raise ValueError(
+                    f"training in shifted groups of {group} tokens with windows of "
+                    f"{', '.join(map(str, windows))} tokens: groups replace the mask; allowed: "
+                    "layers without a window"
+                )
             attention.shifted(self.config._attn_implementation, self.config, group)
         self.base_model.group = group
 
@@ -183,11 +188,11 @@ class TapeModel(TapePreTrainedModel):
         check_mask(attention_mask, x_BTC.shape[1], past_key_values, self.training)
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = attention_mask.to(x_BTC.device, torch.bool)
-        kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)
         indices_layer = len(self.layers) * self.config.num_recurrences  # in the cache
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
         real = real_tokens(attention_mask, slots)
+        kernels = self._kernels(x_BTC, attention_mask, past_key_values, real, slots)
         if self.position.reads:
             last = last_index(past_key_values, indices_layer, slots)
             new = None if real is None else real[:, slots]
@@ -217,6 +222,7 @@ class TapeModel(TapePreTrainedModel):
         for idx, (layer, seen) in enumerate(layers):
             if idx and idx % len(self.layers) == 0:  # the next recurrence
                 x_BTC = x_BTC + embedding
+            kernel, mask = kernels[layer.window]
             # x and e are positional: reentrant checkpointing drops gradients of keyword arguments.
             x_BTC, e = layer(
                 x_BTC,
@@ -232,23 +238,28 @@ class TapeModel(TapePreTrainedModel):
             last_hidden_state=self.norm(x_BTC), past_key_values=past_key_values
         )
 
-    def _kernel(
-        self, x_BTC: Tensor, attention_mask: Tensor | None, cache: Cache | None
-    ) -> tuple[attention.Kernel, Tensor | None]:
-        """Returns the attention backend of this forward pass and its mask."""
+    def _kernels(
+        self,
+        x_BTC: Tensor,
+        attention_mask: Tensor | None,
+        cache: Cache | None,
+        real: Tensor | None,
+        slots: Tensor,
+    ) -> dict[int | None, tuple[attention.Kernel, Tensor | None]]:
+        """Returns the attention backend of this forward pass and its mask, for each window."""
         implementation = self.config._attn_implementation
         if self.group is not None and self.training and cache is None:
             kernel = attention.shifted(implementation, self.config, self.group)
-            return kernel, padding(attention_mask)
-        # Masks depend on slots and padding only. Given position_ids, the builder would take a
-        # gap in them for the border of a packed document.
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=x_BTC,
-            attention_mask=attention_mask,
-            past_key_values=attention.cache_sizes(cache),
-        )
-        return attention.KERNELS[implementation], mask
+            return {None: (kernel, padding(attention_mask))}
+        kernels = {}
+        for window in {layer.window for layer in self.layers}:
+            kernel = attention.KERNELS[implementation]
+            if window is not None and implementation == "flash_attention_2":
+                kernel = partial(kernel, window=window)
+            allowed = masks.within_window(window, real, masks.num_slots(x_BTC, cache))
+            mask = masks.build_mask(self.config, x_BTC, attention_mask, cache, slots, allowed)
+            kernels[window] = kernel, mask
+        return kernels
 
 
 class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):

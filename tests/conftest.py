@@ -88,7 +88,10 @@ POSITIONS = {
     "tape_not_equivariant": {"name": "tape", "equivariant": False},
     "tape_not_tensorial": {"name": "tape", "tensorial": False},
     "mixed": {"name": "mixed", "pattern": ["rope", "nope"]},
-    "mixed_tape": {"name": "mixed", "pattern": ["tape", {"name": "rope", "theta": 50.0}, "tape"]},
+    "mixed_tape": {
+        "name": "mixed",
+        "pattern": [{"name": "tape", "window": 4}, {"name": "rope", "theta": 50.0}, "tape"],
+    },
     "mixed_read": {
         "name": "mixed",
         "pattern": ["fox", {"name": "path", "rank": 3}, {"name": "pope", "base": 50.0}],

@@ -4,9 +4,17 @@ import torch
 
 
 def flash_attn_func(
-    q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, alibi_slopes=None
+    q,
+    k,
+    v,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    alibi_slopes=None,
 ) -> torch.Tensor:
-    """q (B, T, H, D), k and v (B, S, K, D); the causal mask ends at the bottom right corner."""
+    """q (B, T, H, D), k and v (B, S, K, D); the causal mask ends at the bottom right corner. A
+    query sees window_size[0] keys before it; -1: all."""
     assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256
     assert q.dtype == k.dtype == v.dtype and q.shape[0] == k.shape[0] == v.shape[0]
     (_, T, H, _), (_, S, K, _) = q.shape, k.shape
@@ -18,6 +26,8 @@ def flash_attn_func(
         scores = scores - alibi_slopes[:, None, None] * (query - key).abs()
     if causal:
         scores = scores.masked_fill(key > query, -torch.inf)
+    if window_size[0] >= 0:
+        scores = scores.masked_fill(key < query - window_size[0], -torch.inf)
     weights = torch.nn.functional.dropout(scores.softmax(-1), dropout_p)
     return torch.einsum("bhts,bshd->bthd", weights, v).to(q.dtype)
 

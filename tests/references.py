@@ -213,7 +213,9 @@ def mixed_layers(config) -> list:
     found = []
     for layer in range(config.num_hidden_layers):
         entry = config.position["pattern"][layer % len(config.position["pattern"])]
-        own = config.to_dict() | {"position": {"name": entry} if type(entry) is str else entry}
+        window = entry.get("window", config.sliding_window)
+        entry = {name: value for name, value in entry.items() if name != "window"}
+        own = config.to_dict() | {"position": entry, "sliding_window": window}
         found.append(type(config)(**own))
     return found
 
@@ -300,7 +302,8 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
 
         for i in range(T):
             outputs, averages = [], []
-            scores_of = [products(i, j) for j in range(i + 1)]
+            seen = range(max(0, i + 1 - (config.sliding_window or T)), i + 1)
+            scores_of = [products(i, j) for j in seen]
             for h in range(H):
                 g = h * K // H
                 of_head = [q[t][h] for t in range(T)], [k[t][g] for t in range(T)]
@@ -308,11 +311,12 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                     both[h]
                     + score_term(weights, config, layer, h, p[i], p[j])
                     + read_term(weights, config, layer, h, i, j, read, *of_head, both)
-                    for j, both in enumerate(scores_of)
+                    for j, both in zip(seen, scores_of, strict=True)
                 ]
                 alpha = torch.softmax(torch.stack([s.reshape(()) for s in scores]), dim=0)
-                outputs.append(sum(alpha[j] * v[j][g] for j in range(i + 1)))
-                averages.append(sum(alpha[j] * e[j][g] for j in range(i + 1)))
+                shares = [*zip(alpha, seen, strict=True)]
+                outputs.append(sum(share * v[j][g] for share, j in shares))
+                averages.append(sum(share * e[j][g] for share, j in shares))
             y = x[i] + linear("self_attn.o_proj", torch.cat(outputs))
             z = norm("post_attention_layernorm", y)
             gate = linear("mlp.gate_proj", z)

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from conftest import make_config, make_model, random_tokens
+from conftest import composed, make_config, make_model, random_tokens
+from omegaconf import OmegaConf
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
 from tape import TapeConfig, TapeForCausalLM
@@ -52,6 +53,34 @@ def test_a_pattern_repeats_and_equal_entries_are_one():
     assert len(tables) == 3  # T5 has one per layer of its own
 
 
+def test_entries_have_windows_of_their_own():
+    near = {"name": "rope", "window": 4}
+    model = make_model(mixture(near, "rope"), num_hidden_layers=4, sliding_window=9).model
+    assert [layer.window for layer in model.layers] == [4, 9, 4, 9]
+    assert len(model.position.entries) == 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "theta", "windows"),
+    [
+        ("rnope", [1e4, 1e4, 1e4, None], [None] * 4),
+        ("swan", [None, 1e4, 1e4, 1e4], [None, 512, 512, 512]),
+        ("gemma", [1e4] * 5 + [1e6], [512] * 5 + [None]),
+    ],
+)
+def test_presets_are_those_of_their_papers(preset, theta, windows):
+    settings = OmegaConf.to_container(composed(f"position={preset}"), resolve=True)["position"]
+    n = len(windows)
+    model = make_model(settings, num_hidden_layers=2 * n).model
+    assert [layer.window for layer in model.layers] == windows * 2
+    entries = [model.position.entries[place] for place in model.position.places]
+    bases = [
+        entry.config.rope_parameters["rope_theta"] if hasattr(entry, "inv_freq") else None
+        for entry in entries
+    ]
+    assert bases == theta * 2
+
+
 def test_the_state_of_tape_skips_other_layers():
     model = make_model(mixture("tape", "rope", "tape"), num_hidden_layers=5).train()
     tokens = random_tokens(2, 9)
@@ -70,6 +99,7 @@ def test_the_state_of_tape_skips_other_layers():
         (mixture(), r"pattern=\[\] must be a list of encodings, such as \[rope, rope"),
         ({"name": "mixed", "pattern": "rope"}, "pattern='rope' must be a list of encodings"),
         (mixture("rope", mixture("nope")), "mixed: mixed in a pattern: it needs all layers"),
+        (mixture({"name": "rope", "window": 0}), "window of rope=0 must be an integer >= 1"),
         (mixture("abacus"), "abacus in a pattern: it needs all layers"),
         (mixture("rope", "randpe"), "randpe with a sampler of its own: all layers have one"),
         (mixture({"name": "rope", "sampler": "shift"}), "give position.sampler of the mixture"),

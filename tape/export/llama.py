@@ -32,6 +32,8 @@ def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> s
     cls = type(position)
     if (recurrences := model.config.num_recurrences) > 1:
         return f"a Llama applies its layers once, not num_recurrences={recurrences} times"
+    if any(layer.window is not None for layer in model.model.layers):
+        return "a Llama attends to all tokens, not within a window"
     if not isinstance(position, RoPE):
         return f"a Llama rotates queries and keys, and has no {cls.__name__}"
     if any(isinstance(layer.context, TapeLayer) for layer in model.model.layers):

@@ -123,9 +123,13 @@ class LayerPosition(PositionModule):
     Attributes:
         memo_width: M, numbers that the encoding keeps for each token and key/value head. A cache
             stores them as the last channels of the keys, where they follow all its operations.
+        window: a query attends to itself and the `window` - 1 tokens before it, as with the
+            library's `sliding_window`; None for `TapeConfig.sliding_window`. Padding does not
+            count. A cache keeps the keys of all tokens.
     """
 
     memo_width: int = 0
+    window: int | None = None
 
     def reset_parameters(self) -> None:
         pass

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tape import positions
+from tape.names import check_integer
 from tape.positions.base import LayerPosition, PositionEncoding, Positions, ScoreBias
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ class Mixed(PositionEncoding):
     to the embeddings, whatever their layers.
 
     Arguments of the configuration:
-        pattern: names of encodings, or mappings with a name and arguments; rotary entries without
-            `theta` and `scaling` have those of the configuration. By default, three layers of RoPE
+        pattern: names of encodings, or mappings with a name, arguments and a `window` (see
+            `LayerPosition`); rotary entries without `theta` and `scaling` have those of the
+            configuration. By default, three layers of RoPE
             and one without positions, as in Llama 4 and SmolLM3 (Yang et al. 2025, arXiv
             2501.18795).
     """
@@ -39,6 +41,7 @@ class Mixed(PositionEncoding):
     ):
         super().__init__(config, **arguments)
         self.places, parts = parts_of(config, pattern)
+        self.windows = [entry.get("window") for entry in pattern]
         self.entries = nn.ModuleList(positions.build(part) for part in parts)
         self.per_head = any(entry.per_head for entry in self.entries)
         self.ordered = any(entry.ordered for entry in self.entries)
@@ -54,7 +57,7 @@ class Mixed(PositionEncoding):
         entries = [checked(entry) for entry in pattern]
         for entry in entries:
             configuration(config, entry, config.num_hidden_layers)
-        updated = [x for x in entries if positions.ENCODINGS[x["name"]].updates]
+        updated = [bare(x) for x in entries if positions.ENCODINGS[x["name"]].updates]
         if any(entry != updated[0] for entry in updated):
             raise ValueError(
                 f"position mixed: {updated[0]} and another encoding whose state layers update; "
@@ -66,7 +69,7 @@ class Mixed(PositionEncoding):
     def able_backends(cls, arguments: dict[str, Any]) -> frozenset[str]:
         sampler = {"sampler": arguments["sampler"]}
         kinds = [(positions.ENCODINGS[entry["name"]], entry) for entry in arguments["pattern"]]
-        able = (cls.able_backends(cls.defaults() | entry | sampler) for cls, entry in kinds)
+        able = (cls.able_backends(cls.defaults() | bare(entry) | sampler) for cls, entry in kinds)
         return frozenset.intersection(*able)
 
     @property
@@ -99,7 +102,9 @@ class Mixed(PositionEncoding):
 
     def layer(self, layer_idx: int) -> LayerPosition:
         place = self.places[layer_idx]
-        return self.entries[place].layer(self.places[:layer_idx].count(place))
+        layer = self.entries[place].layer(self.places[:layer_idx].count(place))
+        layer.window = self.windows[layer_idx % len(self.windows)]
+        return layer
 
 
 def checked(entry: str | Mapping[str, Any]) -> Entry:
@@ -110,6 +115,8 @@ def checked(entry: str | Mapping[str, Any]) -> Entry:
     """
     name, given = positions.canonical(entry)
     cls = positions.ENCODINGS[name]
+    if given.get("window") is not None:
+        check_integer(f"position mixed: window of {name}", given["window"])
     if issubclass(cls, Mixed) or cls.reads:
         raise ValueError(
             f"position mixed: {name} in a pattern: it needs all layers; give another encoding"
@@ -127,7 +134,7 @@ def parts_of(
 ) -> tuple[list[int], list[PretrainedConfig]]:
     """Returns the place of each layer's entry among the distinct ones, and for each of these the
     configuration of a model of its layers alone."""
-    layers = [pattern[n % len(pattern)] for n in range(config.num_hidden_layers)]
+    layers = [bare(pattern[n % len(pattern)]) for n in range(config.num_hidden_layers)]
     distinct = [entry for n, entry in enumerate(layers) if entry not in layers[:n]]
     parts = [configuration(config, entry, layers.count(entry)) for entry in distinct]
     return [distinct.index(entry) for entry in layers], parts
@@ -137,5 +144,10 @@ def configuration(config: PretrainedConfig, entry: Entry, layers: int) -> Pretra
     """Returns the configuration of a model with this encoding alone, in so many layers."""
     own = copy.copy(config)
     own.num_hidden_layers, own.rope_parameters = layers, copy.deepcopy(config.rope_parameters)
-    own.position = positions.configure(own, entry)
+    own.position = positions.configure(own, bare(entry))
     return own
+
+
+def bare(entry: Entry) -> Entry:
+    """Returns an entry without its window: equal ones are those of one encoding."""
+    return {name: value for name, value in entry.items() if name != "window"}
