@@ -31,7 +31,7 @@ from tape.masks import build_mask, num_slots, restrict
 from tape.names import suggestion
 from tape.payload import Attended, Payload, concat_payload, per_query_head, split, split_payload
 from tape.positions import ENCODINGS, ScoreBias
-from tape.positions.base import ScoreMod, masked
+from tape.positions.scores import ScoreMod, masked
 from tape.s2 import check_groups, shifted_groups
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from torch.compiler import is_compiling
 
 from tape.blockwise import causal_attention
 from tape.payload import Payload, concat_payload, per_query_head, split, split_payload
-from tape.positions.base import masked
+from tape.positions.scores import masked
 
 
 def is_single_query(q: Tensor, k: Tensor, payload: Payload, mask: Tensor | None) -> bool:

@@ -126,12 +126,13 @@ class DecoderLayer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Computes x' and e'; a recurrence has `cache_layer_idx`es of its own. The `final` layer
         returns e as it is, because its result would not be used."""
+        own = e if tokens.state is None else tokens.state
         attended, attended_e, _ = self.self_attn(
             self.input_layernorm(x_BTC),
-            *(e, self.context, tokens, mask, kernel, past_key_values, cache_layer_idx, final),
+            *(own, self.context, tokens, mask, kernel, past_key_values, cache_layer_idx, final),
         )
         x_BTC = x_BTC + attended
         mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
-        if not final:
+        if not final and tokens.state is None:
             e = self.context.next_state(e, attended_e, mlp_out)
         return x_BTC + mlp_out, e

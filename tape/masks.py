@@ -12,7 +12,7 @@ from transformers import Cache
 from transformers.masking_utils import and_masks, create_causal_mask
 
 from tape.configuration import TapeConfig
-from tape.positions.base import lookup
+from tape.positions.scores import lookup
 
 # (batch, head, query slot, key slot) -> whether they attend; of scalars, or tensors that broadcast.
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -229,13 +229,17 @@ class TapeModel(TapePreTrainedModel):
         check_draw(sampler.draw, past_key_values)
         where = Positions(*sampler(query, key, self.training))  # one draw for all layers
         x_BTC = self.position.embed(x_BTC, where)
-        e = self.position.state(where, torch.promote_types(x_BTC.dtype, torch.float32))
+        wide = torch.promote_types(x_BTC.dtype, torch.float32)
+        e = self.position.state(where, wide)
+        states = self.position.states(where, wide, len(self.layers))
         biases = self.position.biases(where, len(self.layers))
         if self.config._attn_implementation == "flash_attention_2":
-            attention.check_flash(attention_mask, position_ids, key, past_key_values, biases[0])
+            bias = next((bias for bias in biases if bias is not None), None)
+            attention.check_flash(attention_mask, position_ids, key, past_key_values, bias)
         if kept is not None:  # after all checks
             keep_indices(past_key_values, indices_layer, kept, x_BTC.shape[1])
-        tokens = [Tokens(where, bias, real, slots, documents=documents) for bias in biases]
+        own = zip(biases, states, strict=True)
+        tokens = [Tokens(where, bias, real, slots, state, documents) for bias, state in own]
         layers = [*zip(self.layers, tokens, strict=True)] * self.config.num_recurrences
         embedding = x_BTC
         for idx, (layer, seen) in enumerate(layers):

@@ -87,18 +87,17 @@ POSITIONS = {
     "tape_neither_place": {"name": "tape", "attention": False, "feed_forward": False},
     "tape_not_equivariant": {"name": "tape", "equivariant": False},
     "tape_not_tensorial": {"name": "tape", "tensorial": False},
+    "mixed": {"name": "mixed", "pattern": ["rope", "nope"]},
+    "mixed_tape": {
+        "name": "mixed",
+        "pattern": [{"name": "tape", "window": 4}, {"name": "rope", "theta": 50.0}, "tape"],
+    },
+    "mixed_read": {
+        "name": "mixed",
+        "pattern": ["fox", {"name": "path", "rank": 3}, {"name": "pope", "base": 50.0}],
+    },
     "tape_neither_form": {"name": "tape", "equivariant": False, "tensorial": False},
 }
-FLEX = [
-    name
-    for name, position in POSITIONS.items()
-    if "flex_attention" in ENCODINGS[position["name"]].backends
-]
-FLASH = [
-    name
-    for name, position in POSITIONS.items()
-    if "flash_attention_2" in ENCODINGS[position["name"]].backends and name != "alibi_subset"
-]
 GROUPED = [name for name in POSITIONS if POSITIONS[name].get("tensorial", True)]
 
 all_positions = pytest.mark.parametrize("position", POSITIONS)
@@ -129,6 +128,16 @@ def perturb(model: TapeForCausalLM, std: float = 0.3) -> TapeForCausalLM:
             elif "norm" not in name:
                 parameter *= 4.0  # so that attention is not flat
     return model
+
+
+def supported_by(backend: str) -> list[str]:
+    """The encodings above that a backend supports."""
+    found = {name: make_config(position).position for name, position in POSITIONS.items()}
+    able = {name: ENCODINGS[each["name"]].able_backends(each) for name, each in found.items()}
+    return [name for name, backends in able.items() if backend in backends]
+
+
+FLEX, FLASH = supported_by("flex_attention"), supported_by("flash_attention_2")
 
 
 def make_model(position="tape", *, kernel="sdpa", seed=0, dtype=torch.float32, **changes):

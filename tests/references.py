@@ -208,10 +208,21 @@ def first_state(config, coordinate: int) -> Tensor:
     return e.expand(config.num_key_value_heads, *e.shape)
 
 
+def mixed_layers(config) -> list:
+    """The configuration of a model whose encoding is that of each layer."""
+    found = []
+    for layer in range(config.num_hidden_layers):
+        entry = config.position["pattern"][layer % len(config.position["pattern"])]
+        window = entry.get("window", config.sliding_window)
+        entry = {name: value for name, value in entry.items() if name != "window"}
+        own = config.to_dict() | {"position": entry, "sliding_window": window}
+        found.append(type(config)(**own))
+    return found
+
+
 def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=None) -> Tensor:
     """Logits (T, V) of one sequence, in the precision of the weights (use float64)."""
     name = config.position["name"]
-    rotary = name in ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "selective")
     H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     C, T = config.hidden_size, len(tokens)
     p = list(range(T)) if coordinates is None else list(coordinates)
@@ -228,19 +239,28 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         for t, token in enumerate(tokens):
             place = place + 1 if token in config.position["digits"] else 0
             x[t] = x[t] + weights["model.position.table"][place]
-    e = [first_state(config, p[t]) for t in range(T)]
+    layers = [config] * config.num_hidden_layers
+    if name == "mixed":
+        layers = mixed_layers(config)
+    first = [[first_state(own, p[t]) for t in range(T)] for own in layers]
+    updated = [n for n, own in enumerate(layers) if own.position["name"].startswith("tape")]
+    moved = first[updated[0]] if updated else None
     embedding, depth = x, config.num_hidden_layers * config.num_recurrences
     for step in range(depth):
         layer = step % config.num_hidden_layers
         if step and layer == 0:
             x = [x[t] + embedding[t] for t in range(T)]
-        at = f"model.layers.{layer}."
+        at, config, e = f"model.layers.{layer}.", layers[layer], [*first[layer]]
+        name = config.position["name"]
+        rotary = name in ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "selective")
+        if layer in updated:
+            e = moved
 
         def linear(name, value, at=at):
             return weights[at + name + ".weight"] @ value
 
-        def norm(name, value, at=at):
-            return rms_norm(value, weights[at + name + ".weight"], config.rms_norm_eps)
+        def norm(name, value, at=at, epsilon=config.rms_norm_eps):
+            return rms_norm(value, weights[at + name + ".weight"], epsilon)
 
         q, k, v, read, maps = [], [], [], [], []
         for t in range(T):
@@ -267,10 +287,12 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 shift = weights[at + "context.shift"].clamp(-2 * math.pi, 0)
                 q[t] = [polar(q[t][h], p[t], 0.0, base) for h in range(H)]
                 k[t] = [polar(k[t][g], p[t], shift[g, 0], base) for g in range(K)]
-        contextual = name.startswith("tape") and step < depth - 1
+        contextual = layer in updated and any(
+            later % len(layers) in updated for later in range(step + 1, depth)
+        )
         next_x, next_e = [], []
 
-        def products(i, j, q=q, k=k, maps=maps):
+        def products(i, j, q=q, k=k, maps=maps, name=name):
             pairs = [(q[i][h], k[j][h * K // H]) for h in range(H)]
             if name == "path":  # the maps of the tokens after j, up to i
                 for t in range(j + 1, i + 1):
@@ -303,7 +325,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             if contextual:
                 e_i = tape_update(weights, config, layer, e[i], torch.stack(averages), m)
                 next_e.append(e_i)
-        x, e = next_x, next_e if contextual else e
+        x, moved = next_x, next_e if contextual else moved
     final = weights["model.norm.weight"]
     x = [rms_norm(value, final, config.rms_norm_eps) for value in x]
     return torch.stack([weights["lm_head.weight"] @ value for value in x])

@@ -188,6 +188,15 @@ SETTINGS = [
     ("experiment=null", r"experiment=null: leave experiment out, or choose one of ablation"),
     ("launcher=null", r"launcher=null: leave launcher out, or choose one of ddp"),
     ("~position", r"position=null: choose one of abacus, adape"),
+    (
+        "position=abacus position.digits=[99999]",
+        r"digits=\[99999\] must be a list of token ids below",
+    ),
+    ("position=mixed position.pattern=[mixed]", r"mixed in a pattern: it needs all layers"),
+    (
+        "schedule=wsd trainer.warmup_steps=0 trainer.lr_scheduler_kwargs.num_decay_steps=-5",
+        r"trainer\.lr_scheduler_kwargs\.num_decay_steps=-5 must be an integer >= 0",
+    ),
     ("+foo=3", r"\+foo=3: there is no such setting"),
     ("+report.foo=3", r"\+report\.foo=3: there is no such setting; did you mean 'report"),
     ("+data.foo=3", r"TextCorpus takes no argument 'foo'"),

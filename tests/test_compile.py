@@ -125,8 +125,16 @@ def test_random_positions_are_refused_in_a_graph_too():
 
 
 @torch.no_grad()
-@every_position("alibi")
-@pytest.mark.parametrize("first", [0, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("position", "first"),
+    [
+        ("alibi", 0),
+        pytest.param("alibi", 4, marks=pytest.mark.slow),
+        pytest.param("tape", 0, marks=pytest.mark.slow),
+        pytest.param("fox", 4, marks=pytest.mark.slow),
+        pytest.param("abacus", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_gaps_in_a_cache_in_a_graph(position, first):
     """Whether position_ids come with the prompt or only later."""
     model, tokens = make_model(position, num_hidden_layers=2), random_tokens(1, 7)

@@ -12,7 +12,8 @@ from tape.positions import Positions, Tokens
 DRAWN = ["randpe", "alibi_subset", "tape_subset"]  # other indices have other distances
 ABSOLUTE = ["sincos", "learned", "fire", *DRAWN]  # FIRE divides distances by the query's position
 EQUIVARIANT = ["tape", "tape_yarn", "tape_attention", "tape_feed_forward"]
-ORDERED = ("fox", "cope", "selective", "path")  # by their slots: they sum over the text
+# By their slots: they sum over the text.
+ORDERED = ("fox", "cope", "selective", "path", "mixed_read")
 BROKEN = ["tape_not_equivariant", "tape_not_tensorial", "tape_neither_form"]
 
 
@@ -82,7 +83,8 @@ def test_permuting_keys_with_their_positions_changes_nothing(position):
 
     def last_output(index, x):
         where = Positions(index, index)
-        e = encoding.state(where, torch.float64)
+        own = encoding.states(where, torch.float64, 3)[0]
+        e = encoding.state(where, torch.float64) if own is None else own
         tokens = Tokens(where, encoding.biases(where, 3)[0], None, torch.arange(7))
         given = (layer.context, tokens, None, KERNELS["eager"], None, 0, False)
         y, average, _ = layer.self_attn(x, e, *given)

@@ -50,15 +50,19 @@ def choices(group):
     return sorted(options(group))
 
 
+PRESETS = ["gemma", "rnope", "swan"]  # of mixtures
+
+
 @pytest.mark.parametrize("position", sorted({*choices("position")} - {"keep"}))
 def test_every_position_builds_with_known_arguments(position):
     settings = OmegaConf.to_container(composed(f"position={position}"), resolve=True)
     config = TapeConfig(**settings["model"] | {"position": settings["position"], "vocab_size": 99})
-    assert config.position["name"] == ALIASES.get(position, position)
+    name = "mixed" if position in PRESETS else ALIASES.get(position, position)
+    assert config.position["name"] == name
 
 
 def test_there_is_an_entry_for_every_encoding_and_alias():
-    assert choices("position") == sorted([*ENCODINGS, *ALIASES, "keep"])
+    assert choices("position") == sorted([*ENCODINGS, *ALIASES, *PRESETS, "keep"])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ one multiply-add per summed entry of a matrix product. Shapes as in `tape.positi
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tape import TapeConfig
+from tape.positions.mixed import parts_of
 from tape.positions.path import CHUNK
 
 
@@ -52,6 +55,11 @@ def of_encoding(config: TapeConfig, length: int) -> dict[str, int]:
             return of_path(config, length)
         case "tape" | "tape_yarn":
             return of_tape(config, length)
+        case "mixed":
+            found = Counter()
+            for part in parts_of(config, position["pattern"])[1]:
+                found.update(of_encoding(part, length))
+            return dict(found)
     return {}
 
 
@@ -101,14 +109,22 @@ def of_tape(config: TapeConfig, length: int) -> dict[str, int]:
 
 def nonlinear(config: TapeConfig, length: int) -> int:
     """Returns the number of inputs of softmax, SiLU and ReLU."""
-    layers, position = config.num_hidden_layers * config.num_recurrences, config.position
+    layers = config.num_hidden_layers * config.num_recurrences
     softmax = layers * config.num_attention_heads * length**2
     silu = layers * length * config.intermediate_size
+    return softmax + silu + gates(config, length)
+
+
+def gates(config: TapeConfig, length: int) -> int:
+    """Returns the number of inputs of SiLU and ReLU in the encoding."""
+    layers, position = config.num_hidden_layers * config.num_recurrences, config.position
     if position["name"] == "fire":
-        return softmax + silu + layers * length**2 * position["hidden"]
+        return layers * length**2 * position["hidden"]
     if position["name"] in ("tape", "tape_yarn") and position["feed_forward"]:
-        return softmax + silu + (layers - 1) * length * position["width"]
-    return softmax + silu
+        return (layers - 1) * length * position["width"]
+    if position["name"] == "mixed":
+        return sum(gates(part, length) for part in parts_of(config, position["pattern"])[1])
+    return 0
 
 
 def flops(config: TapeConfig, length: int) -> int:

@@ -46,8 +46,12 @@ class Abacus(Learned):
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         arguments = super().configure(config, arguments)
         digits, offset = arguments["digits"], arguments["offset"]
-        if isinstance(digits, str) or not all(type(x) is int and x >= 0 for x in digits or ()):
-            raise ValueError(f"position abacus: digits={digits!r} must be a list of token ids")
+        ids = range(config.vocab_size)
+        if isinstance(digits, str) or not all(type(x) is int and x in ids for x in digits or ()):
+            raise ValueError(
+                f"position abacus: digits={digits!r} must be a list of token ids below "
+                f"vocab_size={config.vocab_size}"
+            )
         arguments["digits"] = [*(digits or ())]
         if not 0 <= offset < arguments["length"]:
             raise ValueError(

@@ -8,13 +8,13 @@ dimension, F = D / 2 frequencies, C hidden size, P width of the payload.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tape.positions import sampling
+from tape.positions.scores import ScoreBias
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -33,66 +33,6 @@ class Positions(NamedTuple):
 def distances(positions: Positions) -> Tensor:
     """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
     return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
-
-
-def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Applies a mask, boolean (True attends) or additive, that broadcasts to the scores."""
-    if mask is None:
-        return scores
-    lowest = torch.finfo(scores.dtype).min
-    if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, lowest)
-    # A sum would be -inf for two minima (NaN if in a whole row) and inf for an infinite score.
-    return torch.where(mask > lowest / 2, scores + mask, lowest)
-
-
-def lookup(x: Tensor) -> Callable[..., Tensor]:
-    """Returns (batch, *indices) -> x[batch, *indices]; a batch of one serves every sequence."""
-    if x.shape[0] == 1:
-        row = x[0]
-        return lambda batch, *indices: row[indices]
-    return lambda *indices: x[indices]
-
-
-# (score, batch, head, query, key) -> score; all scalar tensors.
-ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-class ScoreBias:
-    """Bias b_h(i, j) added to the scaled scores of one layer.
-
-    `dense` is the definition; fused kernels may use an equivalent form.
-
-    Attributes:
-        replaces_products: whether it is the whole score: the products of queries and keys are not
-            added.
-    """
-
-    replaces_products: bool = False
-
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        """Returns the bias of all pairs, (B|1, H, T, S), in `dtype`."""
-        raise NotImplementedError
-
-    def masked(self, mask: Tensor | None, dtype: torch.dtype, causal: bool = False) -> Tensor:
-        """Returns `dense` with a mask applied; `causal` stands for a causal mask."""
-        term = self.dense(dtype)
-        if causal:
-            mask = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
-        return masked(term, mask)
-
-    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
-        """The bias as a FlexAttention score_mod in `dtype`; reads `dense` unless overridden.
-
-        It may read a tensor that requires grad only once: compiled FlexAttention refuses more.
-        """
-        term = lookup(self.dense(dtype))
-        return lambda score, b, h, i, j: score + term(b, h, i, j)
-
-    def alibi_slopes(self) -> Tensor | None:
-        """Slopes (H,) float32 if the bias is -slope_h (i - j) with i and j counting the real
-        tokens, the only bias that FlashAttention supports; otherwise None."""
-        return None
 
 
 class PositionModule(nn.Module):
@@ -114,6 +54,7 @@ class Tokens(NamedTuple):
     bias: ScoreBias | None  # of this layer, as computed by `PositionEncoding.biases`
     real: Tensor | None  # (B, T) False at padding; None without padding
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
+    state: Tensor | None = None  # of this layer alone, in place of the one that layers update
     documents: Tensor | None = None  # (B, T) numbers of packed documents; only without a cache
 
 
@@ -197,6 +138,7 @@ class PositionEncoding(PositionModule):
         backends: attention backends that support this encoding.
         ordered: whether position_ids must increase from token to token.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
+        updates: whether layers update its state.
         reads: whether it takes token indices from the token ids (`read`).
         per_head: whether it has per-head parameters or mixes heads, which tensor parallelism would
             have to split.
@@ -205,6 +147,7 @@ class PositionEncoding(PositionModule):
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
     ordered: ClassVar[bool] = True
     reads: ClassVar[bool] = False
+    updates: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
     config_arguments: ClassVar[tuple[str, ...]] = ()
 
@@ -293,6 +236,12 @@ class PositionEncoding(PositionModule):
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
         """Returns E of layer 0 for the new tokens; `dtype` is at least float32."""
         return None
+
+    def states(
+        self, positions: Positions, dtype: torch.dtype, num_layers: int
+    ) -> list[Tensor | None]:
+        """Returns the states of layers that neither read nor update the one of `state`."""
+        return [None] * num_layers
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
         """Returns the biases of all layers that depend on positions alone: one shared object, or

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, ScoreBias, ScoreMod, Tokens, lookup
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.bias import DENSE_BACKENDS
 from tape.positions.memo import PARTS, join_sums, running_sums, split_sums
+from tape.positions.scores import ScoreBias, ScoreMod, lookup
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

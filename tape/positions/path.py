@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tape.positions.base import LayerPosition, PositionEncoding, ScoreBias, Tokens
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.convolution import Convolution
+from tape.positions.scores import ScoreBias
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

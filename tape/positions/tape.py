@@ -164,6 +164,7 @@ class Tape(RoPE):
     """
 
     per_head = True
+    updates = True
 
     def __init__(
         self,

@@ -40,6 +40,10 @@ def check_training(arguments: TrainingArguments) -> None:
     gpus = arguments.n_gpu
     steps, decay = arguments.max_steps, (arguments.lr_scheduler_kwargs or {}).get("num_decay_steps")
     warmup = arguments.get_warmup_steps(steps)
+    if decay is not None and not (type(decay) is int and decay >= 0):
+        raise ValueError(
+            f"trainer.lr_scheduler_kwargs.num_decay_steps={decay!r} must be an integer >= 0"
+        )
     if decay is not None and warmup + decay > steps:
         raise ValueError(
             f"trainer.lr_scheduler_kwargs.num_decay_steps={decay} with trainer.max_steps={steps}: "
