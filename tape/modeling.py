@@ -79,6 +79,12 @@ class TapePreTrainedModel(PreTrainedModel):
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
         """As in the library, but refuses tensor parallelism for encodings with per-head numbers."""
         split = distributed_config is not None and distributed_config.tp_size > 1
+        options = [name for name in ("qk_norm", "attention_sink") if getattr(model.config, name)]
+        if split and options:
+            raise ValueError(
+                f"tp_size={distributed_config.tp_size} with {options[0]}, whose parameters are not "
+                f"split with the heads; set {options[0]}=false, or use no tensor parallelism"
+            )
         if split and model.base_model.position.per_head:
             able = (name for name, kind in positions.ENCODINGS.items() if not kind.per_head)
             raise ValueError(
