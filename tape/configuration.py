@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
@@ -13,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 
 from tape import positions
-from tape.names import check_integer, suggestion
+from tape.names import check_integer, is_number, suggestion
 
 MOST_LAYERS = 10_000  # applied one after the other, at most
 OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
@@ -93,6 +92,9 @@ class TapeConfig(LlamaConfig):
             raise ValueError(f"attention_dropout={dropout!r} must be a number in [0, 1)")
         if not self.rms_norm_eps > 0:
             raise ValueError(f"rms_norm_eps={self.rms_norm_eps!r} must be a number > 0")
+        for name in ("qk_norm", "attention_sink"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be true or false")
         if self.query_temperature is not None:
             self._check_temperature(self.query_temperature)
         if isinstance(pad, int) and pad >= self.vocab_size:
@@ -104,7 +106,7 @@ class TapeConfig(LlamaConfig):
             raise ValueError(f"query_temperature={given!r} must have a scale and a length")
         check_integer("query_temperature.length", given["length"])
         scale = given["scale"]
-        if type(scale) not in (int, float) or not 0 <= scale < math.inf:
+        if not is_number(scale) or scale < 0:
             raise ValueError(f"query_temperature.scale={scale!r} must be a finite number >= 0")
 
     def _validate_clipped_rope_parameters(self, rope_parameters, ignore_keys=None) -> None:

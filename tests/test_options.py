@@ -176,6 +176,12 @@ def test_wrong_temperatures(wrong, message):
         make_config("rope", query_temperature=wrong)
 
 
+def test_switches_are_true_or_false():
+    for name in ("qk_norm", "attention_sink"):
+        with pytest.raises(ValueError, match=f"{name}=1 must be true or false"):
+            make_config("rope", **{name: 1})
+
+
 def test_a_temperature_needs_positions_that_count_tokens():
     with pytest.raises(ValueError, match="query_temperature with position 'abacus'"):
         make_config("abacus", **TEMPERATURE)
