@@ -32,7 +32,7 @@ class TapeConfig(LlamaConfig):
     With `sliding_window` = W a token attends to itself and the W - 1 tokens before it, in every
     layer whose encoding has no window of its own. Padding does not count.
 
-    Three further options of attention, the same for every encoding (`tape.layer.Attention`):
+    Three further options of attention, the same for every encoding (`tape.options`):
     `qk_norm` normalises queries and keys, `attention_sink` adds a learned term to the denominator
     of each head, and `query_temperature` = {"scale": a, "length": n} multiplies the query at
     position i by 1 + a log(1 + floor((i + 1) / n)).

@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache
-from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from tape import attention
 from tape.cache import cached_memo
 from tape.configuration import TapeConfig
+from tape.options import AttentionSink, temperature
 from tape.payload import concat_payload, split, width
-from tape.positions import LayerPosition, PositionModule, Tokens
+from tape.positions import LayerPosition, Tokens
 
 
 class RMSNorm(LlamaRMSNorm):
@@ -36,29 +36,6 @@ class RMSNorm(LlamaRMSNorm):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * wide.to(x.dtype)
-
-
-class AttentionSink(PositionModule):
-    """A term exp(s_h) in the denominator of head h's softmax, which belongs to no token: attention
-    need not add up to 1. In gpt-oss (arXiv 2508.10925)."""
-
-    def __init__(self, num_heads: int):
-        super().__init__()
-        self.s = nn.Parameter(torch.empty(num_heads))
-
-    def reset_parameters(self) -> None:
-        init.zeros_(self.s)
-
-    def forward(self, average_BHTP: Tensor, lse_BHT: Tensor) -> Tensor:
-        """Returns averages as they are with the term, given the log-sum-exp without it."""
-        share = torch.sigmoid(lse_BHT - self.s[:, None])
-        return average_BHTP * share[..., None].to(average_BHTP.dtype)
-
-
-def temperature(positions: Tensor, scale: float, length: int) -> Tensor:
-    """Returns 1 + scale log(1 + floor((i + 1) / length)) of every position i: the factor of queries
-    in Llama 4, after Scalable-Softmax (arXiv 2501.19399)."""
-    return 1 + scale * torch.log1p(((positions + 1) / length).floor())
 
 
 class Attention(nn.Module):

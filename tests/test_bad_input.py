@@ -202,6 +202,7 @@ SETTINGS = [
     ("optimizer.matrix_learning_rate=0.1", r"matrix_learning_rate=0\.1: there is no such setting"),
     ("optimizer=muon optimizer.matrix_learning_rate=null", r"rate=null must be a number >= 0"),
     ("+report.foo=3", r"\+report\.foo=3: there is no such setting; did you mean 'report"),
+    ("data.documents=marsk", r"data\.documents='marsk' must be join or mask, or null for join"),
     ("+data.foo=3", r"TextCorpus takes no argument 'foo'"),
     ("lenght=3", r"lenght=3: there is no such setting; did you mean 'length'\?"),
     ("trainer.lerning_rate=1", r"there is no such setting; did you mean 'trainer\.learning_rate'"),

@@ -11,7 +11,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 
 from tape.attention import eager
 from tape.export.llama import require_llama
-from tape.layer import AttentionSink
+from tape.options import AttentionSink
 from tape.positions import ENCODINGS
 
 TEMPERATURE = {"query_temperature": {"scale": 0.5, "length": 3}}
