@@ -391,6 +391,7 @@ RULES = {
         ]
     ),
     "tape.analysis.faults": Rule([*CORPUS, "--lengths", "16", "--windows", "1"]),
+    "tape.analysis.gallery": Rule(["--length", "8"]),
     "tape.analysis.cost": Rule([*SMALL, "--length", "8"]),
     "benchmarks/optimisations.py": Rule(
         ["--batch", "1", "--length", "8", "--hidden", "16", "--heads", "2", "--rounds", "7"]

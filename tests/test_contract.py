@@ -3,6 +3,8 @@
 The reference of a mode is the plain forward pass of the same float32 model on one sequence.
 """
 
+import copy
+
 import pytest
 import torch
 from conftest import (
@@ -340,3 +342,30 @@ def test_generates_alike_from_a_prompt_in_chunks(position, cache):
         expected = model.generate(tokens, **settings)
         settings |= {"cache_implementation": cache, "prefill_chunk_size": 4}
         assert torch.equal(model.generate(tokens, **settings), expected)
+
+
+@torch.no_grad()
+@all_positions
+def test_candidates_from_the_prompt_change_nothing(position):
+    """Prompt lookup: rejected candidates are cropped from the cache."""
+    model = make_model(position)
+    tokens = random_tokens(1, 5).repeat(1, 3)
+    settings = {"max_new_tokens": 12, "pad_token_id": 0, "do_sample": False}
+    with model.evaluation_length(LENGTH + 12 + 3):  # with candidates beyond the end
+        expected = model.generate(tokens, use_cache=False, **settings)
+        found = model.generate(tokens, prompt_lookup_num_tokens=3, **settings)
+    assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+@all_positions
+def test_continuations_share_a_prefix(position):
+    model, prefix = make_model(position), random_tokens(2, 6)
+    cache = make_cache(model, "dynamic")
+    with model.evaluation_length(LENGTH):
+        model(prefix, past_key_values=cache)
+        for seed in (2, 3):
+            suffix = random_tokens(2, LENGTH - 6, seed)
+            found = model(suffix, past_key_values=copy.deepcopy(cache)).logits
+            expected = model(torch.cat((prefix, suffix), dim=1), use_cache=False).logits[:, 6:]
+            torch.testing.assert_close(found, expected, **EXACT)

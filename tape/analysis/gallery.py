@@ -1,0 +1,155 @@
+"""Pictures of what every encoding adds to attention scores before training.
+
+python -m tape.analysis.gallery                                # the result: docs/results/gallery
+python -m tape.analysis.gallery --encodings rope alibi mine --length 256 --out pictures
+
+One layer with its initial weights reads one token again and again, with unit projections of queries
+and keys: without an encoding, all scores of a query are equal. A picture shows each score minus the
+query's score of itself, which are the differences that softmax sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from tape import TapeConfig, TapeForCausalLM, origin
+from tape.command import Parser, expected_errors, integer, result_folder
+from tape.evaluation.figures import write_figure
+from tape.files import write_text
+from tape.positions import ENCODINGS, canonical
+
+HEADS, CHANNELS = 4, 32  # of a head
+COLUMNS, PANEL = 6, 2.2  # inches
+
+
+def settings_of(name: str, length: int) -> dict[str, Any]:
+    """Returns the encoding with arguments that allow for `length` tokens, all of them digits."""
+    needed = {
+        "abacus": {"digits": [0], "length": length + 1},
+        "learned": {"length": length},
+        "randpe": {"length": 2 * length, "eval_length": length},
+    }
+    return {"name": name, **needed.get(name, {})}
+
+
+@torch.no_grad()
+def scores(position: dict[str, Any], length: int, seed: int = 0) -> Tensor:
+    """Returns the scores of all pairs minus those of the query's own token, (H, T, T), -inf after
+    the query; float64."""
+    width = HEADS * CHANNELS
+    config = TapeConfig(
+        vocab_size=1,
+        hidden_size=width,
+        intermediate_size=1,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        max_position_embeddings=length // 2,
+        position=position,
+        attn_implementation="eager",
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(seed)
+    model = TapeForCausalLM(config).double().eval()
+    attention = model.model.layers[0].self_attn
+    model.model.embed_tokens.weight.fill_(1)
+    attention.q_proj.weight.copy_(torch.eye(width))
+    attention.k_proj.weight.copy_(torch.eye(width))
+    tokens = torch.zeros(1, length, dtype=torch.long)
+    weights = model(tokens, output_attentions=True, use_cache=False).attentions[0][0].log()
+    found = weights - weights.diagonal(dim1=-2, dim2=-1)[..., None]
+    return found.round(decimals=12)  # rounding errors are no structure
+
+
+def by_distance(scores_HTT: Tensor) -> Tensor:
+    """Returns the scores of the last query by distance, (H, T)."""
+    return scores_HTT[:, -1].flip(-1)
+
+
+def panels(names: Sequence[str], height: float) -> tuple[Figure, list[Any]]:
+    """Returns a figure with a panel of `height` inches per encoding."""
+    columns = min(COLUMNS, len(names))
+    rows = -(-len(names) // columns)
+    figure = Figure((PANEL * columns + 0.4, height * rows + 0.3), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis, name in zip(axes, names, strict=False):
+        axis.set_title(name, fontsize=9)
+        axis.tick_params(labelsize=7)
+    for axis in axes[len(names) :]:
+        axis.remove()
+    return figure, [*axes[: len(names)]]
+
+
+def draw_curves(found: dict[str, Tensor]) -> Figure:
+    """Draws the scores of the last query by distance, a line per head."""
+    figure, axes = panels([*found], PANEL)
+    for axis, x_HTT in zip(axes, found.values(), strict=True):
+        axis.plot(by_distance(x_HTT).T.numpy(), linewidth=0.9)
+        axis.axvline(x_HTT.shape[-1] // 2, color="0.6", linewidth=0.7, linestyle=":")
+        axis.margins(x=0)
+        if not by_distance(x_HTT).any():
+            axis.set_ylim(-1, 1)
+    figure.supxlabel("distance to the key, tokens (dotted: the trained length)", fontsize=9)
+    figure.supylabel("score - score of the query itself", fontsize=9)
+    return figure
+
+
+def draw_maps(found: dict[str, Tensor]) -> Figure:
+    """Draws the scores of the first head: rows are queries, columns are keys."""
+    figure, axes = panels([*found], 0.85 * PANEL)
+    for axis, x_HTT in zip(axes, found.values(), strict=True):
+        image = x_HTT[0].numpy().copy()
+        image[np.isneginf(image)] = np.nan
+        bound = np.nanquantile(np.abs(image), 0.98) or 1.0
+        shown = axis.imshow(image, cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="nearest")
+        figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03).ax.tick_params(labelsize=6)
+    figure.supxlabel("key", fontsize=9)
+    figure.supylabel("query", fontsize=9)
+    return figure
+
+
+def run(names: Sequence[str], length: int, out: Path) -> None:
+    """Writes curves.png and .svg, maps.png and .svg, and scores.csv to a folder."""
+    found = {name: scores(settings_of(name, length), length) for name in names}
+    rows = [
+        {"encoding": name, "head": head, "distance": distance, "score": value}
+        for name, x_HTT in found.items()
+        for head, line in enumerate(by_distance(x_HTT).tolist())
+        for distance, value in enumerate(line)
+    ]
+    table = pd.DataFrame(rows).round({"score": 6})
+    write_text(out / "scores.csv", table.to_csv(index=False))
+    write_figure(draw_curves(found), out / "curves")
+    write_figure(draw_maps(found), out / "maps")
+    origin.record(out)
+
+
+@expected_errors()
+def main(given: list[str] | None = None) -> None:
+    parser = Parser(
+        prog="python -m tape.analysis.gallery",
+        description="Pictures of what every encoding adds to attention scores before training.",
+    )
+    # Each layer of a mixture has the encoding of an entry.
+    every = [name for name in ENCODINGS if name != "mixed"]
+    about = "names; default: all"
+    parser.add_argument("--encodings", nargs="+", default=every, metavar="NAME", help=about)
+    about = "tokens, twice the trained length (default: 128)"
+    parser.add_argument("--length", type=integer(4, 4096), default=128, help=about)
+    parser.add_argument("--out", type=result_folder, default="output/gallery", help="a folder")
+    arguments = parser.parse_args(given)
+    names = list(dict.fromkeys(canonical(name)[0] for name in arguments.encodings))
+    run(names, arguments.length, arguments.out)
+    print(f"{len(names)} encodings in {arguments.out}: curves.png, maps.png and scores.csv")
+
+
+if __name__ == "__main__":
+    main()
