@@ -18,6 +18,7 @@ from conftest import (
 from torch._subclasses import FakeTensorMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi.modeling_phi import (
     PhiConfig,
@@ -371,3 +372,37 @@ def test_copes_bias_is_that_of_x_transformers():
     expected = theirs(q * D**-0.5, ((q @ k.mT) * D**-0.5).masked_fill(later, -1e300))
     ours = layer.bias(None, q, k, None, tokens).dense(torch.float64)
     torch.testing.assert_close(ours.tril(), expected.tril(), atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_the_querys_profile_is_inklings_in_transformers_and_x_transformers():
+    layer, tokens = layer_of("relative")
+    dimension, extent = layer.profiles.shape
+    x = torch.randn(2, 17, 32, dtype=torch.float64)
+    ours = layer.bias(x, None, None, None, tokens).dense(torch.float64).tril()
+    profiles = InklingRelativeLogits(dimension, extent).double()
+    profiles.proj.copy_(layer.profiles)
+    read = layer.reader(x).unflatten(-1, (4, dimension))
+    slots = torch.arange(17)
+    torch.testing.assert_close(ours, profiles(read, slots, slots), atol=1e-12, rtol=0)
+    theirs = x_transformers.RelativeProjPositionalBias(32, 4, dimension, extent).double()
+    theirs.to_distance_weights[0].weight.copy_(layer.reader.weight)
+    theirs.to_distance_weights[0].bias.zero_()
+    theirs.distance_bank.copy_(layer.profiles)
+    torch.testing.assert_close(ours, theirs(x), atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_popes_scores_are_those_of_x_transformers():
+    model = make_model("pope", dtype=torch.float64)
+    layer, index = model.model.layers[0].context, torch.arange(17)
+    positions = Positions(index[None], index[None])
+    q, k = torch.randn(2, 2, 4, 17, 8, dtype=torch.float64)
+    state = model.model.position.state(positions, torch.float64)
+    ours, keys, _ = layer.prepare(None, q, k, state, None, None)
+    theirs = x_transformers.PolarEmbedding(8, 4, base=model.config.position["base"]).double()
+    theirs.learned_bias.copy_(layer.shift)
+    phases, shift = theirs(index)
+    polar = x_transformers.apply_polar_pos_emb
+    expected = polar(q, phases) @ polar(k, phases + shift).mT
+    torch.testing.assert_close(ours @ keys.mT, expected, atol=1e-4, rtol=1e-5)
