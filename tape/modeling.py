@@ -11,6 +11,7 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -324,14 +325,15 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         )
         x_BTC, loss, logits = outputs.last_hidden_state, None, None
         # Compute logits if the head was replaced (by an adapter or a resized vocabulary) or if its
-        # weight is sharded over devices.
-        whole = isinstance(self.lm_head, Head) and not isinstance(self.lm_head.weight, DTensor)
-        if labels is not None and self.training and whole:
-            loss = self.lm_head(x_BTC, labels, num_items_in_batch)
+        # weight is sharded over devices. A head that FSDP2 wraps gathers its weight when called.
+        head, fused = self.lm_head, labels is not None and self.training
+        fused = fused and isinstance(head, Head)
+        if fused and (isinstance(head, FSDPModule) or not isinstance(head.weight, DTensor)):
+            loss = head(x_BTC, labels, num_items_in_batch)
         else:
             keep = logits_to_keep
             kept = slice(-keep, None) if isinstance(keep, int) else keep
-            logits = self.lm_head(x_BTC[:, kept])
+            logits = head(x_BTC[:, kept])
             if labels is not None:
                 loss = self.loss_function(
                     logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
