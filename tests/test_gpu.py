@@ -124,10 +124,21 @@ def test_static_generation_compiles_by_itself(position):
     assert expected.max() < VOCABULARY and torch.equal(static, expected)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("position", POSITIONS)
+def test_an_offloaded_cache_changes_nothing(position):
+    model = make_gpu_model(position, "sdpa", torch.float32)
+    tokens, mask = padded()
+    settings = {"attention_mask": mask[:, :100], "max_new_tokens": 8, "pad_token_id": 0}
+    expected = model.generate(tokens[:, :100], **settings)
+    offloaded = model.generate(tokens[:, :100], cache_implementation="offloaded", **settings)
+    assert torch.equal(offloaded, expected)
+
+
 @needs_flash
 def test_flash_drops_the_same_tokens_of_values_and_payload():
     from tape.flash import flash
 
     q, k, v = torch.randn(3, 1, 2, 40, 64, dtype=torch.bfloat16, device="cuda")
-    values, payload, _ = flash(q, k, v, v, None, None, 0.1, 0.5)
+    values, payload, *_ = flash(q, k, v, v, None, None, 0.1, 0.5)
     assert torch.equal(values, payload)
