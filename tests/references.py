@@ -89,7 +89,8 @@ def score_term(weights, config, layer: int, h: int, i: int, j: int) -> Tensor | 
 
 
 def read_term(weights, config, layer: int, h: int, i: int, j: int, x, q, k, scores) -> Tensor:
-    """The term of head h that depends on the text, for slots j <= i.
+    """The term of head h that depends on the text, for slots j <= i. FoX's sums the same logarithms
+    of gates as flash-linear-attention's naive form (fla/ops/forgetting_attn/naive.py).
 
     Args:
         x: normalised inputs of the layer, by token.
@@ -149,7 +150,8 @@ def selective_state(weights, config, layer: int, read: list[Tensor]) -> Tensor:
 
 
 def path_maps(weights, config, layer: int, read: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """w (K, D) and beta (K,) of the last of these tokens."""
+    """w (K, D) and beta (K,) of the last of these tokens, for the maps of the tokens after j up to
+    i. So are those of flash-linear-attention's naive form (fla/ops/path_attn/naive.py)."""
     prefix = f"model.layers.{layer}.context.gate."
     w = convolved(weights, config, layer, read).view(config.num_key_value_heads, -1)
     logit = weights[prefix + "weight"] @ read[-1] + weights[prefix + "bias"]
