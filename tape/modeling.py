@@ -18,19 +18,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from tape import attention, positions
+from tape import attention, indices, positions
 from tape.cache import GrowingCache
 from tape.configuration import TapeConfig
 from tape.documents import check_documents, number_documents
 from tape.generation import TapeGenerationMixin
-from tape.indices import (
-    check_draw,
-    check_mask,
-    keep_indices,
-    last_index,
-    real_tokens,
-    token_indices,
-)
 from tape.layer import Attention, DecoderLayer, RMSNorm
 from tape.loss import Head
 from tape.positions import PositionModule, Positions, Tokens
@@ -199,13 +191,13 @@ class TapeModel(TapePreTrainedModel):
             # The library's cache for compiled and exported models.
             past_key_values = DynamicCache() if is_compiling() else GrowingCache()
 
-        check_mask(attention_mask, x_BTC.shape[1], past_key_values, self.training)
+        indices.check_mask(attention_mask, x_BTC.shape[1], past_key_values, self.training)
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = attention_mask.to(x_BTC.device, torch.bool)
         indices_layer = len(self.layers) * self.config.num_recurrences  # in the cache
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
-        real = real_tokens(attention_mask, slots)
+        real = indices.real_tokens(attention_mask, slots)
         documents, index = number_documents(document_ids, real)
         if self.group is not None and self.training and past_key_values is None:
             kernel = attention.shifted(self.config._attn_implementation, self.config, self.group)
@@ -216,19 +208,19 @@ class TapeModel(TapePreTrainedModel):
                 *(past_key_values, real, slots, documents),
             )
         if self.position.reads:
-            last = last_index(past_key_values, indices_layer, slots)
+            last = indices.last_index(past_key_values, indices_layer, slots)
             new = None if real is None else real[:, slots]
             position_ids = index = self.position.read(input_ids, new, last, documents)
         if documents is not None:
             query, key, kept = index, index, None
         else:
-            query, key, kept = token_indices(
+            query, key, kept = indices.token_indices(
                 *(x_BTC, attention_mask, position_ids, past_key_values, indices_layer),
                 ordered=self.position.ordered,
                 training=self.training,
             )
         sampler = self.position.sampler
-        check_draw(sampler.draw, past_key_values)
+        indices.check_draw(sampler.draw, past_key_values)
         where = Positions(*sampler(query, key, self.training))  # one draw for all layers
         x_BTC = self.position.embed(x_BTC, where)
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
@@ -239,7 +231,7 @@ class TapeModel(TapePreTrainedModel):
             bias = next((bias for bias in biases if bias is not None), None)
             attention.check_flash(attention_mask, position_ids, key, past_key_values, bias)
         if kept is not None:  # after all checks
-            keep_indices(past_key_values, indices_layer, kept, x_BTC.shape[1])
+            indices.keep_indices(past_key_values, indices_layer, kept, x_BTC.shape[1])
         own = zip(biases, states, strict=True)
         tokens = [Tokens(where, bias, real, slots, state, documents) for bias, state in own]
         layers = [*zip(self.layers, tokens, strict=True)] * self.config.num_recurrences

@@ -197,7 +197,10 @@ class PositionEncoding(PositionModule):
         return arguments | {"sampler": sampling.configure(config, arguments["sampler"])}
 
     def register_constant(self, name: str, value_on_cpu: Tensor) -> None:
-        """Registers a non-persistent buffer that follows the device but keeps its dtype."""
+        """Registers a non-persistent buffer that follows the device but keeps its dtype. Its value
+        must be made with device="cpu": a model that is loaded is built on the meta device."""
+        if value_on_cpu.device.type != "cpu":
+            raise ValueError(f"{name}: make this constant with device='cpu'")
         self._constants[name] = value_on_cpu
         self.register_buffer(name, value_on_cpu.clone(), persistent=False)
 
