@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from tape.modeling import TapeForCausalLM
 from tape.names import check_integer
 from tape.training.arguments import training_order
+from tape.training.criterion import reached
 from tape.training.progress import read_metrics
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task
@@ -127,6 +128,8 @@ class GeneratedTask(Task):
         answered = [*self.answer(model)]
         metrics = read_metrics(folder / "metrics.jsonl")
         summary = facts(model, metrics) | self.summarize(answered)
+        if self.criterion is not None:
+            summary["criterion_step"] = reached(metrics, self.criterion)
         values = {
             **summary,
             **{"folder": folder, "name": folder.name},
