@@ -118,7 +118,7 @@ def draw(cells: Sequence[Cell]) -> Figure:
 
 
 def suite(folders: Sequence[Path], beside: Path | None, name: str, out: Path) -> tuple[str, dict]:
-    """Writes table.md, suite.csv, heatmap and the results in long form; returns the table and, by
+    """Writes suite.md, suite.csv, heatmap and the results in long form; returns the table and, by
     folder, why runs could not be read.
 
     Args:
@@ -140,7 +140,7 @@ def suite(folders: Sequence[Path], beside: Path | None, name: str, out: Path) ->
     lines = [HEAD, *(cell.row for cell in cells)]
     text = f"{markdown_table(lines)}\n\n{NOTE}"
     write_runs(out, runs)
-    write_text(out / "table.md", text + "\n")
+    write_text(out / "suite.md", text + "\n")
     write_text(out / "suite.csv", csv_table(lines))
     write_figure(draw(cells), out / "heatmap")
     origin.record(out)

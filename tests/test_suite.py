@@ -22,6 +22,7 @@ from synthetic.suite import suite
 from tape import TapeConfig, TapeForCausalLM
 from tape.compare.__main__ import compare
 from tape.evaluation.decoding import greedy
+from tape.report.__main__ import main as report
 from tape.training import criterion
 from tape.training.criterion import last_step, reached
 from tape.training.progress import read_metrics
@@ -186,6 +187,10 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     assert [set(each["reached"]) for each in tables] == [{1}, {1}, {0}]
     twice = np.mean([accuracies(table)[4] for table in tables[:2]])
     assert float(row["at twice, %"]) == pytest.approx(100 * twice, abs=0.05)
+    report([str(tmp_path), "--out", str(tmp_path / "page")])
+    (page,) = (tmp_path / "page").iterdir()
+    section = page.read_text().partition('id="synthetic"')[2].partition("<section")[0]
+    assert "2 of 3" in section and "criterion" in section
     # Saved results take part, and runs replace their own.
     again, _ = suite(evaluated[:1], out, "synthetic", tmp_path / "again")
     assert again == text
