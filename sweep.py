@@ -23,20 +23,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from config import CONFIG, options
 from config.command import call, is_expected, listed, refuse
-from config.settings import FOLDER, SWITCH, Kind, integer, number, optional, shown
+from config.settings import SETTINGS as OF_A_RUN
+from config.settings import Kind, integer, shown
+from sweeps.checks import (
+    OF_THE_SWEEP,
+    SUBMITTED,
+    check_comparison,
+    check_kinds,
+    check_own,
+    check_runs,
+)
 from sweeps.engine import perform
 from sweeps.plan import Run, Sweep, fill
-
-SUBMITTED = ("slurm", "local")
-CLUSTERS = (None, "joblib", *SUBMITTED)  # joblib: LAUNCHER of script/compare.sh, as null
-KINDS = {
-    "name": FOLDER,
-    "jobs": optional(integer(1)),
-    "seconds": optional(number("> 0", lambda x: x > 0)),
-    "partial": SWITCH,
-    "dry_run": SWITCH,
-    "cluster": Kind("null, slurm or local", CLUSTERS.__contains__),
-}
 
 
 def words(value: Any) -> list[Any]:
@@ -123,40 +121,39 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
     Raises:
         ValueError: for the first setting that is missing or out of bounds.
     """
-    for name, kind in KINDS.items():
-        if not kind.admits(cfg[name]):
-            raise ValueError(f"{name}={shown(cfg[name])} must be {kind.words}")
+    check_kinds(cfg)
     tables = cfg["tables"] or {}
-    chosen = words(cfg["only"]) if cfg["only"] is not None else list(tables)
+    chosen = [*tables] if cfg["only"] is None else words(cfg["only"])
+    if cfg["only"] is not None and not chosen:
+        raise ValueError(f"only=[]: name one table or more; known: {', '.join(tables)}")
     if unknown := [name for name in chosen if name not in tables]:
-        raise ValueError(f"only={unknown[0]}: no such table; known: {', '.join(tables)}")
+        raise ValueError(f"only={unknown[0]}: no such table; known: {', '.join(tables) or 'none'}")
     tables = {name: tables[name] for name in chosen}
     axes = dict(leaves(cfg["vary"]))
+    for name in OF_THE_SWEEP & {*axes}:
+        raise ValueError(f"vary.{name} is set by the sweep; give name=... or seeds=...")
     for axis, values in axes.items():
         if values is None:  # the rows of the tables
             values = list(dict.fromkeys(row for rows in tables.values() for row in rows))
-        axes[axis] = checked_values(f"vary.{axis}", words(values))
+        axes[axis] = checked_values(f"vary.{axis}", words(values), OF_A_RUN.get(axis))
     seeds = checked_values("seeds", words(cfg["seeds"]), integer(0, 2**32 - 1))
-    settings = [*words(cfg["settings"]), *settings]
-    for name in {"name", "output_dir", "seed"} & {*axes}:
-        raise ValueError(f"vary.{name} is set by the sweep; give name=... or seeds=...")
-    for setting in settings:
-        if setting.lstrip("+~").partition("=")[0] in {"name", "output_dir", "seed", *axes}:
-            raise ValueError(
-                f"{setting} is set by the sweep; give name=..., seeds=... and vary... (the "
-                f"scripts: NAME, SEEDS and TYPES)"
-            )
-    groups = (cfg["groups"] or {"": {}}).values()
-    runs = [
-        run for each in groups for run in runs_of({**cfg, "settings": settings} | each, axes, seeds)
-    ]
+    runs, labels = [], set()
+    for name, changes in (cfg["groups"] or {"": {}}).items():
+        if added := changes.keys() - cfg.keys():
+            raise ValueError(f"groups.{name}.{min(added)}: there is no such setting of a sweep")
+        group = cfg | changes
+        check_kinds(group)
+        group["settings"] = [*words(group["settings"]), *settings]
+        check_own(group["settings"], axes)
+        labels |= check_runs(runs_of(group, axes, seeds[:1]), axes, bool(cfg["compare"]))
+        runs += runs_of(group, axes, seeds)
     runs.sort(key=lambda run: run.length is None)  # base models first
     if len({run.folder for run in runs}) < len(runs):
         raise ValueError(f"runs={cfg['runs']}: two runs have one folder; vary other settings")
     baseline, usual = cfg["baseline"], cfg["usual_baseline"]
     if baseline is None and any(run.row == usual for run in runs):
         baseline = usual
-    return Sweep(
+    sweep = Sweep(
         runs,
         Path(cfg["out"]),
         CONFIG,
@@ -168,6 +165,8 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
         cfg["seconds"],
         cfg["summary"] or "",
     )
+    check_comparison(sweep, labels)
+    return sweep
 
 
 @hydra.main(version_base=None, config_path="config", config_name="sweep")

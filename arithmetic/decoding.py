@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from arithmetic.plan import Batch
-from arithmetic.problems import places
 from tape import TapeForCausalLM
 from tape.evaluation.decoding import greedy
 
@@ -21,11 +18,7 @@ def answers(
     """Decodes an answer to each prompt, including EOS unless it comes too late for a right answer;
     without spaces, if the model was trained with them."""
     prompts = [question.prompt for question in batch.questions]
-    how = {"use_cache": use_cache}
-    if batch.problems.abacus_offset is not None:  # places of the answer start after '=', at 0
-        texts = np.frombuffer("".join(prompts).encode(), dtype=np.uint8).reshape(len(prompts), -1)
-        how["position_ids"] = torch.from_numpy(places(texts)).to(model.device)
     ids, end = tokenizer(prompts, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id
-    written = greedy(model, ids, end, batch.new_tokens, batch.length, **how)
+    written = greedy(model, ids, end, batch.new_tokens, batch.length, use_cache=use_cache)
     texts = tokenizer.batch_decode(written, clean_up_tokenization_spaces=False)
     return [text.replace(" ", "") if batch.problems.spaces else text for text in texts]

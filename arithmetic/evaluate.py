@@ -18,11 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from arithmetic.decoding import answers
 from arithmetic.grid import GRID, mark
-from arithmetic.plan import plan
+from arithmetic.plan import check_positions, plan
 from arithmetic.problems import Problems
 from config.command import call
 from tape.command import expected_errors
-from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.checkpoint import fingerprint, load
 from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.workers import answering
 from tape.names import check_flag, check_integer, check_path
@@ -47,7 +47,8 @@ def run(cfg: DictConfig) -> None:
     max_length = cfg.max_length or 2 * max(problems.max_first, problems.max_second)
     model, tokenizer = load(folder)
     batches = plan(problems, max_length, cfg.samples, cfg.seed, cfg.batch_size)
-    check_length(model, max(batch.positions for batch in batches), f"max_length={max_length}")
+    longest = max(batch.length for batch in batches)
+    check_positions(model, problems, (max_length, max_length), longest, f"max_length={max_length}")
     header = {
         "model": fingerprint(folder),
         **{f"problems.{name}": value for name, value in asdict(problems).items()},

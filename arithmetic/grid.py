@@ -42,7 +42,7 @@ def _best(asked: list[Asked], tables: list[pd.DataFrame]) -> Column:
     return everything if beyond.value(tables[0]) is None else beyond
 
 
-OF_TRAINING = ("spaces", "abacus_offset")  # the questions are the same
+OF_TRAINING = ("spaces",)  # the questions are the same
 VIEW = View(
     keys=(
         *("max_length", "samples", "seed"),

@@ -11,6 +11,9 @@ from itertools import product
 from typing import NamedTuple
 
 from arithmetic.problems import Problems
+from tape.evaluation.checkpoint import check_length
+from tape.modeling import TapeForCausalLM
+from tape.positions.abacus import Abacus
 
 MOST = 10**7  # questions
 
@@ -36,14 +39,6 @@ class Batch(NamedTuple):
     def cost(self) -> int:
         """Tokens to run, roughly proportional to time."""
         return len(self.questions) * (len(self.questions[0].prompt) + self.new_tokens)
-
-    @property
-    def positions(self) -> int:
-        """Number of positions of its longest text."""
-        if self.problems.abacus_offset is None:
-            return self.length
-        digits = max(max(question.n, question.m) for question in self.questions)
-        return max(digits, self.new_tokens - 1) + 1
 
 
 def plan(
@@ -78,3 +73,27 @@ def plan(
             length = prompt + tokens(group[-1])
             batches.append(Batch(questions, tokens(questions[-1]), length, problems))
     return sorted(batches, key=lambda batch: -batch.cost)
+
+
+def check_positions(
+    model: TapeForCausalLM,
+    problems: Problems,
+    cell: tuple[int, int],
+    length: int,
+    purpose: str,
+    training: bool = False,
+) -> None:
+    """Raises a ValueError if the model's encoding has fewer positions than the problems of cells up
+    to this one need: `length` tokens, or with Abacus a row per digit of a number, and for offsets
+    in training."""
+    encoding = model.base_model.position
+    if not isinstance(encoding, Abacus):
+        check_length(model, length, purpose)
+        return
+    if problems.spaces:
+        raise ValueError(
+            f"data.spaces={problems.spaces} with position=abacus: a space would end a number; set "
+            "it to 0 or take another encoding"
+        )
+    needed = problems.digits(*cell) + (encoding.offset if training else 0) + 1
+    check_length(model, needed, purpose, len(encoding.table))

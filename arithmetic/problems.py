@@ -47,10 +47,6 @@ class Problems:
             to the longest answer of the cell (a '-' is extra).
         spaces: probability of a space after each character in training. Spaces after '=' count in
             the loss like other characters.
-        abacus_offset: if given, the position of a digit is its place in its number, from 1, and
-            that of other characters 0 (Abacus, McLeish et al. 2024, arXiv 2405.17399; for
-            position=learned). In training all digits of a problem are shifted by one number,
-            uniform in 0..abacus_offset.
 
     Raises:
         ValueError: for an unknown task, or values that are not allowed.
@@ -62,7 +58,6 @@ class Problems:
     reverse: bool = True
     leading_zeros: bool = False
     spaces: float = 0.0
-    abacus_offset: int | None = None
 
     def __post_init__(self):
         look_up("data.task", self.task, TASKS)
@@ -75,15 +70,6 @@ class Problems:
             raise ValueError(
                 f"data.spaces={self.spaces!r} must be a probability, a number from 0 to 1"
             )
-        if self.abacus_offset is not None:
-            check_integer("data.abacus_offset", self.abacus_offset, least=0)
-            task = TASKS[self.task]
-            if self.spaces or task.signed or task.answer_widths(2, 1).size > 1:
-                raise ValueError(
-                    f"data.abacus_offset={self.abacus_offset} needs an answer of digits only, "
-                    f"whose places increase by one: not data.task={self.task} with "
-                    f"data.spaces={self.spaces}"
-                )
 
     @property
     def length(self) -> int:
@@ -92,13 +78,10 @@ class Problems:
         characters = self.prompt_width(*cell) + self.answer_width(*cell)
         return characters * (2 if self.spaces else 1) + 1
 
-    @property
-    def positions(self) -> int:
-        """Upper bound on the positions in a training sequence."""
-        if self.abacus_offset is None:
-            return self.length
-        answer = self.answer_width(self.max_first, self.max_second)
-        return max(self.max_first, self.max_second, answer) + self.abacus_offset + 1
+    def digits(self, n: int, m: int) -> int:
+        """Returns the most digits of a number in a cell's problems and answers."""
+        task = self._task(n, m)
+        return int(max(task.operand_widths(n, m).max(), task.answer_widths(n, m).max()))
 
     def prompt_width(self, n: int, m: int) -> int:
         """Returns the length in characters of a cell's longest prompt, with '=', without spaces."""
@@ -156,7 +139,7 @@ class Problems:
         path = Path(folder) / FILE
         if not path.is_file():
             raise ValueError(f"{folder} has no {FILE}: give the folder of an arithmetic run")
-        return load(cls, path)
+        return load(cls, path, dropped=("abacus_offset",))
 
     def _task(self, n: int, m: int) -> Task:
         """Returns the task after checking the cell."""
@@ -204,9 +187,8 @@ class ProblemSequences(GeneratedSequences):
         self._latest: tuple[int, dict[str, Tensor]] | None = None
 
     def sequence(self, i: int) -> dict[str, Tensor]:
-        """Returns input_ids and labels (-100 up to '=' and on padding), and with Abacus positions
-        also position_ids: (length,) each. Padding comes last, where causal attention does not look,
-        so no mask is needed."""
+        """Returns input_ids and labels (-100 up to '=' and on padding): (length,) each. Padding
+        comes last, where causal attention does not look, so no mask is needed."""
         chunk, place = divmod(i, CHUNK)
         if self._latest is None or self._latest[0] != chunk:
             self._latest = chunk, self._make(chunk)
@@ -228,9 +210,6 @@ class ProblemSequences(GeneratedSequences):
         ids, equals = self._tokens[texts], texts == ord("=")
         answers = (texts != GAP) & np.logical_or.accumulate(equals, axis=1) & ~equals
         columns = {"input_ids": ids, "labels": np.where(answers, ids, -100)}
-        if (most := self.source.abacus_offset) is not None:
-            offsets, found = rng.integers(most, size=(CHUNK, 1), endpoint=True), places(texts)
-            columns["position_ids"] = np.where(found > 0, found + offsets, 0)
         return {name: torch.from_numpy(rows) for name, rows in columns.items()}
 
 
@@ -261,10 +240,3 @@ def packed(texts: np.ndarray, length: int) -> np.ndarray:
     closed = np.full((len(texts), length), GAP, dtype=np.uint8)
     closed[np.arange(length) < there.sum(axis=1, keepdims=True)] = texts[there]
     return closed
-
-
-def places(texts: np.ndarray) -> np.ndarray:
-    """Returns the place of each digit in its number, from 1, and 0 for other characters: (B, T)."""
-    index = np.arange(texts.shape[1])
-    digits = (texts >= ord("0")) & (texts <= ord("9"))
-    return index - np.maximum.accumulate(np.where(digits, -1, index), axis=1)

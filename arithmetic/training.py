@@ -8,9 +8,8 @@ from typing import Any
 from transformers import TrainingArguments
 
 from arithmetic.decoding import answers
-from arithmetic.plan import Question, plan
+from arithmetic.plan import Question, check_positions, plan
 from arithmetic.problems import Problems, ProblemSequences, character_tokenizer
-from tape.evaluation.checkpoint import check_length
 from tape.evaluation.tables import markdown_table
 from tape.modeling import TapeForCausalLM
 from tape.training.generated import Answered, GeneratedTask
@@ -45,8 +44,8 @@ The whole grid and its picture: python -m arithmetic.evaluate model={folder}
     ):
         tokenizer = character_tokenizer()
         super().__init__(problems, ProblemSequences, tokenizer, settings, arguments, samples)
-        longest = 2 * max(problems.max_first, problems.max_second)
-        self.batches = plan(problems, longest, samples, seed=0, batch_size=1024)
+        self.longest = 2 * max(problems.max_first, problems.max_second)
+        self.batches = plan(problems, self.longest, samples, seed=0, batch_size=1024)
 
     def describe(self) -> str:
         problems = self.source
@@ -56,15 +55,13 @@ The whole grid and its picture: python -m arithmetic.evaluate model={folder}
         )
 
     def check(self, model: TapeForCausalLM) -> None:
-        name = model.config.position["name"]
-        if self.source.abacus_offset is not None and name != "learned":
-            raise ValueError(
-                f"data.abacus_offset={self.source.abacus_offset}: positions that restart in each "
-                f"number require position=learned, not position={name}"
-            )
-        check_length(model, self.source.positions, "training on these problems")
-        needed = max(batch.positions for batch in self.batches)
-        check_length(model, needed, "measuring the accuracy up to twice the trained lengths")
+        problems = self.source
+        cell, twice = (problems.max_first, problems.max_second), (self.longest, self.longest)
+        purpose = "training on these problems"
+        check_positions(model, problems, cell, problems.length, purpose, training=True)
+        length = max(batch.length for batch in self.batches)
+        purpose = "measuring the accuracy up to twice the trained lengths"
+        check_positions(model, problems, twice, length, purpose)
 
     def answer(self, model: TapeForCausalLM) -> Iterable[Answered]:
         end = self.tokenizer.eos_token

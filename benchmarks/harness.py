@@ -162,7 +162,7 @@ def parser(
     shape: str | None = None,
     attention: bool = False,
     rounds: tuple[int, int] | None = (15, 7),
-    out: Path | None = None,
+    out: str | None = None,
     **counts: tuple[int, int, str],
 ) -> Parser:
     """Returns a parser with the flags that benchmarks share.
@@ -194,16 +194,8 @@ def parser(
         kind = integer(rounds[1], 10**6)
         add("--rounds", "--repeats", type=kind, default=rounds[0], help="of all methods")
     about = "folder for the rows and the table; rerunning the command resumes there"
-    add("--out", type=table_folder, default=out, help=about)
+    add("--out", type=result_folder, default=out, help=about)
     return found
-
-
-def table_folder(text: str) -> Path:
-    """A folder for results, for argparse: refused before anything is measured."""
-    folder = result_folder(text)
-    if folder.is_file():
-        raise argparse.ArgumentTypeError(f"{text} is a file; give a folder")
-    return folder
 
 
 def run(

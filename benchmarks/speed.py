@@ -13,7 +13,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -161,7 +160,7 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     counts = {"batch": (1, 1, "sequences"), "new": (64 if GPU else 4, 1, "tokens to decode")}
-    found = parser(__doc__, rounds=(15 if GPU else 7, 7), out=Path("output/speed"), **counts)
+    found = parser(__doc__, rounds=(15 if GPU else 7, 7), out="output/speed", **counts)
     both = ["no", "yes"]
     for name, choices, default, about in (
         ("scopes", SCOPES, SCOPES, "an attention layer, a whole decoder"),

@@ -38,7 +38,8 @@ COLUMNS = [
     *("kernels", "note"),
 ]
 QUANTITIES = {"milliseconds": "ms", "ratio": "time / rope", "memory_mib": "memory (MiB)"}
-COLOURS = dict(zip(ENCODINGS, matplotlib.colormaps["tab20"].colors, strict=False))
+PALETTE = [colour for name in ("tab20", "tab20b") for colour in matplotlib.colormaps[name].colors]
+COLOURS = dict(zip(ENCODINGS, PALETTE, strict=False))
 STYLES = {"here": "o-", "transformers": "x--", "torch": "+--", "x-transformers": "1:"}
 
 

@@ -18,10 +18,11 @@ from benchmarks.harness import parser, publish
 from benchmarks.models import DEVICE, random_tokens
 from benchmarks.timing import in_turn, matrix_product
 from tape import TapeForCausalLM
-from tape.command import expected_errors
+from tape.command import Distinct, expected_errors
 from tape.evaluation.tables import markdown_table
+from tape.files import read_object
 from tape.training.progress import MetricsFile, read_metrics
-from tape.training.runs import last_complete, read_configuration, step_of
+from tape.training.runs import TRAINED, last_complete, read_configuration, step_of
 
 COLUMNS = ("run", "steps", "tokens/s", "TFLOP/s", "peak", "MFU")
 
@@ -43,6 +44,9 @@ def row(folder: Path) -> list[str]:
     metrics = folder / MetricsFile.FILE
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: give those of runs")
+    settings = read_configuration(folder)
+    if (folder / TRAINED).exists():
+        read_object(folder / TRAINED)
     lines = metrics.read_text(errors="replace").splitlines() if metrics.exists() else []
     rows = read_metrics(metrics) if lines else []
     if lines and len(rows) < max(1, len(lines) - 1):  # the last may be half-written
@@ -51,7 +55,6 @@ def row(folder: Path) -> list[str]:
     speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     if saved is None or not speeds:  # the run has barely started
         return [folder.name, *"-" * (len(COLUMNS) - 1)]
-    settings = read_configuration(folder)
     accumulated = settings["trainer.gradient_accumulation_steps"]
     of_a_device = settings["trainer.per_device_train_batch_size"] * accumulated
     speed = median(speeds) * of_a_device / settings["sequences_per_step"]
@@ -73,7 +76,7 @@ def row(folder: Path) -> list[str]:
 @expected_errors()
 def main() -> None:
     found = parser(__doc__.replace(":", "\n\n", 1), rounds=None)
-    found.add_argument("runs", type=Path, nargs="+", help="folders of runs")
+    found.add_argument("runs", type=Path, nargs="+", action=Distinct, help="folders of runs")
     arguments = found.parse_args()
     text = markdown_table([COLUMNS, *map(row, arguments.runs)])
     publish("utilization", arguments, text)

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config import CONFIG, options
@@ -86,11 +87,16 @@ def check_added(words: list[str], name: str, folder: Path) -> None:
             raise ValueError(no_setting(override, known))
 
 
+def composed(words: list[str], name: str, folder: Path = CONFIG) -> DictConfig:
+    """The configuration that a command composes of its file in `folder` and overrides."""
+    GlobalHydra.instance().clear()  # that of a running command
+    with initialize_config_dir(version_base=None, config_dir=str(folder)):
+        return compose(name, words)
+
+
 def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
     """What is wrong with the first override that names no setting or no file of a group, if any."""
     overrides = parsed(words)
-    defaults = OmegaConf.load(folder / f"{name}.yaml").get("defaults", [])
-    needed = {group for each in defaults if each != "_self_" for group in each if each[group]}
     groups = {}
     for override in overrides:
         group = override.key_or_group
@@ -99,12 +105,13 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
             return renamed(group, value)
         if names := options(group, folder):
             choices = value.split(",")
-            for choice in {*choices} - names - ({"null"} if group not in needed else set()):
+            for choice in {*choices} - names:
+                if choice == "null":
+                    return f"{group}=null: leave {group} out, or choose one of {listed(names)}"
                 return f"unknown {group} {choice!r}{hint(choice, names)} Known: {listed(names)}"
             groups[group] = choices[0]
-    with initialize_config_dir(version_base=None, config_dir=str(folder)):
-        composed = compose(name, [f"{group}={choice}" for group, choice in groups.items()])
-    known = {*_names(OmegaConf.to_container(composed))}
+    chosen = [f"{group}={choice}" for group, choice in groups.items()]
+    known = {*_names(OmegaConf.to_container(composed(chosen, name, folder)))}
     for override in overrides:
         setting = override.key_or_group
         there = setting in groups or setting in known or setting.startswith("hydra")

@@ -61,6 +61,7 @@ SETTINGS = {
     "seed": integer(0, 2**32 - 1),
     "debug": SWITCH,
     "length": integer(2, 2**31 - 1),
+    "trunk": optional(TEXT),
     "base_model": optional(TEXT),
     "frozen": optional(TEXT),
     "tokenizer": optional(TEXT),
@@ -68,6 +69,7 @@ SETTINGS = {
     "eval_blocks": optional(integer(1, 2**31 - 1)),
     "report.tokens": integer(1),
     "task.samples": integer(1),
+    "optimizer.matrix_learning_rate": optional(NOT_NEGATIVE),
     "trainer.max_steps": integer(1, 2**31 - 1),
     "trainer.per_device_train_batch_size": integer(1),
     "trainer.per_device_eval_batch_size": integer(1),
@@ -90,7 +92,7 @@ SETTINGS = {
 # Former names of settings, with the present ones.
 RENAMED = {"tape_sampler": "position.sampler", "randpe_length": "position.length"}
 # Groups of the configuration that a run cannot do without.
-GROUPS = ("model", "position", "task", "data", "trainer")
+GROUPS = ("model", "position", "task", "data", "trainer", "optimizer")
 
 
 def shown(value: Any) -> str:

@@ -158,6 +158,8 @@ class Engine:
     async def compare(self) -> int:
         """Returns 0, or the exit status of the last comparison that failed."""
         status = 0
+        if len(self.failed) == len(self.sweep.runs):  # nothing to compare
+            return status
         for words in self.sweep.comparisons(self.failed):
             print(flush=True)
             status = await self.execute(words, None) or status

@@ -21,7 +21,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors import safe_open
 
 from tape.modeling import TapeForCausalLM
-from tape.names import check_arguments, check_integer
+from tape.names import check_arguments, check_flag, check_integer, check_text, is_number
 from tape.positions import PositionModule
 
 ADAPTER = "adapter_model.safetensors"
@@ -41,12 +41,14 @@ class LoRA:
 
     def __post_init__(self):
         check_integer("peft.lora.rank", self.rank)
-        if not 0 <= self.dropout < 1:
+        if not is_number(self.alpha) or self.alpha <= 0:
+            raise ValueError(f"peft.lora.alpha={self.alpha!r} must be a finite number > 0")
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise ValueError(f"peft.lora.dropout={self.dropout!r} must lie in [0, 1)")
-        if not self.targets or (unknown := sorted({*self.targets} - {*LINEAR})):
-            found = unknown[0] if self.targets else "none"
+        targets = self.targets if isinstance(self.targets, list) else []
+        if not targets or any(target not in LINEAR for target in targets):
             allowed = ", ".join(LINEAR)
-            raise ValueError(f"peft.lora.targets={self.targets}: {found}; allowed: {allowed}")
+            raise ValueError(f"peft.lora.targets={self.targets!r} must be a list from {allowed}")
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,9 @@ class Method:
         return cls(**settings)
 
     def __post_init__(self):
+        check_text("peft.name", self.name)
+        check_flag("peft.everything", self.everything)
+        check_flag("peft.extra", self.extra)
         if self.everything and self.lora is not None:
             raise ValueError(
                 "peft.everything=true with peft.lora: fully trained weights need no low-rank "
@@ -92,7 +97,9 @@ class Method:
             check_integer("peft.groups", self.groups)
 
 
-def _check_fields(owner: str, given: dict[str, Any], cls: type) -> None:
+def _check_fields(owner: str, given: Any, cls: type) -> None:
+    if not isinstance(given, dict):
+        raise ValueError(f"{owner}={given!r} must hold settings")
     names = [field.name for field in fields(cls)]
     check_arguments(owner, given, names)
     if missing := [name for name in names if name not in given]:
@@ -126,6 +133,7 @@ def adapt(
     for name in weights_of_encoding(model):
         whole.add("context" if ".context." in name else "position")
     if (lora := method.lora) is not None:
+        check_integer("peft.lora.rank", lora.rank, most=model.config.hidden_size)
         config = LoraConfig(
             task_type="CAUSAL_LM",
             base_model_name_or_path=base,
@@ -137,7 +145,7 @@ def adapt(
             # Tied embeddings train as one matrix.
             ensure_weight_tying=model.config.tie_word_embeddings and "embed_tokens" in whole,
         )
-        with _without_warnings():
+        with without_deprecations():
             return get_peft_model(model, config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(method.everything or not whole.isdisjoint(name.split(".")))
@@ -161,10 +169,11 @@ def weights_of_encoding(model: TapeForCausalLM) -> set[str]:
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Silences deprecation warnings between transformers and peft."""
+def without_deprecations() -> Iterator[None]:
+    """Silences warnings of transformers about a name that peft uses, and that its versions before
+    `activation_checkpointing` have."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.* deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing.* deprecated", FutureWarning)
         yield
 
 
@@ -199,7 +208,7 @@ def merged(model: TapeForCausalLM, folder: Path) -> TapeForCausalLM:
     Raises:
         ValueError: if the adapter does not belong to this model.
     """
-    with _without_warnings():
+    with without_deprecations():
         adapted = PeftModel.from_pretrained(model, folder)
     with safe_open(folder / ADAPTER, framework="pt") as file:
         found = {*file.keys()}

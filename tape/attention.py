@@ -1,11 +1,11 @@
 """Attention backends with one signature.
 
-    attended, attended_payload, weights = kernel(q, k, v, payload, mask, bias, scaling, dropout)
+    attended = kernel(q, k, v, payload, mask, bias, scaling, dropout, needs_lse)
 
 q (B, H, T, D); k and v (B, K, S, D); payload (B|1, K|1, S, P), None, or its width P if the cache
 stores it as the last channels of the values (`tape.payload`); mask as the library's mask builder
-for the same backend returns it; bias a `ScoreBias` or None. Both averages are (B, H, T, ·) under
-the same weights (B, H, T, S), which are None for backends that do not materialise them.
+for the same backend returns it; bias a `ScoreBias` or None. The result is an `Attended`, whose log-
+sum-exp is None unless `needs_lse`.
 
 Backend names are the library's, so `attn_implementation=`, `set_attn_implementation` and the mask
 builders keep working. An unsupported request raises an error; there is no silent fallback.
@@ -20,35 +20,30 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import Cache, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
-from tape.blockwise import causal_attention, is_profitable
+from tape import cpu
 from tape.flash import flash
 from tape.indices import refuse_unless
+from tape.masks import build_mask, num_slots, restrict
 from tape.names import suggestion
-from tape.payload import Payload, concat_payload, split, split_payload
+from tape.payload import Attended, Payload, concat_payload, per_query_head, split, split_payload
 from tape.positions import ENCODINGS, ScoreBias
-from tape.positions.base import ScoreMod, masked
+from tape.positions.scores import ScoreMod, masked
 from tape.s2 import check_groups, shifted_groups
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Attended = tuple[Tensor, Tensor | None, Tensor | None]
 Kernel = Callable[..., Attended]
 
 FLEX_WITH_DROPOUT = (
     "attn_implementation='flex_attention' with attention_dropout={}: it has no dropout; set it "
     "to 0, or use eager, sdpa or flash_attention_2"
 )
-
-
-def per_query_head(x_BKSD: Tensor, num_heads: int) -> Tensor:
-    """Repeats each key/value head for the query heads of its group."""
-    K = x_BKSD.shape[1]
-    return x_BKSD if K in (1, num_heads) else x_BKSD.repeat_interleave(num_heads // K, dim=1)
+NOT_ITS_SCORES = "it computes scores as products of queries and keys, which this encoding replaces"
 
 
 def eager(
@@ -60,6 +55,7 @@ def eager(
     bias: ScoreBias | None,
     scaling: float,
     dropout: float,
+    needs_lse: bool = False,
 ) -> Attended:
     """Reference implementation, and the only backend that returns attention weights."""
     H = q.shape[1]
@@ -68,10 +64,13 @@ def eager(
     if bias is not None:
         scores = scores + bias.dense(scores.dtype)
     scores = masked(scores, mask)
-    weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    lse = scores.to(wide).logsumexp(-1) if needs_lse else None
+    weights = F.softmax(scores, dim=-1, dtype=wide)
     weights = F.dropout(weights.to(q.dtype), dropout)
     attended = weights @ per_query_head(v, H)
-    return attended, None if payload is None else weights @ per_query_head(payload, H), weights
+    payload = None if payload is None else weights @ per_query_head(payload, H)
+    return Attended(attended, payload, weights, lse)
 
 
 def sdpa(
@@ -83,18 +82,26 @@ def sdpa(
     bias: ScoreBias | None,
     scaling: float,
     dropout: float,
+    needs_lse: bool = False,
 ) -> Attended:
     """torch's fused kernels, one call for the values and one for the payload.
 
     Two calls of equal width are faster than one of unequal width, which falls back to unfused code.
-    For a single token on a CPU the unfused code is the faster one.
+    Some inputs have faster paths on a CPU (`tape.cpu`). No kernel returns the log-sum-exp: with it
+    the scores are computed as by `eager`.
     """
     B, H, T, _ = q.shape
-    if use_single_query_path(q, k, payload) and bias is None and not dropout:
-        attended = single_query(q, k, concat_payload(v, payload), mask, scaling)
-        return *split(attended, payload), None
-    v, payload = split_payload(v, payload)
     is_causal = mask is None and T > 1  # the builder leaves causality to us
+    if needs_lse:
+        if is_causal:
+            mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril()
+        return eager(q, k, v, payload, mask, bias, scaling, dropout, needs_lse)._replace(
+            weights=None
+        )
+    for applies, run in cpu.PATHS:
+        if bias is None and not dropout and applies(q, k, payload, mask):
+            return Attended(*run(q, k, v, payload, mask, scaling))
+    v, payload = split_payload(v, payload)
     if bias is not None:
         mask, is_causal = bias.masked(mask, q.dtype, causal=is_causal), False
     elif is_causal:
@@ -103,36 +110,20 @@ def sdpa(
         payload = None if payload is None else payload[:, :, :T]
 
     def attend(values: Tensor) -> Tensor:
+        missing = q.shape[-1] - values.shape[-1]
+        if missing > 0:  # fused kernels need one width; zero channels average to zero
+            return attend(F.pad(values, (0, missing)))[..., :-missing]
         return F.scaled_dot_product_attention(
             q, k, values, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scaling
         )
 
     k, v = (per_query_head(x, H).expand(B, H, *x.shape[-2:]) for x in (k, v))
     if payload is None:
-        return attend(v), None, None
+        return Attended(attend(v), None)
     payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
     if dropout:  # one call: two would draw different dropout masks
-        return *split(attend(concat_payload(v, payload)), payload), None
-    if is_causal and k.shape[2] == T and is_profitable(q):
-        return *causal_attention(q, k, v, payload, scaling), None
-    return attend(v), attend(payload), None
-
-
-def use_single_query_path(q: Tensor, k: Tensor, payload: Payload) -> bool:
-    """Returns whether `single_query` is faster than fused calls: it reads keys and values once for
-    values and payload, and once per group of heads."""
-    shared = payload is not None or k.shape[1] != q.shape[1]
-    return q.shape[2] == 1 and shared and q.device.type == "cpu" and not torch.is_grad_enabled()
-
-
-def single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """Returns the average (B, H, 1, P) of values (B, K, S, P) for one query per head."""
-    (B, H, _, D), K = q.shape, k.shape[1]
-    scores = torch.bmm((q * scaling).reshape(B * K, -1, D), k.flatten(0, 1).mT)
-    if mask is not None:
-        scores = masked(scores.view(B, H, 1, -1), mask).view_as(scores)
-    weights = scores.softmax(dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
-    return torch.bmm(weights.to(q.dtype), v.flatten(0, 1)).view(B, H, 1, -1)
+        return Attended(*split(attend(concat_payload(v, payload)), payload))
+    return Attended(attend(v), attend(payload))
 
 
 @cache
@@ -177,6 +168,7 @@ def flex(
     bias: ScoreBias | None,
     scaling: float,
     dropout: float,
+    needs_lse: bool = False,
 ) -> Attended:
     """torch's FlexAttention: values and payload under one softmax, the bias as a `score_mod`.
 
@@ -191,12 +183,13 @@ def flex(
     if isinstance(mask, Tensor):
         mask, score_mod = None, _masked_mod(mask.expand(B, H, T, S), score_mod)
     settings = {"score_mod": score_mod, "block_mask": mask, "scale": scaling, "enable_gqa": K != H}
+    settings["return_aux"] = AuxRequest(lse=needs_lse)
     if torch.compiler.is_compiling() or not q.is_cuda:
-        attended = flex_attention(q, k, values, **settings)
+        attended, aux = flex_attention(q, k, values, **settings)
     else:  # variants: payload, gradients, cache; one length, then any: more than the default
         with torch._dynamo.config.patch(recompile_limit=64):
-            attended = _compiled_flex()(q, k, values, **settings)
-    return *split(attended, payload), None
+            attended, aux = _compiled_flex()(q, k, values, **settings)
+    return Attended(*split(attended, payload), lse=aux.lse)
 
 
 KERNELS: dict[str, Kernel] = {
@@ -205,6 +198,28 @@ KERNELS: dict[str, Kernel] = {
     "flex_attention": flex,
     "flash_attention_2": flash,
 }
+
+
+def of_windows(
+    config: PretrainedConfig,
+    windows: set[int | None],
+    x_BTC: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+    real: Tensor | None,
+    slots: Tensor,
+    documents: Tensor | None,
+) -> dict[int | None, tuple[Kernel, Tensor | BlockMask | None]]:
+    """Returns the backend of a forward pass and its mask, for each window (`tape.masks`)."""
+    found, implementation = {}, config._attn_implementation
+    for window in windows:
+        kernel = KERNELS[implementation]
+        if implementation == "flash_attention_2":
+            kernel = partial(kernel, window=window, documents=documents)
+        allowed = restrict(window, real, documents, num_slots(x_BTC, cache))
+        mask = build_mask(config, x_BTC, attention_mask, cache, slots, allowed)
+        found[window] = kernel, mask
+    return found
 
 
 def require(implementation: str, config: PretrainedConfig) -> None:
@@ -220,10 +235,9 @@ def require(implementation: str, config: PretrainedConfig) -> None:
     if implementation not in KERNELS:
         raise ValueError(f"{conflict}: no such implementation{suggestion(implementation, KERNELS)}")
     if implementation not in able:
-        raise ValueError(
-            f"{conflict}: flash attention supports no score bias other than ALiBi's slopes at "
-            f"consecutive positions; allowed here: {', '.join(names)}"
-        )
+        limit = "flash attention supports no score bias other than ALiBi's slopes at consecutive "
+        limit = f"{limit}positions" if implementation == "flash_attention_2" else NOT_ITS_SCORES
+        raise ValueError(f"{conflict}: {limit}; allowed here: {', '.join(names)}")
     if implementation in missing:
         raise ValueError(
             f"{conflict}: the flash-attn package is missing, or there is no CUDA device for it "
@@ -244,26 +258,6 @@ def shifted(implementation: str, config: PretrainedConfig, group: int) -> Kernel
     """
     check_groups(implementation, config, group)
     return partial(shifted_groups, KERNELS[implementation], group)
-
-
-class CacheSizes:
-    """Cache sizes for the library's mask builder, taken before the forward pass.
-
-    A static cache keeps its length in a tensor, updated in place. FlexAttention evaluates its
-    mask after that update, and each query would see T slots too many.
-    """
-
-    def __init__(self, cache: Cache):
-        self.get_mask_sizes, self.is_compileable = cache.get_mask_sizes, cache.is_compileable
-        length = cache.get_query_offset()
-        self._length = length.clone() if isinstance(length, Tensor) else length
-
-    def get_query_offset(self, layer_idx: int) -> Tensor | int:
-        return self._length
-
-
-def cache_sizes(cache: Cache | None) -> CacheSizes | None:
-    return None if cache is None else CacheSizes(cache)
 
 
 def check_flash(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.compiler import is_compiling
 
 BLOCK = 64  # queries whose weights are in memory at the same time
 # Attention weights are saved for the backward pass up to this many tokens per channel of a head.
@@ -83,12 +82,6 @@ class _CausalAttention(torch.autograd.Function):
         if not ctx.needs_input_grad[3]:
             return grad_q, grad_k, grad_values, None, None
         return grad_q, grad_k, *grad_values.split(widths, dim=-1), None
-
-
-def is_profitable(q: Tensor) -> bool:
-    """Returns whether `causal_attention` beats two fused calls: on a CPU, in training."""
-    exact = q.dtype in (torch.float32, torch.float64)
-    return q.device.type == "cpu" and exact and q.requires_grad and not is_compiling()
 
 
 def causal_attention(

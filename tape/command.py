@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors import SafetensorError
 
+from tape.files import check_folder
 from tape.names import check_name
 
 EXPECTED = (ValueError, OSError, MemoryError, SafetensorError, torch.OutOfMemoryError)
@@ -97,9 +98,18 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+def writable(folder: Path) -> Path:
+    """Returns a folder for argparse if files can be written there."""
+    try:
+        check_folder(folder)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return folder
+
+
 def result_folder(text: str) -> Path:
     """Parses a folder for results for argparse; refuses the folder of a run or a model."""
-    folder = path(text)
+    folder = writable(path(text))
     if found := [name for name in OF_A_MODEL if (folder / name).exists()]:
         raise argparse.ArgumentTypeError(
             f"{text} is the folder of a run or a model ({found[0]}); give another one"
@@ -112,6 +122,7 @@ def picture(text: str) -> Path:
     target = path(text)
     if target.name in ("", ".."):
         raise argparse.ArgumentTypeError(f"{text!r} must be a file, without .png and .svg")
+    writable(target.parent)
     return target.with_suffix("") if target.suffix in (".png", ".svg") else target
 
 

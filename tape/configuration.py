@@ -15,7 +15,7 @@ from tape import positions
 from tape.names import check_integer, suggestion
 
 MOST_LAYERS = 10_000  # applied one after the other, at most
-OPTIONAL = ("num_key_value_heads", "head_dim")
+OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
 COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences"),
     *("num_attention_heads", *OPTIONAL, "max_position_embeddings"),
@@ -29,6 +29,9 @@ class TapeConfig(LlamaConfig):
     With `num_recurrences` = R > 1 the layers are applied R times, sharing all weights including
     the encoding's, and the embeddings are added to the input of every recurrence.
 
+    With `sliding_window` = W a token attends to itself and the W - 1 tokens before it, in every
+    layer whose encoding has no window of its own. Padding does not count.
+
     `adaptation` records which base model was adapted, and how (`tape.adapters`); otherwise None.
 
     `max_position_embeddings` is the training length; longer inputs are not clamped. Frequencies of
@@ -40,6 +43,7 @@ class TapeConfig(LlamaConfig):
 
     position: dict[str, Any] | str = "tape"
     num_recurrences: int = 1
+    sliding_window: int | None = None
     adaptation: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs):
@@ -77,14 +81,17 @@ class TapeConfig(LlamaConfig):
         if isinstance(pad, int) and pad >= self.vocab_size:
             raise ValueError(f"pad_token_id={pad} must be below vocab_size={self.vocab_size}")
 
+    def _validate_clipped_rope_parameters(self, rope_parameters, ignore_keys=None) -> None:
+        """Checked by `RoPE.configure`; the library warns of types that it has no function for."""
+
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None):
         """As in the library, whose caches call it with decoder=True: they need a layer for each
-        decoder layer and recurrence."""
+        decoder layer and recurrence, which keeps all keys."""
         config = super().get_text_config(decoder=decoder, encoder=encoder)
-        if decoder and self.num_recurrences > 1:
+        if decoder and (self.num_recurrences > 1 or self.sliding_window is not None):
             config = copy.copy(config)
             config.num_hidden_layers *= self.num_recurrences
-            config.num_recurrences = 1
+            config.num_recurrences, config.sliding_window = 1, None
         return config
 
     @classmethod
@@ -96,7 +103,7 @@ class TapeConfig(LlamaConfig):
         """
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if not config_dict:
-            raise OSError(f"{pretrained_model_name_or_path} has no config.json")
+            raise OSError(f"{pretrained_model_name_or_path} has no config.json, or an empty one")
         family = config_dict.get("model_type", cls.model_type)
         if family == "llama":
             config_dict = config_dict | {"model_type": cls.model_type, "position": "rope"}

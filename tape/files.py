@@ -20,20 +20,40 @@ DAMAGED = (ValueError, LookupError, TypeError, RecursionError, EOFError, FileNot
 log = logging.getLogger(__name__)
 
 
+@contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Raises OSErrors anew, naming a file that is in the way of a folder."""
+    try:
+        yield
+    except OSError as error:
+        file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
+        reason = error.strerror if file is None else f"{file} is a file"
+        verb = "written to" if folder.is_dir() else "created"
+        raise OSError(
+            f"the folder {folder} cannot be {verb}: {reason}; give another one"
+        ) from error
+
+
 def make_folder(folder: Path) -> None:
     """Creates a folder and its parents if they do not exist.
 
     Raises:
         OSError: if that fails; names the file that is in the way.
     """
-    try:
+    with _usable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
-        reason = error.strerror if file is None else f"{file} is a file"
-        raise OSError(
-            f"the folder {folder} cannot be created: {reason}; give another one"
-        ) from error
+
+
+def check_folder(folder: Path) -> None:
+    """Checks that files can be written in a folder. It is not created if it does not exist, because
+    the work that leads to the files may still be refused.
+
+    Raises:
+        OSError: if they cannot; names the file that is in the way.
+    """
+    place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    with _usable(folder), tempfile.TemporaryFile(dir=place):
+        pass
 
 
 @contextmanager

@@ -8,12 +8,13 @@ and crops values that are wider than queries, so the package is called directly.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tape.payload import Payload, concat_payload, split, split_payload
+from tape.payload import Attended, Payload, concat_payload, split, split_payload
 from tape.positions import ScoreBias
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -43,29 +44,43 @@ def flash(
     bias: ScoreBias | None,
     scaling: float,
     dropout: float,
-) -> tuple[Tensor, Tensor | None, None]:
-    """Backend of `tape.attention`; mask is None or (B, S), False at padding.
+    needs_lse: bool = False,
+    window: int | None = None,
+    documents: Tensor | None = None,
+) -> Attended:
+    """Backend of `tape.attention`; mask is None or (B, S), False at padding. A query attends to
+    itself and the `window` - 1 real tokens before it, within its document (`documents`, (B, T)
+    numbers).
 
     Averages of padding queries are zero.
 
     Raises:
         ValueError: for inputs that the package does not support.
     """
-    _check(q, mask, bias)
+    _check(q, mask, bias, needs_lse)
     settings = {"dropout_p": dropout, "softmax_scale": scaling, "causal": True}
+    if window is not None:
+        settings["window_size"] = (window - 1, 0)  # tokens before and after a query
     if bias is not None:
         settings["alibi_slopes"] = bias.alibi_slopes()
+    if needs_lse:
+        settings["return_attn_probs"] = True
+    if documents is not None and mask is None:
+        mask = torch.ones_like(documents, dtype=torch.bool)
     v, payload = split_payload(v, payload)
+    attend = partial(_attend, q, k, mask=mask, documents=documents, settings=settings)
     if payload is None:
-        return _attend(q, k, v, mask, settings), None, None
+        values, lse = attend(v)
+        return Attended(values, None, lse=lse)
     payload = payload.expand(*k.shape[:-1], -1)
     if dropout:  # one call: two would draw different dropout masks
-        attended = _attend(q, k, concat_payload(v, payload), mask, settings)
-        return *split(attended, payload), None
-    return _attend(q, k, v, mask, settings), _attend(q, k, payload, mask, settings), None
+        attended, lse = attend(concat_payload(v, payload))
+        return Attended(*split(attended, payload), lse=lse)
+    values, lse = attend(v)
+    return Attended(values, attend(payload)[0], lse=lse)
 
 
-def _check(q: Tensor, mask: Tensor | None, bias: ScoreBias | None) -> None:
+def _check(q: Tensor, mask: Tensor | None, bias: ScoreBias | None, needs_lse: bool) -> None:
     if q.dtype not in DTYPES:
         raise ValueError(
             f"{ERROR_PREFIX} with {q.dtype}: it supports float16 and bfloat16; load the model with "
@@ -81,10 +96,23 @@ def _check(q: Tensor, mask: Tensor | None, bias: ScoreBias | None) -> None:
             f"{ERROR_PREFIX} with a score bias other than ALiBi's at consecutive positions; "
             f"{ALTERNATIVES}"
         )
+    if needs_lse and q.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{ERROR_PREFIX} with gradients of the log-sum-exp of the scores, which the package "
+            f"does not have; {ALTERNATIVES}"
+        )
 
 
-def _attend(q: Tensor, k: Tensor, values: Tensor, mask: Tensor | None, settings: dict) -> Tensor:
-    """Averages `values` (B, K, S, P) of any width P; returns (B, H, T, P)."""
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    documents: Tensor | None,
+    settings: dict,
+) -> tuple[Tensor, Tensor | None]:
+    """Averages `values` (B, K, S, P) of any width P; returns (B, H, T, P) and the log-sum-exp
+    (B, H, T), if the settings ask for it."""
     width = max(q.shape[-1], values.shape[-1])
     if width > MAX_HEAD_DIM:
         raise ValueError(
@@ -99,10 +127,13 @@ def _attend(q: Tensor, k: Tensor, values: Tensor, mask: Tensor | None, settings:
     )
     fixed, varying = functions()
     if mask is None:
-        attended = fixed(q_BTHW, k_BSKW, v_BSKW, **settings)
+        found = fixed(q_BTHW, k_BSKW, v_BSKW, **settings)
+        attended, lse = found[:2] if isinstance(found, tuple) else (found, None)
     else:
-        attended = _attend_unpadded(varying, q_BTHW, k_BSKW, v_BSKW, mask.bool(), settings)
-    return attended[..., : values.shape[-1]].transpose(1, 2)
+        attended, lse = _attend_unpadded(
+            varying, q_BTHW, k_BSKW, v_BSKW, mask.bool(), documents, settings
+        )
+    return attended[..., : values.shape[-1]].transpose(1, 2), lse
 
 
 def _attend_unpadded(
@@ -111,25 +142,35 @@ def _attend_unpadded(
     k_BSKW: Tensor,
     v_BSKW: Tensor,
     mask_BS: Tensor,
+    documents: Tensor | None,
     settings: dict,
-) -> Tensor:
-    """Attends among the real tokens of each sequence. The real queries are the last real keys,
-    which is how the package aligns them."""
+) -> tuple[Tensor, Tensor | None]:
+    """Attends among the real tokens of each row or document. The real queries are the last real
+    keys, which is how the package aligns them."""
     T, S = q_BTHW.shape[1], k_BSKW.shape[1]
     queries_BT = mask_BS[:, S - T :]
-    attended = varying(
+    found = varying(
         q_BTHW[queries_BT],
         k_BSKW[mask_BS],
         v_BSKW[mask_BS],
-        cu_seqlens_q=_boundaries(queries_BT),
-        cu_seqlens_k=_boundaries(mask_BS),
+        cu_seqlens_q=_boundaries(queries_BT, documents),
+        cu_seqlens_k=_boundaries(mask_BS, documents),
         max_seqlen_q=T,
         max_seqlen_k=S,
         **settings,
     )
-    return torch.zeros_like(q_BTHW).index_put((queries_BT,), attended)
+    attended, lse = found[:2] if isinstance(found, tuple) else (found, None)
+    if lse is not None:  # (H, tokens)
+        lse_BTH = lse.new_zeros(q_BTHW.shape[:3]).index_put((queries_BT,), lse.mT)
+        lse = lse_BTH.transpose(1, 2)
+    return torch.zeros_like(q_BTHW).index_put((queries_BT,), attended), lse
 
 
-def _boundaries(real: Tensor) -> Tensor:
-    """Returns the start of each sequence among all real tokens, and the end, (B + 1,) int32."""
-    return F.pad(real.sum(-1).cumsum(0), (1, 0)).to(torch.int32)
+def _boundaries(real: Tensor, documents: Tensor | None) -> Tensor:
+    """Returns the start of each sequence among all real tokens, and the end, (sequences + 1,)
+    int32. A sequence is a row, or a document of one."""
+    lengths = real.sum(-1)
+    if documents is not None:
+        rows = torch.arange(len(real), device=real.device)[:, None] * (real.shape[1] + 1)
+        _, lengths = (rows + documents)[real].unique_consecutive(return_counts=True)
+    return F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)

@@ -68,8 +68,12 @@ def token_indices(
         query = (found - 1).clamp(min=0)
     else:
         query, found = position_ids, position_ids.long() + 1
-        if padded:
+        if padded and ordered:
             found = torch.maximum(found.where(real, 0), last).cummax(-1).values
+        elif padded:
+            before = torch.where(real, torch.arange(T, device=device), -1).cummax(-1).values
+            filled = found.expand(B, T).gather(1, before.clamp(min=0))
+            found = torch.where(before < 0, last, filled)
         if ordered and (padded or attention_mask is None):
             rises = found.expand(B, T).diff(dim=-1, prepend=last.expand(B, 1)) > 0
             refuse_unless(
@@ -90,6 +94,16 @@ def token_indices(
     return query, (counts - 1).clamp(min=0), counts if counted else found
 
 
+def last_index(cache: Cache | None, cache_layer_idx: int, slots: Tensor) -> Tensor:
+    """Returns the kept index of the token before these slots, (B|1, 1); 0 without one."""
+    kept = 0 if cache is None else cache.get_seq_length(cache_layer_idx)
+    if isinstance(kept, int) and kept == 0:
+        return slots.new_zeros(1, 1)
+    counts = cache.layers[cache_layer_idx].keys[:, 0, :, 0].to(slots.device)
+    last = counts.index_select(1, (slots[:1] - 1).clamp(min=0)) - 1
+    return last.clamp(min=0) * (slots[0] > 0)
+
+
 def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> None:
     """Writes counts, of the T new tokens or of all slots if the layer is new, to a cache layer."""
     if cache.layer_class_to_replicate is None and cache_layer_idx == len(cache.layers):
@@ -100,6 +114,17 @@ def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> 
     cache.update(states, states[..., :0], cache_layer_idx)
     if cache.is_compileable and counts.shape[1] > T:
         cache.layers[cache_layer_idx].cumulative_length.fill_(length + T)
+
+
+def real_tokens(mask: Tensor | None, slots: Tensor) -> Tensor | None:
+    """Returns (B|1, S), False at padding, for new tokens in these slots; None without padding. By a
+    4-D mask a new token is real if it sees itself, and a cached one if the newest token sees it."""
+    if mask is None or mask.ndim == 2:
+        return mask
+    seen = mask[:, 0]  # (B, T, S)
+    seen = seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2
+    itself = seen.gather(2, slots[None, :, None].expand(len(seen), -1, -1))[..., 0]
+    return seen[:, -1].index_copy(1, slots, itself)
 
 
 def refuse_unless(holds: Tensor, message: str, now: bool) -> None:

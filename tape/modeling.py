@@ -1,12 +1,5 @@
-"""The decoder. A layer is two maps, X' = f(X, E) and E' = g(X, E):
-
-    a, attended E  =  attention(norm(X); queries and keys rotated by E, V and E averaged)
-    m              =  mlp(norm(X + a))
-    X'             =  X + a + m
-    E'             =  g(E, attended E, m)
-
-The encoding (`tape.positions`) defines E, what it does to queries, keys and scores, and g; the
-decoder contains no code for specific encodings. Parameter names are those of the library's Llama.
+"""The decoder: layers (`tape.layer`) around one positional encoding (`tape.positions`). It contains
+no code for specific encodings.
 """
 
 from __future__ import annotations
@@ -16,126 +9,31 @@ from contextlib import contextmanager
 from functools import reduce
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.distributed.tensor import DTensor
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.generation import MaxLengthCriteria
-from transformers.masking_utils import create_causal_mask, create_masks_for_generate
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tape import attention, positions
-from tape.cache import GrowingCache, cached_memo
+from tape.cache import GrowingCache
 from tape.configuration import TapeConfig
-from tape.indices import check_draw, check_mask, keep_indices, token_indices
+from tape.documents import check_documents, number_documents
+from tape.generation import TapeGenerationMixin
+from tape.indices import (
+    check_draw,
+    check_mask,
+    keep_indices,
+    last_index,
+    real_tokens,
+    token_indices,
+)
+from tape.layer import Attention, DecoderLayer, RMSNorm
 from tape.loss import Head
-from tape.payload import concat_payload, split, width
-from tape.positions import LayerPosition, PositionModule, Positions, Tokens
+from tape.positions import PositionModule, Positions, Tokens
 from tape.s2 import padding
-
-
-class RMSNorm(LlamaRMSNorm):
-    """The library's RMSNorm without rounding float64 to float32; uses torch's fused call where it
-    rounds identically."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == self.weight.dtype and x.dtype in (torch.float32, torch.float64):
-            return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * wide.to(x.dtype)
-
-
-class Attention(nn.Module):
-    """Causal attention that averages the positional payload along with the values."""
-
-    def __init__(self, config: TapeConfig):
-        super().__init__()
-        self.config = config
-        self.scaling = config.head_dim**-0.5
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
-
-    def forward(
-        self,
-        x_BTC: Tensor,
-        e: Tensor | None,
-        position: LayerPosition,
-        tokens: Tokens,
-        mask: Tensor | None,
-        kernel: attention.Kernel,
-        past_key_values: Cache | None,
-        cache_layer_idx: int,
-        final: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights. The
-        `final` layer has no payload."""
-        B, T, _ = x_BTC.shape
-        D = self.config.head_dim
-        q = self.q_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
-        v = self.v_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
-        past = cached_memo(past_key_values, cache_layer_idx, position.memo_width)
-        q, k, memo = position.prepare(x_BTC, q, k, e, tokens, past)
-        payload = None if final else position.payload(e, v.dtype)
-        if past_key_values is not None:
-            # State and memo of a token depend on no later token, so they can be cached. They are
-            # stored as extra channels of values and keys, which all of the library's caches allow.
-            k, v = past_key_values.update(
-                concat_payload(k, memo), concat_payload(v, payload), cache_layer_idx
-            )
-            payload = None if payload is None else width(payload)
-            k, memo = split(k, position.memo_width or None)
-        bias = position.bias(x_BTC, q, k, memo, tokens)
-        dropout = self.config.attention_dropout if self.training else 0.0
-        attended, payload, weights = kernel(q, k, v, payload, mask, bias, self.scaling, dropout)
-        return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights
-
-
-class DecoderLayer(GradientCheckpointingLayer):
-    """One layer: x' = f(x, e), e' = g(x, e). X does not depend on E between attention and MLP, so g
-    is called once, after both."""
-
-    def __init__(self, config: TapeConfig, context: LayerPosition):
-        super().__init__()
-        self.self_attn = Attention(config)
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.context = context
-
-    def forward(
-        self,
-        x_BTC: Tensor,
-        e: Tensor | None,
-        *,
-        tokens: Tokens,
-        mask: Tensor | None,
-        kernel: attention.Kernel,
-        past_key_values: Cache | None = None,
-        cache_layer_idx: int = 0,
-        final: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Computes x' and e'; a recurrence has `cache_layer_idx`es of its own. The `final` layer
-        returns e as it is, because its result would not be used."""
-        attended, attended_e, _ = self.self_attn(
-            self.input_layernorm(x_BTC),
-            *(e, self.context, tokens, mask, kernel, past_key_values, cache_layer_idx, final),
-        )
-        x_BTC = x_BTC + attended
-        mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
-        if not final:
-            e = self.context.next_state(e, attended_e, mlp_out)
-        return x_BTC + mlp_out, e
 
 
 class TapePreTrainedModel(PreTrainedModel):
@@ -217,6 +115,17 @@ class TapePreTrainedModel(PreTrainedModel):
             ValueError: for an odd number, or for a configuration that S2 does not support.
         """
         if group is not None:
+            if windows := sorted({layer.window for layer in self.base_model.layers} - {None}):
+                raise ValueError(
+                    f"training in shifted groups of {group} tokens with windows of "
+                    f"{', '.join(map(str, windows))} tokens: groups replace the mask; allowed: "
+                    "layers without a window"
+                )
+            if any(layer.context.needs_lse for layer in self.base_model.layers):
+                raise ValueError(
+                    f"training in shifted groups of {group} tokens with an encoding that needs the "
+                    "log-sum-exp of the scores, which groups do not return"
+                )
             attention.shifted(self.config._attn_implementation, self.config, group)
         self.base_model.group = group
 
@@ -249,6 +158,7 @@ class TapeModel(TapePreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        document_ids: Tensor | None = None,
     ) -> BaseModelOutputWithPast:
         """
         Args:
@@ -261,11 +171,14 @@ class TapeModel(TapePreTrainedModel):
             use_cache: create a cache if none is given; by default as configured, never in training.
             output_hidden_states, output_attentions: also return them for every layer of every
                 recurrence.
+            document_ids: (B, T) integers, equal within a document and different in the next.
+                Tokens attend within their document, and token indices restart in each, as if it
+                were a row by itself. All documents share one draw of positions. Without a cache.
 
         Raises:
             ValueError: unless exactly one of `input_ids` and `inputs_embeds` is given; for
                 attention weights of a backend without them; for inconsistent masks, indices and
-                caches (`tape.indices`).
+                caches (`tape.indices`); for documents with a cache or position_ids.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -276,7 +189,9 @@ class TapeModel(TapePreTrainedModel):
                 "attention weights; use 'eager'"
             )
         x_BTC = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if use_cache is None:
+        if document_ids is not None:
+            check_documents(document_ids, x_BTC, position_ids, past_key_values, use_cache)
+        elif use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
             # The library's cache for compiled and exported models.
@@ -285,33 +200,52 @@ class TapeModel(TapePreTrainedModel):
         check_mask(attention_mask, x_BTC.shape[1], past_key_values, self.training)
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = attention_mask.to(x_BTC.device, torch.bool)
-        kernel, mask = self._kernel(x_BTC, attention_mask, past_key_values)
         indices_layer = len(self.layers) * self.config.num_recurrences  # in the cache
-        query, key, kept = token_indices(
-            *(x_BTC, attention_mask, position_ids, past_key_values, indices_layer),
-            ordered=self.position.ordered,
-            training=self.training,
-        )
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
+        real = real_tokens(attention_mask, slots)
+        documents, index = number_documents(document_ids, real)
+        if self.group is not None and self.training and past_key_values is None:
+            kernel = attention.shifted(self.config._attn_implementation, self.config, self.group)
+            kernels = {None: (kernel, padding(attention_mask, documents))}
+        else:
+            kernels = attention.of_windows(
+                *(self.config, {layer.window for layer in self.layers}, x_BTC, attention_mask),
+                *(past_key_values, real, slots, documents),
+            )
+        if self.position.reads:
+            last = last_index(past_key_values, indices_layer, slots)
+            new = None if real is None else real[:, slots]
+            position_ids = index = self.position.read(input_ids, new, last, documents)
+        if documents is not None:
+            query, key, kept = index, index, None
+        else:
+            query, key, kept = token_indices(
+                *(x_BTC, attention_mask, position_ids, past_key_values, indices_layer),
+                ordered=self.position.ordered,
+                training=self.training,
+            )
         sampler = self.position.sampler
         check_draw(sampler.draw, past_key_values)
         where = Positions(*sampler(query, key, self.training))  # one draw for all layers
         x_BTC = self.position.embed(x_BTC, where)
-        e = self.position.state(where, torch.promote_types(x_BTC.dtype, torch.float32))
+        wide = torch.promote_types(x_BTC.dtype, torch.float32)
+        e = self.position.state(where, wide)
+        states = self.position.states(where, wide, len(self.layers))
         biases = self.position.biases(where, len(self.layers))
         if self.config._attn_implementation == "flash_attention_2":
-            attention.check_flash(attention_mask, position_ids, key, past_key_values, biases[0])
+            bias = next((bias for bias in biases if bias is not None), None)
+            attention.check_flash(attention_mask, position_ids, key, past_key_values, bias)
         if kept is not None:  # after all checks
             keep_indices(past_key_values, indices_layer, kept, x_BTC.shape[1])
-        T = x_BTC.shape[1]
-        real = None if attention_mask is None or attention_mask.ndim == 4 else attention_mask
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        slots = torch.arange(T, device=x_BTC.device) + past
-        tokens = [Tokens(where, bias, real, slots) for bias in biases]
+        own = zip(biases, states, strict=True)
+        tokens = [Tokens(where, bias, real, slots, state, documents) for bias, state in own]
         layers = [*zip(self.layers, tokens, strict=True)] * self.config.num_recurrences
         embedding = x_BTC
         for idx, (layer, seen) in enumerate(layers):
             if idx and idx % len(self.layers) == 0:  # the next recurrence
                 x_BTC = x_BTC + embedding
+            kernel, mask = kernels[layer.window]
             # x and e are positional: reentrant checkpointing drops gradients of keyword arguments.
             x_BTC, e = layer(
                 x_BTC,
@@ -327,26 +261,8 @@ class TapeModel(TapePreTrainedModel):
             last_hidden_state=self.norm(x_BTC), past_key_values=past_key_values
         )
 
-    def _kernel(
-        self, x_BTC: Tensor, attention_mask: Tensor | None, cache: Cache | None
-    ) -> tuple[attention.Kernel, Tensor | None]:
-        """Returns the attention backend of this forward pass and its mask."""
-        implementation = self.config._attn_implementation
-        if self.group is not None and self.training and cache is None:
-            kernel = attention.shifted(implementation, self.config, self.group)
-            return kernel, padding(attention_mask)
-        # Masks depend on slots and padding only. Given position_ids, the builder would take a
-        # gap in them for the border of a packed document.
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=x_BTC,
-            attention_mask=attention_mask,
-            past_key_values=attention.cache_sizes(cache),
-        )
-        return attention.KERNELS[implementation], mask
 
-
-class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
+class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
     """The decoder with a language-modelling head.
 
     `from_pretrained` also loads Llama checkpoints, with `position=` for the encoding: new
@@ -378,20 +294,23 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        document_ids: Tensor | None = None,
     ) -> CausalLMOutputWithPast:
         """Takes the arguments of `TapeModel`, and:
 
         Args:
-            labels: (B, T) token ids, shifted inside; -100 is ignored.
+            labels: (B, T) token ids, shifted inside; -100 is ignored. With document_ids, the label
+                of a document's first token is predicted from the last one of the document before.
             logits_to_keep: number of last tokens, or their indices, to compute logits for; 0: all.
             num_items_in_batch: divisor of the summed loss; the number of labels by default.
 
         In training with labels only the loss is returned, without logits: the head is applied to
         chunks of tokens.
         """
-        recorded = {
+        optional = {
             "output_hidden_states": output_hidden_states,
             "output_attentions": output_attentions,
+            "document_ids": document_ids,
         }
         outputs = self.model(
             input_ids=input_ids,
@@ -400,7 +319,7 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            **{name: choice for name, choice in recorded.items() if choice is not None},
+            **{name: choice for name, choice in optional.items() if choice is not None},
         )
         x_BTC, loss, logits = outputs.last_hidden_state, None, None
         # Compute logits if the head was replaced (by an adapter or a resized vocabulary) or if its
@@ -423,40 +342,3 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def init_continuous_batching(self, *args, **kwargs):
-        """Refused, and with it `generate_batch`, its context manager and the "paged" cache."""
-        raise ValueError(
-            "continuous batching packs sequences and pages their keys, which the masks and "
-            "positions of this decoder do not support; use generate() with a padded batch"
-        )
-
-    def _get_stopping_criteria(self, *args, **kwargs):
-        """As in the library, without the warning at the training length, which is not a limit."""
-        criteria = super()._get_stopping_criteria(*args, **kwargs)
-        for criterion in criteria:
-            if isinstance(criterion, MaxLengthCriteria):
-                criterion.max_position_embeddings = None
-        return criteria
-
-    @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None, config: TapeConfig, **arguments):
-        """As in the library, but a static cache with a backend whose mask is not a tensor keeps the
-        padding mask, from which the decoder builds it."""
-        if config._attn_implementation == "flex_attention":
-            return attention_mask
-        cache, T = arguments["past_key_values"], arguments["inputs_embeds"].shape[1]
-        check_mask(attention_mask, T, cache)  # before the values are hidden in the built mask
-        return create_masks_for_generate(attention_mask=attention_mask, config=config, **arguments)
-
-    def _get_static_cache_init_shape(self) -> None:
-        """None: the cache takes its shape from its first values, which may be wider than the keys.
-        For `prefill_chunk_size` the library would allocate both alike."""
-
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
-        """As in the library, with a growable cache as the default."""
-        given = model_kwargs.get("past_key_values")
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        made = type(model_kwargs.get("past_key_values")) is DynamicCache and given is None
-        if made and generation_config.cache_implementation is None:
-            model_kwargs["past_key_values"] = GrowingCache()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -51,6 +52,11 @@ def check_integer(name: str, value: object, least: int = 1, most: int | None = N
     if not integer or value < least or (most is not None and value > most):
         bounds = f">= {least}" if most is None else f"in {least}..{most}"
         raise ValueError(f"{name}={value!r} must be an integer {bounds}")
+
+
+def is_number(value: object) -> bool:
+    """Returns whether `value` is a finite number; true and false are none."""
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def check_fraction(name: str, value: object) -> None:

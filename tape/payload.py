@@ -6,10 +6,21 @@ is then given as its width P, so that the cache is not copied.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 Payload = Tensor | int | None
+
+
+class Attended(NamedTuple):
+    """What attention returns."""
+
+    values: Tensor  # (B, H, T, D), averaged
+    payload: Tensor | None  # (B, H, T, P), averaged under the same weights
+    weights: Tensor | None = None  # (B, H, T, S), if the backend has them
+    lse: Tensor | None = None  # (B, H, T) log-sum-exp of the masked scores, if asked for
 
 
 def concat_payload(v: Tensor, payload: Payload) -> Tensor:
@@ -34,3 +45,9 @@ def split_payload(v: Tensor, payload: Payload) -> tuple[Tensor, Tensor | None]:
 
 def width(payload: Tensor | int) -> int:
     return payload if isinstance(payload, int) else payload.shape[-1]
+
+
+def per_query_head(x_BKSD: Tensor, num_heads: int) -> Tensor:
+    """Repeats keys, values or payload of a key/value head for the query heads of its group."""
+    K = x_BKSD.shape[1]
+    return x_BKSD if K in (1, num_heads) else x_BKSD.repeat_interleave(num_heads // K, dim=1)

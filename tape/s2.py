@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tape.payload import Attended
 from tape.positions import ENCODINGS, PositionEncoding
 
 if TYPE_CHECKING:
@@ -51,12 +52,17 @@ def check_groups(implementation: str, config: PretrainedConfig, group: int) -> N
         raise ValueError(f"{trying}: num_attention_heads={config.num_attention_heads} is odd")
 
 
-def padding(attention_mask: Tensor | None) -> Tensor | None:
+def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> Tensor | None:
     """Returns the mask of `shifted_groups`: (B, T), False at padding.
 
     Raises:
-        ValueError: for a mask that is not 2-D.
+        ValueError: for a mask that is not 2-D, and for documents.
     """
+    if documents is not None:
+        raise ValueError(
+            "training in shifted groups with document_ids: groups would join documents; give one "
+            "document per row"
+        )
     if attention_mask is None:
         return None
     if attention_mask.ndim != 2:
@@ -68,7 +74,7 @@ def padding(attention_mask: Tensor | None) -> Tensor | None:
 
 
 def shifted_groups(
-    within: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]],
+    within: Callable[..., Attended],
     group: int,
     q: Tensor,
     k: Tensor,
@@ -78,7 +84,8 @@ def shifted_groups(
     bias: None,
     scaling: float,
     dropout: float,
-) -> tuple[Tensor, Tensor | None, None]:
+    needs_lse: bool = False,
+) -> Attended:
     """Backend of `tape.attention` without a cache: as many queries as keys.
 
     Args:
@@ -110,7 +117,7 @@ def shifted_groups(
     averages = [torch.cat(pair, dim=1) for pair in halves]
     if mask is not None:
         averages = [_reorder(x, order.argsort(dim=-1)) for x in averages]
-    return averages[0], averages[1] if len(averages) == 2 else None, None
+    return Attended(averages[0], averages[1] if len(averages) == 2 else None)
 
 
 def _for_halves(q: Tensor, parts: Parts) -> Parts:

@@ -18,13 +18,14 @@ def save(settings: Any, path: Path) -> None:
     write_text(path, json.dumps(asdict(settings), indent=1) + "\n")
 
 
-def load(cls: type[Settings], path: Path) -> Settings:
-    """Reads settings written by `save`.
+def load(cls: type[Settings], path: Path, dropped: tuple[str, ...] = ()) -> Settings:
+    """Reads settings written by `save`. Fields of former versions in `dropped` may be null.
 
     Raises:
         ValueError: if the fields in the file are not those of `cls`.
     """
     found = read_object(path)
+    found = {name: x for name, x in found.items() if name not in dropped or x is not None}
     with reading(path):
         check_arguments(cls.__name__, found, (field.name for field in fields(cls)))
         return cls(**found)

@@ -40,6 +40,7 @@ POSITIONS = {
     "nope": {"name": "nope"},
     "sincos": {"name": "sincos"},
     "learned": {"name": "learned", "length": 2560},
+    "abacus": {"name": "abacus", "digits": [*range(0, 61, 2)], "length": 2560},
     "rope": {"name": "rope"},
     "rope_theta": {"name": "rope", "theta": 500.0},
     "rope_linear": {"name": "rope", "scaling": {"rope_type": "linear", "factor": 3.0}},
@@ -57,6 +58,11 @@ POSITIONS = {
         "name": "rope",
         "scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
     },
+    "rope_partial": {
+        "name": "rope",
+        "scaling": {"rope_type": "default", "partial_rotary_factor": 0.5},
+    },
+    "rope_clipped": {"name": "rope", "scaling": {"rope_type": "clipped"}},
     "yarn": {"name": "yarn"},
     "xpos": {"name": "xpos"},
     "randpe": {"name": "randpe"},
@@ -70,21 +76,28 @@ POSITIONS = {
     "cope": {"name": "cope", "count": 4},
     "fox": {"name": "fox"},
     "pope": {"name": "pope", "base": 50.0},
+    "selective": {"name": "selective", "rank": 3, "kernel": 3, "theta": 50.0},
+    "path": {"name": "path", "rank": 3, "kernel": 3},
     "tape": {"name": "tape"},
     "tape_shift": {"name": "tape", "sampler": "shift"},
+    "tape_subset": {"name": "tape", "sampler": "subset", "init": "xavier"},
     "tape_yarn": {"name": "tape_yarn"},
     "tape_attention": {"name": "tape", "feed_forward": False},
     "tape_feed_forward": {"name": "tape", "attention": False},
     "tape_neither_place": {"name": "tape", "attention": False, "feed_forward": False},
     "tape_not_equivariant": {"name": "tape", "equivariant": False},
     "tape_not_tensorial": {"name": "tape", "tensorial": False},
+    "mixed": {"name": "mixed", "pattern": ["rope", "nope"]},
+    "mixed_tape": {
+        "name": "mixed",
+        "pattern": [{"name": "tape", "window": 4}, {"name": "rope", "theta": 50.0}, "tape"],
+    },
+    "mixed_read": {
+        "name": "mixed",
+        "pattern": ["fox", {"name": "path", "rank": 3}, {"name": "pope", "base": 50.0}],
+    },
     "tape_neither_form": {"name": "tape", "equivariant": False, "tensorial": False},
 }
-FLASH = [
-    name
-    for name, position in POSITIONS.items()
-    if "flash_attention_2" in ENCODINGS[position["name"]].backends and name != "alibi_subset"
-]
 GROUPED = [name for name in POSITIONS if POSITIONS[name].get("tensorial", True)]
 
 all_positions = pytest.mark.parametrize("position", POSITIONS)
@@ -115,6 +128,16 @@ def perturb(model: TapeForCausalLM, std: float = 0.3) -> TapeForCausalLM:
             elif "norm" not in name:
                 parameter *= 4.0  # so that attention is not flat
     return model
+
+
+def supported_by(backend: str) -> list[str]:
+    """The encodings above that a backend supports."""
+    found = {name: make_config(position).position for name, position in POSITIONS.items()}
+    able = {name: ENCODINGS[each["name"]].able_backends(each) for name, each in found.items()}
+    return [name for name, backends in able.items() if backend in backends]
+
+
+FLEX, FLASH = supported_by("flex_attention"), supported_by("flash_attention_2")
 
 
 def make_model(position="tape", *, kernel="sdpa", seed=0, dtype=torch.float32, **changes):

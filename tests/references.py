@@ -11,13 +11,27 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+ORIGINAL = "original_max_position_embeddings"
+
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return weight * x / (x.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
 
 
 def frequencies(config) -> tuple[list[float], float]:
-    """Radians per position, from the library's own rotary module."""
+    """Radians per position, from the library's own rotary module if it has the schedule."""
+    rope, D = config.rope_parameters, config.head_dim
+    if rope["rope_type"] == "clipped":
+        found = [rope["rope_theta"] ** (-2 * f / D) for f in range(D // 2)]
+        slow = [f for f in range(D // 2) if 2 * math.pi / found[f] > rope[ORIGINAL]]
+        for place, f in enumerate(slow):
+            angle = math.pi * (place / (len(slow) - 1) if len(slow) > 1 else 1)
+            found[f] *= 0.5 + 0.5 * math.cos(angle)
+        return torch.tensor(found).double(), 1.0
+    if rope["rope_type"] == "default" and "partial_rotary_factor" in rope:
+        width = int(D * rope["partial_rotary_factor"])
+        found = [rope["rope_theta"] ** (-2 * f / width) for f in range(width // 2)]
+        return torch.tensor(found + [0.0] * (D // 2 - len(found))).double(), 1.0
     names = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
     llama = LlamaConfig(
         **{name: getattr(config, name) for name in names}, rope_parameters=config.rope_parameters
@@ -115,6 +129,33 @@ def polar(x: Tensor, coordinate: int, shift: Tensor | float, base: float) -> Ten
     return (1 + x.exp()).log() * torch.complex(phase.cos(), phase.sin())
 
 
+def convolved(weights, config, layer: int, read: list[Tensor]) -> Tensor:
+    """The channels of the last of these tokens after the convolution over the last of them."""
+    prefix = f"model.layers.{layer}.context.convolution."
+    W1, W2, taps = (weights[prefix + name] for name in ("down.weight", "up.weight", "taps"))
+    inputs = [W2 @ (W1 @ x) for x in read[::-1]]
+    return sum(taps[:, n] * x for n, x in enumerate(inputs[: config.position["kernel"]]))
+
+
+def selective_state(weights, config, layer: int, read: list[Tensor]) -> Tensor:
+    """(K, F, 2) of the last of these tokens: cosine and sine of the sum of its phases so far."""
+    K, F = config.num_key_value_heads, config.head_dim // 2
+    heads = [x.view(config.num_attention_heads, -1) for x in read]
+    unit = [torch.cat([head / head.norm() for head in of_token]) for of_token in heads]
+    total = sum(convolved(weights, config, layer, unit[: t + 1]) for t in range(len(unit)))
+    tau = [config.position["theta"] ** (-2 * f / config.head_dim) for f in range(F)]
+    phase = total.view(K, F) * torch.tensor(tau, dtype=total.dtype)
+    return torch.stack((phase.cos(), phase.sin()), dim=-1)
+
+
+def path_maps(weights, config, layer: int, read: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """w (K, D) and beta (K,) of the last of these tokens."""
+    prefix = f"model.layers.{layer}.context.gate."
+    w = convolved(weights, config, layer, read).view(config.num_key_value_heads, -1)
+    logit = weights[prefix + "weight"] @ read[-1] + weights[prefix + "bias"]
+    return torch.stack([vector / vector.norm() for vector in w]), 2 * torch.sigmoid(logit)
+
+
 def rotate(x: Tensor, e: Tensor) -> Tensor:
     """Pairs (x_f, x_{f+F}) times e, (F, 2), as complex numbers."""
     F = len(x) // 2
@@ -167,10 +208,21 @@ def first_state(config, coordinate: int) -> Tensor:
     return e.expand(config.num_key_value_heads, *e.shape)
 
 
+def mixed_layers(config) -> list:
+    """The configuration of a model whose encoding is that of each layer."""
+    found = []
+    for layer in range(config.num_hidden_layers):
+        entry = config.position["pattern"][layer % len(config.position["pattern"])]
+        window = entry.get("window", config.sliding_window)
+        entry = {name: value for name, value in entry.items() if name != "window"}
+        own = config.to_dict() | {"position": entry, "sliding_window": window}
+        found.append(type(config)(**own))
+    return found
+
+
 def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=None) -> Tensor:
     """Logits (T, V) of one sequence, in the precision of the weights (use float64)."""
     name = config.position["name"]
-    rotary = name in ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn")
     H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     C, T = config.hidden_size, len(tokens)
     p = list(range(T)) if coordinates is None else list(coordinates)
@@ -182,27 +234,45 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             x[t] = x[t] + torch.tensor(wave, dtype=x[t].dtype)
     if name == "learned":
         x = [x[t] + weights["model.position.table"][p[t]] for t in range(T)]
-    e = [first_state(config, p[t]) for t in range(T)]
+    if name == "abacus":
+        place = 0
+        for t, token in enumerate(tokens):
+            place = place + 1 if token in config.position["digits"] else 0
+            x[t] = x[t] + weights["model.position.table"][place]
+    layers = [config] * config.num_hidden_layers
+    if name == "mixed":
+        layers = mixed_layers(config)
+    first = [[first_state(own, p[t]) for t in range(T)] for own in layers]
+    updated = [n for n, own in enumerate(layers) if own.position["name"].startswith("tape")]
+    moved = first[updated[0]] if updated else None
     embedding, depth = x, config.num_hidden_layers * config.num_recurrences
     for step in range(depth):
         layer = step % config.num_hidden_layers
         if step and layer == 0:
             x = [x[t] + embedding[t] for t in range(T)]
-        at = f"model.layers.{layer}."
+        at, config, e = f"model.layers.{layer}.", layers[layer], [*first[layer]]
+        name = config.position["name"]
+        rotary = name in ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "selective")
+        if layer in updated:
+            e = moved
 
         def linear(name, value, at=at):
             return weights[at + name + ".weight"] @ value
 
-        def norm(name, value, at=at):
-            return rms_norm(value, weights[at + name + ".weight"], config.rms_norm_eps)
+        def norm(name, value, at=at, epsilon=config.rms_norm_eps):
+            return rms_norm(value, weights[at + name + ".weight"], epsilon)
 
-        q, k, v, read = [], [], [], []
+        q, k, v, read, maps = [], [], [], [], []
         for t in range(T):
             y = norm("input_layernorm", x[t])
             read.append(y)
             q.append(list(linear("self_attn.q_proj", y).view(H, D)))
             k.append(list(linear("self_attn.k_proj", y).view(K, D)))
             v.append(list(linear("self_attn.v_proj", y).view(K, D)))
+            if name == "selective":
+                e[t] = selective_state(weights, config, layer, read)
+            if name == "path":
+                maps.append(path_maps(weights, config, layer, read))
             if rotary:
                 q[t] = [rotate(q[t][h], e[t][h * K // H]) for h in range(H)]
                 k[t] = [rotate(k[t][g], e[t][g]) for g in range(K)]
@@ -217,16 +287,23 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 shift = weights[at + "context.shift"].clamp(-2 * math.pi, 0)
                 q[t] = [polar(q[t][h], p[t], 0.0, base) for h in range(H)]
                 k[t] = [polar(k[t][g], p[t], shift[g, 0], base) for g in range(K)]
-        contextual = name.startswith("tape") and step < depth - 1
+        contextual = layer in updated and any(
+            later % len(layers) in updated for later in range(step + 1, depth)
+        )
         next_x, next_e = [], []
 
-        def products(i, j, q=q, k=k):
+        def products(i, j, q=q, k=k, maps=maps, name=name):
             pairs = [(q[i][h], k[j][h * K // H]) for h in range(H)]
+            if name == "path":  # the maps of the tokens after j, up to i
+                for t in range(j + 1, i + 1):
+                    w, beta = (x[[h * K // H for h in range(H)]] for x in maps[t])
+                    pairs = [(a, b - beta[h] * (w[h] @ b) * w[h]) for h, (a, b) in enumerate(pairs)]
             return torch.stack([(a * b.conj()).sum().real / math.sqrt(D) for a, b in pairs])
 
         for i in range(T):
             outputs, averages = [], []
-            scores_of = [products(i, j) for j in range(i + 1)]
+            seen = range(max(0, i + 1 - (config.sliding_window or T)), i + 1)
+            scores_of = [products(i, j) for j in seen]
             for h in range(H):
                 g = h * K // H
                 of_head = [q[t][h] for t in range(T)], [k[t][g] for t in range(T)]
@@ -234,11 +311,12 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                     both[h]
                     + score_term(weights, config, layer, h, p[i], p[j])
                     + read_term(weights, config, layer, h, i, j, read, *of_head, both)
-                    for j, both in enumerate(scores_of)
+                    for j, both in zip(seen, scores_of, strict=True)
                 ]
                 alpha = torch.softmax(torch.stack([s.reshape(()) for s in scores]), dim=0)
-                outputs.append(sum(alpha[j] * v[j][g] for j in range(i + 1)))
-                averages.append(sum(alpha[j] * e[j][g] for j in range(i + 1)))
+                shares = [*zip(alpha, seen, strict=True)]
+                outputs.append(sum(share * v[j][g] for share, j in shares))
+                averages.append(sum(share * e[j][g] for share, j in shares))
             y = x[i] + linear("self_attn.o_proj", torch.cat(outputs))
             z = norm("post_attention_layernorm", y)
             gate = linear("mlp.gate_proj", z)
@@ -247,7 +325,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             if contextual:
                 e_i = tape_update(weights, config, layer, e[i], torch.stack(averages), m)
                 next_e.append(e_i)
-        x, e = next_x, next_e if contextual else e
+        x, moved = next_x, next_e if contextual else moved
     final = weights["model.norm.weight"]
     x = [rms_norm(value, final, config.rms_norm_eps) for value in x]
     return torch.stack([weights["lm_head.weight"] @ value for value in x])

@@ -24,7 +24,7 @@ from tape.frozen import cast_frozen, loading
 from tape.training.build import adapt_model, adapted_config, identity
 from tape.training.progress import read_metrics
 
-METHODS = ["lora", "longlora", "thetalora", "yarn", "adape", "adape_lora", "ft"]
+METHODS = ["lora", "longlora", "thetalora", "yarn", "adape", "adape_lora", "ft", "drope"]
 ROTARY = ["lora", "longlora", "thetalora", "yarn", "ft"]
 THETA, SHORT, LENGTH = 5000.0, 16, 64  # of the base, and extended to
 SMALL = ["trainer.max_steps=4", "trainer.learning_rate=1e-2", f"length={LENGTH}"]
@@ -121,7 +121,7 @@ def test_what_was_trained_is_what_is_saved_and_merged(trained, base, blocks, tmp
     loss = logged_loss(folder)
     assert loss < loss_of(load_model(base), blocks) - 0.1
     whole = (folder / "model.safetensors").exists()
-    assert whole == (method in ("adape", "ft"))
+    assert whole == (method in ("adape", "ft", "drope"))
     assert (folder / "adapter_model.safetensors").exists() == (not whole)
     assert not [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt")]
 
@@ -185,6 +185,22 @@ def test_exactly_the_documented_weights_train(base, method, extra):
 
 def test_everything_trains(base):
     assert trainable(adapted(base, "ft")).keys() == EVERYTHING
+
+
+GAPS = ([0, 1, 2, 3], [0, 3, 5, 9])
+
+
+@torch.no_grad()
+def test_drope_trains_everything_without_positions(base):
+    model = adapted(base, "drope", f"length={SHORT}")
+    assert trainable(model).keys() == EVERYTHING
+    assert model.config.max_position_embeddings == SHORT
+    weights, llama = model.state_dict(), load_model(base)
+    assert weights.keys() == llama.state_dict().keys()
+    assert all(torch.equal(weights[name], x) for name, x in llama.state_dict().items())
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    logits = [model.eval()(tokens, position_ids=torch.tensor([row])).logits for row in GAPS]
+    assert torch.equal(*logits) and not torch.equal(logits[0], llama(tokens).logits)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +392,12 @@ def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
     [
         ("adape", ["position=keep", "peft.extra=false"], "peft=adape: .*'rope' has no weights"),
         ("lora", ["peft.lora.rank=0"], "peft.lora.rank=0 must be an integer >= 1"),
-        ("lora", ["peft.lora.targets=[q_proj,x]"], r"peft.lora.targets=.*: x; allowed: q_proj"),
+        (
+            "lora",
+            ["peft.lora.targets=[q_proj,x]"],
+            r"targets=\['q_proj', 'x'\] must be a list from",
+        ),
+        ("lora", ["peft.lora.rank=4096"], r"peft\.lora\.rank=4096 must be an integer in 1\.\.\d+"),
         ("lora", ["peft.lora.dropout=1.0"], r"peft.lora.dropout=1.0 must lie in \[0, 1\)"),
         ("lora", ["+peft.lora.rnk=4"], "peft.lora takes no argument 'rnk'; did you mean 'rank'"),
         ("lora", ["peft.everything=true"], "peft.everything=true with peft.lora"),

@@ -87,20 +87,21 @@ def test_the_papers_recipes_compose():
 def test_abacus_positions_reach_as_far_as_they_were_moved(start):
     """Answers have up to 3 digits, which are moved by up to 3: positions 0..6. Those of operands
     of 4 digits, up to which the accuracy is measured, have 5, which are not moved."""
-    abacus = ("position=learned", "data.abacus_offset=3")
+    abacus = ("position=abacus", "position.offset=3")
     folder = start(*abacus, "position.length=7")
     assert any("eval_accuracy_out" in row for row in read_metrics(folder / "metrics.jsonl"))
     short = folder.with_name("short")
-    with pytest.raises(ValueError, match=r"training .* needs 7 positions, .* 'learned' has 6"):
+    with pytest.raises(ValueError, match=r"training .* needs 7 positions, .* 'abacus' has 6"):
         start(*abacus, "position.length=6", folder=short)
     with pytest.raises(ValueError, match=r"twice the trained lengths needs 6 positions, .* has 5"):
-        start("position=learned", "data.abacus_offset=1", "position.length=5", folder=short)
+        start("position=abacus", "position.offset=1", "position.length=5", folder=short)
+    with pytest.raises(ValueError, match=r"spaces=0.1 with position=abacus: a space would end"):
+        start(*abacus, "data.spaces=0.1", "length=19", folder=short)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.abacus_offset=3"], r"abacus_offset=3: .* position=learned, not position=tape"),
         (["position=learned"], r"twice the .* needs 16 positions, .* 'learned' has 10"),
         (["eval_blocks=null"], r"eval_blocks=null: the number of problems is unlimited"),
         (["data.task=addition_"], r"unknown data\.task 'addition_'; did you mean 'addition'"),

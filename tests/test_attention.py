@@ -4,11 +4,13 @@ unfused form, and what is ours around flash-attn with its functions by their doc
 import flash_reference
 import pytest
 import torch
-from conftest import FLASH, POSITIONS, all_positions, make_config, make_model, random_tokens
+from conftest import FLASH, FLEX, make_config, make_model, random_tokens
 from torch.nn.attention import flex_attention
 from transformers import DynamicCache, StaticCache, masking_utils
 
 from tape import TapeForCausalLM, attention, flash
+from tape.payload import Attended, split_payload
+from tape.positions import LayerPosition
 
 LENGTH = 15
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
@@ -74,7 +76,7 @@ def assert_equals_eager(switch, position, static=False, **changes):
 
 
 @torch.no_grad()
-@all_positions
+@pytest.mark.parametrize("position", FLEX)
 def test_flex_equals_eager(position, flex):
     assert_equals_eager(flex, position, static=True)
 
@@ -98,12 +100,13 @@ def gradients(model):
     seen = mask.roll(1, 1).bool() & mask.bool()  # not the first: padding would predict it
     model.zero_grad()
     model(tokens, attention_mask=mask, labels=tokens.where(seen, -100)).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
+    given = model.named_parameters()
+    return {name: p.grad.clone() for name, p in given if p.grad is not None}
 
 
 @pytest.mark.parametrize(
     ("kernel", "position"),
-    [("flex", name) for name in POSITIONS] + [("flash_attn", name) for name in FLASH],
+    [("flex", name) for name in FLEX] + [("flash_attn", name) for name in FLASH],
 )
 def test_gradients_equal_those_of_eager(kernel, position, request, monkeypatch):
     """torch refuses gradients of flex on a CPU, although its unfused form has them: the terms on
@@ -113,7 +116,9 @@ def test_gradients_equal_those_of_eager(kernel, position, request, monkeypatch):
     model = make_model(position, kernel="eager", num_hidden_layers=2)
     expected = gradients(model)
     request.getfixturevalue(kernel)(model)
-    for name, gradient in gradients(model).items():
+    found = gradients(model)
+    assert found.keys() == dict(model.named_parameters()).keys()
+    for name, gradient in found.items():
         assert gradient.abs().max() > 0, name
         torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4, msg=name)
 
@@ -160,7 +165,7 @@ def test_flash_generates(position, flash_attn):
 
 def test_flash_drops_the_same_tokens_of_values_and_payload(flash_attn):
     q, k, v = torch.randn(3, 1, 2, 40, 8)
-    values, payload, _ = flash.flash(q, k, v, v, None, None, 0.3, 0.5)
+    values, payload, *_ = flash.flash(q, k, v, v, None, None, 0.3, 0.5)
     torch.testing.assert_close(values, payload)
     assert not torch.allclose(values, flash.flash(q, k, v, v, None, None, 0.3, 0.0)[0])
 
@@ -219,9 +224,9 @@ def test_what_the_configuration_says_is_what_runs(monkeypatch, flex, flash_attn)
     ran = []
     for name, kernel in attention.KERNELS.items():
 
-        def recording(*arguments, name=name, kernel=kernel):
+        def recording(*arguments, name=name, kernel=kernel, **settings):
             ran.append(name)
-            return kernel(*arguments)
+            return kernel(*arguments, **settings)
 
         monkeypatch.setitem(attention.KERNELS, name, recording)
     model, tokens = make_model("tape"), padded()[0]
@@ -233,6 +238,11 @@ def test_what_the_configuration_says_is_what_runs(monkeypatch, flex, flash_attn)
 
 
 def test_flex_refuses_what_it_cannot_do():
+    with pytest.raises(
+        ValueError, match=r"position 'path': it computes .*; allowed .*eager, sdpa$"
+    ):
+        make_config("path", attn_implementation="flex_attention")
+        make_model("path", kernel="flex_attention")
     message = r"'flex_attention' with attention_dropout=0.1.*eager, sdpa or flash_attention_2"
     config = make_config("rope", attention_dropout=0.1, attn_implementation="flex_attention")
     with pytest.raises(ValueError, match=message):
@@ -245,6 +255,74 @@ def test_flex_refuses_what_it_cannot_do():
         attention.flex(q, q, q, None, None, None, 1.0, 0.1)
     with pytest.raises(ValueError, match=r"gradients on cpu.*use sdpa or eager"):
         attention.flex(q, q, q, None, None, None, 1.0, 0.0)
+
+
+class SinkLayer(LayerPosition):
+    """A logit per head more in every softmax, of a token without values."""
+
+    needs_lse = True
+
+    def __init__(self, inner, sinks):
+        super().__init__()
+        self.inner, self.sinks = inner, torch.nn.Parameter(sinks.clone())
+        for name in ("memo_width", "prepare", "bias", "payload", "next_state"):
+            setattr(self, name, getattr(inner, name))
+
+    def finish(self, attended_BHTD, lse_BHT):
+        return attended_BHTD * (lse_BHT - self.sinks[:, None]).sigmoid()[..., None]
+
+
+@pytest.mark.parametrize("position", ["rope", "tape", "fox"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex", "flash_attn"])
+def test_the_log_sum_exp_makes_a_sink(kernel, position, request, monkeypatch):
+    """As a key more, with the sinks as its scores; the payload of TAPE is averaged alike."""
+    if kernel == "flash_attn" and position not in FLASH:
+        pytest.skip("flash attention has no such bias")
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(attention, "_check_flex", lambda *arguments: None)
+    model, sinks = make_model(position, kernel="eager"), torch.tensor([0.5, -1.0, 2.0, 0.0])
+    sinks_of_all = sinks.clone().requires_grad_()
+    for layer in model.model.layers:
+        layer.context = SinkLayer(layer.context, sinks)
+
+    def with_a_key_more(q, k, v, payload, mask, bias, scaling, dropout, needs_lse):
+        scores = q @ k.mT * scaling + mask + (0 if bias is None else bias.dense(q.dtype))
+        last = sinks_of_all[:, None, None].expand(*q.shape[:3], 1)
+        weights = torch.cat((scores, last), dim=-1).softmax(-1)[..., :-1]
+        v, payload = split_payload(v, payload)
+        return Attended(weights @ v, None if payload is None else weights @ payload, weights)
+
+    tokens, mask = padded()
+    with monkeypatch.context() as patch:
+        patch.setitem(attention.KERNELS, "eager", with_a_key_more)
+        expected = model(tokens, attention_mask=mask, output_attentions=True)
+        reference = gradients(model)
+    if kernel in ("flex", "flash_attn"):
+        request.getfixturevalue(kernel)(model)
+    else:
+        model.set_attn_implementation(kernel)
+    real = mask.bool()
+    with torch.no_grad():
+        found = model(tokens, attention_mask=mask, output_attentions=kernel == "eager")
+    torch.testing.assert_close(found.logits[real], expected.logits[real], **EXACT)
+    if kernel == "eager":
+        torch.testing.assert_close(found.attentions, expected.attentions, **EXACT)
+    if kernel == "flash_attn":
+        with pytest.raises(ValueError, match="gradients of the log-sum-exp"):
+            gradients(model)
+        return
+    ours = gradients(model)
+    for_sinks = sum(ours.pop(f"model.layers.{n}.context.sinks") for n in range(3))
+    torch.testing.assert_close(for_sinks, sinks_of_all.grad, atol=1e-6, rtol=1e-4)
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, reference[name], atol=1e-6, rtol=1e-4, msg=name)
+
+
+def test_groups_have_no_log_sum_exp():
+    model = make_model("rope")
+    model.model.layers[1].context.needs_lse = True
+    with pytest.raises(ValueError, match="needs the log-sum-exp of the scores"):
+        model.set_shifted_attention(4)
 
 
 @pytest.mark.parametrize(

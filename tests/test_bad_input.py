@@ -32,6 +32,7 @@ from tape.training.runs import HASHES, finalize_checkpoint
 
 # --- settings of a run
 
+BASE_LORA = "base_model=output/base peft=lora"
 # Settings of train.py, and what its one line says.
 SETTINGS = [
     # numbers
@@ -127,8 +128,8 @@ SETTINGS = [
     ("position=rope position.scaling=5", r"scaling=5 must be a mapping with a rope_type"),
     ("position=rope position.scaling={rope_type:linear}", r"rope_type='linear' also needs factor"),
     (
-        "position=rope position.scaling={rope_type:default,partial_rotary_factor:0.5}",
-        r"only rope_type='proportional' rotates a part",
+        "position=rope position.scaling={rope_type:linear,factor:2,partial_rotary_factor:0.5}",
+        r"=0.5 with rope_type='linear': only 'default' and 'proportional' rotate a part",
     ),
     ("position=relative position.extent=0", r"extent=0 must be an integer >= 1"),
     ("position=cope position.count=1", r"count=1 must be an integer >= 2"),
@@ -172,13 +173,30 @@ SETTINGS = [
     ('name="<script>"', r"name='<script>' must be one folder"),
     ("name='a\nb'", r"name='a\\+nb' must be one folder"),
     ("output_dir=/proc/run", r"the folder /proc/run cannot be created: .*; give another one"),
-    ("position=null", r"unknown position 'null'\. Known: adape"),
+    ("position=null", r"position=null: leave position out, or choose one of abacus, adape"),
     ("position=rpe", r"unknown position 'rpe'; did you mean 'rope'\?"),
-    ("task=null", r"unknown task 'null'\. Known: arithmetic"),
-    ("data=null", r"unknown data 'null'\. Known: addition"),
-    ("model=null", r"unknown model 'null'\. Known: arithmetic"),
-    ("trainer=null", r"unknown trainer 'null'\. Known: base"),
-    ("~position", r"position=null: choose one of adape"),
+    ("task=null", r"task=null: leave task out, or choose one of arithmetic"),
+    ("data=null", r"data=null: leave data out, or choose one of addition"),
+    ("model=null", r"model=null: leave model out, or choose one of arithmetic"),
+    ("trainer=null", r"trainer=null: leave trainer out, or choose one of base"),
+    ("peft=null", r"peft=null: leave peft out, or choose one of adape"),
+    ("experiment=extend peft=null", r"peft=null: leave peft out, or choose one of adape"),
+    (
+        "experiment=scrolls_sample budget=null",
+        r"budget=null: leave budget out, or choose one of demo",
+    ),
+    ("experiment=null", r"experiment=null: leave experiment out, or choose one of ablation"),
+    ("launcher=null", r"launcher=null: leave launcher out, or choose one of ddp"),
+    ("~position", r"position=null: choose one of abacus, adape"),
+    (
+        "position=abacus position.digits=[99999]",
+        r"digits=\[99999\] must be a list of token ids below",
+    ),
+    ("position=mixed position.pattern=[mixed]", r"mixed in a pattern: it needs all layers"),
+    (
+        "schedule=wsd trainer.warmup_steps=0 trainer.lr_scheduler_kwargs.num_decay_steps=-5",
+        r"trainer\.lr_scheduler_kwargs\.num_decay_steps=-5 must be an integer >= 0",
+    ),
     ("+foo=3", r"\+foo=3: there is no such setting"),
     ("+report.foo=3", r"\+report\.foo=3: there is no such setting; did you mean 'report"),
     ("+data.foo=3", r"TextCorpus takes no argument 'foo'"),
@@ -191,6 +209,27 @@ SETTINGS = [
     ("hydra.run.dir=/dev/null/x", r"hydra\.run\.dir, .*: no folder /dev/null/x can be made"),
     # bases
     ("peft=lora", r"peft=lora adapts a trained model: give base_model=\.\.\."),
+    *(
+        (f"{BASE_LORA} peft.lora.{setting}", rf"peft\.lora\.{message}")
+        for setting, message in (
+            *(
+                (f"alpha={x}", r"alpha=\S+ must be a finite number > 0")
+                for x in (0, -16, "nan", "inf")
+            ),
+            ("alpha=true", r"alpha=True must be a finite number > 0"),
+            ("rank=0", r"rank=0 must be an integer >= 1"),
+            ("rank=1.5", r"rank=1\.5 must be an integer"),
+            ("rank=true", r"rank=True must be an integer"),
+            ("dropout=nan", r"dropout=nan must lie in \[0, 1\)"),
+            ("dropout=a", r"dropout='a' must lie in \[0, 1\)"),
+            ("targets=5", r"targets=5 must be a list from q_proj, k_proj"),
+            ("targets=[[1]]", r"targets=\[\[1\]\] must be a list from"),
+            ("targets=[]", r"targets=\[\] must be a list from"),
+        )
+    ),
+    (f"{BASE_LORA} peft.extra=maybe", r"peft\.extra='maybe' must be true or false"),
+    (f"{BASE_LORA} peft.lora=5", r"peft\.lora=5 must hold settings"),
+    (f"{BASE_LORA} name=x peft.name=5", r"peft\.name=5 must be text"),
     ("peft=lor", r"unknown peft 'lor'; did you mean 'lora'\?"),
     ("frozen=int9", r"unknown frozen 'int9'; did you mean 'int8'"),
     ("frozen=nf4", r"frozen=nf4: all weights are trained"),
@@ -243,6 +282,13 @@ def test_settings_of_a_run(train, settings, message, tmp_path):
 
 def test_debug_shows_where_a_setting_was_refused(train):
     assert "Traceback" in train("debug=true", "length=1").err
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_no_warning_is_above_an_error(train, tmp_path):
+    refused = r"^error: base_model=output/no: there is no such folder"
+    outcome = train("experiment=extend", "peft=lora", "base_model=output/no")
+    check_refusal(outcome, refused, tmp_path)
 
 
 def test_bad_settings_are_refused_before_torch_is_imported():
@@ -469,6 +515,10 @@ def write_texts(folder):
     (folder / "folder.txt").mkdir()
     shards = folder / "c4"
     shards.mkdir()
+    (folder / "c4_corrupt").mkdir()
+    for split in ("train", "validation"):
+        corrupt = folder / "c4_corrupt" / f"c4-{split}.00000-of-00001.json.gz"
+        corrupt.write_bytes(damaged(gzip.compress(text, mtime=0), 10))
     for split in ("train", "validation"):
         (shards / f"c4-{split}.00000-of-00001.json.gz").write_bytes(gzip.compress(text, mtime=0))
     for name in ("vocabulary", "nested"):
@@ -606,6 +656,14 @@ DATA = [
     (f"{C4} data.seed=a", r"data\.seed='a' must be an integer >= 0"),
     (f"{C4} data.max_bad=-1", r"data\.max_bad=-1 must be an integer >= 0"),
     (f"{C4} data.streaming=maybe", r"data\.streaming='maybe' must be true or false"),
+    (
+        f"{C4} data.dir={{given}}/c4_corrupt data.streaming=false",
+        r"the train split of c4 has no documents; fetch its shards again, or give others with data",
+    ),
+    (
+        f"{C4} data.dir={{given}}/c4_corrupt tokenizer={{given}}/model",
+        r"the validation split of c4 has no documents; fetch its shards again",
+    ),
     (f"{C4} data.dir=5", r"data\.dir=5 must be a path"),
     (f"{C4} data.dir={{given}}/loop.txt", r"given.*loop\.txt"),
     (f"{C4} data.dir={{given}}/file", r"no train or validation shards among .*file"),
@@ -619,7 +677,7 @@ DATA = [
     (f"{ADDITION} data.spaces=nan", r"data\.spaces=nan must be a probability"),
     (f"{ADDITION} data.task=divide", r"unknown data\.task 'divide'.*Known: addition"),
     (f"{ADDITION} data.reverse=maybe", r"data\.reverse='maybe' must be true or false"),
-    (f"{ADDITION} data.abacus_offset=-1", r"data\.abacus_offset=-1 must be an integer"),
+    (f"{ADDITION} position=abacus position.offset=-1", r"abacus: offset=-1 must be an integer"),
     (f"{ADDITION} task.samples=0", r"task\.samples=0 must be an integer >= 1"),
     (f"{PASSKEY} data.max_length=few", r"data\.max_length='few' must be an integer"),
     (f"{PASSKEY} data.keys=99", r"keys=99 must be an integer in 1..24"),
@@ -818,6 +876,7 @@ DAMAGED = {
         "empty": "",
         "nested": NESTED,
         "number": "5",
+        "bare": "{}",
         "gpt2": '{"model_type": "gpt2", "n_embd": 32}',
         "quantized": QUANTIZED,
         "heads": {"num_attention_heads": 0},
@@ -825,6 +884,7 @@ DAMAGED = {
         "layers": {"num_hidden_layers": 9},
     },
     "model.safetensors": {"empty": "", "text": "x" * 99},
+    "trained.json": {"text": "x"},
     "tokenizer.json": {"nested": NESTED},
     "metrics.jsonl": {"nested": NESTED, "number": "5\n", "text": '{"step": "a", "loss": 3}\n'},
     "perplexity.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\x00\udcff"},
@@ -873,6 +933,8 @@ def made(given, tmp_path_factory):
             for other, good in GRID_OF_1.items() if path.parent.name == "grid" else ():
                 (path.parent / other).write_text(good)
             path.write_text(content, errors="surrogateescape")
+    for name in ("trained_text", "metrics_nested"):
+        (folder / name / "run.json").write_text("{}")
     for file in ("config.json", "model.safetensors"):
         shutil.copytree(model, without := folder / f"without_{file}")
         (without / file).unlink()
@@ -987,6 +1049,11 @@ EVALUATIONS = [
     (f"-m tape.export {GOOD} --out /proc/x", r"/proc/x cannot be used"),
     (f"{LM_EVAL} --batch_size 0", r"--batch_size: '0' must be an integer >= 1"),
     (f"{LM_EVAL} --max_length 1", r"--max_length: '1' must be an integer >= 2"),
+    (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),
+    (f"{LM_EVAL} --max_length 99999999", r"--max_length: 99999999 is more than 10,000,000"),
+    (f"{LM_EVAL} --lengths 99999999", r"--lengths: 99999999 is more than 10,000,000"),
+    (f"{LM_EVAL} --out /proc/x.csv", r"the folder /proc cannot be written to: .*; give another"),
+    (f"{MEASURED} --out /proc/x.csv", r"the folder /proc cannot be written to"),
     (f"{LM_EVAL} --tasks ,", r"--tasks: ',' names no task"),
     (f"{LM_EVAL} --include_path {{made}}/file", r"--include_path \S+file is not a folder"),
     (f"{STABILITY} {GOOD} --shifts 0", r"--shifts: '0' must be an integer >= 1"),
@@ -995,6 +1062,26 @@ EVALUATIONS = [
     (f"{STABILITY} {GOOD} --out {{made}}/file", r"file is a file; give "),
     (f"{PICTURES} --length 7", r"--length: '7' must be an integer >= 8"),
     (f"{PICTURES} --out {{made}}/file", r"file is a file; give "),
+    *(
+        (f"{command} --out /proc/x", r"--out: the folder /proc(/x)? cannot be \S.*; give another")
+        for command in (
+            f"{STABILITY} {GOOD}",
+            PICTURES,
+            f"{COMPARE} {GOOD}",
+            f"{HEATMAP} {GOOD}",
+            "-m tape.analysis.cost",
+            "benchmarks/decode.py",
+        )
+    ),
+    (f"{STABILITY} {GOOD} --length 100000", r"shifted by 1000: [\d,]+ GiB of attention weights"),
+    (
+        f"{PICTURES} --length 100000",
+        r"--length 100000 --windows 8: [\d,]+ GiB of attention weights",
+    ),
+    (f"{PICTURES} --windows 99999999", r"--windows: 99999999 is more than 1,000,000"),
+    (f"{STABILITY} {GOOD} --windows 99999999", r"--windows: 99999999 is more than 1,000,000"),
+    (f"-m tape.analysis.faults --model {GOOD} --out o --lengths 99999999", r"--lengths.* GiB"),
+    (f"{STABILITY} {{made}}/config_bare", r"config_bare has no config\.json, or an empty one"),
     (f"{PICTURES} --text", r"--text: expected one argument"),
     (f"{PICTURES} --text 'some words' --data text", r"--data goes with a text of --data, not with"),
     (
@@ -1127,7 +1214,10 @@ EVALUATIONS = [
     (f"{LM_EVAL} --out o.bin", r"--out o\.bin must end in \.csv"),
     (f"{PASSKEYS} --max_tokens {'9' * 14}", r"max_tokens=9+ must be an integer in 1\.\."),
     ("benchmarks/utilization.py {made}/nothing", r"nothing is not a folder"),
-    ("benchmarks/decode.py --out {made}/file", r"--out: \S+file is a file; give a folder"),
+    ("benchmarks/utilization.py {made}/empty", r"empty has no run\.json: give the folder of a run"),
+    ("benchmarks/utilization.py {made}/a {made}/a", r"runs: duplicate value \S+made\d+/a"),
+    ("benchmarks/utilization.py {made}/trained_text", r"trained_text/trained\.json is damaged"),
+    ("benchmarks/decode.py --out {made}/file", r"--out: .*file is a file; give another one"),
     ("benchmarks/train_step.py --tokens 99999999 8", r"--tokens: 99999999 is more than 10,000,000"),
     (
         f"{PERPLEXITY} {{made}}/index",
@@ -1149,7 +1239,7 @@ def test_evaluations_and_results(words, message, given, made, tmp_path):
     before = files(given) | files(made)
     words = shlex.split(words.replace("{given}", str(given)).replace("{made}", str(made)))
     check_refusal(run_command(*words, folder=tmp_path), message, tmp_path)
-    assert files(given) | files(made) == before
+    assert files(given) | files(made) == before and not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize("damage", DAMAGED["metrics.jsonl"])

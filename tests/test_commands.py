@@ -119,6 +119,7 @@ ONE_STEP = [
     "trainer.per_device_eval_batch_size=1",
 ]
 TEXT = ["data=text", "data.files=corpus"]
+DECAY = ["trainer.lr_scheduler_kwargs.num_decay_steps=1"]
 LENGTH = re.compile(r"\{length[^}]*\}")  # of runs that are not trained
 CAPITALS = {"question": "Paris is the capital of", "choices": ["France", "Peru"], "answer": 0}
 
@@ -215,7 +216,7 @@ def layout(tmp_path_factory):
         patch.chdir(folder)
 
         def learn(name: str, *settings: str) -> None:
-            train.run(composed(*settings, *ONE_STEP, f"name={name}"))
+            train.run(composed(*ONE_STEP, f"name={name}", *settings))
 
         def done(*words: str) -> None:
             outcome = run_command(*words, folder=folder)
@@ -226,6 +227,11 @@ def layout(tmp_path_factory):
         extended = ["experiment=llama_extend", "base_model=output/rope_c4", "length=64"]
         for method in ("adape", "lora"):
             learn(f"llama_{method}", *extended, *TEXT, f"peft={method}", "frozen=null")
+        drope = ["experiment=extend", "peft=drope", *extended[1:], *TEXT]
+        learn("drope", *drope, "output_dir=output/extend/text_drope_0")
+        trunk = ["position=adape", "schedule=wsd", *DECAY, "trainer.save_total_limit=null"]
+        trunk += ["trainer.save_steps=1"]
+        learn("trunk", *TEXT, "length=64", *TINY_MODEL, *trunk, "output_dir=trunk")
         learn("passkey_rope_0", "experiment=passkey", "position=rope", *TINY_MODEL)
         shutil.copytree("output/passkey_rope_0", "output/passkey_tape_0")
         learn("add_adape", "experiment=addition", *TINY_MODEL, "task.samples=1")
@@ -318,7 +324,8 @@ def tiny_run(settings: list[str]) -> list[str] | None:
     if "-m" in settings:
         return ARGUMENTS
     given, new = " ".join(settings), ["output_dir=output/new"]
-    shape = [] if "base_model=" in given or "llama_extend" in given else TINY_MODEL
+    extends = re.search(r"base_model=|experiment=(llama_)?extend\b", given)
+    shape = [] if extends else TINY_MODEL
     if "experiment=addition" in given:
         problems = ["data.max_first=2", "data.max_second=2", "length=10", "task.samples=1"]
         return [*shape, *ONE_STEP, *problems, *new]
@@ -332,6 +339,10 @@ def tiny_run(settings: list[str]) -> list[str] | None:
         text += ["data.dir=shards", *window]
     if "experiment=llama_extend" in given:
         text += ["base_model=output/rope_c4", "frozen=null"]
+    if "schedule=wsd" in given:
+        text += DECAY
+    if "trunk=" in given:
+        new = [*new, "trunk=trunk/checkpoint-1"]
     return [*shape, *ONE_STEP, *text, *new]
 
 

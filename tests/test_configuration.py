@@ -20,14 +20,17 @@ from tape.positions import ALIASES, ENCODINGS
 @pytest.mark.parametrize(
     ("position", "message"),
     [
-        ("alibii", r"unknown position encoding 'alibii'; did you mean 'alibi'\? Known: adape"),
+        ("alibii", r"unknown position encoding 'alibii'; did you mean 'alibi'\? Known: abacus"),
         ({"name": "fire", "hiden": 8}, r"'fire' takes no argument 'hiden'; did you mean 'hidden'"),
         ({"theta": 1.0}, r"unknown position encoding None"),
         ({"name": "rope", "theta": "x"}, r"theta='x' must be a number > 0"),
         ({"name": "tape", "theta": -1.0}, r"theta=-1.0 must be a number > 0"),
         ({"name": "rope", "sampler": "shft"}, r"unknown sampler 'shft'; did you mean 'shift'"),
         ({"name": "rope", "sampler": {"name": "shift", "length": 1}}, r"no argument 'length'"),
-        ({"name": "rope", "scaling": {"rope_type": "dynamic"}}, r"rope_type='dynamic'.*Known: def"),
+        (
+            {"name": "rope", "scaling": {"rope_type": "dynamic"}},
+            r"rope_type='dynamic'.*: clipped",
+        ),
         ({"name": "yarn", "scaling": {"rope_type": "linear"}}, r"yarn sets the scaling itself"),
         ({"name": "tape", "width": 0}, r"width=0"),
         ({"name": "tape", "width": "0H"}, r"width='0H' must be an integer > 0, or a multiple"),
@@ -240,8 +243,18 @@ def test_every_import_is_declared_and_every_dependency_is_used():
 
 def test_dependencies_point_one_way():
     """positions <- attention <- modeling <- training and the rest; none of them knows hydra."""
-    order = ["names", "positions", "configuration", "payload", "blockwise", "flash", "s2"]
-    order += ["indices", "attention", "cache", "loss", "modeling"]
+    order = ["names", "positions", "configuration", "payload", "blockwise", "cpu", "flash", "s2"]
+    order += [
+        "indices",
+        "documents",
+        "masks",
+        "attention",
+        "cache",
+        "generation",
+        "layer",
+        "loss",
+        "modeling",
+    ]
     experiments = {"arithmetic", "scrolls", "retrieval", "sweeps"}
     root = pathlib.Path(tape.__file__).parent
     for path in root.rglob("*.py"):

@@ -211,7 +211,7 @@ def test_dropout_drops_the_same_tokens_of_values_and_payload(kernel):
 
     q, k, v = torch.randn(3, 1, 2, 40, 8)
     for dropout in (0.0, 0.5):
-        values, payload, _ = KERNELS[kernel](q, k, v, v, None, None, 0.3, dropout)
+        values, payload, *_ = KERNELS[kernel](q, k, v, v, None, None, 0.3, dropout)
         torch.testing.assert_close(values, payload)
 
 
@@ -319,7 +319,7 @@ def test_generates_alike_with_and_without_a_cache(position, how):
     assert expected.shape == (3, LENGTH + 6)
     assert torch.equal(generate(), expected)
     assert torch.equal(generate(cache_implementation="static"), expected)
-    if how != "beams":
+    if how != "beams" and position != "abacus":  # which reads the ids
         embedded = generate(inputs=None, inputs_embeds=model.model.embed_tokens(tokens))
         assert torch.equal(embedded, expected[:, LENGTH:])
     if how == "greedy":

@@ -150,14 +150,19 @@ def test_the_tables_of_a_small_decoder(tmp_path, capsys):
         ("--kv_heads 5", "error: num_attention_heads=12 must be a multiple of num_key_value"),
         ("--length 0", "error: --length=0 must be an integer in 1..10000000"),
         ("--hidden 36", "error: rotary positions need pairs of channels: head_dim=3"),
-        ("--out file", "error: --out file is a file; give a folder"),
+        (
+            "--out file",
+            "error: --out: the folder file cannot be created: file is a file; give another one",
+        ),
     ],
 )
-def test_what_cannot_be_counted_is_refused(tmp_path, monkeypatch, arguments, message):
+def test_what_cannot_be_counted_is_refused(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    with pytest.raises(SystemExit, match=f"^{re.escape(message)}"):
+    with pytest.raises(SystemExit) as refused:
         main(arguments.split())
+    said = capsys.readouterr().err if refused.value.code == 2 else refused.value.code
+    assert said.startswith(message)
     assert [x.name for x in tmp_path.iterdir()] == ["file"]
 
 

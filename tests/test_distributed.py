@@ -47,18 +47,23 @@ def start_two(text, cache, tmp_path):
     return start
 
 
-def assert_same_losses(one, two):
+def assert_same_losses(one, two, within=1e-5):
     assert len(losses(one)) == len(losses(two)) == 8
     for (step, expected), (other_step, loss) in zip(losses(one), losses(two), strict=True):
-        assert step == other_step and loss == pytest.approx(expected, abs=1e-5)
+        assert step == other_step and loss == pytest.approx(expected, abs=within)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["ddp", "fsdp2"])
-def test_two_processes_equal_one(start, start_two, tmp_path, launcher):
-    one = start(*SETTINGS, folder=tmp_path / "one")
-    two = start_two(f"launcher={launcher}")
-    assert_same_losses(one, two)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_two_processes_equal_one(start, start_two, tmp_path, launcher, optimizer):
+    own, noise = [f"optimizer={optimizer}"], 1
+    if optimizer == "muon":
+        # It orthogonalises in bfloat16, which amplifies the last bits of a gradient.
+        own, noise = [*own, "optimizer.matrix_learning_rate=0.002"], 5
+    one = start(*SETTINGS, *own, folder=tmp_path / "one")
+    two = start_two(f"launcher={launcher}", *own)
+    assert_same_losses(one, two, noise * 1e-5)
     assert checkpoint_names(two) == ["checkpoint-4", "checkpoint-8"]
 
     # The checkpoint of the two loads on one process, with the logits that the two had.
@@ -66,8 +71,8 @@ def test_two_processes_equal_one(start, start_two, tmp_path, launcher):
     tokens = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(0))
     models = [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (one, two)]
     logits = [model(tokens).logits for model in models]
-    torch.testing.assert_close(logits[0], logits[1], atol=2e-4, rtol=0)
-    assert evaluations(one) == pytest.approx(evaluations(two), abs=1e-5)
+    torch.testing.assert_close(logits[0], logits[1], atol=noise * 2e-4, rtol=0)
+    assert evaluations(one) == pytest.approx(evaluations(two), abs=noise * 1e-5)
 
 
 def evaluations(folder):

@@ -138,6 +138,14 @@ def test_the_site_builds_without_dead_links(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_way_to_the_mathematics_is_short():
+    """From the command of a run to the definition of TAPE."""
+    files = ["train.py", "config/train.yaml", "config/model/tiny.yaml", "tape/training/build.py"]
+    files += [f"tape/{name}.py" for name in ("modeling", "layer")]
+    files += [f"tape/positions/{name}.py" for name in ("base", "rotary", "tape")]
+    assert sum(len((ROOT / file).read_text().splitlines()) for file in files) <= 1500
+
+
 def test_the_front_page_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
     assert len((ROOT / "docs" / "findings.md").read_text().split()) <= 1500

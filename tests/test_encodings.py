@@ -19,11 +19,18 @@ from torch._subclasses import FakeTensorMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi.modeling_phi import (
+    PhiConfig,
+    PhiRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 from transformers.models.t5.modeling_t5 import T5Attention
+from x_transformers import x_transformers
 
 from tape import TapeConfig, TapeForCausalLM
-from tape.positions import Positions
+from tape.positions import Positions, Tokens
 from tape.positions.bias import alibi_slopes, t5_bucket
+from tape.positions.rotary import apply_rotary
 
 
 def coordinates_of(model, length):
@@ -158,6 +165,37 @@ def test_t5_buckets_are_the_librarys():
         -distance, bidirectional=False, num_buckets=32, max_distance=128
     )
     assert torch.equal(t5_bucket(distance, 32, 128), theirs)
+
+
+def test_partial_rope_is_phis_in_another_order_of_channels():
+    """The library rotates the first r D channels, the first half of them with the second; here
+    pair f is (f, f + D/2) for every share."""
+    share, D, T = 0.5, 16, 9
+    scaling = {"rope_type": "default", "partial_rotary_factor": share}
+    config = make_config({"name": "rope", "scaling": scaling}, head_dim=D)
+    shape = {"hidden_size": 4 * D, "num_attention_heads": 4}
+    phi = PhiRotaryEmbedding(PhiConfig(**shape, rope_parameters=config.rope_parameters))
+    r, x, index = int(share * D), torch.randn(1, 4, T, D), torch.arange(T)[None]
+    turned, _ = apply_rotary_pos_emb(x[..., :r], x[..., :r], *phi(x, index))
+    theirs = torch.cat((turned, x[..., r:]), dim=-1)
+    rest = [*range(r, D)]
+    order = [*range(r // 2), *rest[: D // 4], *range(r // 2, r), *rest[D // 4 :]]
+    e = TapeForCausalLM(config).model.position.state(Positions(index, index), torch.float32)
+    ours = apply_rotary(x[..., order], e)
+    torch.testing.assert_close(ours, theirs[..., order], atol=1e-6, rtol=0)
+
+
+def test_ntk_aware_scaling_is_another_theta():
+    """theta s^(D/(D-2)): the lowest frequency is divided by s, the highest stays."""
+    plain, scaled = (
+        TapeForCausalLM(make_config({"name": "rope", "scaling": scaling})).model
+        for scaling in (None, {"rope_type": "ntk", "factor": 4.0})
+    )
+    ratio = plain.position.inv_freq / scaled.position.inv_freq
+    torch.testing.assert_close(ratio[[0, -1]], torch.tensor([1.0, 4.0]))
+    assert scaled.config.rope_parameters["rope_type"] == "default"
+    again = TapeConfig(**scaled.config.to_dict())
+    assert again.rope_parameters == scaled.config.rope_parameters
 
 
 def test_yarn_frequencies_are_the_librarys():
@@ -302,3 +340,34 @@ def test_the_test_positions_cover_every_encoding():
     from tape.positions import ENCODINGS
 
     assert {position["name"] for position in POSITIONS.values()} == set(ENCODINGS)
+
+
+def layer_of(position, length=17):
+    """A layer's encoding with random weights, and its tokens."""
+    layer = make_model(position, dtype=torch.float64).model.layers[0].context
+    index = torch.arange(length)
+    return layer, Tokens(Positions(index[None], index[None]), None, None, index)
+
+
+@torch.no_grad()
+def test_foxs_bias_is_data_dependent_alibi_of_x_transformers():
+    layer, tokens = layer_of("fox")
+    theirs = x_transformers.DataDependentAlibi(32, heads=4).double()
+    theirs.to_forget_gates[0].load_state_dict(layer.gate.state_dict())
+    x, q = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 17, 32), (2, 4, 17, 8)))
+    _, k, memo = layer.prepare(x, q, q, None, tokens, None)
+    ours = layer.bias(x, q, k, memo, tokens).dense(torch.float64)
+    torch.testing.assert_close(ours, theirs(x), atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_copes_bias_is_that_of_x_transformers():
+    layer, tokens = layer_of("cope")
+    D, count = layer.table.shape
+    theirs = x_transformers.CoPE(dim=D, heads=4, max_pos=count).double()
+    theirs.pos_emb.copy_(layer.table.mT)
+    q, k = torch.randn(2, 2, 4, 17, D, dtype=torch.float64)
+    later = torch.ones(17, 17).triu(1).bool()
+    expected = theirs(q * D**-0.5, ((q @ k.mT) * D**-0.5).masked_fill(later, -1e300))
+    ours = layer.bias(None, q, k, None, tokens).dense(torch.float64)
+    torch.testing.assert_close(ours.tril(), expected.tril(), atol=1e-12, rtol=0)

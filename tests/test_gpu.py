@@ -5,7 +5,7 @@ parameter's gradient; bfloat16 carries 8 bits, and eager attention in it is the 
 
 import pytest
 import torch
-from conftest import FLASH, POSITIONS, VOCABULARY, make_model, random_tokens
+from conftest import FLASH, FLEX, POSITIONS, VOCABULARY, make_model, random_tokens
 from transformers import StaticCache
 from transformers.utils import is_flash_attn_2_available
 
@@ -20,7 +20,8 @@ needs_flash = pytest.mark.skipif(
 )
 every_kernel = pytest.mark.parametrize(
     ("kernel", "position"),
-    [(kernel, name) for kernel in ("sdpa", "flex_attention") for name in POSITIONS]
+    [("sdpa", name) for name in POSITIONS]
+    + [("flex_attention", name) for name in FLEX]
     + [pytest.param("flash_attention_2", name, marks=needs_flash) for name in FLASH],
 )
 
@@ -80,8 +81,10 @@ def test_bfloat16_is_as_close_as_eager_is(kernel, position, heads):
         assert error <= 3 * yardstick < 1, name
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("kernel", ["sdpa", "flex_attention"])
+@pytest.mark.parametrize(
+    ("kernel", "position"),
+    [("sdpa", name) for name in POSITIONS] + [("flex_attention", name) for name in FLEX],
+)
 def test_float32_equals_float64(kernel, position):
     """At torch's default precision of matrix products, without TF32: 1e-4."""
     exact = results(position, "eager", torch.float64)

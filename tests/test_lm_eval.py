@@ -153,6 +153,12 @@ def test_texts_are_written_at_positions_for_the_longest(tasks, tmp_path):
             r"a prompt and its answer have \d\d tokens, more than --max_length 9",
         ),
         (("sums", "--max_length", "5", "--truncate"), "one answer has"),
+        (
+            ("both", "--metric", "ac"),
+            "unknown --metric 'ac'; did you mean 'acc'. Known: acc, acc_no",
+        ),
+        (("sums", "--lengths", "32"), "--lengths are of RULER's prompts; sums has none: leave it"),
+        (("sums", "--out", "/proc/x.csv"), "the folder /proc cannot be written to"),
         (("sums", "--lengths", "70", "--max_length", "64"), "--lengths 70 is more than"),
         pytest.param(
             ("nothing",), "--tasks nothing is unknown to lm-eval", marks=pytest.mark.slow
@@ -161,7 +167,7 @@ def test_texts_are_written_at_positions_for_the_longest(tasks, tmp_path):
 )
 def test_what_cannot_be_asked_is_refused(given, message, tasks, tmp_path):
     folder = make_folder(tmp_path / "model")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, OSError), match=message):
         ask(folder, tasks, *given)
     assert not (folder / "zero_shot.csv").exists()
     if "a prompt and" in message:
@@ -203,6 +209,8 @@ def test_the_table_has_the_shape_of_the_papers():
     assert lines[3].startswith("| other | - | 25.00 ± 1.00 | 100.00 ± 1.00 |")
     assert "| TAPE | 33.27 | 74.16 | - | arXiv 2501.00712, Table 9 |" in lines
     assert "| 70.00 ± 1.00 |" in zero_shot.table(rows, "acc_norm")
+    with pytest.raises(ValueError, match="unknown --metric 'acd'; did you mean 'acc'"):
+        zero_shot.table(rows, "acd")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer, default_data_collator
 
 from arithmetic import TASKS, Problems, ProblemSequences, character_tokenizer
-from arithmetic.problems import CHARACTERS, CHUNK, places
+from arithmetic.problems import CHARACTERS, CHUNK
 from arithmetic.tasks import is_held_out
 
 TOKENIZER = character_tokenizer()
@@ -150,28 +150,6 @@ def test_examples_become_a_batch():
     assert all(rows.dtype == torch.int64 for rows in batch.values())
 
 
-def test_abacus_positions_count_the_digits_of_each_number():
-    """12 + 345 = 357 is `21+543=753`, EOS and padding."""
-    text = np.frombuffer(b"21+543=753\x01\x00", dtype=np.uint8)[None]
-    assert places(text).tolist() == [[1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0, 0]]
-    plain = ProblemSequences(Problems(), TOKENIZER, CHUNK, seed=0)
-    data = ProblemSequences(Problems(abacus_offset=4), TOKENIZER, CHUNK, seed=0)
-    seen = set()
-    for i in range(CHUNK):
-        row = data[i]
-        assert torch.equal(row["input_ids"], plain[i]["input_ids"])
-        expected, place = [], 0
-        for character in text_of(row):
-            place = place + 1 if character.isdigit() else 0
-            expected.append(place)
-        found = row["position_ids"][: len(expected)]
-        offset = int(found[0]) - 1
-        assert found.tolist() == [place and place + offset for place in expected]
-        assert not row["position_ids"][len(expected) :].any()
-        seen.add(offset)
-    assert seen == {0, 1, 2, 3, 4}
-
-
 def test_spaces_come_with_their_probability_and_change_nothing_else():
     plain = ProblemSequences(Problems(), TOKENIZER, CHUNK, seed=0)
     plain = [text_of(plain[i]) for i in range(CHUNK)]
@@ -295,10 +273,16 @@ def test_problems_are_saved_beside_a_model(tmp_path):
         Problems.load(tmp_path / "elsewhere")
 
 
+def test_files_of_former_versions_are_read(tmp_path):
+    (tmp_path / "problems.json").write_text('{"max_first": 3, "abacus_offset": null}')
+    assert Problems.load(tmp_path) == Problems(max_first=3)
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
         ('{"task": "additoin"}', "did you mean 'addition'"),
+        ('{"abacus_offset": 6}', "takes no argument 'abacus_offset'"),
         ('{"tasks": "addition"}', "takes no argument 'tasks'; did you mean 'task'"),
         ("[]", "must be a JSON object, not list"),
         ("{", "is damaged"),
@@ -320,13 +304,6 @@ def test_files_of_other_settings_are_refused(tmp_path, text, message):
         ({"spaces": 1.5}, "spaces=1.5 must be a probability"),
         ({"spaces": float("nan")}, "spaces=nan must be a probability"),
         ({"reverse": "false"}, "reverse='false' must be true or false"),
-        ({"abacus_offset": -1}, "abacus_offset=-1 must be an integer >= 0"),
-        ({"abacus_offset": 3, "spaces": 0.1}, "needs an answer of digits only"),
-        (
-            {"abacus_offset": 3, "task": "subtraction"},
-            "needs an answer .* not data.task=subtraction",
-        ),
-        ({"abacus_offset": 3, "task": "sorting"}, "needs an answer .* not data.task=sorting"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, message):

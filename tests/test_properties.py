@@ -3,18 +3,24 @@ initialisation every statement here holds vacuously."""
 
 import pytest
 import torch
-from conftest import POSITIONS, make_model, random_tokens
+from conftest import POSITIONS, composed, make_config, make_model, random_tokens
 
+from tape import TapeForCausalLM
 from tape.attention import KERNELS
 from tape.positions import Positions, Tokens
 
+DRAWN = ["randpe", "alibi_subset", "tape_subset"]  # other indices have other distances
+ABSOLUTE = ["sincos", "learned", "fire", *DRAWN]  # FIRE divides distances by the query's position
 EQUIVARIANT = ["tape", "tape_yarn", "tape_attention", "tape_feed_forward"]
+# By their slots: they sum over the text.
+ORDERED = ("fox", "cope", "selective", "path", "mixed_read")
 BROKEN = ["tape_not_equivariant", "tape_not_tensorial", "tape_neither_form"]
 
 
 @torch.no_grad()
 def shift_error(position, shift=3.0, dtype=torch.float64):
-    model = make_model(position, dtype=dtype)
+    changes = {"max_position_embeddings": 1100} if position in DRAWN else {}
+    model = make_model(position, dtype=dtype, **changes)
     tokens = random_tokens(2, 16)
     index = torch.arange(16)[None]
     moved = model(tokens, position_ids=index + int(shift)).logits
@@ -22,15 +28,12 @@ def shift_error(position, shift=3.0, dtype=torch.float64):
     return ((moved - logits).abs().max() / logits.abs().max()).item()
 
 
-@pytest.mark.parametrize("position", EQUIVARIANT)
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("shift", [1, 3, 1000])
 def test_shift_invariant(position, shift):
-    assert shift_error(position, shift) < 1e-12
-
-
-@pytest.mark.parametrize("position", BROKEN)
-def test_shift_invariance_needs_both_forms(position):
-    assert shift_error(position) > 1e-6
+    """The measure of the paper's Table 8: all token indices are moved by a number."""
+    invariant = position not in ABSOLUTE + BROKEN
+    assert (shift_error(position, shift) < 1e-12) == invariant
 
 
 def state_and_update(position):
@@ -69,7 +72,7 @@ def test_update_commutes_with_rotations(position):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", [name for name in POSITIONS if name not in ("fox", "cope")])
+@pytest.mark.parametrize("position", [name for name in POSITIONS if name not in ORDERED])
 def test_permuting_keys_with_their_positions_changes_nothing(position):
     """Attention sees a set: the last query's output depends on which keys there are and where they
     say they stand, not on the order of their slots."""
@@ -80,7 +83,8 @@ def test_permuting_keys_with_their_positions_changes_nothing(position):
 
     def last_output(index, x):
         where = Positions(index, index)
-        e = encoding.state(where, torch.float64)
+        own = encoding.states(where, torch.float64, 3)[0]
+        e = encoding.state(where, torch.float64) if own is None else own
         tokens = Tokens(where, encoding.biases(where, 3)[0], None, torch.arange(7))
         given = (layer.context, tokens, None, KERNELS["eager"], None, 0, False)
         y, average, _ = layer.self_attn(x, e, *given)
@@ -108,6 +112,20 @@ def test_every_tape_parameter_but_the_last_layers_gets_a_gradient():
             "up.weight",
         ]
         assert all(p.grad.abs().max() > 0 for p in update.parameters())
+
+
+def test_maps_start_with_zeros_or_as_xaviers():
+    """P (4 x 4) and W1 (16 x 4) uniform in +-sqrt(6 / (inputs + outputs))."""
+    for init, bounds in (("zero", (0, 0)), ("xavier", ((6 / 8) ** 0.5, (6 / 20) ** 0.5))):
+        torch.manual_seed(0)
+        model = TapeForCausalLM(make_config({"name": "tape", "init": init}))
+        for layer in model.model.layers[:-1]:
+            for map, bound in zip((layer.context.mix, layer.context.up), bounds, strict=True):
+                assert map.weight.abs().max().item() <= bound
+                assert map.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.3)
+    assert composed("position=tape").position.init is None  # as in runs from before this argument
+    with pytest.raises(ValueError, match="init='xavir' must be 'zero' or 'xavier'"):
+        make_config({"name": "tape", "init": "xavir"})
 
 
 def test_state_stays_in_float32_under_bfloat16():

@@ -154,7 +154,10 @@ def test_another_shape_or_machine_is_another_folder(speed, monkeypatch):
         ("--heads 5", "--hidden 32 must be a multiple of --heads 5"),
         ("--hidden 36 --heads 12", "rotary positions need pairs of channels: head_dim=3"),
         ("--seconds -1", "--seconds -1.0 must be above 0"),
-        ("--out file", "--out: file is a file; give a folder"),
+        (
+            "--out file",
+            "--out: the folder file cannot be created: file is a file; give another one",
+        ),
     ],
 )
 def test_invalid_arguments_are_refused(speed, capsys, arguments, message):

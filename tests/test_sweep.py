@@ -166,6 +166,11 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(partial, capfd):
     assert [trainings(run) for run in runs] == [0, 1, 1]
 
 
+def test_nothing_is_compared_where_all_runs_failed(capfd):
+    assert perform(make_sweep(make_run("rope", "fail"), partial=True)) == 1
+    assert "compared" not in capfd.readouterr().out
+
+
 def test_a_failing_evaluation_or_comparison_is_an_error(capfd):
     run = replace(make_run("rope"), evaluate=("sh -c 'echo no; exit 3'",))
     assert perform(make_sweep(run)) == 1

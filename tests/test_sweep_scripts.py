@@ -87,11 +87,13 @@ def test_runs_of_a_sweep_compose(name):
     [
         ([], r"sweep=null: choose one of ablations, addition, "),
         (["sweep=encoding"], r"unknown sweep 'encoding'; did you mean 'encodings'\?"),
-        (["sweep=passkey", "vary.position=[rope,nop]"], r"vary\.position='nop' .*known: adape, "),
+        (["sweep=passkey", "vary.position=[rope,nop]"], r"vary\.position='nop' .*known: abacus, "),
         (["sweep=passkey", "vary.position=keep"], r"vary\.position='keep' is no value of"),
         (["sweep=passkey", "vary.position=[]"], r"vary\.position=\[\]: name one value or more"),
         (["sweep=passkey", "vary.position=rope rope"], r"'rope': duplicate value; name it once"),
-        (["sweep=passkey", "vary.length=[[1]]"], r"vary\.length=\[1\] is no value of that setting"),
+        (["sweep=passkey", "vary.length=[[1]]"], r"vary\.length=\[1\] must be an integer in 2\.\."),
+        (["sweep=passkey", "vary.tokenizer=[{a: 1}]"], r"vary\.tokenizer=.* must be text, or null"),
+        (["sweep=passkey", "vary.data.task=[[1]]"], r"vary\.data\.task=\[1\] is no value of that"),
         (["sweep=passkey", "seeds=0 1 0"], r"seeds=0: duplicate value"),
         (["sweep=passkey", "seeds=0 x"], r"seeds='x' must be an integer >= 0|in 0\.\."),
         (["sweep=passkey", "seeds=[-1]"], r"seeds=-1 must be an integer in 0\.\."),
@@ -108,13 +110,154 @@ def test_runs_of_a_sweep_compose(name):
         (["sweep=passkey", "--", "seed=1"], r"seed=1 is set by the sweep; give name="),
         (["sweep=passkey", "--", "+output_dir=x"], r"\+output_dir=x is set by the sweep"),
         (["sweep=passkey", "--", "position=x"], r"position=x is set by the sweep"),
+        # what would replace the values that vary
+        (["sweep=passkey", "--", "position.name=rope"], r"position\.name=rope is set by the sweep"),
+        (["sweep=passkey", "--", "+position.name=rope"], r"\+position\.name=rope is set by"),
+        (
+            ["sweep=passkey", "settings=['position.name=rope']"],
+            r"position\.name=rope is set by the",
+        ),
+        (["sweep=passkey", "--", "position@position=rope"], r"position@position=rope is set by"),
+        (
+            ["sweep=passkey", "vary.data=[local]", "--", "data._target_=x"],
+            r"data\._target_=x is set",
+        ),
+        (["sweep=extension", "--", "peft.name=ft"], r"peft\.name=ft is set by the sweep"),
+        (["sweep=extension", "--", "position=tape"], r"position=tape is set by the sweep"),
+        (
+            ["sweep=extension", "vary.peft=[lora,longlora]", "--", "peft.groups=4"],
+            r"lora and longlora",
+        ),
+        (["sweep=passkey", "vary.model=[tiny,base]", "--", "model=base"], r"model=base is set by"),
+        (
+            ["sweep=passkey", "vary.trainer.max_steps=[9]", "--", "trainer={max_steps:1}"],
+            r"trainer",
+        ),
+        (
+            ["sweep=ablations", "only=width", "--", "position.width=3"],
+            r"position\.width=3 is set by",
+        ),
+        (
+            ["sweep=passkey", "vary.position=[adape,tape]"],
+            r"adape and tape are rows with the same se",
+        ),
+        # what the runs, or the comparison, would refuse
+        (["sweep=passkey", "recipe=pass"], r"unknown experiment 'pass'; did you mean 'passkey'\?"),
+        (["sweep=passkey", "--", "experiment=no"], r"unknown experiment 'no'"),
+        (["sweep=passkey", "--", "lenght=5"], r"lenght=5: there is no such setting; did you mean"),
+        (["sweep=passkey", "--", "+lenght=5"], r"\+lenght=5: there is no such setting"),
+        (["sweep=passkey", "--", "--help"], r"--help is no setting of train\.py: give name=value"),
+        (["sweep=passkey", "--", "length"], r"length is no setting of train\.py"),
+        (["sweep=passkey", "--", "length=0"], r"length=0 must be an integer in 2\.\."),
+        (["sweep=passkey", "vary.trainer.max_steps=[5,x]"], r"max_steps='x' must be an integer"),
+        (
+            ["sweep=passkey", "--", "trainer.per_device_train_batch_size=-1"],
+            r"trainer\.per_device_train_batch_size=-1 must be an integer",
+        ),
+        (
+            ["sweep=passkey", "--", "trainer.max_steps=5", "trainer.warmup_steps=0"],
+            r"trainer\.logging_steps=50 is more than trainer\.max_steps=5: no loss",
+        ),
+        (
+            ["sweep=encodings", "baseline=ropee"],
+            r"baseline=ropee is no row of the sweep; choose one",
+        ),
+        (
+            ["sweep=encodings", "vary.position=[rope]", "baseline=alibi"],
+            r"baseline=alibi is no row",
+        ),
+        (
+            ["sweep=passkey", "baseline=rope"],
+            r"baseline=rope: this comparison has none; leave it o",
+        ),
+        (["sweep=ablations", "only=width", "baseline=attention"], r"baseline=attention is no row"),
+        (
+            ["sweep=ablations", "baseline=attention"],
+            r"baseline=attention is not in table equivarian",
+        ),
+        (
+            ["sweep=ablations", "vary.ablation=[width_1h]", "baseline=null"],
+            r"table architecture has no row of the sweep; choose tables with only=",
+        ),
+        # types
+        (["sweep=null"], r"sweep=null: leave sweep out, or choose one of ablations, "),
+        (["sweep=passkey", "out=5"], r"out=5 must be text"),
+        (
+            ["sweep=passkey", "runs='output/{rwo}_{seed}'"],
+            r"runs='output/\{rwo\}_\{seed\}' must be",
+        ),
+        (
+            ["sweep=passkey", "runs={row: 3}"],
+            r"runs=\{'row': 3\} must be a folder in output/, in qu",
+        ),
+        (
+            ["sweep=passkey", "runs='../{row}_{seed}'"],
+            r"runs='\.\./\{row\}_\{seed\}' must be a folder",
+        ),
+        (["sweep=passkey", "runs='output/../../{row}_{seed}'"], r"must be a folder in output/"),
+        (["sweep=passkey", "groups=3"], r"groups=3 must be a mapping of mappings, or null"),
+        (["sweep=passkey", "groups={a: 3}"], r"groups=\{'a': 3\} must be a mapping of mappings"),
+        (
+            ["sweep=passkey", "groups={a: {recip: x}}"],
+            r"groups\.a\.recip: there is no such setting",
+        ),
+        (
+            ["sweep=passkey", "groups={a: {base: x}}"],
+            r"base='x' must be a mapping of folder, length",
+        ),
+        (["sweep=passkey", "vary=3"], r"vary=3 must be a mapping"),
+        (["sweep=passkey", "tables=3"], r"tables=3 must be a mapping of lists, or null"),
+        (["sweep=passkey", "compare=5"], r"compare=5 must be a command with closed quotes"),
+        (
+            ["sweep=passkey", "compare='x {run}'"],
+            r"no placeholders but \{runs\}, \{out\}, \{baseline\}",
+        ),
+        (
+            ["sweep=passkey", "evaluate='x \"'"],
+            r"evaluate='x \"' must be a command with closed quotes",
+        ),
+        (
+            ["sweep=passkey", "evaluate='x {length/0}'"],
+            r"evaluate='x \{length/0\}' must be a command",
+        ),
+        (["sweep=passkey", "train="], r"train='' must be a command"),
+        (
+            ["sweep=passkey", "measures=5"],
+            r"measures=5 must be find, a regular expression, and show",
+        ),
+        (
+            ["sweep=passkey", "measures.find='['"],
+            r"measures=\{'find': '\[', .* must be find, a regular",
+        ),
+        (
+            ["sweep=passkey", r"measures.show='\9'"],
+            r"measures=.* must be find, a regular expression",
+        ),
+        (
+            ["sweep=passkey", "base=output/rope_c4"],
+            r"base='output/rope_c4' must be a mapping of folde",
+        ),
+        (["sweep=ablations", "only="], r"only=\[\]: name one table or more; known: architecture, "),
+        (["sweep=ablations", "only=[]"], r"only=\[\]: name one table or more"),
+        (["sweep=passkey", "only=a"], r"only=a: no such table; known: none"),
+        (["sweep=addition_gpu", "batch=-1"], r"batch=-1 must be an integer >= 1"),
+        (["sweep=encodings", "stride=-1"], r"stride=-1 must be an integer >= 1, or a multiple"),
+        (["sweep=encodings", "stride=null"], r"stride=null must be an integer >= 1, or a multiple"),
+        (["sweep=passkey", "--", ""], r"'' is no setting of train\.py: give name=value"),
+        (["sweep=addition", "grid=../x"], r"grid='\.\./x' must be one folder"),
     ],
 )
 def test_sweeps_that_cannot_be_are_refused_before_the_first_run(words, message, tmp_path):
-    outcome = run_command("sweep.py", *words, folder=tmp_path)
+    outcome = run_command("sweep.py", "dry_run=true", *words, folder=tmp_path)
     assert outcome.status == 1 and len(outcome.lines) == 1, outcome.err
     assert re.match(rf"error: {message}", outcome.err) or re.search(message, outcome.err)
     assert outcome.err.startswith("error: ") and not list(tmp_path.iterdir())
+
+
+def test_settings_that_leave_the_rows_apart_are_accepted():
+    given_to_all = ["position.sampler=shift", "experiment=compare", "position.theta=500"]
+    found = commands("sweep=encodings", "vary.position=[rope,xpos]", "--", *given_to_all)
+    assert found[0][-3:] == given_to_all
 
 
 def test_a_sweep_begins_without_slow_imports():
@@ -197,10 +340,10 @@ def test_variables_of_the_ablations(run_script):
 
 
 def test_variables_of_the_extensions(run_script):
-    found = run_script("extend_demo.sh", "trainer.max_steps=3", TYPES="ft", NAME="n")
+    found = run_script("extend_demo.sh", "trainer.max_steps=5", TYPES="ft", NAME="n")
     assert found[0] == ["train.py", "position=rope", "name=rope_local", "alias=rope_c4"]
     assert found[2] == ["train.py", "experiment=passkey", "position=rope", "seed=0"]
-    folders = [given(run, "output_dir") for run in found if "trainer.max_steps=3" in run]
+    folders = [given(run, "output_dir") for run in found if "trainer.max_steps=5" in run]
     assert folders == [["output/n/text_ft_0"], ["output/n/passkey_ft_0"]]
     runs = ["output/rope_c4", "output/passkey_rope_0", *(folder for (folder,) in folders)]
     assert found[-1] == ["-m", "tape.compare", *runs, "--name", "extend", "--out", "output/n"]

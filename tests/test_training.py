@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import hydra
@@ -27,7 +28,7 @@ from transformers import (
 import train
 from config import options
 from tape import TapeConfig
-from tape.data import TextCorpus, train_tokenizer
+from tape.data import EpochOrder, TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
 from tape.training.guard import NonFiniteLoss, Stopped
 from tape.training.progress import read_metrics
@@ -49,15 +50,19 @@ def choices(group):
     return sorted(options(group))
 
 
+PRESETS = ["gemma", "rnope", "swan"]  # of mixtures
+
+
 @pytest.mark.parametrize("position", sorted({*choices("position")} - {"keep"}))
 def test_every_position_builds_with_known_arguments(position):
     settings = OmegaConf.to_container(composed(f"position={position}"), resolve=True)
     config = TapeConfig(**settings["model"] | {"position": settings["position"], "vocab_size": 99})
-    assert config.position["name"] == ALIASES.get(position, position)
+    name = "mixed" if position in PRESETS else ALIASES.get(position, position)
+    assert config.position["name"] == name
 
 
 def test_there_is_an_entry_for_every_encoding_and_alias():
-    assert choices("position") == sorted([*ENCODINGS, *ALIASES, "keep"])
+    assert choices("position") == sorted([*ENCODINGS, *ALIASES, *PRESETS, "keep"])
 
 
 @pytest.mark.parametrize(
@@ -139,17 +144,42 @@ def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
     assert [row["times"] for row in summary["perplexity"]] == [1, 2, 4]
     assert all(1 < row["perplexity"] < 310 for row in summary["perplexity"])
     assert summary["parameters"] == model.num_parameters()
+    ngrams = summary["ngrams"]["models"]
+    assert [row["model"] for row in ngrams] == ["bigram", "trigram", "5-gram"]
+    assert all(1 < row["perplexity"] < 310 for row in ngrams)
+    assert summary["ngrams"]["tokens"] == 8 * 4 * 64
     for picture in ("loss.png", "perplexity.png"):
         assert (folder / "report" / picture).read_bytes()[:4] == b"\x89PNG"
     text = (folder / "report" / "report.md").read_text()
     assert text in capsys.readouterr().out
     assert f"| 64 (1x) | {summary['perplexity'][0]['perplexity']:.2f} |" in text
+    assert f"| trigram | {ngrams[1]['perplexity']:.2f} | {ngrams[1]['bits_per_byte']:.4f} |" in text
 
     rows = read_metrics(folder / "metrics.jsonl")
     losses = [row["loss"] for row in rows if "loss" in row]
     assert len(losses) == 4 and losses[-1] < losses[0]
     assert [row["step"] for row in rows if "eval_loss" in row] == [4, 8]
     assert all(row["tokens_per_second"] > 0 for row in rows if "loss" in row)
+    assert all(0 < row["data_share"] < 1 for row in rows if "loss" in row)
+    assert all(0 < row["mfu"] < 1 for row in rows if "loss" in row)
+
+
+def test_the_share_of_time_spent_waiting_for_data_is_measured(start, monkeypatch):
+    item = EpochOrder.__getitem__
+
+    def slow(self, n):
+        time.sleep(0.05)  # each of the four sequences of a step
+        return item(self, n)
+
+    monkeypatch.setattr(EpochOrder, "__getitem__", slow)
+    folder = start("position=rope", "trainer.max_steps=2", "trainer.logging_steps=2")
+    (row,) = (row for row in read_metrics(folder / "metrics.jsonl") if "loss" in row)
+    steps = 2 * 4 * 64 / row["tokens_per_second"]  # seconds
+    assert row["data_share"] >= 0.4 / (0.4 + steps) - 0.01
+    share = json.loads((folder / "report" / "report.json").read_text())["data_share"]
+    assert share == row["data_share"]
+    text = (folder / "report" / "report.md").read_text()
+    assert f", {share:.1%} of its time waiting for data (median)" in text
 
 
 @all_positions
@@ -194,16 +224,18 @@ def losses(folder):
 
 
 @pytest.mark.parametrize(
-    ("position", "workers"),
+    ("position", "workers", "optimizer"),
     [
-        *(("tape", 0), ("randpe", 1)),
-        pytest.param("tape", 1, marks=pytest.mark.slow),
-        pytest.param("randpe", 0, marks=pytest.mark.slow),
+        *(("tape", 0, "adamw"), ("randpe", 1, "adamw"), ("tape", 0, "muon")),
+        pytest.param("tape", 1, "adamw", marks=pytest.mark.slow),
+        pytest.param("randpe", 0, "adamw", marks=pytest.mark.slow),
+        pytest.param("randpe", 0, "muon", marks=pytest.mark.slow),
     ],
 )
-def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, workers):
+def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, workers, optimizer):
     settings = [
         f"position={position}",
+        f"optimizer={optimizer}",
         "trainer.logging_steps=3",  # the checkpoint lies between two log entries
         f"trainer.dataloader_num_workers={workers}",
     ]
@@ -400,7 +432,7 @@ def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path, position, step):
             start(*settings)
     start(*settings)
     assert_same_weights(weights(whole), weights(folder))
-    timed = {"tokens_per_second", "peak_memory_gib"}
+    timed = {"tokens_per_second", "peak_memory_gib", "data_share", "mfu"}
 
     def rows(folder):
         return [

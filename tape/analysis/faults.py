@@ -35,6 +35,7 @@ from tape.evaluation.tables import markdown_table, over_seeds
 from tape.modeling import TapeForCausalLM
 from tape.positions import Positions
 from tape.positions.rotary import RoPE, apply_rotary
+from tape.training.build import check_memory
 
 ORIGIN = 2000  # the largest of the original's random origins
 BATCH = 8  # windows per batch
@@ -146,6 +147,10 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
     check_length(model, max(lengths), f"--lengths {max(lengths)}")
     about = of.about(model) | {"trained": trained}
     for length in lengths:
+        logits = 8 * min(BATCH, arguments.windows) * length * model.config.vocab_size
+        check_memory(
+            logits, f"--lengths {length}", "of logits", "give shorter ones, or fewer --windows"
+        )
         text, texts = windows(arguments, folder, model, length)
         ids = torch.stack(texts).to(model.device)
         faults = faults_of(model, length)

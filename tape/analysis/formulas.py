@@ -6,7 +6,11 @@ one multiply-add per summed entry of a matrix product. Shapes as in `tape.positi
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tape import TapeConfig
+from tape.positions.mixed import parts_of
+from tape.positions.path import CHUNK
 
 
 def multiply_adds(config: TapeConfig, length: int) -> dict[str, int]:
@@ -42,11 +46,37 @@ def of_encoding(config: TapeConfig, length: int) -> dict[str, int]:
             return {"gates": layers * H * N**2 * D, "scores of positions": rows}
         case "fox":
             return {"gates": layers * N * C * H}
+        case "selective":  # W1 x, then W2 and a tap for each token that the convolution reads
+            rank, channels = position["rank"], config.num_key_value_heads * D // 2
+            return {"phases": layers * N * rank * (C + channels * position["kernel"])}
         case "pope":
             return {"second half of queries and keys": layers * H * N**2 * D}
-    if position["name"] in ("tape", "tape_yarn"):
-        return of_tape(config, length)
+        case "path":
+            return of_path(config, length)
+        case "tape" | "tape_yarn":
+            return of_tape(config, length)
+        case "mixed":
+            found = Counter()
+            for part in parts_of(config, position["pattern"])[1]:
+                found.update(of_encoding(part, length))
+            return dict(found)
     return {}
+
+
+def of_path(config: TapeConfig, length: int) -> dict[str, int]:
+    """Returns those of PaTH, less the products of queries and keys that its scores replace. The
+    triangular solve per chunk, less than L^3 / 2, is not a matrix product and not counted."""
+    layers, N = config.num_hidden_layers * config.num_recurrences, length
+    C, H, K = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    D, L = config.head_dim, min(CHUNK, length)
+    n, rank = -(-N // L), config.position["rank"]
+    chunk = K * L * (4 * L * D + L**2 + D**2) + H * L * (3 * L * D + L**2)
+    pairs = H * L**2 * D * n * (n - 1) // 2
+    moves = H * L * D**2 * (n - 1) * (n - 2) // 2
+    return {
+        "w and beta": layers * N * (C * (rank + K) + rank * K * D * config.position["kernel"]),
+        "scores, less those of q k": layers * (n * chunk + pairs + moves - H * N**2 * D),
+    }
 
 
 def of_tape(config: TapeConfig, length: int) -> dict[str, int]:
@@ -79,14 +109,22 @@ def of_tape(config: TapeConfig, length: int) -> dict[str, int]:
 
 def nonlinear(config: TapeConfig, length: int) -> int:
     """Returns the number of inputs of softmax, SiLU and ReLU."""
-    layers, position = config.num_hidden_layers * config.num_recurrences, config.position
+    layers = config.num_hidden_layers * config.num_recurrences
     softmax = layers * config.num_attention_heads * length**2
     silu = layers * length * config.intermediate_size
+    return softmax + silu + gates(config, length)
+
+
+def gates(config: TapeConfig, length: int) -> int:
+    """Returns the number of inputs of SiLU and ReLU in the encoding."""
+    layers, position = config.num_hidden_layers * config.num_recurrences, config.position
     if position["name"] == "fire":
-        return softmax + silu + layers * length**2 * position["hidden"]
+        return layers * length**2 * position["hidden"]
     if position["name"] in ("tape", "tape_yarn") and position["feed_forward"]:
-        return softmax + silu + (layers - 1) * length * position["width"]
-    return softmax + silu
+        return (layers - 1) * length * position["width"]
+    if position["name"] == "mixed":
+        return sum(gates(part, length) for part in parts_of(config, position["pattern"])[1])
+    return 0
 
 
 def flops(config: TapeConfig, length: int) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tape.modeling import TapeForCausalLM
+from tape.training.build import check_memory
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,19 @@ class Inside:
     def dot_products(self) -> list[Tensor] | None:
         """Returns D of every layer, (K|1, T, T): Re(e_i conj(e_j)), summed over frequencies."""
         return None if self.states is None else [e @ e.mT for e in self.states]
+
+
+def check_size(model: TapeForCausalLM, owner: str, length: int, texts: int = 1) -> None:
+    """Raises a ValueError if the weights of texts of `length` tokens exceed this machine's memory.
+
+    Args:
+        owner: the settings that ask for them.
+    """
+    config = model.config
+    maps = texts * config.num_hidden_layers * config.num_recurrences * config.num_attention_heads
+    needed = 8 * maps * length**2  # the model's and the copies on the CPU
+    what = f"of attention weights of {texts} texts"
+    check_memory(needed, owner, what, "take shorter texts, or fewer of them")
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tape.analysis.inside import Inside, look_inside
+from tape.analysis.inside import Inside, check_size, look_inside
 from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
 from tape.command import Distinct, integer
 from tape.evaluation.checkpoint import check_length, load
@@ -92,6 +92,7 @@ def rows_of(arguments: argparse.Namespace, of: Model, dtype: str) -> Iterator[di
     model, tokenizer = load(folder, DTYPES[dtype])
     length, farthest = arguments.length, max(arguments.shifts)
     check_length(model, length + farthest, f"--length {length} shifted by {farthest}")
+    check_size(model, f"--length {length} shifted by {farthest}", length + farthest, texts=2)
     bos = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if bos is None:
         raise ValueError(f"the tokenizer of {folder} has neither a BOS nor an EOS token to prepend")

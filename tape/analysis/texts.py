@@ -21,7 +21,7 @@ from tape.compare.rows import grouped
 from tape.compare.runs import Run, settings_of
 from tape.evaluation.checkpoint import fingerprint
 from tape.evaluation.texts import CORPORA, open_text
-from tape.files import make_folder, write_text
+from tape.files import write_text
 from tape.modeling import TapeForCausalLM
 from tape.training.runs import TRAINED
 
@@ -41,10 +41,10 @@ def parser_of(name: str, description: str, windows: int, **length: Any) -> Parse
     text = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
     add("--data", default="local", help=text)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    add("--out", type=result_folder, default=Path(f"output/{name}"), help="a folder")
+    add("--out", type=result_folder, default=f"output/{name}", help="a folder")
     if length:
         add("--length", help="tokens per window", **length)
-    add("--windows", type=integer(1), default=windows, help="number of windows per length")
+    add("--windows", type=integer(1, 10**6), default=windows, help="number of windows per length")
     return parser
 
 
@@ -148,7 +148,6 @@ def carry_out(
 ) -> None:
     """Prints the tables of `run`. The status is 1 unless all models are in them."""
     transformers.logging.disable_progress_bar()
-    make_folder(arguments.out)  # before hours of work, if that cannot be
     text, whole = run(arguments)
     print(f"{text}\n\nalso in {arguments.out}")
     sys.exit(not whole)

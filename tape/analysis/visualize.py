@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from tape.analysis.inside import Inside, look_inside
+from tape.analysis.inside import Inside, check_size, look_inside
 from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
 from tape.command import integer
 from tape.data.blocks import writable
@@ -210,7 +210,10 @@ def look(arguments: argparse.Namespace, folder: Path) -> list[Inside]:
     if arguments.text is not None:
         with writable():
             texts = [torch.tensor(tokenizer(arguments.text)["input_ids"])]
+        check_size(model, "--text", len(texts[0]))
     else:
+        given = f"--length {arguments.length} --windows {arguments.windows}"
+        check_size(model, given, arguments.length, arguments.windows)
         _, texts = windows(arguments, folder, model, arguments.length)
     length = len(texts[0])
     if length < 8:

@@ -126,7 +126,7 @@ def main(given: list[str] | None = None) -> None:
     add("--baseline", help="the row, or one of its runs, that the others are compared with")
     add("--across", nargs="+", default=[], help="settings that may differ, such as 'model.*'")
     add("--only", nargs="+", default=["*"], help="names of runs to take, such as 'add_rope_*'")
-    add("--out", type=result_folder, default=Path("output/comparison"), help="for the results")
+    add("--out", type=result_folder, default="output/comparison", help="for the results")
     arguments = parser.parse_args(given)
     text, found = compare(
         arguments.runs,

@@ -245,3 +245,11 @@ class TrainingOrder(EpochOrder):
 
     def describe(self) -> str:
         return f"{len(self.sequences.stream):,}"
+
+    def seen(self, tokens: int) -> np.ndarray:
+        """Returns the blocks of the first epoch that the run sees, up to a number of tokens: (N,
+        length)."""
+        blocks = self.sequences
+        first = self._order(0)[: min(self.total, max(1, tokens // blocks.length))]
+        starts = np.sort(blocks.numbers[first]) * blocks.length
+        return np.stack([blocks.stream.tokens[n : n + blocks.length] for n in starts])

@@ -43,6 +43,8 @@ class C4Corpus(Corpus):
         OSError: if the folder, or enough shards in it, cannot be found.
     """
 
+    remedy = "fetch its shards again, or give others with data.dir"
+
     def __init__(
         self,
         dir: str | Path | None = None,

@@ -35,6 +35,7 @@ class Corpus:
 
     name: str
     streaming = False  # read during training rather than tokenized as a whole
+    remedy = "give more text"  # for a split without documents
 
     def documents(self, split: Split) -> Iterator[str]:
         raise NotImplementedError
@@ -137,6 +138,11 @@ class TextCorpus(FileCorpus):
         field: name of the text column.
     """
 
+    remedy = (
+        "give more text, or choose the validation text with data.validation or "
+        "data.validation_fraction"
+    )
+
     def __init__(
         self,
         files: Paths | None,
@@ -197,10 +203,7 @@ def fraction(text: str) -> float:
 
 def no_documents(corpus: Corpus, split: Split) -> ValueError:
     """Returns the error for a split without documents."""
-    return ValueError(
-        f"the {split} split of {corpus.name} has no documents; give more text, or choose the "
-        f"validation text with data.validation or data.validation_fraction"
-    )
+    return ValueError(f"the {split} split of {corpus.name} has no documents; {corpus.remedy}")
 
 
 def _expand(setting: str, patterns: Paths) -> list[Path]:

@@ -33,6 +33,7 @@ class RedPajamaCorpus(TextCorpus):
     """
 
     field, held_out = "text", ()
+    remedy = "give more text, or choose the validation text with data.validation_fraction"
 
     def __init__(
         self,

@@ -261,9 +261,12 @@ def fingerprint(folder: Path) -> str:
     return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 
-def check_length(model: TapeForCausalLM, needed: int, purpose: str) -> None:
-    """Raises a ValueError if the model's encoding has fewer than the `needed` positions."""
-    longest = model.base_model.position.max_positions
+def check_length(
+    model: TapeForCausalLM, needed: int, purpose: str, longest: int | None = None
+) -> None:
+    """Raises a ValueError if the model's encoding has fewer than the `needed` positions, by default
+    one per token."""
+    longest = model.base_model.position.max_positions if longest is None else longest
     if longest is not None and needed > longest:
         raise ValueError(
             f"{purpose} needs {needed} positions, but the model's "

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 from transformers import PreTrainedTokenizerBase
 
+from tape.evaluation.zero_shot import metric_name
 from tape.modeling import TapeForCausalLM
+from tape.names import suggestion
 
 # Its warnings are about settings of its own command line.
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
+
+
+class Tasks(TaskManager):
+    """Tasks of lm-eval, which are checked when they are loaded: before the first question.
+
+    Args:
+        metric: a metric that one of them must have; None for any.
+        lengths: of the prompts of RULER's tasks, whose metrics are lengths.
+    """
+
+    def __init__(self, metric: str | None = None, lengths: Sequence[int] = (), **where: Any):
+        super().__init__(**where)
+        self.metric, self.lengths = metric, [*map(str, lengths)]
+
+    def load(self, names: Any) -> Any:
+        found = super().load(names)
+        known = {*self.lengths}
+        for name, task in found["tasks"].items():
+            if self.lengths and not any(metric.isdecimal() for metric in task.aggregation()):
+                raise ValueError(f"--lengths are of RULER's prompts; {name} has none: leave it out")
+            kinds = [each["name"] for each in task.config.filter_list or [{"name": "none"}]]
+            known |= {metric_name(metric, kind) for metric in task.aggregation() for kind in kinds}
+        if self.metric is not None and self.metric not in known:
+            raise ValueError(f"unknown --metric {self.metric!r}{suggestion(self.metric, known)}")
+        return found
 
 
 class Harness(HFLM):

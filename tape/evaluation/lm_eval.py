@@ -22,10 +22,11 @@ from tape.evaluation import zero_shot
 from tape.evaluation.checkpoint import check_length, fingerprint, load
 from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.tables import Row, check_addable
-from tape.files import make_folder, read_object, reading
+from tape.files import read_object, reading
 from tape.training.runs import locked
 
 TOKENIZER = "tokenizer_config.json"
+LONGEST = 10**7  # tokens
 
 
 def run(arguments: argparse.Namespace) -> list[Row]:
@@ -36,9 +37,8 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     """
     try:
         import lm_eval
-        from lm_eval.tasks import TaskManager
 
-        from tape.evaluation.harness import Harness
+        from tape.evaluation.harness import Harness, Tasks
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{error.name} is missing: install the extra `eval`, EXTRAS=dev,eval bash "
@@ -51,7 +51,6 @@ def run(arguments: argparse.Namespace) -> list[Row]:
             with reading(path):  # lm-eval leaves out what it cannot read
                 yaml.compose(path.read_bytes())
     check_addable(arguments.out, zero_shot.COLUMNS)
-    make_folder(arguments.out.parent)
     settings = arguments.model / TOKENIZER
     # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
     if settings.is_file() and "auto_map" in read_object(settings):
@@ -78,9 +77,10 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     answers /= f"{about['model']}-{digest.hexdigest()[:12]}"
     answers.mkdir(parents=True, exist_ok=True)
     where = {"include_path": arguments.include_path, "metadata": metadata}
-    tasks = TaskManager(**where, include_defaults=False)
+    where |= {"metric": arguments.metric, "lengths": arguments.lengths or ()}
+    tasks = Tasks(**where, include_defaults=False)
     if not {*arguments.tasks} <= {*tasks.all_tasks}:
-        tasks = TaskManager(**where)  # lm-eval's own too: thousands of files
+        tasks = Tasks(**where)  # lm-eval's own too: thousands of files
     if unknown := [task for task in arguments.tasks if task not in tasks.all_tasks]:
         raise ValueError(
             f"--tasks {unknown[0]} is unknown to lm-eval {lm_eval.__version__}; `lm-eval ls tasks` "
@@ -111,6 +111,8 @@ def names(text: str) -> list[str]:
     """Parses names between commas for argparse."""
     if not all(found := text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} names no task before, between or behind commas")
+    if twice := [name for name in found if found.count(name) > 1]:
+        raise argparse.ArgumentTypeError(f"duplicate value {twice[0]}")
     return found
 
 
@@ -131,12 +133,12 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add("--num_fewshot", type=integer(0), default=0, help=shots)
     add("--batch_size", type=integer(1), default=8)
     length = "tokens of a prompt and its answer (default: the model's)"
-    add("--max_length", type=integer(2), help=length)
+    add("--max_length", type=integer(2, LONGEST), help=length)
     add("--truncate", action="store_true", help="leave out the beginning of longer prompts")
-    add("--lengths", type=integer(1), **several, help="of RULER's prompts, in tokens")
+    add("--lengths", type=integer(1, LONGEST), **several, help="of RULER's prompts, in tokens")
     add("--limit", type=integer(1), help="ask this many of each task, for a try")
     add("--dtype", choices=DTYPES, default="float32")
-    add("--metric", default="acc", help="that the printed table shows")
+    add("--metric", help="that the printed table shows (default: acc)")
     out = "a table to add to (default: zero_shot.csv in the model's folder)"
     add("--out", type=Path, help=out)
     arguments = parser.parse_args(given)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tape.files import reading, write_text
+from tape.files import check_folder, reading, write_text
 from tape.statistics import student
 
 Row = dict[str, str]
@@ -86,6 +86,7 @@ def check_addable(path: Path, columns: tuple[str, ...]) -> None:
     if path.suffix != ".csv":
         raise ValueError(f"--out {path} must end in .csv")
     read_table(path, columns)
+    check_folder(path.parent)
 
 
 def add_rows(

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from tape.evaluation.tables import Row, add_rows, markdown_table, read_table
+from tape.names import suggestion
 
 # What a row is about, then the result.
 KEY = ("model", "model_hash", "task", "metric", "shots", "max_length", "dtype", "limit")
@@ -48,13 +49,18 @@ def rows_of(found: dict[str, Any], about: dict[str, Any]) -> list[dict[str, Any]
             stderr = metrics.get(f"{metric}_stderr,{kind}", "")
             rows.append(
                 about
-                | {"task": task, "metric": metric if kind == "none" else f"{metric}:{kind}"}
+                | {"task": task, "metric": metric_name(metric, kind)}
                 | {"shots": shots.get(task, common)}
                 | {"value": value, "stderr": "" if stderr == "N/A" else stderr}
                 | {"questions": sum(counts[m]["effective"] for m in members if m in counts)}
                 | {"version": found["versions"].get(task, "")}
             )
     return rows
+
+
+def metric_name(metric: str, kind: str) -> str:
+    """Returns the name of a metric of answers that passed a filter of lm-eval."""
+    return metric if kind == "none" else f"{metric}:{kind}"
 
 
 def _leaves(found: dict[str, Any], group: str) -> list[str]:
@@ -80,17 +86,22 @@ def read(paths: list[Path]) -> list[Row]:
     return rows
 
 
-def table(rows: list[Row], metric: str = "acc") -> str:
+def table(rows: list[Row], metric: str | None = None) -> str:
     """Tabulates models in percent, with standard errors; the paper's rows follow if they have one
     of the tasks.
 
     Args:
-        metric: the metric to show; of a task without it, all metrics are shown.
+        metric: the metric to show, which a row must have; None: acc. Of a task without it, all
+            metrics are shown.
 
     Raises:
-        ValueError: if models were evaluated differently, or one has two results for a task.
+        ValueError: if models were evaluated differently, or one has two results for a task; for an
+            unknown metric.
     """
     frame = pd.DataFrame(rows, columns=COLUMNS)
+    if metric is not None and metric not in {*frame["metric"]}:
+        raise ValueError(f"unknown --metric {metric!r}{suggestion(metric, {*frame['metric']})}")
+    metric = metric or "acc"
     with_metric = frame["metric"] == metric
     frame = frame[with_metric | ~frame["task"].isin(frame["task"][with_metric])]
     _check_asked(frame)

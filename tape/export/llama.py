@@ -15,8 +15,9 @@ from tape.positions.rotary import RoPE, RotaryLayer
 from tape.positions.tape import TapeLayer
 
 WHAT_PASSES = (
-    "allowed: rope with any theta and scaling, yarn, and tape with attention=false and "
-    "feed_forward=false, each with the sampler 'index' or 'shift'; or --format tape"
+    "allowed: rope with any theta and scaling but partial and clipped, yarn, and tape with "
+    "attention=false and feed_forward=false, each with the sampler 'index' or 'shift'; or "
+    "--format tape"
 )
 
 
@@ -31,6 +32,8 @@ def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> s
     cls = type(position)
     if (recurrences := model.config.num_recurrences) > 1:
         return f"a Llama applies its layers once, not num_recurrences={recurrences} times"
+    if any(layer.window is not None for layer in model.model.layers):
+        return "a Llama attends to all tokens, not within a window"
     if not isinstance(position, RoPE):
         return f"a Llama rotates queries and keys, and has no {cls.__name__}"
     if any(isinstance(layer.context, TapeLayer) for layer in model.model.layers):
@@ -40,6 +43,10 @@ def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> s
         return f"a Llama rotates queries and keys, and has no more of {cls.__name__}"
     if cls.biases is not PositionEncoding.biases or cls.embed is not PositionEncoding.embed:
         return "a Llama adds nothing to scores or embeddings"
+    rope = model.config.rope_parameters
+    partial = rope["rope_type"] == "default" and rope.get("partial_rotary_factor") not in (None, 1)
+    if partial or rope["rope_type"] == "clipped":
+        return "a Llama knows neither partial nor clipped rotations"
     if position.sampler.draw is not None:
         return "a Llama counts its positions, and cannot draw them at random"
     return None

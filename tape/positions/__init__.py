@@ -10,23 +10,29 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tape.names import check_arguments, look_up
+from tape.positions.abacus import Abacus
 from tape.positions.absolute import Learned, NoPE, SinCos
 from tape.positions.base import (
     LayerPosition,
     PositionEncoding,
     PositionModule,
     Positions,
-    ScoreBias,
     Tokens,
 )
 from tape.positions.bias import FIRE, ALiBi, Kerple, T5Bias
 from tape.positions.cope import CoPE
 from tape.positions.dape import DAPE
 from tape.positions.fox import FoX
+from tape.positions.mixed import Mixed
+from tape.positions.path import PaTH
 from tape.positions.pope import PoPE
+from tape.positions.randpe import RandPE
 from tape.positions.relative import Relative
-from tape.positions.rotary import RandPE, RoPE, XPos, YaRN
+from tape.positions.rotary import RoPE, YaRN
+from tape.positions.scores import ScoreBias
+from tape.positions.selective import SelectiveRoPE
 from tape.positions.tape import Tape, TapeYaRN
+from tape.positions.xpos import XPos
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -35,6 +41,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "nope": NoPE,
     "sincos": SinCos,
     "learned": Learned,
+    "abacus": Abacus,
     "rope": RoPE,
     "yarn": YaRN,
     "xpos": XPos,
@@ -48,8 +55,11 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "cope": CoPE,
     "fox": FoX,
     "pope": PoPE,
+    "selective": SelectiveRoPE,
+    "path": PaTH,
     "tape": Tape,
     "tape_yarn": TapeYaRN,
+    "mixed": Mixed,
 }
 # Names in the paper's code.
 ALIASES = {"adape": "tape", "randrope": "randpe", "t5rb": "t5", "adayarn": "tape_yarn"}
@@ -61,7 +71,7 @@ def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[
     Raises:
         ValueError: for an unknown name or argument; lists the known ones and the nearest one.
     """
-    name, given = _canonical(position)
+    name, given = canonical(position)
     cls, owner = ENCODINGS[name], f"position encoding '{name}'"
     check_arguments(owner, given, cls.defaults())
     for argument, default in cls.defaults().items():
@@ -71,12 +81,13 @@ def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[
 
 def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any]) -> dict[str, Any]:
     """Replaces the saved encoding, or some of its arguments if the encoding is the same."""
-    name, given = _canonical(position)
-    kept_name, kept = (None, {}) if saved is None else _canonical(saved)
+    name, given = canonical(position)
+    kept_name, kept = (None, {}) if saved is None else canonical(saved)
     return {"name": name, **(kept if kept_name == name else {}), **given}
 
 
-def _canonical(position: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def canonical(position: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the name in full, and the arguments that are given."""
     given = dict(position) if isinstance(position, Mapping) else {"name": position}
     canonical = dict(zip(ENCODINGS, ENCODINGS, strict=True)) | ALIASES
     return look_up("position encoding", given.pop("name", None), canonical), given

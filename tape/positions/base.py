@@ -8,16 +8,16 @@ dimension, F = D / 2 frequencies, C hidden size, P width of the payload.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tape.positions import sampling
+from tape.positions.scores import ScoreBias
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 FUSED = frozenset({"flex_attention", "flash_attention_2"})
 ALL_BACKENDS = frozenset({"eager", "sdpa"}) | FUSED
@@ -33,60 +33,6 @@ class Positions(NamedTuple):
 def distances(positions: Positions) -> Tensor:
     """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
     return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
-
-
-def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Applies a mask, boolean (True attends) or additive, that broadcasts to the scores."""
-    if mask is None:
-        return scores
-    lowest = torch.finfo(scores.dtype).min
-    if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, lowest)
-    # A sum would be -inf for two minima (NaN if in a whole row) and inf for an infinite score.
-    return torch.where(mask > lowest / 2, scores + mask, lowest)
-
-
-def lookup(x: Tensor) -> Callable[..., Tensor]:
-    """Returns (batch, *indices) -> x[batch, *indices]; a batch of one serves every sequence."""
-    if x.shape[0] == 1:
-        row = x[0]
-        return lambda batch, *indices: row[indices]
-    return lambda *indices: x[indices]
-
-
-# (score, batch, head, query, key) -> score; all scalar tensors.
-ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-class ScoreBias:
-    """Bias b_h(i, j) added to the scaled scores of one layer.
-
-    `dense` is the definition; fused kernels may use an equivalent form.
-    """
-
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        """Returns the bias of all pairs, (B|1, H, T, S), in `dtype`."""
-        raise NotImplementedError
-
-    def masked(self, mask: Tensor | None, dtype: torch.dtype, causal: bool = False) -> Tensor:
-        """Returns `dense` with a mask applied; `causal` stands for a causal mask."""
-        term = self.dense(dtype)
-        if causal:
-            mask = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
-        return masked(term, mask)
-
-    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
-        """The bias as a FlexAttention score_mod in `dtype`; reads `dense` unless overridden.
-
-        It may read a tensor that requires grad only once: compiled FlexAttention refuses more.
-        """
-        term = lookup(self.dense(dtype))
-        return lambda score, b, h, i, j: score + term(b, h, i, j)
-
-    def alibi_slopes(self) -> Tensor | None:
-        """Slopes (H,) float32 if the bias is -slope_h (i - j) with i and j counting the real
-        tokens, the only bias that FlashAttention supports; otherwise None."""
-        return None
 
 
 class PositionModule(nn.Module):
@@ -108,6 +54,8 @@ class Tokens(NamedTuple):
     bias: ScoreBias | None  # of this layer, as computed by `PositionEncoding.biases`
     real: Tensor | None  # (B, T) False at padding; None without padding
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
+    state: Tensor | None = None  # of this layer alone, in place of the one that layers update
+    documents: Tensor | None = None  # (B, T) numbers of packed documents; only without a cache
 
 
 class LayerPosition(PositionModule):
@@ -116,9 +64,15 @@ class LayerPosition(PositionModule):
     Attributes:
         memo_width: M, numbers that the encoding keeps for each token and key/value head. A cache
             stores them as the last channels of the keys, where they follow all its operations.
+        window: a query attends to itself and the `window` - 1 tokens before it, as with the
+            library's `sliding_window`; None for `TapeConfig.sliding_window`. Padding does not
+            count. A cache keeps the keys of all tokens.
+        needs_lse: whether `finish` is called.
     """
 
     memo_width: int = 0
+    window: int | None = None
+    needs_lse: bool = False
 
     def reset_parameters(self) -> None:
         pass
@@ -159,6 +113,13 @@ class LayerPosition(PositionModule):
         """Returns the part of the state that attention averages, (B|1, K|1, T, P), or None."""
         return None
 
+    def finish(self, attended_BHTD: Tensor, lse_BHT: Tensor) -> Tensor:
+        """Returns the averages over the attended tokens as they leave attention, given the log-
+        sum-exp of the scores. Called if `needs_lse`, for values, payload and weights alike: the
+        payload and the weights that are returned get what the values get. A logit s more in the
+        softmax, of a token without values, is attended * sigmoid(lse - s)."""
+        return attended_BHTD
+
     def next_state(
         self, e: Tensor | None, attended: Tensor | None, mlp_out: Tensor
     ) -> Tensor | None:
@@ -177,12 +138,16 @@ class PositionEncoding(PositionModule):
         backends: attention backends that support this encoding.
         ordered: whether position_ids must increase from token to token.
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
+        updates: whether layers update its state.
+        reads: whether it takes token indices from the token ids (`read`).
         per_head: whether it has per-head parameters or mixes heads, which tensor parallelism would
             have to split.
     """
 
     backends: ClassVar[frozenset[str]] = ALL_BACKENDS
     ordered: ClassVar[bool] = True
+    reads: ClassVar[bool] = False
+    updates: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
     config_arguments: ClassVar[tuple[str, ...]] = ()
 
@@ -213,6 +178,13 @@ class PositionEncoding(PositionModule):
         return found
 
     @classmethod
+    def for_tokenizer(
+        cls, arguments: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+    ) -> dict[str, Any]:
+        """Completes arguments that depend on the tokenizer of a new model."""
+        return arguments
+
+    @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         """Completes a full set of arguments for a configuration; returns what it saves.
 
@@ -239,6 +211,24 @@ class PositionEncoding(PositionModule):
         PositionEncoding.reset_parameters(self)
         return self
 
+    def read(
+        self,
+        input_ids: Tensor | None,
+        real: Tensor | None,
+        last: Tensor,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the token indices of the new tokens, (B, T), at padding that of the token before.
+        Called if `reads`.
+
+        Args:
+            input_ids: (B, T), None for a model called with embeddings.
+            real: (B|1, T) False at padding, or None.
+            last: (B|1, 1) index of the last cached token, 0 without one.
+            documents: (B, T) number of each token's document, or None.
+        """
+        raise NotImplementedError
+
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         """Returns token embeddings, with absolute encodings added."""
         return x_BTC
@@ -246,6 +236,12 @@ class PositionEncoding(PositionModule):
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
         """Returns E of layer 0 for the new tokens; `dtype` is at least float32."""
         return None
+
+    def states(
+        self, positions: Positions, dtype: torch.dtype, num_layers: int
+    ) -> list[Tensor | None]:
+        """Returns the states of layers that neither read nor update the one of `state`."""
+        return [None] * num_layers
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
         """Returns the biases of all layers that depend on positions alone: one shared object, or

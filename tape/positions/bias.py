@@ -14,17 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import (
-    ALL_BACKENDS,
-    PositionEncoding,
-    PositionModule,
-    Positions,
-    ScoreBias,
-    ScoreMod,
-    distances,
-    lookup,
-)
+from tape.positions.base import ALL_BACKENDS, PositionEncoding, PositionModule, Positions, distances
 from tape.positions.sampling import SAMPLERS
+from tape.positions.scores import ScoreBias, ScoreMod, lookup
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

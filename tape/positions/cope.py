@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, ScoreBias, Tokens
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.bias import DENSE_BACKENDS
+from tape.positions.scores import ScoreBias
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tape.positions.base import LayerPosition, ScoreBias, Tokens
+from tape.positions.base import LayerPosition, Tokens
 from tape.positions.bias import Kerple
+from tape.positions.scores import ScoreBias
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, ScoreBias, ScoreMod, Tokens, lookup
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.bias import DENSE_BACKENDS
+from tape.positions.memo import PARTS, join_sums, running_sums, split_sums
+from tape.positions.scores import ScoreBias, ScoreMod, lookup
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-PARTS = 3  # numbers of the model's dtype per sum: together 24 bits in bfloat16
 
 
 class ForgetBias(ScoreBias):
@@ -60,33 +60,16 @@ class ForgetLayer(LayerPosition):
             steps_BTH = F.logsigmoid(F.linear(x_BTC.to(wide), *weights))
         if tokens.real is not None:  # nothing is forgotten at padding
             steps_BTH = steps_BTH * tokens.real[:, tokens.slots, None]
-        steps_BHT = steps_BTH.mT
-        if past_BKLM is None:
-            c_BHT = steps_BHT.cumsum(-1)
-        else:  # one sum over all tokens: the parts of a text give the sums of the whole
-            newest = past_BKLM.index_select(2, (tokens.slots[:1] - 1).clamp(min=0))
-            begin = self.sums(newest, wide) * (tokens.slots[0] > 0)
-            c_BHT = torch.cat((begin, steps_BHT), dim=-1).cumsum(-1)[..., 1:]
-        return q_BHTD, k_BKTD, self.memo(c_BHT, k_BKTD)
-
-    def memo(self, c_BHT: Tensor, k_BKTD: Tensor) -> Tensor:
-        """Splits sums into numbers of the keys' dtype, (B, K, T, M)."""
-        parts, left = [], c_BHT
-        for _ in range(PARTS):
-            parts.append(left.to(k_BKTD.dtype))
-            left = left - parts[-1].to(left.dtype)
-        B, K, T, _ = k_BKTD.shape
-        memo = torch.stack(parts, dim=2)  # (B, H, parts, T)
-        return memo.reshape(B, K, self.memo_width, T).mT
-
-    def sums(self, memo_BKSM: Tensor, dtype: torch.dtype) -> Tensor:
-        """Inverse of `memo`, (B, H, S)."""
-        return memo_BKSM.mT.unflatten(2, (-1, PARTS)).flatten(1, 2).to(dtype).sum(2)
+        K = k_BKTD.shape[1]
+        steps_BKTG = steps_BTH.unflatten(-1, (K, -1)).transpose(1, 2)  # G = H / K
+        c_BKTG = running_sums(steps_BKTG, past_BKLM, tokens)
+        return q_BHTD, k_BKTD, split_sums(c_BKTG, k_BKTD.dtype)
 
     def bias(
         self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: Tensor, tokens: Tokens
     ) -> ScoreBias:
-        c_BHS = self.sums(memo_BKSM, torch.promote_types(memo_BKSM.dtype, torch.float32))
+        c_BKSG = join_sums(memo_BKSM, torch.promote_types(memo_BKSM.dtype, torch.float32))
+        c_BHS = c_BKSG.mT.flatten(1, 2)
         return ForgetBias(c_BHS[..., tokens.slots], c_BHS)
 
 

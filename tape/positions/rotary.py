@@ -1,4 +1,4 @@
-"""Rotary encodings: RoPE and its frequency schedules, xPos, RandPE.
+"""RoPE, and RoPE with the YaRN schedule.
 
 The state is `(B|1, K|1, T, 2, F)`: cosine and sine of a phase per token and frequency, each a
 contiguous block of F. Frequencies come from `config.rope_parameters`, where all Hugging Face tools
@@ -7,51 +7,18 @@ look for them; `theta` and `scaling` are moved there.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tape.names import suggestion
 from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens
+from tape.positions.schedules import inverse_frequencies, settled
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-# Schedules that are fixed when the model is built. "dynamic" and "longrope" depend on the input's
-# length, which would invalidate cached keys.
-# Each with the arguments that it requires.
-REQUIRED = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": (
-        *("factor", "low_freq_factor", "high_freq_factor"),
-        "original_max_position_embeddings",
-    ),
-    "yarn": ("factor",),
-    "proportional": ("partial_rotary_factor",),
-}
-# Numeric arguments of the schedules, which the library does not check.
-POSITIVE = {
-    *("rope_theta", "factor", "attention_factor", "original_max_position_embeddings"),
-    *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"),
-}
-ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
-
-
-def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
-    """Returns radians per position, (F,) float32, and the factor on cosine and sine."""
-    rope_type = config.rope_parameters["rope_type"]
-    with torch.device("cpu"):  # models are built on the meta device before loading
-        if rope_type != "default":
-            return ROPE_INIT_FUNCTIONS[rope_type](config)
-        exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
-        return 1.0 / config.rope_parameters["rope_theta"] ** exponent, 1.0
 
 
 def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
@@ -127,7 +94,11 @@ class RoPE(PositionEncoding):
     Arguments of the configuration:
         theta: base of the frequencies, inv_f = theta^(-2f/D); 10,000 by default.
         scaling: a schedule in the library's form, e.g. {"rope_type": "linear", "factor": 2.0};
-            also "llama3" and "yarn".
+            also "llama3" and "yarn". "proportional" rotates the pairs of the first share
+            `partial_rotary_factor` alone, and "default" with that share has their frequencies go
+            down to theta^(-1) as well (GPT-NeoX). "ntk" multiplies theta by factor^(D/(D-2))
+            (Peng et al. 2023), and "clipped" tapers frequencies that turn less than once in
+            `original_max_position_embeddings` tokens, by default the training length.
     """
 
     config_arguments = ("theta", "scaling")
@@ -144,51 +115,7 @@ class RoPE(PositionEncoding):
             raise ValueError(
                 f"rotary positions need pairs of channels: head_dim={config.head_dim} must be even"
             )
-        theta, scaling = arguments.pop("theta"), arguments.pop("scaling")
-        if not isinstance(scaling, Mapping | None):
-            raise ValueError(
-                f"rotary positions: scaling={scaling!r} must be a mapping with a rope_type, or null"
-            )
-        current = {"rope_theta": 10_000.0, **(config.rope_parameters or {})}
-        scaling = dict(current if scaling is None else scaling)
-        scaling.setdefault("rope_theta", current["rope_theta"])
-        if theta is not None:
-            scaling["rope_theta"] = theta
-        for name in POSITIVE & scaling.keys():
-            value = scaling[name]
-            if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
-                raise ValueError(f"rotary positions: {name}={value!r} must be a number > 0")
-        scaling["rope_theta"] = float(scaling["rope_theta"])
-        rope_type = scaling.setdefault("rope_type", scaling.pop("type", "default"))
-        if rope_type not in REQUIRED:
-            raise ValueError(
-                f"rope_type={rope_type!r}: only schedules that are fixed when the model is built "
-                "are supported, because others would change cached "
-                f"keys{suggestion(rope_type, REQUIRED)}"
-            )
-        share = scaling.get("partial_rotary_factor")
-        if rope_type != "proportional" and share not in (None, 1.0):
-            raise ValueError(
-                "partial_rotary_factor: only rope_type='proportional' rotates a part of a head"
-            )
-        if share is not None and not share <= 1:
-            raise ValueError(
-                f"rotary positions: partial_rotary_factor={share} must be a number in (0, 1]"
-            )
-        if rope_type == "yarn":
-            scaling.setdefault("original_max_position_embeddings", config.max_position_embeddings)
-        if missing := [name for name in REQUIRED[rope_type] if scaling.get(name) is None]:
-            raise ValueError(
-                f"rotary positions: scaling with rope_type={rope_type!r} also needs "
-                f"{', '.join(missing)}"
-            )
-        for less, more in ORDERED:
-            if (scaling.get(less) or 0) >= (scaling.get(more) or math.inf):
-                raise ValueError(
-                    f"rotary positions: {less}={scaling[less]} must be below {more}={scaling[more]}"
-                )
-        if scaling.get("factor", 1) < 1:
-            raise ValueError(f"rotary positions: factor={scaling['factor']} must be a number >= 1")
+        scaling = settled(config, arguments.pop("theta"), arguments.pop("scaling"))
         arguments = super().configure(config, arguments)
         config.rope_parameters = scaling
         config.validate_rope()
@@ -228,108 +155,4 @@ class YaRN(RoPE):
         }
         given = {name: value for name, value in given.items() if value is not None}
         arguments["scaling"] = {**current, **given, "rope_type": "yarn"}
-        return super().configure(config, arguments)
-
-
-class XPos(RoPE):
-    """RoPE with exponential decay (Sun et al. 2022, arXiv 2212.10554): queries are multiplied by
-    zeta_f^((p - centre) / scale_base) and keys divided by it, zeta_f = (2f + 0.4 D) / (1.4 D).
-
-    `centre` (by default half the training length) cancels in exact arithmetic; it is constant
-    because keys are cached with their scale. Positions so far from it that a scaled key could
-    overflow are refused: with the default `scale_base`, more than 12,463 in float16 and 139,370 in
-    bfloat16 and float32.
-    """
-
-    HEADROOM = 32.0  # bound on the entries of a key before scaling
-
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        *,
-        centre: float | None = None,
-        scale_base: float = 2048.0,
-        **arguments: Any,
-    ):
-        super().__init__(config, **arguments)
-        self.centre, self.scale_base = centre, scale_base
-        D = config.head_dim
-        with torch.device("cpu"):
-            self.register_constant(
-                "log_zeta", ((torch.arange(0, D, 2) + 0.4 * D) / (1.4 * D)).log()
-            )
-
-    @classmethod
-    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        centre = arguments["centre"]
-        if centre is None:
-            arguments["centre"] = config.max_position_embeddings / 2
-        elif type(centre) not in (int, float) or not abs(centre) < 2.0**31:
-            raise ValueError(f"position xpos: centre={centre!r} must be a number")
-        if not arguments["scale_base"] > 0:
-            raise ValueError(
-                f"position xpos: scale_base={arguments['scale_base']} must be a number > 0"
-            )
-        return super().configure(config, arguments)
-
-    def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
-        if is_compiling():
-            return x_BTC
-        device = x_BTC.device.type
-        autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else x_BTC.dtype
-        # Reading positions would synchronise a GPU: use the bound instead, the number of cache
-        # slots or the range that positions are drawn from.
-        last = (self.sampler.max_positions or positions.key.shape[-1]) - 1
-        if device == "cpu":
-            last = int(positions.query.max())
-        nats = math.log(torch.finfo(dtype).max / self.HEADROOM)
-        reach = nats * self.scale_base / math.log(1.4 / 0.4)  # zeta is smallest for f = 0
-        if max(self.centre, last - self.centre) > reach:
-            raise ValueError(
-                f"position xpos with position.centre={self.centre} in {dtype} at positions 0 to "
-                f"{last}: allowed are {self.centre - reach:,.0f} to {self.centre + reach:,.0f}, "
-                "where its scale does not overflow; use a wider dtype, or move the centre"
-            )
-        return x_BTC
-
-    def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
-        """(B|1, 1, T, 3, F): cosine, sine and the scale of the queries."""
-        turned = super().state(positions, dtype)
-        with torch.autocast(turned.device.type, enabled=False):
-            power = (positions.query.to(dtype) - self.centre) / self.scale_base
-            scale = (power[..., None] * self.log_zeta.to(dtype)).exp()
-        return torch.cat((turned, scale[:, None, :, None]), dim=-2)
-
-    def layer(self, layer_idx: int) -> LayerPosition:
-        return XPosLayer()
-
-
-class XPosLayer(RotaryLayer):
-    """Rotates and scales queries, and keys inversely."""
-
-    def rotate(self, q_BHTD: Tensor, k_BKTD: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        turned, scale = e.split((2, 1), dim=-2)
-        grown, shrunk = ((turned * s).to(q_BHTD.dtype) for s in (scale, 1 / scale))
-        return apply_rotary(q_BHTD, grown), apply_rotary(k_BKTD, shrunk)
-
-
-class RandPE(RoPE):
-    """RoPE on random coordinates (Ruoss et al. 2023, arXiv 2305.16843): RoPE with the `subset`
-    sampler and its arguments `length`, `eval_length` and `seed`."""
-
-    config_arguments = ("length", "eval_length", "seed")
-
-    @classmethod
-    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
-        given = {name: arguments.pop(name) for name in ("length", "eval_length", "seed")}
-        sampler = arguments["sampler"]
-        settled = {"name": "subset", **sampler} if isinstance(sampler, dict) else {"name": sampler}
-        if settled["name"] not in ("index", "subset"):
-            raise ValueError(
-                f"position randpe samples positions itself: sampler={settled['name']!r} conflicts "
-                f"with it; allowed: 'subset', or position rope with that sampler"
-            )
-        given = {name: value for name, value in given.items() if value is not None}
-        arguments["sampler"] = {**settled, "name": "subset", **given}
         return super().configure(config, arguments)

@@ -12,6 +12,7 @@ with every rotation of the pairs, so shifting all positions leaves the output un
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +31,22 @@ if TYPE_CHECKING:
 class StateMap(PositionModule):
     """Linear map on one axis of the state, or one each for the cosine and the sine part.
 
-    Initialised with zeros, or normally with standard deviation `std`.
+    Initialised with zeros, normally with standard deviation `std`, or uniformly up to `bound`.
     """
 
-    def __init__(self, parts: int, inputs: int, outputs: int, std: float = 0.0):
+    def __init__(
+        self, parts: int, inputs: int, outputs: int, std: float = 0.0, xavier: bool = False
+    ):
         super().__init__()
-        self.std = std
+        self.std, self.bound = std, math.sqrt(6 / (inputs + outputs)) if xavier else None
         shape = (outputs, inputs) if parts == 1 else (parts, outputs, inputs)
         self.weight = nn.Parameter(torch.empty(shape))
 
     def reset_parameters(self) -> None:
-        init.normal_(self.weight, std=self.std)
+        if self.bound is None:
+            init.normal_(self.weight, std=self.std)
+        else:
+            init.uniform_(self.weight, -self.bound, self.bound)
 
 
 # (tensorial, equivariant): order of the axes B, H, T, part, F of the state.
@@ -72,6 +78,7 @@ class TapeLayer(RotaryLayer):
         feed_forward: bool,
         equivariant: bool,
         tensorial: bool,
+        init: str,
     ):
         super().__init__()
         H, K = config.num_attention_heads, config.num_key_value_heads
@@ -85,12 +92,12 @@ class TapeLayer(RotaryLayer):
         self.sets = () if equivariant else (2,)
         attended = H if tensorial else frequencies if equivariant else H * frequencies
         self.mixed = K if tensorial else frequencies if equivariant else K * frequencies
-        # P and W1 are initialised with zeros, so TAPE starts as RoPE.
+        xavier = init == "xavier"  # with zeros TAPE starts as RoPE
         if attention:
-            self.mix = StateMap(parts, attended, self.mixed)
+            self.mix = StateMap(parts, attended, self.mixed, xavier=xavier)
         if feed_forward:
             self.gate = nn.Linear(config.hidden_size, width, bias=False)
-            self.up = StateMap(parts, self.mixed, width)
+            self.up = StateMap(parts, self.mixed, width, xavier=xavier)
             self.down = StateMap(parts, width, self.mixed, std=0.02)
 
     def payload(self, e: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -152,9 +159,12 @@ class Tape(RoPE):
         attention, feed_forward: update the state after attention, after the MLP (Table 6).
         equivariant: use the same maps for cosine and sine (Table 6).
         tensorial: maps mix heads; otherwise the entries of one vector (Table 6).
+        init: of P and W1: "zero", the default, with which TAPE starts as RoPE, or "xavier"
+            (uniform), which the authors' code uses.
     """
 
     per_head = True
+    updates = True
 
     def __init__(
         self,
@@ -165,6 +175,7 @@ class Tape(RoPE):
         feed_forward: bool = True,
         equivariant: bool = True,
         tensorial: bool = True,
+        init: str | None = None,
         **arguments: Any,
     ):
         super().__init__(config, **arguments)
@@ -180,6 +191,7 @@ class Tape(RoPE):
             "feed_forward": feed_forward,
             "equivariant": equivariant,
             "tensorial": tensorial,
+            "init": init,
         }
 
     @classmethod
@@ -192,7 +204,10 @@ class Tape(RoPE):
                 f"position tape: width={arguments['width']!r} must be an integer > 0, or a "
                 f"multiple of the heads such as '4H'"
             )
-        return super().configure(config, arguments | {"width": width})
+        init = "zero" if arguments["init"] is None else arguments["init"]
+        if init not in ("zero", "xavier"):
+            raise ValueError(f"position tape: init={init!r} must be 'zero' or 'xavier'")
+        return super().configure(config, arguments | {"width": width, "init": init})
 
     def layer(self, layer_idx: int) -> LayerPosition:
         """Without an update in the last layer: its result is unused, and its parameters would get

@@ -18,7 +18,10 @@ from tape.training.runs import CONFIGURATION, TRAINED, read_configuration
 
 Settings = dict[str, Any]  # flat
 # Keys of report.json that are no measurements, or have a column of their own.
-FACTS = ("position", "attention", "parameters", "steps", "tokens_per_second", "peak_memory_gib")
+FACTS = (
+    *("position", "attention", "parameters", "steps", "tokens_per_second", "peak_memory_gib"),
+    *("data_share", "mfu", "ngrams"),
+)
 LOSSES = {"loss": "training", "eval_loss": "validation"}
 
 

@@ -38,6 +38,17 @@ def check_fields(settings: dict[str, Any]) -> None:
 def check_training(arguments: TrainingArguments) -> None:
     """Raises a ValueError for settings that the library allows but runs here do not support."""
     gpus = arguments.n_gpu
+    steps, decay = arguments.max_steps, (arguments.lr_scheduler_kwargs or {}).get("num_decay_steps")
+    warmup = arguments.get_warmup_steps(steps)
+    if decay is not None and not (type(decay) is int and decay >= 0):
+        raise ValueError(
+            f"trainer.lr_scheduler_kwargs.num_decay_steps={decay!r} must be an integer >= 0"
+        )
+    if decay is not None and warmup + decay > steps:
+        raise ValueError(
+            f"trainer.lr_scheduler_kwargs.num_decay_steps={decay} with trainer.max_steps={steps}: "
+            f"must be at most {steps - warmup}, as {warmup} steps are warm-up; set fewer"
+        )
     own_order = "the training order is fixed and counted in steps; leave it at its default"
     wrong = {
         "num_train_epochs": (arguments.num_train_epochs != 3, "give trainer.max_steps"),

@@ -21,6 +21,7 @@ from tape.evaluation.checkpoint import check_finite, fingerprint, with_weights
 from tape.frozen import loading
 from tape.modeling import TapeForCausalLM
 from tape.names import check_arguments
+from tape.positions import ENCODINGS
 
 KEEP = "keep"  # keeps the position of a base model
 # Fields that change the shape, the number or the meaning of weights.
@@ -79,6 +80,8 @@ def build_model(
     _check_vocabulary(tokenizer, config.vocab_size, "model.vocab_size=")
     for name in OF_TOKENIZER:
         setattr(config, name, getattr(tokenizer, name))
+    encoding = ENCODINGS[config.position["name"]]
+    config.position = encoding.for_tokenizer(config.position, tokenizer)
     return TapeForCausalLM(config)
 
 

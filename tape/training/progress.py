@@ -101,17 +101,41 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-class Console(TrainerCallback):
-    """Prints a line per log event with tokens/s and time left, and a progress bar on a terminal."""
+def product_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Measures FLOP/s of a product of large matrices, the best of five."""
+    size, seconds = 512 if device.type == "cpu" else 8192, []
+    generator = torch.Generator().manual_seed(0)  # the run's random state is not touched
+    matrix = torch.randn(size, size, generator=generator).to(device, dtype)
+    for _ in range(5):
+        began = time.perf_counter()
+        product = matrix @ matrix
+        product[0, 0].item()  # waits for the device
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds)
 
-    def __init__(self):
+
+class Console(TrainerCallback):
+    """Prints a line per log event with tokens/s and time left, and a progress bar on a terminal.
+    Adds the speed, the peak memory and the share of time spent waiting for data to the log.
+
+    Args:
+        flops: of a training step per token, forward and backward. Adds the model FLOP utilization:
+            FLOP/s of training over those of a product of large matrices (`product_flops`).
+    """
+
+    def __init__(self, flops: float | None = None):
+        self.flops = flops
         self.tokens = 0  # of all processes since the last log event, including padding
         self.seconds = 0.0  # of training steps, without evaluation and saving
         self.steps = self.steps_since_log = 0
         self.seconds_since_log = 0.0
+        self.waited = 0.0  # seconds for batches since the last log event
         self.bar: tqdm | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
+        if self.flops is not None:
+            dtype = torch.bfloat16 if args.bf16 else torch.float32
+            self.peak = product_flops(args.device, dtype) * args.world_size
         if state.is_world_process_zero:
             self.bar = tqdm(
                 total=state.max_steps, initial=state.global_step, unit="step", disable=None
@@ -133,12 +157,19 @@ class Console(TrainerCallback):
         if "loss" in logs and self.steps_since_log:
             logs["tokens_per_second"] = round(self.tokens / self.seconds_since_log, 1)
             logs["peak_memory_gib"] = round(peak_memory() / 2**30, 3)
+            share = self.waited / (self.waited + self.seconds_since_log)
+            logs["data_share"] = round(share, 5)
+            utilization = ""
+            if self.flops is not None:
+                logs["mfu"] = round(logs["tokens_per_second"] * self.flops / self.peak, 4)
+                utilization = f" ({logs['mfu']:.1%} MFU)"
             self.seconds_since_log, self.steps_since_log, self.tokens = 0.0, 0, 0
+            self.waited = 0.0
             left = int((state.max_steps - state.global_step) * self.seconds / self.steps)
             self._say(
                 state,
                 f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  "
-                f"{logs['tokens_per_second']:,.0f} tokens/s  "
+                f"{logs['tokens_per_second']:,.0f} tokens/s{utilization}  "
                 f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left",
             )
         elif "eval_loss" in logs:

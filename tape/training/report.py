@@ -12,24 +12,26 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from tape.data.blocks import TokenStream
 from tape.evaluation.scoring import Perplexity, perplexity
-from tape.evaluation.windows import spread
+from tape.evaluation.windows import Window, spread
 from tape.files import write_text
 from tape.modeling import TapeForCausalLM
+from tape.training.ngrams import ORDERS, NGrams
 from tape.training.progress import read_metrics
 
 SAMPLE = 144  # tokens of the prompt and its continuation
 
 
-def perplexities(
+def scored_windows(
     model: TapeForCausalLM, stream: TokenStream, length: int, tokens: int
-) -> list[Perplexity]:
-    """Computes perplexity at 1x, 2x and 4x the training length on the same tokens, as far as the
-    text and the encoding's range allow."""
+) -> dict[int, list[Window]]:
+    """Returns windows of 1x, 2x and 4x the training length that score the same tokens, as far as
+    the text and the encoding's range allow."""
     stride = length // 2
     longest = model.model.position.max_positions or len(stream)
     lengths = [n * length for n in (1, 2, 4) if n * length <= min(longest, len(stream))]
@@ -38,8 +40,30 @@ def perplexities(
             f"windows of length={length} do not fit the validation text of {len(stream):,} tokens, "
             f"or the {longest:,} positions of the encoding"
         )
-    windows = {n: spread(len(stream), n, lengths[-1], stride, tokens) for n in lengths}
-    return [perplexity(model, stream.tokens, windows[n], n) for n in lengths]
+    return {n: spread(len(stream), n, lengths[-1], stride, tokens) for n in lengths}
+
+
+def counted(
+    seen: np.ndarray, vocabulary: int, stream: TokenStream, windows: list[Window]
+) -> dict[str, Perplexity]:
+    """Computes the perplexity of n-gram models on the tokens that the windows score: of those
+    models whose n - 1 tokens of context all windows have, and all training sequences.
+
+    Args:
+        seen: (N, L) training sequences.
+    """
+    context = min(window.first - window.start for window in windows)
+    orders = {name: n for name, n in ORDERS.items() if n <= min(context + 1, seen.shape[1])}
+    if not orders:
+        return {}
+    model = NGrams(seen, vocabulary, max(orders.values()))
+    scored = np.concatenate([np.arange(window.first, window.stop) for window in windows])
+    found = {}
+    for name, n in orders.items():
+        grams = stream.tokens[scored[:, None] + np.arange(1 - n, 1)]
+        nll = -np.log(model.probabilities(grams, n)).mean()
+        found[name] = Perplexity(n, len(scored), float(nll))
+    return found
 
 
 def continuation(
@@ -67,23 +91,29 @@ def continuation(
 def facts(model: TapeForCausalLM, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns facts common to all reports: the model and a summary of its training metrics."""
     speeds = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
+    used = [row["mfu"] for row in metrics if "mfu" in row]
+    waits = [row["data_share"] for row in metrics if "data_share" in row]
     return {
         "position": model.config.position,
         "attention": model.config._attn_implementation,
         "parameters": model.num_parameters(),
         "steps": max(row["step"] for row in metrics),
         "tokens_per_second": median(speeds) if speeds else None,
+        "mfu": median(used) if used else None,
+        "data_share": median(waits) if waits else None,
         "peak_memory_gib": round(max(row.get("peak_memory_gib", 0) for row in metrics), 2),
     }
 
 
 def headline(facts: dict[str, Any]) -> str:
-    speed = facts["tokens_per_second"]
+    speed, share = facts["tokens_per_second"], facts["data_share"]
+    used = "" if facts["mfu"] is None else f", {facts['mfu']:.1%} MFU"
+    waiting = "" if share is None else f", {share:.1%} of its time waiting for data (median)"
     return (
         f"position {facts['position']['name']}, attention {facts['attention']}, "
         f"{facts['parameters']:,} parameters, {facts['steps']:,} steps, "
-        f"{'-' if speed is None else format(speed, ',.0f')} tokens/s in training (median), "
-        f"peak memory {facts['peak_memory_gib']} GiB"
+        f"{'-' if speed is None else format(speed, ',.0f')} tokens/s in training (median)"
+        f"{used}{waiting}, peak memory {facts['peak_memory_gib']} GiB"
     )
 
 
@@ -95,10 +125,13 @@ def write_report(
     length: int,
     tokens: int,
     seed: int,
+    seen: np.ndarray | None = None,
 ) -> str:
-    """Writes folder/report/ and returns its text, which is also printed."""
+    """Writes folder/report/ and returns its text, which is also printed. `seen`, (N, L) training
+    sequences, adds n-gram models of these."""
     model.eval()
-    results = perplexities(model, validation, length, tokens)
+    windows = scored_windows(model, validation, length, tokens)
+    results = [perplexity(model, validation.tokens, windows[n], n) for n in windows]
     # EOS and tokens that end within a character have no bytes of their own: use the average.
     scored_bytes = results[0].tokens * validation.bytes / len(validation)
     prompt, added = continuation(model, tokenizer, validation, seed)
@@ -115,9 +148,22 @@ def write_report(
             for result in results
         ],
     }
+    if seen is not None:
+        counting = counted(seen, model.config.vocab_size, validation, windows[length])
+        summary["ngrams"] = {
+            "tokens": seen.size,
+            "models": [
+                {
+                    "model": name,
+                    "perplexity": result.perplexity,
+                    "bits_per_byte": result.bits_per_byte(scored_bytes),
+                }
+                for name, result in counting.items()
+            ],
+        }
     text = _markdown(folder.name, summary, length // 2, prompt, added)
     publish(folder, metrics, summary, text)
-    _plot_perplexity(summary["perplexity"], folder.name, folder / "report" / "perplexity.png")
+    _plot_perplexity(summary, folder.name, folder / "report" / "perplexity.png")
     return text
 
 
@@ -137,6 +183,16 @@ def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, adde
         f"{row['bits_per_byte']:.4f} |"
         for row in summary["perplexity"]
     ]
+    ngrams = summary.get("ngrams", {"tokens": 0, "models": []})
+    rows += [
+        f"| {row['model']} | {row['perplexity']:.2f} | {row['bits_per_byte']:.4f} |"
+        for row in ngrams["models"]
+    ]
+    counting = [
+        "The n-gram models are interpolated Kneser-Ney models of the "
+        f"{ngrams['tokens']:,} training tokens that the run saw.",
+        "",
+    ]
     return "\n".join(
         [
             f"# {name}",
@@ -150,6 +206,7 @@ def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, adde
             f"The last {stride} tokens of windows spread over the validation text are scored: "
             f"{summary['scored_tokens']:,} tokens, the same at every length.",
             "",
+            *(counting if ngrams["models"] else []),
             "Continuation of a validation text (temperature 0.8, top-p 0.95), after the bar:",
             "",
             textwrap.indent(printable(f"{prompt}|{added}"), "    ", lambda line: True),
@@ -186,8 +243,12 @@ def plot_loss(metrics: list[dict[str, Any]], name: str, path: Path) -> None:
     _save(figure, path)
 
 
-def _plot_perplexity(rows: list[dict[str, Any]], name: str, path: Path) -> None:
+def _plot_perplexity(summary: dict[str, Any], name: str, path: Path) -> None:
+    rows, ngrams = summary["perplexity"], summary.get("ngrams", {"models": []})["models"]
     figure, axes = plt.subplots(figsize=(6, 4))
+    for style, row in zip((":", "--", "-."), ngrams, strict=False):
+        label = f"{row['model']} {row['perplexity']:.1f}"
+        axes.axhline(row["perplexity"], ls=style, color="gray", label=label)
     axes.plot([row["length"] for row in rows], [row["perplexity"] for row in rows], "o-")
     for row in rows:
         axes.annotate(
@@ -202,8 +263,10 @@ def _plot_perplexity(rows: list[dict[str, Any]], name: str, path: Path) -> None:
     axes.set_xticklabels([f"{row['length']} ({row['times']}x)" for row in rows])
     axes.margins(x=0.15)
     # Leaves room for the numbers and keeps small differences visibly small.
-    values = [row["perplexity"] for row in rows]
+    values = [row["perplexity"] for row in [*rows, *ngrams]]
     axes.set_ylim(0.9 * min(values), 1.15 * max(values))
     axes.set(xlabel="window (tokens)", ylabel="validation perplexity", title=name)
+    if ngrams:
+        axes.legend()
     axes.grid(alpha=0.3)
     _save(figure, path)

@@ -12,11 +12,12 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments, set_seed
 
 from tape import origin
-from tape.adapters import Method, adapt, describe
+from tape.adapters import Method, adapt, describe, without_deprecations
 from tape.data import StreamedBlocks
 from tape.evaluation.checkpoint import check_length, load_model, restore
 from tape.frozen import cast_frozen, check_frozen
 from tape.training.arguments import check_fields, check_training, sequences_per_step
+from tape.training.branch import branch
 from tape.training.build import (
     adapt_model,
     adapted_config,
@@ -27,6 +28,7 @@ from tape.training.build import (
 )
 from tape.training.criterion import ToCriterion, last_step, reached
 from tape.training.guard import Stopped
+from tape.training.optimizer import check_muon
 from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import (
     clear_alias,
@@ -57,12 +59,15 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     """
     check_fields(settings["trainer"])
     try:
-        arguments = instantiate(settings["trainer"])
+        with without_deprecations():
+            arguments = instantiate(settings["trainer"])
     except (ValueError, TypeError, OSError) as error:
         raise ValueError(f"trainer: {error}") from error
     check_training(arguments)
     method = Method.of(settings["peft"]) if settings["peft"] else None
     check_frozen(settings["frozen"], method, arguments.bf16)
+    muon = settings["optimizer"]["matrix_learning_rate"]
+    check_muon(muon, arguments, method)
     folder, base = Path(settings["output_dir"]), settings["base_model"]
     if Path(arguments.output_dir) != folder:
         raise ValueError(
@@ -127,6 +132,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             args=arguments,
             length=settings["length"],
             measure=task.measure,
+            matrix_learning_rate=muon,
             train_dataset=task.train,
             eval_dataset=task.evaluation,
             data_collator=task.collate,
@@ -175,6 +181,8 @@ def begin(
                 f"give the shorter run another name=..."
             )
         settings = register_run(folder, settings)
+        if checkpoint is None and settings["trunk"]:
+            checkpoint = branch(Path(settings["trunk"]), folder)
         origin.record(folder)
     checkpoint = broadcast_object_list([checkpoint])[0]
     if checkpoint is None:

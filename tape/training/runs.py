@@ -33,6 +33,7 @@ NO_INFLUENCE = (
     r"name|output_dir|alias|trainer\.output_dir|cache_dir|debug|launcher",
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
     r"report\..*|data\.max_bad|eval_blocks|task\.samples",
+    r"trunk",  # the run equals an uninterrupted one (`tape.training.branch`)
     r"encodings\..*|tape_sampler|randpe_length",  # defaults of position.*; the last two of old runs
     r"trainer\.(disable_tqdm|report_to|run_name)",
     r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",
@@ -56,7 +57,7 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
     recorded = folder / CONFIGURATION
     if recorded.exists():
         before, now = read_configuration(folder), dict(_flat(configuration))
-        changes = differences(_without(MAY_CHANGE, before), _without(MAY_CHANGE, now))
+        changes = conflicts(before, now)
         begun = checkpoints(folder) or (folder / "metrics.jsonl").exists()
         if changes and begun:
             raise ValueError(
@@ -110,6 +111,15 @@ def _without(patterns: tuple[str, ...], settings: dict[str, Any]) -> dict[str, A
         for key, value in settings.items()
         if not any(re.fullmatch(pattern, key) for pattern in patterns)
     }
+
+
+def conflicts(
+    before: dict[str, Any], now: dict[str, Any], further: tuple[str, ...] = ()
+) -> list[str]:
+    """Lists the `differences` between flat settings that a resumed run must not have, except for
+    `further` patterns."""
+    allowed = (*MAY_CHANGE, *further)
+    return differences(_without(allowed, before), _without(allowed, now))
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 from tape.data import (
     Corpus,
     TokenBlocks,
+    TrainingOrder,
     load_tokenizer,
     tokenize_corpus,
     train_tokenizer,
@@ -22,6 +23,7 @@ from tape.training.arguments import training_order
 from tape.training.report import write_report
 from tape.training.task import Task
 
+COUNTED = 2**24  # training tokens at most that the n-gram models of the report are fitted to
 log = logging.getLogger(__name__)
 
 
@@ -56,4 +58,5 @@ class TextTask(Task):
             self.settings["length"],
             self.settings["report"]["tokens"],
             self.settings["seed"],
+            seen=self.train.seen(COUNTED) if isinstance(self.train, TrainingOrder) else None,
         )

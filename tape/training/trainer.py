@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,9 +25,11 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers.trainer_utils import EvalLoopOutput
 
 from tape.adapters import save_configuration
+from tape.analysis.formulas import multiply_adds
 from tape.files import write_text
 from tape.loss import IGNORED
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
+from tape.training.optimizer import MuonWithAdamW, parameter_groups
 from tape.training.progress import Console, MetricsFile, read_metrics
 from tape.training.runs import (
     TRAINED,
@@ -39,21 +42,29 @@ from tape.training.runs import (
 
 class LanguageModelTrainer(Trainer):
     """Trainer for sequences of up to `length` tokens in training order. Each validation adds the
-    results of `measure`."""
+    results of `measure`. Muon trains hidden matrices if `matrix_learning_rate` is given
+    (`tape.training.optimizer`)."""
 
     def __init__(
         self,
         *args,
         length: int,
         measure: Callable[[torch.nn.Module], dict[str, float]],
+        matrix_learning_rate: float | None = None,
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
         self.length, self.measure = length, measure
+        self.matrix_learning_rate = matrix_learning_rate
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         # The console first: it adds the speed that the file records.
-        self.console = Console()
+        # Two FLOPs per multiply-add; the backward pass has twice those of the forward pass. It has
+        # fewer with frozen weights.
+        model, flops = self.model, None
+        if all(parameter.requires_grad for parameter in model.parameters()):
+            flops = 6 * sum(multiply_adds(model.config, length).values()) / length
+        self.console = Console(flops)
         self.add_callback(self.console)
         self.add_callback(MetricsFile())
         self.continued = Continued(self)
@@ -91,6 +102,15 @@ class LanguageModelTrainer(Trainer):
         # Weight decay for matrices and tables, not for biases, norms and other vectors (FIRE's).
         return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
 
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None and self.matrix_learning_rate is not None:
+            model = self.model if model is None else model
+            decayed = self.get_decay_parameter_names(model)
+            groups = parameter_groups(model, decayed, self.args.weight_decay)
+            _, adamw = self.get_optimizer_cls_and_kwargs(self.args, model)
+            self.optimizer = MuonWithAdamW(groups, self.matrix_learning_rate, adamw)
+        return super().create_optimizer(model)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with reading(checkpoint, "optimizer.pt or scheduler.pt"):
             for path in Path(checkpoint).glob("optimizer.*") if checkpoint else ():
@@ -109,6 +129,12 @@ class LanguageModelTrainer(Trainer):
         self.guard.losses.append(loss.detach())
         self.console.tokens += inputs["input_ids"].numel() * self.args.world_size
         return loss
+
+    def get_batch_samples(self, *args, **kwargs) -> tuple:
+        began = time.perf_counter()
+        found = super().get_batch_samples(*args, **kwargs)
+        self.console.waited += time.perf_counter() - began
+        return found
 
     def autocast_smart_context_manager(self, *args, **kwargs) -> AbstractContextManager:
         # For FSDP2 accelerate leaves autocast to the caller.

@@ -1,0 +1,138 @@
+"""A decoder layer is two maps, X' = f(X, E) and E' = g(X, E):
+
+    a, attended E  =  attention(norm(X); queries and keys rotated by E, V and E averaged)
+    m              =  mlp(norm(X + a))
+    X'             =  X + a + m
+    E'             =  g(E, attended E, m)
+
+The encoding (`tape.positions`) defines E, what it does to queries, keys and scores, and g.
+Parameter names are those of the library's Llama.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+from tape import attention
+from tape.cache import cached_memo
+from tape.configuration import TapeConfig
+from tape.payload import concat_payload, split, width
+from tape.positions import LayerPosition, Tokens
+
+
+class RMSNorm(LlamaRMSNorm):
+    """The library's RMSNorm without rounding float64 to float32; uses torch's fused call where it
+    rounds identically."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype and x.dtype in (torch.float32, torch.float64):
+            return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal attention that averages the positional payload along with the values."""
+
+    def __init__(self, config: TapeConfig):
+        super().__init__()
+        self.config = config
+        self.scaling = config.head_dim**-0.5
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        e: Tensor | None,
+        position: LayerPosition,
+        tokens: Tokens,
+        mask: Tensor | None,
+        kernel: attention.Kernel,
+        past_key_values: Cache | None,
+        cache_layer_idx: int,
+        final: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights. The
+        `final` layer has no payload."""
+        B, T, _ = x_BTC.shape
+        D = self.config.head_dim
+        q = self.q_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
+        v = self.v_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
+        past = cached_memo(past_key_values, cache_layer_idx, position.memo_width)
+        q, k, memo = position.prepare(x_BTC, q, k, e, tokens, past)
+        payload = None if final else position.payload(e, v.dtype)
+        if past_key_values is not None:
+            # State and memo of a token depend on no later token, so they can be cached. They are
+            # stored as extra channels of values and keys, which all of the library's caches allow.
+            k, v = past_key_values.update(
+                concat_payload(k, memo), concat_payload(v, payload), cache_layer_idx
+            )
+            payload = None if payload is None else width(payload)
+            k, memo = split(k, position.memo_width or None)
+        bias = position.bias(x_BTC, q, k, memo, tokens)
+        if bias is not None and bias.replaces_products:
+            q, k = q[..., :0], k[..., :0]
+        dropout = self.config.attention_dropout if self.training else 0.0
+        *averages, lse = kernel(
+            q, k, v, payload, mask, bias, self.scaling, dropout, position.needs_lse
+        )
+        if lse is not None:  # weights are the averages of unit vectors
+            averages = [None if x is None else position.finish(x, lse) for x in averages]
+        attended, payload, weights = averages
+        return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """One layer: x' = f(x, e), e' = g(x, e). X does not depend on E between attention and MLP, so g
+    is called once, after both."""
+
+    def __init__(self, config: TapeConfig, context: LayerPosition):
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.context = context
+
+    @property
+    def window(self) -> int | None:
+        """The encoding's window, or else the configuration's."""
+        own = self.context.window
+        return self.self_attn.config.sliding_window if own is None else own
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        e: Tensor | None,
+        *,
+        tokens: Tokens,
+        mask: Tensor | None,
+        kernel: attention.Kernel,
+        past_key_values: Cache | None = None,
+        cache_layer_idx: int = 0,
+        final: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Computes x' and e'; a recurrence has `cache_layer_idx`es of its own. The `final` layer
+        returns e as it is, because its result would not be used."""
+        own = e if tokens.state is None else tokens.state
+        attended, attended_e, _ = self.self_attn(
+            self.input_layernorm(x_BTC),
+            *(own, self.context, tokens, mask, kernel, past_key_values, cache_layer_idx, final),
+        )
+        x_BTC = x_BTC + attended
+        mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
+        if not final and tokens.state is None:
+            e = self.context.next_state(e, attended_e, mlp_out)
+        return x_BTC + mlp_out, e

@@ -1,0 +1,112 @@
+"""Abacus embeddings: the place of each digit in its number (McLeish et al. 2024, arXiv
+2405.17399)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tape.positions.absolute import Learned
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+
+class Abacus(Learned):
+    """Adds row p of a learned table to the embedding of a token, where p counts the digits of its
+    number up to it, from 1, and is 0 for other tokens. In training, one number per sequence,
+    uniform in 0..offset, is added to the places of its digits. position_ids are not used.
+
+    Arguments of the configuration:
+        digits: ids of the tokens that are digits; by default a run takes "0" to "9" from its
+            tokenizer, and without a run there are none.
+        offset: the most that places are moved by in training.
+        length: rows of the table; by default the training length.
+    """
+
+    reads = True
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        digits: Sequence[int] = (),
+        offset: int = 0,
+        **arguments: Any,
+    ):
+        super().__init__(config, **arguments)
+        self.offset = offset
+        self.register_constant("digits", torch.tensor([*digits], dtype=torch.long, device="cpu"))
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        arguments = super().configure(config, arguments)
+        digits, offset = arguments["digits"], arguments["offset"]
+        ids = range(config.vocab_size)
+        if isinstance(digits, str) or not all(type(x) is int and x in ids for x in digits or ()):
+            raise ValueError(
+                f"position abacus: digits={digits!r} must be a list of token ids below "
+                f"vocab_size={config.vocab_size}"
+            )
+        arguments["digits"] = [*(digits or ())]
+        if not 0 <= offset < arguments["length"]:
+            raise ValueError(
+                f"position abacus: offset={offset} must be an integer >= 0 and below length="
+                f"{arguments['length']}"
+            )
+        if arguments["sampler"]["name"] != "index":
+            raise ValueError(
+                f"position abacus: sampler={arguments['sampler']['name']!r} would move the rows of "
+                "all tokens; set position.offset instead"
+            )
+        return arguments
+
+    @classmethod
+    def for_tokenizer(
+        cls, arguments: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+    ) -> dict[str, Any]:
+        if arguments["digits"]:
+            return arguments
+        vocabulary = tokenizer.get_vocab()
+        digits = [vocabulary[digit] for digit in "0123456789" if digit in vocabulary]
+        if not digits:
+            raise ValueError(
+                "position abacus: the tokenizer has no token for a digit; give position.digits"
+            )
+        return arguments | {"digits": digits}
+
+    @property
+    def max_positions(self) -> None:
+        """None: the table limits the digits of a number, not the tokens."""
+
+    def read(
+        self,
+        input_ids: Tensor | None,
+        real: Tensor | None,
+        last: Tensor,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        if input_ids is None:
+            raise ValueError(
+                "position abacus reads token ids: inputs_embeds have none; give input_ids"
+            )
+        digit = torch.isin(input_ids, self.digits)
+        ends = ~digit
+        if real is not None:
+            digit, ends = digit & real, ends & real
+        counted = digit.cumsum(-1)
+        # Digits counted before the number; negative in a number that began in the cache.
+        starts = counted.where(ends, -last)
+        if documents is not None:  # a number does not go on in the next document
+            begins = F.pad(documents.diff(dim=-1) > 0, (1, 0))
+            starts = torch.where(begins, counted - digit.long(), starts)
+        before = torch.maximum(starts, -last).cummax(-1).values
+        places = counted - before
+        if self.training and self.offset:
+            moved = torch.randint(self.offset + 1, (len(input_ids), 1), device=input_ids.device)
+            places = places + moved * ((places > 0) & (before >= 0))
+        return places

@@ -1,0 +1,66 @@
+"""A short causal convolution over the text, on channels of low rank."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from tape.positions.base import PositionModule, Tokens
+
+
+class Convolution(PositionModule):
+    """sum_n taps[c, n] (W2 W1 x_(t-n))_c over the last `kernel` real tokens. A memo keeps W1 x."""
+
+    def __init__(self, inputs: int, rank: int, channels: int, kernel: int):
+        super().__init__()
+        self.down = nn.Linear(inputs, rank, bias=False)
+        self.up = nn.Linear(rank, channels, bias=False)
+        self.taps = nn.Parameter(torch.empty(channels, kernel))
+
+    def reset_parameters(self) -> None:
+        bound = self.taps.shape[1] ** -0.5
+        init.uniform_(self.taps, -bound, bound)
+
+    def forward(
+        self, x_BTC: Tensor, k_BKTD: Tensor, past_BKLR: Tensor | None, tokens: Tokens
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the channels (B, T, channels), in at least float32, and W1 x for the memo, in the
+        dtype of the keys: with and without a cache it is rounded alike."""
+        low_BTR = self.down(x_BTC).to(k_BKTD.dtype)
+        past = None if past_BKLR is None else past_BKLR[:, 0]
+        last = last_tokens(low_BTR, past, tokens, self.taps.shape[1])
+        wide = torch.promote_types(x_BTC.dtype, torch.float32)
+        with torch.autocast(x_BTC.device.type, enabled=False):
+            # W2, then one tap per lag, in one product.
+            weight = self.up.weight.to(wide)[:, None] * self.taps.to(wide)[..., None]
+            channels = F.linear(last.to(wide).flatten(-2), weight.flatten(1))
+        return channels, low_BTR[:, None].expand(-1, k_BKTD.shape[1], -1, -1)
+
+
+def last_tokens(x_BTR: Tensor, past_BLR: Tensor | None, tokens: Tokens, count: int) -> Tensor:
+    """Returns x of each new token and of the real tokens before it, (B, T, count, R), the newest
+    first and zero before the first of its document, given x of the cached tokens."""
+    T = x_BTR.shape[1]
+    if past_BLR is None and tokens.real is None and tokens.documents is None:
+        padded = F.pad(x_BTR, (0, 0, count - 1, 0))
+        return torch.stack([padded[:, n : n + T] for n in reversed(range(count))], dim=2)
+    index = tokens.slots[None]
+    if tokens.real is not None:
+        index = tokens.real.cumsum(-1)[:, tokens.slots] - 1
+        slot_of = (~tokens.real).long().argsort(dim=-1, stable=True)
+    found = []
+    for n in range(count):
+        slot = (index - n).clamp(min=0)
+        slot = slot if tokens.real is None else slot_of.gather(1, slot)
+        slot = slot.expand(len(x_BTR), T)[..., None].expand_as(x_BTR)
+        taken = x_BTR.gather(1, (slot - tokens.slots[0]).clamp(min=0))
+        if past_BLR is not None:
+            old = past_BLR.gather(1, slot.clamp(max=past_BLR.shape[1] - 1))
+            taken = torch.where(slot >= tokens.slots[0], taken, old)
+        reached = index >= n
+        if tokens.documents is not None:
+            reached = reached & (tokens.documents.gather(1, slot[..., 0]) == tokens.documents)
+        found.append(taken * reached[..., None])
+    return torch.stack(found, dim=2)

@@ -1,0 +1,34 @@
+"""Running sums that a memo keeps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tape.positions.base import Tokens
+
+PARTS = 3  # numbers of the model's dtype per sum: together 24 bits in bfloat16
+
+
+def split_sums(x_BKTN: Tensor, dtype: torch.dtype) -> Tensor:
+    """Splits sums into `PARTS` numbers of `dtype` each, (B, K, T, N * PARTS)."""
+    parts, left = [], x_BKTN
+    for _ in range(PARTS):
+        parts.append(left.to(dtype))
+        left = left - parts[-1].to(left.dtype)
+    return torch.stack(parts, dim=-1).flatten(-2)
+
+
+def join_sums(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Inverse of `split_sums`."""
+    return parts.unflatten(-1, (-1, PARTS)).to(dtype).sum(-1)
+
+
+def running_sums(steps_BKTN: Tensor, past: Tensor | None, tokens: Tokens) -> Tensor:
+    """Returns the sums over each new token and all before it, given the `split_sums` of the cached
+    tokens. One sum over all tokens: the parts of a text give the sums of the whole."""
+    if past is None:
+        return steps_BKTN.cumsum(2)
+    newest = past.index_select(2, (tokens.slots[:1] - 1).clamp(min=0))
+    begin = join_sums(newest, steps_BKTN.dtype) * (tokens.slots[0] > 0)
+    return torch.cat((begin, steps_BKTN), dim=2).cumsum(2)[:, :, 1:]

@@ -1,0 +1,154 @@
+"""Mixtures: another encoding in every layer, in a pattern that repeats over the layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tape import positions
+from tape.names import check_integer
+from tape.positions.base import LayerPosition, PositionEncoding, Positions
+from tape.positions.scores import ScoreBias
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Entry = dict[str, Any]
+
+
+class Mixed(PositionEncoding):
+    """Layer l has the encoding `pattern[l % len(pattern)]`. Layers with equal entries are those of
+    one encoding: the state that TAPE's layers update passes by the others. Absolute encodings add
+    to the embeddings, whatever their layers.
+
+    Arguments of the configuration:
+        pattern: names of encodings, or mappings with a name, arguments and a `window` (see
+            `LayerPosition`); rotary entries without `theta` and `scaling` have those of the
+            configuration. By default, three layers of RoPE
+            and one without positions, as in Llama 4 and SmolLM3 (Yang et al. 2025, arXiv
+            2501.18795).
+    """
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        pattern: Sequence[str | Entry] = ("rope", "rope", "rope", "nope"),
+        **arguments: Any,
+    ):
+        super().__init__(config, **arguments)
+        self.places, parts = parts_of(config, pattern)
+        self.windows = [entry.get("window") for entry in pattern]
+        self.entries = nn.ModuleList(positions.build(part) for part in parts)
+        self.per_head = any(entry.per_head for entry in self.entries)
+        self.ordered = any(entry.ordered for entry in self.entries)
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        pattern = arguments["pattern"]
+        if isinstance(pattern, str) or not isinstance(pattern, Sequence) or not pattern:
+            raise ValueError(
+                f"position mixed: pattern={pattern!r} must be a list of encodings, such as "
+                "[rope, rope, rope, nope]"
+            )
+        entries = [checked(entry) for entry in pattern]
+        for entry in entries:
+            configuration(config, entry, config.num_hidden_layers)
+        updated = [bare(x) for x in entries if positions.ENCODINGS[x["name"]].updates]
+        if any(entry != updated[0] for entry in updated):
+            raise ValueError(
+                f"position mixed: {updated[0]} and another encoding whose state layers update; "
+                "give one of them"
+            )
+        return super().configure(config, arguments | {"pattern": entries})
+
+    @classmethod
+    def able_backends(cls, arguments: dict[str, Any]) -> frozenset[str]:
+        sampler = {"sampler": arguments["sampler"]}
+        kinds = [(positions.ENCODINGS[entry["name"]], entry) for entry in arguments["pattern"]]
+        able = (cls.able_backends(cls.defaults() | bare(entry) | sampler) for cls, entry in kinds)
+        return frozenset.intersection(*able)
+
+    @property
+    def max_positions(self) -> int | None:
+        limits = [self.sampler.max_positions, *(entry.max_positions for entry in self.entries)]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
+        for entry in self.entries:
+            x_BTC = entry.embed(x_BTC, positions)
+        return x_BTC
+
+    def state(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
+        updated = (entry for entry in self.entries if entry.updates)
+        return next((entry.state(positions, dtype) for entry in updated), None)
+
+    def states(
+        self, positions: Positions, dtype: torch.dtype, num_layers: int
+    ) -> list[Tensor | None]:
+        found = [None if entry.updates else entry.state(positions, dtype) for entry in self.entries]
+        return [found[place] for place in self.places]
+
+    def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
+        counts = [self.places.count(place) for place in range(len(self.entries))]
+        found = [
+            iter(entry.biases(positions, count))
+            for entry, count in zip(self.entries, counts, strict=True)
+        ]
+        return [next(found[place]) for place in self.places]
+
+    def layer(self, layer_idx: int) -> LayerPosition:
+        place = self.places[layer_idx]
+        layer = self.entries[place].layer(self.places[:layer_idx].count(place))
+        layer.window = self.windows[layer_idx % len(self.windows)]
+        return layer
+
+
+def checked(entry: str | Mapping[str, Any]) -> Entry:
+    """Returns an entry with its name in full.
+
+    Raises:
+        ValueError: for an encoding that cannot be a part.
+    """
+    name, given = positions.canonical(entry)
+    cls = positions.ENCODINGS[name]
+    if given.get("window") is not None:
+        check_integer(f"position mixed: window of {name}", given["window"])
+    if issubclass(cls, Mixed) or cls.reads:
+        raise ValueError(
+            f"position mixed: {name} in a pattern: it needs all layers; give another encoding"
+        )
+    if "sampler" in given or cls is positions.ENCODINGS["randpe"]:
+        raise ValueError(
+            f"position mixed: {name} with a sampler of its own: all layers have one draw; give "
+            "position.sampler of the mixture"
+        )
+    return {"name": name, **given}
+
+
+def parts_of(
+    config: PretrainedConfig, pattern: Sequence[Entry]
+) -> tuple[list[int], list[PretrainedConfig]]:
+    """Returns the place of each layer's entry among the distinct ones, and for each of these the
+    configuration of a model of its layers alone."""
+    layers = [bare(pattern[n % len(pattern)]) for n in range(config.num_hidden_layers)]
+    distinct = [entry for n, entry in enumerate(layers) if entry not in layers[:n]]
+    parts = [configuration(config, entry, layers.count(entry)) for entry in distinct]
+    return [distinct.index(entry) for entry in layers], parts
+
+
+def configuration(config: PretrainedConfig, entry: Entry, layers: int) -> PretrainedConfig:
+    """Returns the configuration of a model with this encoding alone, in so many layers."""
+    own = copy.copy(config)
+    own.num_hidden_layers, own.rope_parameters = layers, copy.deepcopy(config.rope_parameters)
+    own.position = positions.configure(own, bare(entry))
+    return own
+
+
+def bare(entry: Entry) -> Entry:
+    """Returns an entry without its window: equal ones are those of one encoding."""
+    return {name: value for name, value in entry.items() if name != "window"}

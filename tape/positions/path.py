@@ -1,0 +1,165 @@
+"""PaTH: scores through a product of maps that depend on the text (Yang et al. 2025,
+arXiv 2505.16381)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
+from tape.positions.convolution import Convolution
+from tape.positions.scores import ScoreBias
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+CHUNK = 64  # tokens whose maps are multiplied out in one triangular solve
+
+
+class Chunks(NamedTuple):
+    """A text in n chunks of L tokens; H_t = 1 - beta_t w_t w_t', padded by H_t = 1. With the maps
+    of a chunk, H_i .. H_j = 1 - W' T W for the rows j .. i of W, where T = (1 + diag(beta)
+    strictly_lower(W W'))^-1 diag(beta) is lower triangular (the UT transform)."""
+
+    w: Tensor  # (B, K, 1, n, L, D)
+    applied: Tensor  # T W, (B, K, 1, n, L, D)
+    along: Tensor  # T strictly_lower(W K'), (B, K, 1, n, L, L)
+    keys: Tensor  # H_last .. H_(j+1) k_j, (B, K, 1, n, L, D)
+    whole: Tensor  # H_last .. H_first, (B, K, 1, n, D, D)
+
+    @classmethod
+    def of(cls, k: Tensor, w: Tensor, beta: Tensor) -> Chunks:
+        """Takes keys and w of (B, K, T, D), and beta (B, K, T, 1)."""
+        k, w, beta = (in_chunks(x)[:, :, None] for x in (k, w, beta))
+        eye = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
+        T = torch.linalg.solve_triangular(
+            eye + beta * (w @ w.mT).tril(-1), beta * eye, upper=False, unitriangular=True
+        )
+        applied, along = T @ w, T @ (w @ k.mT).tril(-1)
+        identity = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
+        return cls(w, applied, along, k - along.mT @ w, identity - w.mT @ applied)
+
+
+def in_chunks(x: Tensor) -> Tensor:
+    """(.., T, D) -> (.., n, L, D), with zeros at the end."""
+    L = min(CHUNK, x.shape[-2])
+    return F.pad(x, (0, 0, 0, -x.shape[-2] % L)).unflatten(-2, (-1, L))
+
+
+def within(q: Tensor, k: Tensor, text: Chunks, onward: bool) -> tuple[Tensor, Tensor | None]:
+    """Returns q_i' H_i .. H_(j+1) k_j for queries (B, K, G, T, D) and keys of the same tokens; and
+    `onward`, the queries times H_i .. H_first."""
+    T = q.shape[3]
+    q, k = in_chunks(q), in_chunks(k)[:, :, None]
+    n, L = q.shape[3:5]
+    qw = (q @ text.w.mT).tril()
+    near, back = q @ k.mT - qw @ text.along, q - qw @ text.applied
+    rows, columns = None, []  # rows: queries after a chunk, times the maps back to its end
+    for b in reversed(range(n)):
+        blocks = [near[..., b, :, :]]
+        if rows is not None:
+            blocks.append(rows @ text.keys[..., b, :, :].mT)
+        columns.insert(0, F.pad(torch.cat(blocks, dim=-2), (0, 0, b * L, 0)))
+        if b or onward:
+            moved = [] if rows is None else [rows @ text.whole[..., b, :, :]]
+            rows = torch.cat([back[..., b, :, :], *moved], dim=-2)
+    return torch.cat(columns, dim=-1)[..., :T, :T], rows[..., :T, :] if onward else None
+
+
+def before(rows: Tensor, text: Chunks, length: int) -> Tensor:
+    """Returns rows' H_last .. H_(j+1) k_j for all `length` keys of a text before the rows."""
+    columns = []
+    for b in reversed(range(text.w.shape[3])):
+        columns.insert(0, rows @ text.keys[..., b, :, :].mT)
+        rows = rows @ text.whole[..., b, :, :]
+    return torch.cat(columns, dim=-1)[..., :length]
+
+
+class PathScores(ScoreBias):
+    """q_i' H_i .. H_(j+1) k_j / sqrt(D), in place of q_i . k_j / sqrt(D), for the w and beta of all
+    keys, (B, K, S, D + 1)."""
+
+    replaces_products = True
+
+    def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor, maps: Tensor, slots: Tensor):
+        self.q, self.k, self.maps, self.slots = q_BHTD, k_BKSD, maps, slots
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        (T, D), (K, S) = self.q.shape[2:], self.k.shape[1:3]
+        wide = torch.promote_types(dtype, torch.float32)
+        with torch.autocast(self.q.device.type, enabled=False):
+            q = self.q.to(wide).unflatten(1, (K, -1)) * D**-0.5
+            k, (w, beta) = self.k.to(wide), self.maps.to(wide).split((D, 1), dim=-1)
+            w = F.normalize(w, dim=-1)  # rounding in a memo would let products grow
+            if T == S:
+                scores, _ = within(q, k, Chunks.of(k, w, beta), onward=False)
+                return scores.flatten(1, 2).to(dtype)
+            new = [x.index_select(2, self.slots) for x in (k, w, beta)]
+            near, rows = within(q, new[0], Chunks.of(*new), onward=True)
+            past = torch.arange(S, device=q.device)[:, None] < self.slots[0]
+            far = before(rows, Chunks.of(k, w, beta * past), S)
+            scores = far.index_copy(-1, self.slots, near)
+        return scores.flatten(1, 2).to(dtype)
+
+
+class PathLayer(LayerPosition):
+    """Keeps w and beta of each token, and the input of the convolution, W1 x."""
+
+    def __init__(self, config: PretrainedConfig, rank: int, kernel: int):
+        super().__init__()
+        K, D = config.num_key_value_heads, config.head_dim
+        self.convolution = Convolution(config.hidden_size, rank, K * D, kernel)
+        self.gate = nn.Linear(config.hidden_size, K)
+        self.rank, self.memo_width = rank, D + 1 + rank
+
+    def prepare(
+        self,
+        x_BTC: Tensor,
+        q_BHTD: Tensor,
+        k_BKTD: Tensor,
+        e: None,
+        tokens: Tokens,
+        past_BKLM: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        past = None if past_BKLM is None else past_BKLM[..., -self.rank :]
+        w, low = self.convolution(x_BTC, k_BKTD, past, tokens)
+        w = F.normalize(w.unflatten(-1, (k_BKTD.shape[1], -1)), dim=-1).transpose(1, 2)
+        beta = 2 * self.gate(x_BTC).sigmoid().mT[..., None]  # (B, K, T, 1)
+        if tokens.real is not None:  # padding changes no score
+            beta = beta * tokens.real[:, None, tokens.slots, None]
+        kept = (part.to(k_BKTD.dtype) for part in (w, beta, low))
+        return q_BHTD, k_BKTD, torch.cat([*kept], dim=-1)
+
+    def bias(
+        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: Tensor, tokens: Tokens
+    ) -> ScoreBias:
+        return PathScores(q_BHTD, k_BKSD, memo_BKSM[..., : -self.rank], tokens.slots)
+
+
+class PaTH(PositionEncoding):
+    """The score of a query i and a key j is q_i' H_i .. H_(j+1) k_j / sqrt(D), where H_t = 1 -
+    beta_t w_t w_t'. Here w_t has length 1 and the direction of a causal convolution per channel of
+    W2 W1 x, and beta_t is 2 sigmoid(u . x_t + b). Both belong to key/value heads.
+
+    Arguments of the configuration:
+        rank: of W2 W1.
+        kernel: tokens that the convolution reads.
+    """
+
+    backends = frozenset({"eager", "sdpa"})
+    per_head = True
+
+    def __init__(
+        self, config: PretrainedConfig, *, rank: int = 32, kernel: int = 3, **arguments: Any
+    ):
+        super().__init__(config, **arguments)
+        for name, value in {"rank": rank, "kernel": kernel}.items():
+            if value < 1:
+                raise ValueError(f"position path: {name}={value} must be an integer >= 1")
+        self.config, self.shape = config, (rank, kernel)
+
+    def layer(self, layer_idx: int) -> LayerPosition:
+        return PathLayer(self.config, *self.shape)

@@ -1,0 +1,129 @@
+"""Schedules of the frequencies of rotary encodings, in the form of `config.rope_parameters`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tape.names import suggestion
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# Schedules that are fixed when the model is built. "dynamic" and "longrope" depend on the input's
+# length, which would invalidate cached keys.
+# Each with the arguments that it requires.
+REQUIRED = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        *("factor", "low_freq_factor", "high_freq_factor"),
+        "original_max_position_embeddings",
+    ),
+    "yarn": ("factor",),
+    "proportional": ("partial_rotary_factor",),
+    "ntk": ("factor",),
+    "clipped": (),
+}
+# Numeric arguments of the schedules, which the library does not check.
+POSITIVE = {
+    *("rope_theta", "factor", "attention_factor", "original_max_position_embeddings"),
+    *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"),
+}
+ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
+
+
+def inverse_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
+    """Returns radians per position, (F,) float32, and the factor on cosine and sine."""
+    rope, D = config.rope_parameters, config.head_dim
+    with torch.device("cpu"):  # models are built on the meta device before loading
+        if rope["rope_type"] not in ("default", "clipped"):
+            return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
+        rotated = int(D * (rope.get("partial_rotary_factor") or 1))
+        exponent = torch.arange(0, rotated, 2, dtype=torch.float) / rotated
+        frequencies = 1.0 / rope["rope_theta"] ** exponent
+        if rope["rope_type"] == "clipped":
+            frequencies = clipped(frequencies, rope["original_max_position_embeddings"])
+        return F.pad(frequencies, (0, (D - rotated) // 2)), 1.0
+
+
+def clipped(frequencies: Tensor, length: int) -> Tensor:
+    """Multiplies the n frequencies that turn less than once in `length` tokens by the second half
+    of a Hann window, from 1 at the highest of them to 0 at the lowest (arXiv 2602.05258)."""
+    slow = frequencies * length < 2 * math.pi
+    n = slow.sum()
+    place = slow.cumsum(0) - 1 + (n == 1)  # a single one is the lowest
+    window = (1 + (math.pi * place / (n - 1).clamp(min=1)).cos()) / 2
+    return frequencies * window.where(slow, 1.0)
+
+
+def settled(
+    config: PretrainedConfig, theta: float | None, scaling: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the `rope_parameters` for `theta` and `scaling`, which default to those of the
+    configuration.
+
+    Raises:
+        ValueError: for an unknown schedule, and for arguments that are missing or out of bounds.
+    """
+    if not isinstance(scaling, Mapping | None):
+        raise ValueError(
+            f"rotary positions: scaling={scaling!r} must be a mapping with a rope_type, or null"
+        )
+    current = {"rope_theta": 10_000.0, **(config.rope_parameters or {})}
+    scaling = dict(current if scaling is None else scaling)
+    scaling.setdefault("rope_theta", current["rope_theta"])
+    if theta is not None:
+        scaling["rope_theta"] = theta
+    for name in POSITIVE & scaling.keys():
+        value = scaling[name]
+        if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
+            raise ValueError(f"rotary positions: {name}={value!r} must be a number > 0")
+    scaling["rope_theta"] = float(scaling["rope_theta"])
+    rope_type = scaling.setdefault("rope_type", scaling.pop("type", "default"))
+    if rope_type not in REQUIRED:
+        raise ValueError(
+            f"rope_type={rope_type!r}: only schedules that are fixed when the model is built "
+            "are supported, because others would change cached "
+            f"keys{suggestion(rope_type, REQUIRED)}"
+        )
+    share = scaling.get("partial_rotary_factor")
+    if rope_type not in ("default", "proportional") and share not in (None, 1.0):
+        raise ValueError(
+            f"partial_rotary_factor={share} with rope_type={rope_type!r}: only 'default' and "
+            "'proportional' rotate a part of a head"
+        )
+    if share is not None and not share <= 1:
+        raise ValueError(
+            f"rotary positions: partial_rotary_factor={share} must be a number in (0, 1]"
+        )
+    if rope_type == "default" and int(config.head_dim * (share or 1)) % 2:
+        raise ValueError(
+            f"rotary positions: partial_rotary_factor={share} of head_dim={config.head_dim} "
+            "channels must be an even number of channels"
+        )
+    if rope_type in ("yarn", "clipped"):
+        scaling.setdefault("original_max_position_embeddings", config.max_position_embeddings)
+    if missing := [name for name in REQUIRED[rope_type] if scaling.get(name) is None]:
+        raise ValueError(
+            f"rotary positions: scaling with rope_type={rope_type!r} also needs "
+            f"{', '.join(missing)}"
+        )
+    for less, more in ORDERED:
+        if (scaling.get(less) or 0) >= (scaling.get(more) or math.inf):
+            raise ValueError(
+                f"rotary positions: {less}={scaling[less]} must be below {more}={scaling[more]}"
+            )
+    if scaling.get("factor", 1) < 1:
+        raise ValueError(f"rotary positions: factor={scaling['factor']} must be a number >= 1")
+    if rope_type == "ntk":  # known from here on by its theta
+        exponent = config.head_dim / max(config.head_dim - 2, 1)
+        theta = scaling["rope_theta"] * scaling["factor"] ** exponent
+        scaling = {"rope_type": "default", "rope_theta": theta}
+    return scaling

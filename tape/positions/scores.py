@@ -1,0 +1,68 @@
+"""Biases of attention scores, and their masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Applies a mask, boolean (True attends) or additive, that broadcasts to the scores."""
+    if mask is None:
+        return scores
+    lowest = torch.finfo(scores.dtype).min
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, lowest)
+    # A sum would be -inf for two minima (NaN if in a whole row) and inf for an infinite score.
+    return torch.where(mask > lowest / 2, scores + mask, lowest)
+
+
+def lookup(x: Tensor) -> Callable[..., Tensor]:
+    """Returns (batch, *indices) -> x[batch, *indices]; a batch of one serves every sequence."""
+    if x.shape[0] == 1:
+        row = x[0]
+        return lambda batch, *indices: row[indices]
+    return lambda *indices: x[indices]
+
+
+# (score, batch, head, query, key) -> score; all scalar tensors.
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class ScoreBias:
+    """Bias b_h(i, j) added to the scaled scores of one layer.
+
+    `dense` is the definition; fused kernels may use an equivalent form.
+
+    Attributes:
+        replaces_products: whether it is the whole score: the products of queries and keys are not
+            added.
+    """
+
+    replaces_products: bool = False
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """Returns the bias of all pairs, (B|1, H, T, S), in `dtype`."""
+        raise NotImplementedError
+
+    def masked(self, mask: Tensor | None, dtype: torch.dtype, causal: bool = False) -> Tensor:
+        """Returns `dense` with a mask applied; `causal` stands for a causal mask."""
+        term = self.dense(dtype)
+        if causal:
+            mask = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
+        return masked(term, mask)
+
+    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
+        """The bias as a FlexAttention score_mod in `dtype`; reads `dense` unless overridden.
+
+        It may read a tensor that requires grad only once: compiled FlexAttention refuses more.
+        """
+        term = lookup(self.dense(dtype))
+        return lambda score, b, h, i, j: score + term(b, h, i, j)
+
+    def alibi_slopes(self) -> Tensor | None:
+        """Slopes (H,) float32 if the bias is -slope_h (i - j) with i and j counting the real
+        tokens, the only bias that FlashAttention supports; otherwise None."""
+        return None

@@ -1,0 +1,76 @@
+"""Abacus: the places of digits in their numbers, from the token ids."""
+
+import pytest
+import torch
+from conftest import make_model, random_tokens
+from transformers import DynamicCache
+
+DIGITS = [1, 2, 3, 4, 5]
+#          a  number of 3, and one that goes on behind the padding
+TOKENS = [[9, 1, 2, 3, 7, 4, 0, 0, 5, 5, 8, 1]]
+PLACES = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+REAL = [slot not in (6, 7) for slot in range(12)]
+
+
+def make_abacus(**arguments):
+    return make_model({"name": "abacus", "digits": DIGITS, "length": 9, **arguments})
+
+
+def places_of(model, tokens, **how):
+    """Rows of the table that are added."""
+    encoding, found = model.model.position, []
+
+    def embed(x, positions):
+        found.append(positions.query)
+        return type(encoding).embed(encoding, x, positions)
+
+    encoding.embed = embed
+    model(tokens, **how)
+    del encoding.embed
+    return found[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chunks", [[12], [3, 9], [2, 1, 4, 1, 4], [1] * 12])
+def test_places_go_on_from_a_cache_and_over_padding(chunks):
+    model, tokens, cache = make_abacus(), torch.tensor(TOKENS), DynamicCache()
+    mask, found, start = torch.tensor([REAL]).long(), [], 0
+    for size in chunks:
+        part, stop = slice(start, start + size), start + size
+        found.append(
+            places_of(model, tokens[:, part], attention_mask=mask[:, :stop], past_key_values=cache)
+        )
+        start = stop
+    assert torch.cat(found, 1)[0, REAL].tolist() == PLACES
+
+
+@torch.no_grad()
+def test_a_cropped_cache_goes_on_from_the_token_that_is_left():
+    model, cache = make_abacus(), DynamicCache()
+    model(torch.tensor([[9, 1, 2, 3, 7]]), past_key_values=cache)
+    cache.crop(-2)
+    assert places_of(model, torch.tensor([[4, 4]]), past_key_values=cache).tolist() == [[3, 4]]
+
+
+@torch.no_grad()
+def test_training_moves_the_places_of_a_sequence_by_one_number():
+    model = make_abacus(offset=3).train()
+    tokens = torch.tensor([[9, 1, 2, 7, 3]] * 64)
+    rows = places_of(model, tokens, use_cache=False).tolist()
+    expected = [[0, 1 + by, 2 + by, 0, 1 + by] for by in range(4)]
+    assert sorted({tuple(row) for row in rows}) == sorted(map(tuple, expected))
+    assert places_of(model.eval(), tokens).tolist() == [expected[0]] * 64
+
+
+def test_what_has_no_places_is_refused():
+    model, tokens = make_abacus(), random_tokens(1, 4)
+    with pytest.raises(ValueError, match="abacus reads token ids: inputs_embeds have none; give"):
+        model(inputs_embeds=model.model.embed_tokens(tokens))
+    with pytest.raises(ValueError, match="position 9 is beyond the learned table of length=9"):
+        model(torch.tensor([[*DIGITS, *DIGITS[1:]]]))
+    with pytest.raises(ValueError, match=r"digits=\[-1\] must be a list of token ids"):
+        make_abacus(digits=[-1])
+    with pytest.raises(ValueError, match="offset=9 must be an integer >= 0 and below length=9"):
+        make_abacus(offset=9)
+    with pytest.raises(ValueError, match="sampler='shift' would move the rows"):
+        make_abacus(sampler="shift")

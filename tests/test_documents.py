@@ -1,0 +1,114 @@
+"""Documents packed in a row: each as if it were a row by itself."""
+
+import pytest
+import torch
+from conftest import FLASH, FLEX, POSITIONS, VOCABULARY, make_model, random_tokens
+from test_attention import EXACT, flash_attn, flex, pytestmark  # noqa: F401
+from torch.nn.attention import flex_attention
+
+from tape import attention
+from tape.documents import number_documents
+from tape.positions import ENCODINGS
+
+CUTS = [[4, 1, 6], [11], [2, 9]]  # lengths of the documents of each row
+IDS = torch.tensor([[7] * 4 + [3] + [7] * 6, [0] * 11, [5] * 2 + [4] * 9])
+PADS = [0, 3, 5, 6, 12]  # slots of padding: before the row, between tokens and after them
+
+
+def packed(padded):
+    """Tokens, their documents and their mask."""
+    tokens = random_tokens(3, 11)
+    if POSITIONS["abacus"]["digits"]:
+        tokens[0, 2:6] = tokens[2, 1:4] = POSITIONS["abacus"]["digits"][3]  # over the borders
+    if not padded:
+        return tokens, IDS, None
+    real = torch.ones(11 + len(PADS) + 1, dtype=torch.bool)
+    real[[*PADS, -1]] = False
+    wide = [torch.full((3, len(real)), 9), torch.full((3, len(real)), 6)]
+    for whole, part in zip(wide, (tokens, IDS), strict=True):
+        whole[:, real] = part
+    return *wide, real.long().expand(3, -1)
+
+
+def loss_of(logits):
+    """Something that reads every logit, each in its own way."""
+    return (logits.double() * torch.linspace(-1, 1, VOCABULARY)).sin().sum(-1)
+
+
+def assert_as_alone(model, padded, of_gradients=True):
+    tokens, ids, mask = packed(padded)
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+
+    def gradients():
+        found = {name: p.grad for name, p in model.named_parameters()}
+        model.zero_grad()
+        return found
+
+    model.zero_grad()
+    logits = model(tokens, attention_mask=mask, document_ids=ids).logits
+    rows = [row[of].split(cuts) for row, of, cuts in zip(tokens, real, CUTS, strict=True)]
+    alone = [model(part[None], use_cache=False).logits[0] for row in rows for part in row]
+    torch.testing.assert_close(logits[real], torch.cat(alone), **EXACT)
+    if of_gradients:
+        loss_of(logits[real]).sum().backward()
+        ours = gradients()
+        loss_of(torch.cat(alone)).sum().backward()
+        for name, expected in gradients().items():
+            torch.testing.assert_close(ours[name], expected, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("position", ENCODINGS)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_as_alone(position, kernel, padded):
+    assert_as_alone(make_model(position, kernel=kernel), padded)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "position"),
+    [("flex", name) for name in FLEX if name in ENCODINGS]
+    + [("flash_attn", name) for name in FLASH if name in ENCODINGS],
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_as_alone_in_fused_kernels(kernel, position, padded, request, monkeypatch):
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(attention, "_check_flex", lambda *arguments: None)
+    model = make_model(position, num_hidden_layers=2)
+    request.getfixturevalue(kernel)(model)
+    assert_as_alone(model, padded)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex", "flash_attn"])
+def test_windows_within_documents(kernel, request):
+    model = make_model("tape", sliding_window=3)
+    if kernel in ("flex", "flash_attn"):
+        request.getfixturevalue(kernel)(model)
+    for padded in (False, True):
+        assert_as_alone(model, padded, of_gradients=False)
+
+
+def test_documents_are_runs_of_equal_ids():
+    """Padding has the document and the index of the token before it."""
+    ids, real = torch.tensor([[4, 9, 4, 0, 4, 5, 4, 4]]), torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1]])
+    numbers, index = number_documents(ids, real.bool())
+    assert numbers[0].diff().tolist() == [1, 1, 0, 0, 1, 1, 0]
+    assert index.tolist() == [[0, 0, 0, 0, 1, 0, 0, 1]]
+    assert number_documents(ids, None)[1].tolist() == [[0, 0, 0, 0, 0, 0, 0, 1]]
+
+
+def test_what_documents_exclude_is_refused():
+    model, tokens = make_model("rope"), random_tokens(3, 11)
+    assert model(tokens, document_ids=IDS).past_key_values is None
+    cache = model(tokens[:, :4]).past_key_values
+    for given in ({"use_cache": True}, {"past_key_values": cache}):
+        with pytest.raises(ValueError, match="document_ids with a cache"):
+            model(tokens, document_ids=IDS, **given)
+    with pytest.raises(ValueError, match="document_ids with position_ids"):
+        model(tokens, document_ids=IDS, position_ids=torch.arange(11)[None])
+    for wrong in (IDS[:1], IDS[:, :5], IDS.float()):
+        with pytest.raises(ValueError, match=r"allowed: integers of shape \(3, 11\)"):
+            model(tokens, document_ids=wrong)
+    model.train().set_shifted_attention(4)
+    with pytest.raises(ValueError, match="shifted groups with document_ids"):
+        model(tokens, document_ids=IDS)

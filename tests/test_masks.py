@@ -1,0 +1,132 @@
+"""Windows: every encoding and backend against loops, padding, caches and the library's Mistral."""
+
+import pytest
+import test_contract
+import torch
+from conftest import FLASH, FLEX, make_config, make_model, random_tokens
+from test_attention import EXACT, assert_equals_eager, flash_attn, flex, pytestmark  # noqa: F401
+from test_encodings import check_against_loops, loops_of
+from transformers import MistralConfig, MistralForCausalLM
+
+from tape import TapeForCausalLM
+from tape.export.llama import require_llama
+from tape.positions import ENCODINGS
+
+WINDOW = {"sliding_window": 3}
+
+
+@pytest.mark.parametrize("position", ENCODINGS)
+def test_equals_the_loops(position):
+    loops = loops_of(make_model(position, **WINDOW), 8)
+    for kernel in ("eager", "sdpa"):
+        model = make_model(position, kernel=kernel, dtype=torch.float64, **WINDOW)
+        check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", FLEX)
+def test_flex_equals_eager(position, flex):  # noqa: F811
+    assert_equals_eager(flex, position, static=True, **WINDOW)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", FLASH)
+def test_flash_equals_eager(position, flash_attn):  # noqa: F811
+    assert_equals_eager(flash_attn, position, **WINDOW)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "tape", "fox", "path"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_padding_and_caches_change_nothing(position, kernel):
+    """Padding between tokens does not count: a right-padded prompt continues as without it."""
+    model = make_model(position, kernel=kernel, **WINDOW)
+    test_contract.test_left_padded(model)
+    test_contract.test_right_padded(model)
+    for kind in ("dynamic", "static"):
+        test_contract.test_cached(model, kind, [1, 4, 7, 3])
+        test_contract.test_left_padded_and_cached(model, kind)
+        assert not any(test_contract.make_cache(model, kind).is_sliding)
+        cache, tokens = test_contract.make_cache(model, kind), random_tokens(1, 12)
+        mask = torch.ones_like(tokens)
+        mask[:, 5:8] = 0
+        alone = model(tokens[mask.bool()][None]).logits
+        pieces = [
+            model(tokens[:, :8], attention_mask=mask[:, :8], past_key_values=cache).logits[:, :5],
+            model(tokens[:, 8:], attention_mask=mask, past_key_values=cache).logits,
+        ]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), alone, **EXACT)
+
+
+@torch.no_grad()
+def test_each_layer_has_its_own(flex, flash_attn):  # noqa: F811
+    """The reach of a token is the sum of windows; a layer's own precedes the configuration's."""
+
+    def reach(model):
+        tokens = random_tokens(1, 12)
+        other = tokens.clone()
+        other[:, 0] = (other[:, 0] + 1) % 61
+        logits = [model(x, use_cache=False).logits for x in (tokens, other)]
+        return (logits[0] - logits[1]).abs().amax((0, 2)).gt(1e-6).sum().item()
+
+    for switch in (lambda model: None, flex, flash_attn):
+        model = make_model("rope", **WINDOW)
+        switch(model)
+        assert reach(model) == 1 + 3 * 2
+        model.model.layers[0].context.window = 2
+        model.model.layers[2].context.window = 5
+        assert reach(model) == 1 + 1 + 2 + 4
+        model.config.sliding_window = None
+        assert reach(model) == 12
+        model.model.layers[1].context.window = 1
+        assert reach(model) == 1 + 1 + 0 + 4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_equals_a_mistral_with_the_same_weights(kernel):
+    model = make_model("rope", kernel=kernel, num_key_value_heads=2, sliding_window=4)
+    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
+    shared += ("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_parameters")
+    shared += ("max_position_embeddings", "sliding_window", "bos_token_id", "eos_token_id")
+    config = MistralConfig(**{name: getattr(model.config, name) for name in shared})
+    config._attn_implementation = kernel
+    mistral = MistralForCausalLM(config).eval()
+    mistral.load_state_dict(model.state_dict())
+    tokens, mask, _ = test_contract.left_padded()
+    real = mask.bool()
+    logits = model(tokens, attention_mask=mask).logits
+    torch.testing.assert_close(
+        logits[real], mistral(tokens, attention_mask=mask).logits[real], **EXACT
+    )
+    settings = {"attention_mask": mask, "max_new_tokens": 8, "pad_token_id": 0, "do_sample": False}
+    expected = mistral.generate(tokens, **settings)
+    assert torch.equal(model.generate(tokens, **settings), expected)
+    for how in ({}, {"prefill_chunk_size": 4}):
+        for cache in ("static", "dynamic"):
+            found = model.generate(tokens, cache_implementation=cache, **settings, **how)
+            assert torch.equal(found, expected)
+    assert torch.equal(model.generate(tokens, use_cache=False, **settings), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
+def test_masks_that_the_caller_made_are_narrowed(kernel, flex):  # noqa: F811
+    model, tokens = make_model("tape", **WINDOW), random_tokens(2, 9)
+    expected = model(tokens).logits
+    model.set_attn_implementation(kernel)
+    causal = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    additive = torch.zeros(causal.shape).masked_fill(~causal, torch.finfo(torch.float32).min)
+    for mask in (causal, additive):
+        torch.testing.assert_close(model(tokens, attention_mask=mask).logits, expected, **EXACT)
+
+
+def test_what_has_no_window_is_refused():
+    model = make_model("rope", **WINDOW)
+    with pytest.raises(ValueError, match=r"groups of 4 tokens with windows of 3 tokens"):
+        model.set_shifted_attention(4)
+    with pytest.raises(ValueError, match="attends to all tokens, not within a window"):
+        require_llama(model)
+    for window in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match="sliding_window"):
+            TapeForCausalLM(make_config("rope", sliding_window=window))

@@ -1,0 +1,120 @@
+"""Mixtures of encodings by layer."""
+
+import pytest
+import torch
+from conftest import composed, make_config, make_model, random_tokens
+from omegaconf import OmegaConf
+from transformers import SmolLM3Config, SmolLM3ForCausalLM
+
+from tape import TapeConfig, TapeForCausalLM
+
+
+def mixture(*pattern, **arguments):
+    return {"name": "mixed", "pattern": [*pattern], **arguments}
+
+
+@torch.no_grad()
+def test_equals_smollm3(tmp_path):
+    """Three layers with RoPE, one without: the library's model of the same weights."""
+    config = SmolLM3Config(
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=True,
+    )
+    assert config.no_rope_layers == [1, 1, 1, 0, 1]
+    theirs = SmolLM3ForCausalLM(config).eval()
+    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    shared += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+    shared += ("rope_parameters", "rms_norm_eps", "tie_word_embeddings")
+    shared = {name: getattr(config, name) for name in (*shared, "bos_token_id", "eos_token_id")}
+    ours = TapeForCausalLM(TapeConfig(position="mixed", **shared)).eval()
+    ours.load_state_dict(theirs.state_dict())
+    tokens = torch.randint(60, (2, 20))
+    torch.testing.assert_close(ours(tokens).logits, theirs(tokens).logits, atol=1e-6, rtol=1e-5)
+    asked = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(tokens)}
+    assert torch.equal(ours.generate(tokens, **asked), theirs.generate(tokens, **asked))
+
+
+def test_a_pattern_repeats_and_equal_entries_are_one():
+    pattern = ("t5", {"name": "rope", "theta": 100.0}, "rope", "t5", "rope")
+    model = make_model(mixture(*pattern), num_hidden_layers=7).model
+    assert model.position.places == [0, 1, 2, 0, 2, 0, 1]
+    low, high = model.position.entries[1:]
+    assert low.inv_freq[1] == pytest.approx(100**-0.25) and high.inv_freq[1] == 10_000**-0.25
+    tables = [name for name, _ in model.named_parameters() if name.startswith("position.")]
+    assert len(tables) == 3  # T5 has one per layer of its own
+
+
+def test_entries_have_windows_of_their_own():
+    near = {"name": "rope", "window": 4}
+    model = make_model(mixture(near, "rope"), num_hidden_layers=4, sliding_window=9).model
+    assert [layer.window for layer in model.layers] == [4, 9, 4, 9]
+    assert len(model.position.entries) == 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "theta", "windows"),
+    [
+        ("rnope", [1e4, 1e4, 1e4, None], [None] * 4),
+        ("swan", [None, 1e4, 1e4, 1e4], [None, 512, 512, 512]),
+        ("gemma", [1e4] * 5 + [1e6], [512] * 5 + [None]),
+    ],
+)
+def test_presets_are_those_of_their_papers(preset, theta, windows):
+    settings = OmegaConf.to_container(composed(f"position={preset}"), resolve=True)["position"]
+    n = len(windows)
+    model = make_model(settings, num_hidden_layers=2 * n).model
+    assert [layer.window for layer in model.layers] == windows * 2
+    entries = [model.position.entries[place] for place in model.position.places]
+    bases = [
+        entry.config.rope_parameters["rope_theta"] if hasattr(entry, "inv_freq") else None
+        for entry in entries
+    ]
+    assert bases == theta * 2
+
+
+def test_the_state_of_tape_skips_other_layers():
+    model = make_model(mixture("tape", "rope", "tape"), num_hidden_layers=5).train()
+    tokens = random_tokens(2, 9)
+    model(tokens, labels=tokens).loss.backward()
+    updated = [bool([*layer.context.parameters()]) for layer in model.model.layers]
+    assert updated == [True, False, True, False, False]  # the last state is not read
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        (mixture("rope", "nop"), "unknown position encoding 'nop'; did you mean 'nope'"),
+        (mixture({"name": "rope", "tehta": 1.0}), "did you mean 'theta'"),
+        (mixture(), r"pattern=\[\] must be a list of encodings, such as \[rope, rope"),
+        ({"name": "mixed", "pattern": "rope"}, "pattern='rope' must be a list of encodings"),
+        (mixture("rope", mixture("nope")), "mixed: mixed in a pattern: it needs all layers"),
+        (mixture({"name": "rope", "window": 0}), "window of rope=0 must be an integer >= 1"),
+        (mixture("abacus"), "abacus in a pattern: it needs all layers"),
+        (mixture("rope", "randpe"), "randpe with a sampler of its own: all layers have one"),
+        (mixture({"name": "rope", "sampler": "shift"}), "give position.sampler of the mixture"),
+        (mixture("tape", "tape_yarn"), r"whose state layers update; give one of them"),
+        (mixture("tape", {"name": "tape", "theta": 9.0}), "give one of them"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(position, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(position)
+
+
+def test_backends_are_those_of_all_entries():
+    config = make_config(mixture("rope", "alibi"))
+    with pytest.raises(ValueError, match=r"with position 'mixed'.*allowed here: eager, sdpa"):
+        make_model(mixture("rope", "path"), kernel="flex_attention")
+    assert make_model(mixture("rope", "fire"), kernel="flex_attention").config.position
+    assert TapeForCausalLM(config).model.position.per_head

@@ -1,0 +1,94 @@
+"""Muon and AdamW in one optimizer: its parameter groups, steps, state and refusals."""
+
+import copy
+import io
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import all_positions, make_model, random_tokens
+from torch.optim import AdamW, Muon
+from transformers import TrainingArguments, get_scheduler
+
+from tape.training.optimizer import MuonWithAdamW, check_muon, parameter_groups
+from tape.training.trainer import LanguageModelTrainer
+
+HIDDEN = re.compile(r"model\.layers\.\d\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
+
+
+@all_positions
+def test_each_parameter_has_one_optimizer(position, tmp_path):
+    model = make_model(position, attention_bias=True)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
+    trainer = LanguageModelTrainer(
+        model=model, args=arguments, length=16, measure=lambda _: {}, matrix_learning_rate=0.02
+    )
+    groups = trainer.create_optimizer().param_groups
+    decayed, rest, muon = ({names[p] for p in group["params"]} for group in groups)
+    assert [group["weight_decay"] for group in groups] == [0.1, 0, 0.1]
+    assert [group["lr"] for group in groups] == [5e-5, 5e-5, 0.02]
+    assert muon == {name for name in names.values() if HIDDEN.fullmatch(name)}
+    assert decayed | muon == set(trainer.get_decay_parameter_names(model))
+    assert sum(len(group["params"]) for group in groups) == len(names)
+    assert decayed | rest | muon == set(names.values())
+
+
+def gradients(model, seed):
+    tokens = random_tokens(2, 11, seed)
+    model.zero_grad()
+    model(tokens, labels=tokens).loss.backward()
+
+
+def optimizer_of(model):
+    decayed = [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+    groups = parameter_groups(model, decayed, 0.1)
+    return MuonWithAdamW(groups, 0.02, {"lr": 1e-2})
+
+
+def test_it_steps_as_its_parts_do_and_resumes_bit_for_bit():
+    model = make_model("tape").train()
+    parted, resumed = copy.deepcopy(model), None
+    optimizer = optimizer_of(model)
+    *others, hidden = parameter_groups(
+        parted, [name for name, p in parted.named_parameters() if p.ndim > 1], 0.1
+    )
+    parts = AdamW(others, lr=1e-2), Muon([hidden], lr=0.02)
+    before = copy.deepcopy(model.state_dict())
+    schedule = get_scheduler("polynomial", optimizer, num_warmup_steps=0, num_training_steps=9)
+    assert schedule.get_last_lr() == [1e-2, 1e-2, 0.02]
+    for step in range(4):
+        if step == 2:
+            resumed = copy.deepcopy(model)
+            file = io.BytesIO()
+            torch.save(optimizer.state_dict(), file)
+            file.seek(0)
+            again = optimizer_of(resumed)
+            again.load_state_dict(torch.load(file, weights_only=True))
+        for each in (model, parted, resumed):
+            if each is not None:
+                gradients(each, step)
+        for each in (optimizer, *parts, *([again] if resumed else [])):
+            each.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, parted.state_dict()[name]), name
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    changed = [name for name, value in model.state_dict().items() if value.ne(before[name]).any()]
+    assert {*changed} == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "message"),
+    [
+        ({"deepspeed": "ds.json"}, None, "optimizer=muon with trainer.deepspeed=ds.json, which"),
+        ({}, "lora", "optimizer=muon with peft=lora, which"),
+        ({"optim": "adafactor"}, None, "optimizer=muon with trainer.optim=adafactor, but"),
+    ],
+)
+def test_what_muon_cannot_train_is_refused(settings, method, message):
+    arguments = SimpleNamespace(**{"deepspeed": None, "optim": "adamw_torch_fused"} | settings)
+    method = method and SimpleNamespace(name=method)
+    check_muon(None, arguments, method)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_muon(0.02, arguments, method)
