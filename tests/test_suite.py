@@ -33,6 +33,7 @@ SETTINGS = [
     *("trainer.max_steps=100", "trainer.eval_steps=10", "trainer.save_steps=10"),
     *("trainer.logging_steps=1", "trainer.per_device_train_batch_size=16"),
     *("trainer.warmup_steps=0", "trainer.learning_rate=5e-3", "task.criterion=0.3"),
+    "trainer.lr_scheduler_type=constant",
 ]
 
 
@@ -183,6 +184,7 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     (row,) = csv.DictReader((out / "suite.csv").open(newline=""))
     assert (row["task"], row["encoding"], row["learned"]) == ("parity", "rope", "2 of 3")
     assert row["95 %"] == "0.09 to 0.99"  # Clopper and Pearson's for 2 of 3
+    assert "All of 3 runs learned, against none: p = 0.1 " in text  # 2 / (6 choose 3)
     tables = [pd.read_csv(run / "synthetic" / "synthetic.csv") for run in evaluated]
     assert [set(each["reached"]) for each in tables] == [{1}, {1}, {0}]
     twice = np.mean([accuracies(table)[4] for table in tables[:2]])

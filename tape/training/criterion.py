@@ -36,7 +36,8 @@ def last_step(step: int | None, most: int) -> int:
 
 
 class ToCriterion(TrainerCallback):
-    """Ends training at `last_step`; until then the learning rate decreases linearly to 0.
+    """Ends training at `last_step`; until then a factor of the scheduled learning rate decreases
+    linearly to 0.
 
     It depends on nothing but the logged rows, which checkpoints hold, so that a resumed run equals
     an uninterrupted one.
