@@ -20,7 +20,7 @@ from synthetic.generators import TASKS
 from synthetic.results import FOLDER, accuracies, has_reached, longest_solved
 from tape import origin
 from tape.command import Parser, expected_errors, folder_name, result_folder
-from tape.compare.rows import grouped
+from tape.compare.rows import rows_of
 from tape.compare.runs import Run, is_saved, read_all, write_runs
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import csv_table, markdown_table
@@ -76,7 +76,8 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
     for task in TASKS:
         of_task = [run for run in runs if run.asked[KIND]["task"] == task]
         cells = []
-        for label, group in grouped(of_task) if of_task else ():
+        for row in rows_of(of_task):
+            group = row.runs[KIND]
             tables = [run.of(KIND) for run in group]
             learned = [rows for rows in tables if has_reached(rows)]
             each = [accuracies(rows) for rows in learned]
@@ -84,7 +85,7 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
             accuracy = {n: mean(by_length[n] for by_length in each) for n in sorted(shared)}
             longest = [longest_solved(rows) for rows in learned]
             trained = group[0].asked[KIND]["trained"]
-            cells.append(Cell(task, label, len(group), longest, accuracy, trained))
+            cells.append(Cell(task, row.label, len(group), longest, accuracy, trained))
         cells.sort(key=lambda x: (-len(x.longest), -median(x.longest or [0]), x.encoding))
         found += cells
     return found

@@ -173,7 +173,9 @@ def evaluated(start, tmp_path):
 
 
 def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
-    # The run that had fewer steps is one of the same settings, for this test.
+    with pytest.raises(ValueError, match=r"different settings: trainer\.max_steps"):
+        suite(evaluated, None, "synthetic", tmp_path / "unequal")
+    # The run that had fewer steps is one of the same settings, for the rest of this test.
     for name in ("run.json", "trained.json"):
         path = evaluated[2] / name
         if path.exists():
