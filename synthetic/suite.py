@@ -35,9 +35,8 @@ that share (Clopper and Pearson). The other columns are of these runs alone. Lon
 length up to which at least 90 % of the answers match exactly; 0 if the shortest has fewer. At twice
 the trained length: the mean share of exact matches.
 
-All of {runs} runs learned, against none: p = {p:.2g} (Fisher's exact test, two-sided, before any
-correction for several comparisons). No difference of two encodings with so many runs has a smaller
-one."""
+Between two encodings of {runs} runs each, no difference in how many learned the task has a p-value
+below {p:.2g} (Fisher's exact test, two-sided, before any correction for several comparisons)."""
 
 
 class Cell(NamedTuple):
