@@ -92,7 +92,7 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
 
 def draw(cells: Sequence[Cell]) -> Figure:
     """Returns a panel per encoding: exact match by task and length, as multiples of the trained
-    one. What no run learned is grey."""
+    one. Lengths that were not tested are grey."""
     tasks = [task for task in TASKS if any(cell.task == task for cell in cells)]
     encodings = list(dict.fromkeys(cell.encoding for cell in cells))
 
@@ -106,9 +106,13 @@ def draw(cells: Sequence[Cell]) -> Figure:
     panels = figure.subplots(down, across, squeeze=False, sharey=True)
     for axes, encoding in zip(panels.flat, encodings, strict=False):
         grid = np.full((len(tasks), len(places)), np.nan)
-        for cell in cells:
-            for length, accuracy in cell.accuracy.items() if cell.encoding == encoding else ():
-                grid[tasks.index(cell.task), places.index(steps(length, cell))] = accuracy
+        for cell in (cell for cell in cells if cell.encoding == encoding):
+            row = tasks.index(cell.task)
+            for length, accuracy in cell.accuracy.items():
+                grid[row, places.index(steps(length, cell))] = accuracy
+            if not cell.longest:
+                middle = (len(places) - 1) / 2
+                axes.text(middle, row, "not learned", ha="center", va="center")
         image = axes.imshow(grid, cmap="viridis", vmin=0, vmax=1, aspect="auto")
         axes.set_facecolor("0.85")
         axes.axvline(sum(n <= 0 for n in places) - 0.5, color="tab:red", linewidth=2)
