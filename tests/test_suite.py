@@ -18,7 +18,7 @@ from config import options
 from synthetic import TASKS, Synthetic, scoring, words_tokenizer
 from synthetic.results import accuracies, longest_solved
 from synthetic.scoring import plan, score
-from synthetic.suite import suite
+from synthetic.suite import Cell, draw, suite
 from tape import TapeConfig, TapeForCausalLM
 from tape.compare.__main__ import compare
 from tape.evaluation.decoding import greedy
@@ -201,6 +201,12 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     table, _ = compare(evaluated, tmp_path / "compared", "synthetic")
     cells = next(line for line in table.splitlines() if line.startswith("| rope | 3 "))
     assert f"| {100 * twice:.1f} ±" in cells
+
+
+def test_the_picture_names_what_was_not_learned():
+    cells = [Cell("copy", "rope", 1, [], {}, 20), Cell("copy", "fox", 1, [20], {20: 1.0}, 20)]
+    rope, fox, _ = draw(cells).axes  # and the scale of colours
+    assert [text.get_text() for text in rope.texts] == ["not learned"] and not fox.texts
 
 
 @pytest.mark.parametrize(
