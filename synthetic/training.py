@@ -33,6 +33,7 @@ class SyntheticTask(GeneratedTask):
     """The questions are `samples` problems of each of up to eight trained lengths, and of twice the
     longest one, where the task has such problems."""
 
+    kind = Synthetic
     unit = "problems"
     template = """\
 # {name}

@@ -223,6 +223,12 @@ def test_bad_settings_are_refused(start, overrides, message):
         start(*overrides)
 
 
+def test_data_of_another_task_are_refused(tmp_path):
+    settings = composed("experiment=synthetic", "data=addition", f"output_dir={tmp_path / 'run'}")
+    with pytest.raises(ValueError, match="data makes Problems: this task needs Synthetic; choose"):
+        train.run(settings)
+
+
 def test_bad_evaluations_are_refused(evaluated, tmp_path):
     for words, message in (
         (("--max_length", 0), "max_length=0: problems of parity have lengths in 1..100000"),

@@ -70,9 +70,11 @@ class GeneratedTask(Task):
         samples: questions of each cell.
 
     Raises:
-        ValueError: unless the run's `length` equals that of the sequences.
+        ValueError: for a source of another task; unless the run's `length` equals that of the
+            sequences.
     """
 
+    kind: type  # of the source
     unit: str  # plural
     template: str  # of the report
 
@@ -86,6 +88,11 @@ class GeneratedTask(Task):
         samples: int,
     ):
         unit, blocks = self.unit, settings["eval_blocks"]
+        if not isinstance(source, self.kind):
+            raise ValueError(
+                f"data makes {type(source).__name__}: this task needs {self.kind.__name__}; choose "
+                f"another data=..., or another experiment=..."
+            )
         if settings["length"] != source.length:
             raise ValueError(
                 f"length={settings['length']}: these {unit} have {source.length} tokens; give "
