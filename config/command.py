@@ -98,8 +98,13 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
     """What is wrong with the first override that names no setting or no file of a group, if any."""
     overrides = parsed(words)
     groups = {}
+    lists = [each for each in overrides if isinstance(each.value(), list)]
     for override in overrides:
         group = override.key_or_group
+        for above in lists:
+            if group.startswith(f"{above.key_or_group}."):
+                pair = f"{override.input_line} beside {above.input_line}"
+                return f"{pair.replace('++', '')}: give one of the two"
         value = override.input_line.partition("=")[2]
         if group in RENAMED and folder == CONFIG:
             return renamed(group, value)

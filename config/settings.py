@@ -69,7 +69,7 @@ SETTINGS = {
     "eval_blocks": optional(integer(1, 2**31 - 1)),
     "report.tokens": integer(1),
     "task.samples": integer(1),
-    "optimizer.matrix_learning_rate": optional(NOT_NEGATIVE),
+    "optimizer.matrix_learning_rate": NOT_NEGATIVE,
     "trainer.max_steps": integer(1, 2**31 - 1),
     "trainer.per_device_train_batch_size": integer(1),
     "trainer.per_device_eval_batch_size": integer(1),
@@ -125,6 +125,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={shown(owner[last])} must be {kind.words}")
         if last not in owner and not above:
             raise ValueError(f"{name} is missing: it must be {kind.words}")
+    for name in sorted(settings["optimizer"].keys() - {"matrix_learning_rate"}):
+        raise ValueError(f"optimizer.{name}: there is no such setting")
     warmup, steps = (settings["trainer"].get(key, 0) for key in ("warmup_steps", "max_steps"))
     if warmup > steps:
         raise ValueError(f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}")

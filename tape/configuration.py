@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 
 from tape import positions
-from tape.names import check_integer, suggestion
+from tape.names import check_integer, is_number, suggestion
 
 MOST_LAYERS = 10_000  # applied one after the other, at most
 OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
@@ -32,6 +32,11 @@ class TapeConfig(LlamaConfig):
     With `sliding_window` = W a token attends to itself and the W - 1 tokens before it, in every
     layer whose encoding has no window of its own. Padding does not count.
 
+    Three further options of attention, the same for every encoding (`tape.options`):
+    `qk_norm` normalises queries and keys, `attention_sink` adds a learned term to the denominator
+    of each head, and `query_temperature` = {"scale": a, "length": n} multiplies the query at
+    position i by 1 + a log(1 + floor((i + 1) / n)).
+
     `adaptation` records which base model was adapted, and how (`tape.adapters`); otherwise None.
 
     `max_position_embeddings` is the training length; longer inputs are not clamped. Frequencies of
@@ -44,6 +49,9 @@ class TapeConfig(LlamaConfig):
     position: dict[str, Any] | str = "tape"
     num_recurrences: int = 1
     sliding_window: int | None = None
+    qk_norm: bool = False
+    attention_sink: bool = False
+    query_temperature: dict[str, Any] | None = None
     adaptation: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs):
@@ -58,6 +66,12 @@ class TapeConfig(LlamaConfig):
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
         self.position = positions.configure(self, self.position)
+        name = self.position["name"]
+        if self.query_temperature is not None and positions.ENCODINGS[name].reads:
+            raise ValueError(
+                f"query_temperature with position {name!r}, whose positions do not count tokens; "
+                "leave it out, or choose another position"
+            )
 
     def _check_bounds(self) -> None:
         """Validates bounds that the library does not check."""
@@ -78,8 +92,22 @@ class TapeConfig(LlamaConfig):
             raise ValueError(f"attention_dropout={dropout!r} must be a number in [0, 1)")
         if not self.rms_norm_eps > 0:
             raise ValueError(f"rms_norm_eps={self.rms_norm_eps!r} must be a number > 0")
+        for name in ("qk_norm", "attention_sink"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be true or false")
+        if self.query_temperature is not None:
+            self._check_temperature(self.query_temperature)
         if isinstance(pad, int) and pad >= self.vocab_size:
             raise ValueError(f"pad_token_id={pad} must be below vocab_size={self.vocab_size}")
+
+    @staticmethod
+    def _check_temperature(given: Any) -> None:
+        if not isinstance(given, dict) or given.keys() != {"scale", "length"}:
+            raise ValueError(f"query_temperature={given!r} must have a scale and a length")
+        check_integer("query_temperature.length", given["length"])
+        scale = given["scale"]
+        if not is_number(scale) or scale < 0:
+            raise ValueError(f"query_temperature.scale={scale!r} must be a finite number >= 0")
 
     def _validate_clipped_rope_parameters(self, rope_parameters, ignore_keys=None) -> None:
         """Checked by `RoPE.configure`; the library warns of types that it has no function for."""

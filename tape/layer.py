@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from tape import attention
 from tape.cache import cached_memo
 from tape.configuration import TapeConfig
+from tape.options import AttentionSink, temperature
 from tape.payload import concat_payload, split, width
 from tape.positions import LayerPosition, Tokens
 
@@ -38,7 +39,12 @@ class RMSNorm(LlamaRMSNorm):
 
 
 class Attention(nn.Module):
-    """Causal attention that averages the positional payload along with the values."""
+    """Causal attention that averages the positional payload along with the values.
+
+    Queries and keys may be normalised before the encoding prepares them, as in Qwen3
+    (arXiv 2505.09388), and queries scaled after it, by position. An attention sink also changes the
+    averages of the payload.
+    """
 
     def __init__(self, config: TapeConfig):
         super().__init__()
@@ -50,6 +56,10 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.sink = AttentionSink(config.num_attention_heads) if config.attention_sink else None
 
     def forward(
         self,
@@ -70,8 +80,14 @@ class Attention(nn.Module):
         q = self.q_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
         v = self.v_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         past = cached_memo(past_key_values, cache_layer_idx, position.memo_width)
         q, k, memo = position.prepare(x_BTC, q, k, e, tokens, past)
+        if self.config.query_temperature is not None:
+            wide = torch.promote_types(q.dtype, torch.float32)
+            factor = temperature(tokens.positions.query.to(wide), **self.config.query_temperature)
+            q = (q * factor[:, None, :, None]).to(q.dtype)
         payload = None if final else position.payload(e, v.dtype)
         if past_key_values is not None:
             # State and memo of a token depend on no later token, so they can be cached. They are
@@ -85,11 +101,12 @@ class Attention(nn.Module):
         if bias is not None and bias.replaces_products:
             q, k = q[..., :0], k[..., :0]
         dropout = self.config.attention_dropout if self.training else 0.0
-        *averages, lse = kernel(
-            q, k, v, payload, mask, bias, self.scaling, dropout, position.needs_lse
-        )
-        if lse is not None:  # weights are the averages of unit vectors
+        needs_lse = position.needs_lse or self.sink is not None
+        *averages, lse = kernel(q, k, v, payload, mask, bias, self.scaling, dropout, needs_lse)
+        if position.needs_lse:  # weights are the averages of unit vectors
             averages = [None if x is None else position.finish(x, lse) for x in averages]
+        if self.sink is not None:
+            averages = [None if x is None else self.sink(x, lse) for x in averages]
         attended, payload, weights = averages
         return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights
 

@@ -66,9 +66,7 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        return (
-            True  # otherwise the library searches this source file for its own attention registry
-        )
+        return True  # otherwise the library searches this file for its own attention registry
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         if attn_implementation is not None:
@@ -79,12 +77,15 @@ class TapePreTrainedModel(PreTrainedModel):
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
         """As in the library, but refuses tensor parallelism for encodings with per-head numbers."""
         split = distributed_config is not None and distributed_config.tp_size > 1
-        if split and model.base_model.position.per_head:
+        owners = [name for name in ("qk_norm", "attention_sink") if getattr(model.config, name)]
+        if model.base_model.position.per_head:
+            owners.append(f"position {model.config.position['name']!r}")
+        if split and owners:
             able = (name for name, kind in positions.ENCODINGS.items() if not kind.per_head)
             raise ValueError(
-                f"tp_size={distributed_config.tp_size} with position "
-                f"{model.config.position['name']!r}, which has per-head parameters that are not "
-                f"split with the heads; allowed: {', '.join(able)}"
+                f"tp_size={distributed_config.tp_size} with {owners[0]}, whose parameters are not "
+                f"split with the heads; allowed: neither qk_norm nor attention_sink, and position "
+                f"{', '.join(able)}"
             )
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 

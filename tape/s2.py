@@ -100,7 +100,9 @@ def shifted_groups(
         size = min(size, T)
         folded = [_fold(x, size) for x in parts]
         q, k, v, payload = folded if len(folded) == 4 else (*folded, None)
-        averages = within(q, k, v, payload, None, None, scaling, dropout)[:2]
+        found = within(q, k, v, payload, None, None, scaling, dropout, needs_lse)
+        lse = found.lse[..., None] if needs_lse else None
+        averages = (found.values, found.payload, lse)
         return [_unfold(x, B, T) for x in averages if x is not None]
 
     parts = [q, *_for_halves(q, [k, v] if payload is None else [k, v, payload])]
@@ -117,7 +119,8 @@ def shifted_groups(
     averages = [torch.cat(pair, dim=1) for pair in halves]
     if mask is not None:
         averages = [_reorder(x, order.argsort(dim=-1)) for x in averages]
-    return Attended(averages[0], averages[1] if len(averages) == 2 else None)
+    lse = averages.pop()[..., 0] if needs_lse else None
+    return Attended(averages[0], None if payload is None else averages[1], lse=lse)
 
 
 def _for_halves(q: Tensor, parts: Parts) -> Parts:

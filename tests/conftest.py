@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import shutil
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -119,11 +120,14 @@ def make_config(position="tape", **changes) -> TapeConfig:
     return TapeConfig(**(shape | {"position": position} | changes))
 
 
+OF_ENCODINGS_AND_OPTIONS = re.compile(r"\.(context|position|sink|q_norm|k_norm)\.")
+
+
 def perturb(model: TapeForCausalLM, std: float = 0.3) -> TapeForCausalLM:
     """At zero initialisation TAPE and all of its ablations are RoPE, and a test would be empty."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if ".context." in name or ".position." in name:
+            if OF_ENCODINGS_AND_OPTIONS.search(name):
                 parameter += std * torch.randn_like(parameter)
             elif "norm" not in name:
                 parameter *= 4.0  # so that attention is not flat

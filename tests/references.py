@@ -269,6 +269,9 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             q.append(list(linear("self_attn.q_proj", y).view(H, D)))
             k.append(list(linear("self_attn.k_proj", y).view(K, D)))
             v.append(list(linear("self_attn.v_proj", y).view(K, D)))
+            if config.qk_norm:
+                q[t] = [norm("self_attn.q_norm", head) for head in q[t]]
+                k[t] = [norm("self_attn.k_norm", head) for head in k[t]]
             if name == "selective":
                 e[t] = selective_state(weights, config, layer, read)
             if name == "path":
@@ -287,6 +290,9 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 shift = weights[at + "context.shift"].clamp(-2 * math.pi, 0)
                 q[t] = [polar(q[t][h], p[t], 0.0, base) for h in range(H)]
                 k[t] = [polar(k[t][g], p[t], shift[g, 0], base) for g in range(K)]
+            if config.query_temperature is not None:
+                scale, length = (config.query_temperature[key] for key in ("scale", "length"))
+                q[t] = [(1 + scale * math.log(1 + (p[t] + 1) // length)) * head for head in q[t]]
         contextual = layer in updated and any(
             later % len(layers) in updated for later in range(step + 1, depth)
         )
@@ -313,8 +319,10 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                     + read_term(weights, config, layer, h, i, j, read, *of_head, both)
                     for j, both in zip(seen, scores_of, strict=True)
                 ]
+                if config.attention_sink:  # belongs to no token: zip leaves it out
+                    scores.append(weights[at + "self_attn.sink.s"][h])
                 alpha = torch.softmax(torch.stack([s.reshape(()) for s in scores]), dim=0)
-                shares = [*zip(alpha, seen, strict=True)]
+                shares = [*zip(alpha, seen, strict=False)]
                 outputs.append(sum(share * v[j][g] for share, j in shares))
                 averages.append(sum(share * e[j][g] for share, j in shares))
             y = x[i] + linear("self_attn.o_proj", torch.cat(outputs))

@@ -251,6 +251,7 @@ def test_dependencies_point_one_way():
         "attention",
         "cache",
         "generation",
+        "options",
         "layer",
         "loss",
         "modeling",

@@ -1,5 +1,6 @@
 """Documents packed in a row: each as if it were a row by itself."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import FLASH, FLEX, POSITIONS, VOCABULARY, make_model, random_tokens
@@ -7,8 +8,10 @@ from test_attention import EXACT, flash_attn, flex, pytestmark  # noqa: F401
 from torch.nn.attention import flex_attention
 
 from tape import attention
+from tape.data.blocks import as_example
 from tape.documents import number_documents
 from tape.positions import ENCODINGS
+from tape.training.text import separate
 
 CUTS = [[4, 1, 6], [11], [2, 9]]  # lengths of the documents of each row
 IDS = torch.tensor([[7] * 4 + [3] + [7] * 6, [0] * 11, [5] * 2 + [4] * 9])
@@ -112,3 +115,16 @@ def test_what_documents_exclude_is_refused():
     model.train().set_shifted_attention(4)
     with pytest.raises(ValueError, match="shifted groups with document_ids"):
         model(tokens, document_ids=IDS)
+
+
+def test_a_training_step_equals_one_per_document():
+    """Documents end with EOS, here 1, also where a block begins or ends within them."""
+    blocks = np.array([[5, 6, 1, 1, 7, 8, 9, 1], [7, 1, 2, 3, 4, 5, 6, 7]])
+    cuts = [[3, 1, 4], [2, 6]]
+    model = make_model("tape").train()
+    loss = model(**separate(1, [as_example(block) for block in blocks])).loss
+    rows = [torch.tensor(row).split(parts) for row, parts in zip(blocks, cuts, strict=True)]
+    alone = [part[None] for row in rows for part in row if len(part) > 1]
+    count = sum(part.shape[1] - 1 for part in alone)
+    losses = [model(part, labels=part, num_items_in_batch=count).loss for part in alone]
+    torch.testing.assert_close(loss, sum(losses))

@@ -19,9 +19,9 @@ def same_group(h: int, heads: int, i: int, j: int) -> bool:
 
 
 def loop(q, k, v, payload, mask, scaling):
-    """The averages of values and payload, token by token; zero at padding."""
+    """The averages of values and payload and the log-sum-exp, token by token; zero at padding."""
     (B, H, T, _), K = q.shape, k.shape[1]
-    results = [torch.zeros(B, H, T, x.shape[-1], dtype=q.dtype) for x in (v, payload)]
+    results = [torch.zeros(B, H, T, x.shape[-1], dtype=q.dtype) for x in (v, payload, q[..., :1])]
     for b in range(B):
         real = [t for t in range(T) if mask[b, t]]
         for h in range(H):
@@ -31,7 +31,8 @@ def loop(q, k, v, payload, mask, scaling):
                 seen = [t for j, t in enumerate(real[: i + 1]) if same_group(h, H, i, j)]
                 scores = torch.stack([q[b, h, query] @ keys[t] for t in seen]) * scaling
                 weights = scores.exp() / scores.exp().sum()
-                for result, x in zip(results, averaged, strict=True):
+                results[2][b, h, query] = scores.exp().sum().log()
+                for result, x in zip(results[:2], averaged, strict=True):
                     result[b, h, query] = sum(w * x[t] for w, t in zip(weights, seen, strict=True))
     return results
 
@@ -41,7 +42,8 @@ def loop(q, k, v, payload, mask, scaling):
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("key_heads", [1, 2, 3, 6])
 @pytest.mark.parametrize("padded", [False, True])
-def test_it_equals_a_loop(length, batch, key_heads, padded):
+@pytest.mark.parametrize("needs_lse", [False, True])
+def test_it_equals_a_loop(length, batch, key_heads, padded, needs_lse):
     torch.manual_seed(0)
     shapes = [(batch, 6, length, 8), *[(batch, key_heads, length, 8)] * 2]
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -53,16 +55,17 @@ def test_it_equals_a_loop(length, batch, key_heads, padded):
         mask[0, : length // 2] = False
         mask[-1, length - length // 3 :] = False
     given = shifted_groups(
-        KERNELS["sdpa"], GROUP, *inputs, mask if padded else None, None, 0.3, 0.0
+        KERNELS["sdpa"], GROUP, *inputs, mask if padded else None, None, 0.3, 0.0, needs_lse
     )
-    expected = loop(*inputs, mask, 0.3)
+    given = [given.values, given.payload, *([given.lse[..., None]] if needs_lse else [])]
+    expected = loop(*inputs, mask, 0.3)[: len(given)]
     real = mask[:, None, :, None]
     weights = [torch.randn_like(x) * real for x in expected]
-    for ours, theirs in zip(given[:2], expected, strict=True):
+    for ours, theirs in zip(given, expected, strict=True):
         torch.testing.assert_close(ours * real, theirs, atol=1e-9, rtol=0)
     gradients = [
         torch.autograd.grad(sum((x * w).sum() for x, w in zip(xs, weights, strict=True)), inputs)
-        for xs in (given[:2], expected)
+        for xs in (given, expected)
     ]
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)

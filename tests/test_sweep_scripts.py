@@ -89,6 +89,10 @@ def test_runs_of_a_sweep_compose(name):
         ([], r"sweep=null: choose one of ablations, addition, "),
         (["sweep=encoding"], r"unknown sweep 'encoding'; did you mean 'encodings'\?"),
         (["sweep=passkey", "vary.position=[rope,nop]"], r"vary\.position='nop' .*known: abacus, "),
+        (
+            ["vary.position=[rope]", "vary.position.name=[tape]"],
+            r"error: vary\.position\.name=\[tape\] beside vary\.position=\[rope\]: give one of",
+        ),
         (["sweep=passkey", "vary.position=keep"], r"vary\.position='keep' is no value of"),
         (["sweep=passkey", "vary.position=[]"], r"vary\.position=\[\]: name one value or more"),
         (["sweep=passkey", "vary.position=rope rope"], r"'rope': duplicate value; name it once"),

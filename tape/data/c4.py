@@ -58,6 +58,7 @@ class C4Corpus(Corpus):
         window: int = 8192,
         max_bad: int = 100,
         name: str = "c4",
+        documents: str | None = None,
     ):
         if shards is not None:
             check_integer("data.shards", shards)
@@ -69,8 +70,8 @@ class C4Corpus(Corpus):
         check_integer("data.window", window, most=LARGEST_WINDOW)
         check_flag("data.streaming", streaming)
         check_text("data.root", root)
-        check_text("data.name", name)
-        self.name, self.streaming, self.seed, self.window = name, streaming, seed, window
+        super().__init__(name, documents)
+        self.streaming, self.seed, self.window = streaming, seed, window
         self.validation_documents = validation_documents
         self.tokenizer_documents = tokenizer_documents
         self.max_bad = max_bad

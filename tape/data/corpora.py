@@ -31,11 +31,22 @@ UNREADABLE = (OSError, EOFError, zlib.error, pyarrow.ArrowException)
 
 class Corpus:
     """Named documents in two splits. Splits and their order are the same on every machine with the
-    same files."""
+    same files.
 
-    name: str
+    Args:
+        documents: what training does at their borders: "mask", tokens attend within their document;
+            "join" or None, to all earlier tokens of a block.
+    """
+
+    masked = False  # whether tokens attend within their document
     streaming = False  # read during training rather than tokenized as a whole
     remedy = "give more text"  # for a split without documents
+
+    def __init__(self, name: str, documents: str | None):
+        check_text("data.name", name)
+        if documents not in (None, "join", "mask"):
+            raise ValueError(f"data.documents={documents!r} must be join or mask, or null for join")
+        self.name, self.masked = name, documents == "mask"
 
     def documents(self, split: Split) -> Iterator[str]:
         raise NotImplementedError
@@ -95,9 +106,8 @@ class LocalCorpus(FileCorpus):
 
     EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
-    def __init__(self, name: str = "local"):
-        check_text("data.name", name)
-        self.name = name
+    def __init__(self, name: str = "local", documents: str | None = None):
+        super().__init__(name, documents)
         self.root = Path(sysconfig.get_paths()["stdlib"]).resolve()
 
     @cache  # noqa: B019
@@ -150,13 +160,14 @@ class TextCorpus(FileCorpus):
         validation_fraction: float = 0.05,
         field: str = "text",
         name: str = "text",
+        documents: str | None = None,
     ):
         if files is None:
             raise ValueError("data=text needs data.files=... (paths, folders or globs)")
         check_fraction("data.validation_fraction", validation_fraction)
-        for setting, value in (("field", field), ("name", name)):
-            check_text(f"data.{setting}", value)
-        self.name, self.field, self.validation_fraction = name, field, validation_fraction
+        check_text("data.field", field)
+        super().__init__(name, documents)
+        self.field, self.validation_fraction = field, validation_fraction
         self.held_out = [] if validation is None else _expand("data.validation", validation)
         self.paths = [p for p in _expand("data.files", files) if p not in self.held_out]
         if not self.paths:

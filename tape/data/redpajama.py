@@ -7,8 +7,8 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
-from tape.data.corpora import TextCorpus
-from tape.names import check_fraction, check_path, check_text
+from tape.data.corpora import Corpus, TextCorpus
+from tape.names import check_fraction, check_path
 
 HUB = "togethercomputer/RedPajama-Data-1T-Sample"
 CRAWLS = ("2019-30", "2020-05", "2021-04", "2022-05", "2023-06")
@@ -40,10 +40,11 @@ class RedPajamaCorpus(TextCorpus):
         dir: str | Path | None = None,
         validation_fraction: float = 0.01,
         name: str = "redpajama",
+        documents: str | None = None,
     ):
         check_fraction("data.validation_fraction", validation_fraction)
-        check_text("data.name", name)
-        self.name, self.validation_fraction = name, validation_fraction
+        Corpus.__init__(self, name, documents)
+        self.validation_fraction = validation_fraction
         self.paths = _from_hub() if dir is None else _in_folder(check_path("data.dir", dir))
 
     def files(self) -> list[Path]:

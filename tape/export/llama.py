@@ -34,6 +34,9 @@ def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> s
         return f"a Llama applies its layers once, not num_recurrences={recurrences} times"
     if any(layer.window is not None for layer in model.model.layers):
         return "a Llama attends to all tokens, not within a window"
+    for option in ("qk_norm", "attention_sink", "query_temperature"):
+        if getattr(model.config, option):
+            return f"a Llama has no {option}"
     if not isinstance(position, RoPE):
         return f"a Llama rotates queries and keys, and has no {cls.__name__}"
     if any(isinstance(layer.context, TapeLayer) for layer in model.model.layers):

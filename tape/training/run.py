@@ -66,7 +66,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     check_training(arguments)
     method = Method.of(settings["peft"]) if settings["peft"] else None
     check_frozen(settings["frozen"], method, arguments.bf16)
-    muon = settings["optimizer"]["matrix_learning_rate"]
+    muon = settings["optimizer"].get("matrix_learning_rate")
     check_muon(muon, arguments, method)
     folder, base = Path(settings["output_dir"]), settings["base_model"]
     if Path(arguments.output_dir) != folder:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainingArguments
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import TrainingArguments, default_data_collator
 
 from tape.data import (
     Corpus,
@@ -27,6 +30,15 @@ COUNTED = 2**24  # training tokens at most that the n-gram models of the report 
 log = logging.getLogger(__name__)
 
 
+def separate(end: int, blocks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Collates blocks of documents that end with the token `end`, with the ids of the documents;
+    their first tokens are not predicted."""
+    batch = default_data_collator(blocks)
+    begins = F.pad(batch["input_ids"][:, :-1] == end, (1, 0))
+    labels = batch["labels"].masked_fill(begins, -100)
+    return batch | {"labels": labels, "document_ids": begins.cumsum(-1)}
+
+
 class TextTask(Task):
     def __init__(self, corpus: Corpus, settings: dict[str, Any], arguments: TrainingArguments):
         self.settings, cache = settings, check_path("cache_dir", settings["cache_dir"])
@@ -35,6 +47,13 @@ class TextTask(Task):
             self.tokenizer = train_tokenizer(corpus, settings["vocab_size"], cache)
         else:
             self.tokenizer = load_tokenizer(settings["tokenizer"])
+        if corpus.masked:
+            if (peft := settings["peft"]) and peft["groups"]:
+                raise ValueError(
+                    f"data.documents=mask with peft.groups={peft['groups']}: groups would join "
+                    "documents; give peft.groups=null or data.documents=join"
+                )
+            self.collate = partial(separate, self.tokenizer.eos_token_id)
         (total, seed), length = training_order(arguments), settings["length"]
         self.train = training_blocks(corpus, self.tokenizer, length, cache, seed, total)
         self.validation = tokenize_corpus(corpus, "validation", self.tokenizer, cache)

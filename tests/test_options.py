@@ -1,0 +1,204 @@
+"""Options of attention: with every encoding and backend against loops, and as in other models."""
+
+import pytest
+import test_contract
+import torch
+from conftest import FLASH, FLEX, VOCABULARY, make_config, make_model, random_tokens
+from test_attention import EXACT, assert_equals_eager, flash_attn, flex, pytestmark  # noqa: F401
+from test_encodings import check_against_loops, loops_of
+from transformers import Llama4ForCausalLM, Llama4TextConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.gpt_oss import modeling_gpt_oss
+
+from tape.attention import eager
+from tape.export.llama import require_llama
+from tape.options import AttentionSink
+from tape.positions import ENCODINGS
+
+TEMPERATURE = {"query_temperature": {"scale": 0.5, "length": 3}}
+ALL = {"qk_norm": True, "attention_sink": True, **TEMPERATURE}
+
+
+def options_of(position):
+    return ALL | {"query_temperature": None} if position == "abacus" else ALL
+
+
+@pytest.mark.parametrize("position", ENCODINGS)
+def test_equals_the_loops(position):
+    options = options_of(position)
+    loops = loops_of(make_model(position, **options), 8)
+    for kernel in ("eager", "sdpa"):
+        model = make_model(position, kernel=kernel, dtype=torch.float64, **options)
+        check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", FLEX)
+def test_flex_equals_eager(position, flex):  # noqa: F811
+    assert_equals_eager(flex, position, static=True, **options_of(position))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", FLASH)
+def test_flash_equals_eager(position, flash_attn):  # noqa: F811
+    assert_equals_eager(flash_attn, position, **options_of(position))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "tape", "fox", "path"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_padding_and_caches_change_nothing(position, kernel):
+    model = make_model(position, kernel=kernel, **ALL)
+    test_contract.test_left_padded(model)
+    test_contract.test_right_padded(model)
+    for kind in ("dynamic", "static"):
+        test_contract.test_cached(model, kind, [1, 4, 7, 3])
+        test_contract.test_left_padded_and_cached(model, kind)
+
+
+def test_an_option_adds_its_parameters_alone():
+    """Off, a model has the parameters that it had."""
+
+    def shapes(**changes):
+        model = make_model("tape", **changes)
+        return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+    plain = shapes()
+    for changes, added in (
+        ({"qk_norm": True}, {"q_norm.weight": (8,), "k_norm.weight": (8,)}),
+        ({"attention_sink": True}, {"sink.s": (4,)}),
+        (TEMPERATURE, {}),
+    ):
+        own = {
+            f"model.layers.{n}.self_attn.{name}": shape
+            for n in range(3)
+            for name, shape in added.items()
+        }
+        assert shapes(**changes) == plain | own
+
+
+@torch.no_grad()
+def test_normalised_as_in_a_qwen3_with_the_same_weights():
+    model = make_model("rope", num_key_value_heads=2, qk_norm=True)
+    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
+    shared += ("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_parameters")
+    shared += ("max_position_embeddings", "bos_token_id", "eos_token_id")
+    qwen = Qwen3ForCausalLM(Qwen3Config(**{name: getattr(model.config, name) for name in shared}))
+    qwen.eval().load_state_dict(model.state_dict())
+    tokens, mask, _ = test_contract.left_padded()
+    logits, expected = (m(tokens, attention_mask=mask).logits for m in (model, qwen))
+    torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **EXACT)
+
+
+def pairs_side_by_side(weight, heads):
+    """Rows of a projection in the order of Llama 4, which rotates channels 2f and 2f + 1 together,
+    not f and f + D/2."""
+    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("position", "rotates", "options"),
+    [
+        ("rope", [1, 1, 1, 1], {}),
+        ("rope", [1, 1, 1, 1], {"qk_norm": True}),
+        ("nope", [0, 0, 0, 0], TEMPERATURE),
+        ({"name": "mixed", "pattern": ["rope", "rope", "rope", "nope"]}, [1, 1, 1, 0], {}),
+    ],
+)
+def test_layers_as_in_a_llama_4_with_the_same_weights(position, rotates, options):
+    """Its text model without experts. It normalises where it rotates, after the rotation, which
+    does not change norms, and scales queries where it does not rotate."""
+    changes = {"num_hidden_layers": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    model = make_model(position, **changes, **options)
+    for layer in model.model.layers if "qk_norm" in options else []:
+        layer.self_attn.q_norm.weight.fill_(1)
+        layer.self_attn.k_norm.weight.fill_(1)
+    shared = ("vocab_size", "hidden_size", "num_hidden_layers", "head_dim", "rms_norm_eps")
+    shared += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+    config = Llama4TextConfig(
+        **{name: getattr(model.config, name) for name in shared},
+        intermediate_size_mlp=model.config.intermediate_size,
+        moe_layers=[],
+        no_rope_layers=rotates,
+        use_qk_norm="qk_norm" in options,
+        attn_temperature_tuning="query_temperature" in options,
+        attn_scale=TEMPERATURE["query_temperature"]["scale"],
+        floor_scale=TEMPERATURE["query_temperature"]["length"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        attention_chunk_size=64,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    )
+    llama = Llama4ForCausalLM(config).eval()
+    weights = {
+        name.replace("mlp.", "feed_forward."): weight
+        for name, weight in model.state_dict().items()
+        if "_norm" not in name
+    }
+    for name in weights:
+        for projection, heads in {"q_proj": 4, "k_proj": 2}.items():
+            if projection in name:
+                weights[name] = pairs_side_by_side(weights[name], heads)
+    llama.load_state_dict(weights)
+    tokens = random_tokens(2, 12)
+    torch.testing.assert_close(model(tokens).logits, llama(tokens).logits, **EXACT)
+
+
+@torch.no_grad()
+def test_the_sink_is_that_of_gpt_oss():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 7, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)
+    sink = AttentionSink(4)
+    torch.nn.init.normal_(sink.s)
+    seen = torch.ones(7, 7, dtype=torch.bool).tril()
+    module = torch.nn.Module()
+    module.sinks, module.num_key_value_groups = sink.s, 2
+    additive = torch.zeros(7, 7).masked_fill(~seen, torch.finfo(torch.float32).min)
+    expected, _ = modeling_gpt_oss.eager_attention_forward(module, q, k, v, additive, 0.3)
+    found = eager(q, k, v, None, seen, None, 0.3, 0.0, needs_lse=True)
+    averages = sink(found.values, found.lse)
+    torch.testing.assert_close(averages.transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (3, "query_temperature=3 must have a scale and a length"),
+        ({"scale": 1.0}, "must have a scale and a length"),
+        ({"scale": 1.0, "length": 4, "base": 2}, "must have a scale and a length"),
+        ({"scale": -1.0, "length": 4}, r"scale=-1\.0 must be a finite number >= 0"),
+        ({"scale": float("nan"), "length": 4}, "scale=nan must be a finite number >= 0"),
+        ({"scale": 1.0, "length": 0}, "query_temperature.length=0"),
+        ({"scale": 1.0, "length": 2.5}, r"query_temperature.length=2\.5"),
+    ],
+)
+def test_wrong_temperatures(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        make_config("rope", query_temperature=wrong)
+
+
+def test_switches_are_true_or_false():
+    for name in ("qk_norm", "attention_sink"):
+        with pytest.raises(ValueError, match=f"{name}=1 must be true or false"):
+            make_config("rope", **{name: 1})
+
+
+def test_a_temperature_needs_positions_that_count_tokens():
+    with pytest.raises(ValueError, match="query_temperature with position 'abacus'"):
+        make_config("abacus", **TEMPERATURE)
+
+
+def test_a_llama_has_none():
+    for name, value in ALL.items():
+        with pytest.raises(ValueError, match=f"a Llama has no {name}"):
+            require_llama(make_model("rope", **{name: value}))
+
+
+@pytest.mark.parametrize("group", [4, 64])
+def test_training_in_shifted_groups(group):
+    """One group of all tokens is full attention."""
+    model, tokens = make_model("tape", **ALL).train(), random_tokens(2, 12)
+    expected = model(tokens).logits
+    model.set_shifted_attention(group)
+    found = model(tokens).logits
+    assert found.shape[-1] == VOCABULARY
+    assert torch.allclose(found, expected, atol=1e-5) == (group == 64)
