@@ -14,6 +14,8 @@ import math
 
 import numpy as np
 
+from tape.hashing import mixed
+
 HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
 MIN_SPLIT_STRINGS = 10_000  # digit strings per cell; smaller cells have no held-out problems
 
@@ -196,11 +198,3 @@ def is_held_out(digits: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     written = np.where(place < lengths[..., None], digits + 1, 0).astype(np.uint64)
     hashes = (written * mixed(operand << 32 | place)).sum(axis=(1, 2))
     return mixed(hashes) >> (64 - HELD_OUT_BITS) == 0
-
-
-def mixed(x: np.ndarray) -> np.ndarray:
-    """Hashes each uint64 bijectively (SplitMix64: Steele, Lea and Flood 2014)."""
-    x = x + 0x9E3779B97F4A7C15
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-    return x ^ (x >> 31)

@@ -20,6 +20,7 @@ SHOWN = 10  # problems in the report
 class ArithmeticTask(GeneratedTask):
     """The questions are `samples` problems of each cell up to twice the trained lengths."""
 
+    kind = Problems
     unit = "problems"
     template = """\
 # {name}

@@ -25,6 +25,7 @@ class PasskeyTask(GeneratedTask):
     """The questions are `samples` prompts at each of five depths, of the longest trained length and
     of two, four and eight times that."""
 
+    kind = Passkeys
     unit = "prompts"
     template = """\
 # {name}

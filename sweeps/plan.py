@@ -15,7 +15,7 @@ from typing import Any
 
 PLACEHOLDER = re.compile(r"\{(\w+)(?:\*(\d+))?(?:/(\d+))?\}")
 # Data that the settings of a run determine; others are read from files, which may change.
-FROM_SETTINGS = ("LocalCorpus", "Problems", "Passkeys")
+FROM_SETTINGS = ("LocalCorpus", "Problems", "Passkeys", "Synthetic")
 
 
 def fill(command: str, **values: Any) -> list[str]:

@@ -454,6 +454,7 @@ def script(tmp_path):
         ("compare.sh", {"TYPES": "rope ../task/text"}),
         ("compare.sh", {"TYPES": "rope rope"}),
         ("compare.sh", {"NAME": "../outside"}),
+        ("suite.sh", {"TASKS": "copy poetry"}),
         ("extend_demo.sh", {"NAME": "a/b"}),
         ("gpu/addition.sh", {"SLICE": "a[$(touch harm)]"}),
         ("gpu/efficiency.sh", {"SLICE": "soon"}),
@@ -465,7 +466,9 @@ def test_variables_of_scripts(script, tmp_path, name, variables):
     variable = next(iter(variables))
     assert outcome.returncode == 1, outcome.stderr
     assert outcome.stderr.startswith("error: ") and len(outcome.stderr.splitlines()) == 1
-    setting = {"TYPES": "position", "SLICE": "SLICE|seconds"}.get(variable, variable[:-1].lower())
+    setting = {"TYPES": "position", "TASKS": "data", "SLICE": "SLICE|seconds"}.get(
+        variable, variable[:-1].lower()
+    )
     assert re.search(rf"{variable}|{setting}", outcome.stderr), outcome.stderr
     assert not (tmp_path / "harm").exists() and not (tmp_path / "output").exists()
 

@@ -48,6 +48,7 @@ PLACEHOLDERS = {
     "NAME=...": "NAME=wide",
     " ...": "",
     " [settings]": "",
+    "mine rope": "fire rope",
     ".venv/bin/tape perplexity --model output/trial": "tape perplexity --model output/adape_c4",
     "path/or/hub/name": "output/rope_c4",
     "/path/to/en": "shards",
@@ -120,13 +121,23 @@ ONE_STEP = [
 ]
 TEXT = ["data=text", "data.files=corpus"]
 DECAY = ["trainer.lr_scheduler_kwargs.num_decay_steps=1"]
+PARITY = ["experiment=synthetic", "data=parity", "data.max_length=2", "length=4", "task.samples=1"]
 LENGTH = re.compile(r"\{length[^}]*\}")  # of runs that are not trained
 CAPITALS = {"question": "Paris is the capital of", "choices": ["France", "Peru"], "answer": 0}
 
 
 def lay_out_project(folder: Path) -> None:
     """The project's files: scripts and settings are copied, all else is linked."""
-    linked = ("arithmetic", "benchmarks", "docs", "retrieval", "sweeps", "tape", "tests")
+    linked = (
+        "arithmetic",
+        "benchmarks",
+        "docs",
+        "retrieval",
+        "sweeps",
+        "synthetic",
+        "tape",
+        "tests",
+    )
     for name in (*linked, "train.py", "sweep.py", "eval_retrieval.py", "eval_scrolls.py"):
         (folder / name).symlink_to(ROOT / name)
     for name in ("config", "script", "scrolls"):
@@ -235,6 +246,10 @@ def layout(tmp_path_factory):
         learn("passkey_rope_0", "experiment=passkey", "position=rope", *TINY_MODEL)
         shutil.copytree("output/passkey_rope_0", "output/passkey_tape_0")
         learn("add_adape", "experiment=addition", *TINY_MODEL, "task.samples=1")
+        learn("parity_tape", *PARITY, *TINY_MODEL)
+        done("-m", "synthetic.evaluate", "--model", "output/parity_tape", "--samples", "1")
+        for name in ("parity_adape", "suite_parity_tape_0"):
+            shutil.copytree("output/parity_tape", f"output/{name}")
         quality = ["experiment=scrolls", "base_model=output/adape_c4", "data.data_dir=zips"]
         learn("adape", *quality, "data.task=quality", "budget=demo")
         for shard in ("1/2", "2/2"):
@@ -284,7 +299,7 @@ def called_by(command: str, project: Path) -> list[list[str]]:
             "VIRTUAL_ENV": str(project / "venv"),
             "PYTHON": sys.executable,
             "CALLS": str(calls),
-            "SEEDS": "0",
+            **{"SEEDS": "0", "TASKS": "copy parity"},
         },
         capture_output=True,
         text=True,
@@ -329,6 +344,8 @@ def tiny_run(settings: list[str]) -> list[str] | None:
     if "experiment=addition" in given:
         problems = ["data.max_first=2", "data.max_second=2", "length=10", "task.samples=1"]
         return [*shape, *ONE_STEP, *problems, *new]
+    if "experiment=synthetic" in given:
+        return [*shape, *ONE_STEP, *PARITY[1:], *new]
     if "experiment=passkey" in given:
         return [*shape, *ONE_STEP, "task.samples=1", *new]
     if "experiment=scrolls" in given:
@@ -407,6 +424,8 @@ RULES = {
     "tape.export": Rule([], needs=True),
     "arithmetic.evaluate": Rule(["max_length=2", "samples=1", "processes=1"]),
     "arithmetic.merge": Rule([]),
+    "synthetic.evaluate": Rule(["--samples", "1", "--name", "new", *ALONE]),
+    "synthetic.suite": Rule([], needs=True),
     "tape.compare": Rule([], needs=True),
     "tape.compare.heatmap": Rule([]),
     "eval_scrolls.py": Rule(["--data_dir", "zips"]),

@@ -174,6 +174,7 @@ def test_everything_is_found(results, report):
     assert overview == {
         "Pre-training": ["runs: 3", "-", "-"],
         "Arithmetic": ["comparisons: 1, evaluations: 7, runs: 7", "-", "-"],
+        "Synthetic tasks": ["nothing", "-", "-"],
         "SCROLLS": ["tables: 1, folders of scores: 1, folders of answers: 1", "-", "-"],
         "Context extension": ["runs: 1", "-", "-"],
         "Perplexity by length": ["tables: 1", "-", "-"],

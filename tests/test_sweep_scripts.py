@@ -72,7 +72,8 @@ def test_values_and_seeds_are_combined():
 @pytest.mark.parametrize("name", sorted(options("sweep")))
 def test_runs_of_a_sweep_compose(name):
     """One run of each group; its evaluation and the comparison are commands of the project."""
-    found = commands(f"sweep={name}", "seeds=[0]")
+    one_task = ["vary.data=parity"] if name == "suite" else []
+    found = commands(f"sweep={name}", "seeds=[0]", *one_task)
     own = [command for command in found if command[0] == "train.py"]
     for settings in own[:1] + own[-1:]:
         outcome = run_command(*settings, "--cfg", "job", "--resolve", folder=ROOT)
@@ -331,6 +332,19 @@ def test_variables_of_the_comparison_on_pass_keys(run_script):
         *("eval_retrieval.py", "--base_model", "output/passkey_rope_0"),
         *("--name", "passkey", "--num_tests", "5"),
     ]
+
+
+def test_variables_of_the_suite(run_script):
+    found = run_script("suite.sh", TASKS="copy s5", TYPES="rope", EVALUATION="--samples 5")
+    assert len(found) == 5 * 2 * 2 + 1
+    assert found[2][1:6] == [
+        *("experiment=synthetic", "name=suite_s5_rope_0", "output_dir=output/suite_s5_rope_0"),
+        *("data=s5", "position=rope"),
+    ]
+    assert found[1][2:] == ["--model", "output/suite_copy_rope_0", "--samples", "5"]
+    assert given(found[-1], "beside") == ["docs/results/suite"]
+    quick = run_script("suite.sh", "quick", "trainer.max_steps=999")
+    assert len(quick) == 3 * 3 * 2 + 1 and quick[0][-1] == "trainer.max_steps=999"
 
 
 def test_variables_of_the_ablations(run_script):

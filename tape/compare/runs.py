@@ -37,8 +37,10 @@ EVALUATIONS = {
     "perplexity": ("perplexity.csv", "tape.evaluation.curves"),
     "arithmetic": ("grid.csv", "arithmetic.grid"),
     "passkey": ("passkey.csv", "retrieval.results"),
+    "synthetic": ("synthetic.csv", "synthetic.results"),
 }
-FOLDERS = ("grid", "passkey", "compare", "extend")  # usual names of evaluations in a run's folder
+# Usual names of evaluations in a run's folder.
+FOLDERS = ("grid", "passkey", "synthetic", "compare", "extend")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from tape.modeling import TapeForCausalLM
 from tape.names import check_integer
 from tape.training.arguments import training_order
+from tape.training.criterion import reached
 from tape.training.progress import read_metrics
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task
@@ -69,9 +70,11 @@ class GeneratedTask(Task):
         samples: questions of each cell.
 
     Raises:
-        ValueError: unless the run's `length` equals that of the sequences.
+        ValueError: for a source of another task; unless the run's `length` equals that of the
+            sequences.
     """
 
+    kind: type  # of the source
     unit: str  # plural
     template: str  # of the report
 
@@ -85,6 +88,11 @@ class GeneratedTask(Task):
         samples: int,
     ):
         unit, blocks = self.unit, settings["eval_blocks"]
+        if not isinstance(source, self.kind):
+            raise ValueError(
+                f"data makes {type(source).__name__}: this task needs {self.kind.__name__}; choose "
+                f"another data=..., or another experiment=..."
+            )
         if settings["length"] != source.length:
             raise ValueError(
                 f"length={settings['length']}: these {unit} have {source.length} tokens; give "
@@ -127,6 +135,8 @@ class GeneratedTask(Task):
         answered = [*self.answer(model)]
         metrics = read_metrics(folder / "metrics.jsonl")
         summary = facts(model, metrics) | self.summarize(answered)
+        if self.criterion is not None:
+            summary["criterion_step"] = reached(metrics, self.criterion)
         values = {
             **summary,
             **{"folder": folder, "name": folder.name},

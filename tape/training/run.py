@@ -26,8 +26,10 @@ from tape.training.build import (
     identity,
     new_config,
 )
+from tape.training.criterion import ToCriterion, last_step, reached
 from tape.training.guard import Stopped
 from tape.training.optimizer import check_muon
+from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import (
     clear_alias,
     last_complete,
@@ -108,7 +110,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         if model.base_model.position.ordered:
             check_length(model, length, f"length={length}")
         task.check(model)
-        recorded, checkpoint, finished = begin(folder, recorded, arguments)
+        recorded, checkpoint, finished = begin(folder, recorded, arguments, task.criterion)
         log.info(
             "position %s, attention %s, %s parameters, %s",
             model.config.position["name"],
@@ -136,6 +138,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             data_collator=task.collate,
             processing_class=task.tokenizer,
         )
+        if task.criterion is not None:
+            trainer.add_callback(ToCriterion(task.criterion))
         if finished:
             log.info("finished at step %s: nothing to train", step_of(checkpoint))
         else:
@@ -161,7 +165,10 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
 
 
 def begin(
-    folder: Path, settings: dict[str, Any], arguments: TrainingArguments
+    folder: Path,
+    settings: dict[str, Any],
+    arguments: TrainingArguments,
+    criterion: float | None = None,
 ) -> tuple[dict[str, Any], Path | None, bool]:
     """Registers the run in its folder. Returns its recorded settings, the checkpoint that all
     processes resume from (or None), and whether that checkpoint completes the run."""
@@ -178,5 +185,10 @@ def begin(
             checkpoint = branch(Path(settings["trunk"]), folder)
         origin.record(folder)
     checkpoint = broadcast_object_list([checkpoint])[0]
-    finished = checkpoint is not None and step_of(checkpoint) == arguments.max_steps
+    if checkpoint is None:
+        return settings, None, False
+    step, path = step_of(checkpoint), folder / MetricsFile.FILE
+    logged = read_metrics(path) if criterion is not None and path.exists() else []
+    end = reached((row for row in logged if row["step"] <= step), criterion)
+    finished = step == last_step(end, arguments.max_steps)
     return settings, checkpoint, finished

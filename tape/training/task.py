@@ -20,6 +20,8 @@ class Task:
         evaluation: validation sequences.
         fingerprints: of the data by name; a run only resumes with the same.
         collate: collates a list of sequences to a batch.
+        criterion: `accuracy in` of two successive validations that ends training, 20 % more steps
+            later (tape/training/criterion.py); None: training ends at trainer.max_steps.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -27,6 +29,7 @@ class Task:
     evaluation: Dataset
     fingerprints: dict[str, str]
     collate = staticmethod(default_data_collator)
+    criterion: float | None = None
 
     def describe(self) -> str:
         """Describes the amount of data, for the console."""

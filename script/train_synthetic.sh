@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Trains a decoder on a synthetic task and evaluates it by length: TASK=parity TYPE=tape bash script/train_synthetic.sh
+#
+#   TASK       copy reverse parity modular_sum counting s3 s5 a5 flip_flop flip_flop_sparse
+#              flip_flop_dense recall selective_copy induction indirect (docs/suite.md)
+#   TYPE, NGPUS, NNODES and settings are those of script/train.sh
+#
+# The result is in output/${TASK}_${TYPE}; the accuracy by length and its picture are in its folder
+# synthetic. Rerunning the command resumes a stopped run.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source script/environment.sh
+TASK=${TASK:-parity} TYPE=${TYPE:-adape}
+run=output/${TASK}_$TYPE
+bash script/train.sh experiment=synthetic "data='$TASK'" name="${TASK}_$TYPE" "$@"
+exec "$python" -m synthetic.evaluate --model "$run"

@@ -1,0 +1,240 @@
+"""The suite of synthetic tasks: training to a criterion, scoring, evaluation, table and picture."""
+
+import csv
+import doctest
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from commands import run_command
+from conftest import composed, perturb
+from test_training import assert_same_weights, losses, weights
+
+import train
+from config import options
+from synthetic import TASKS, Synthetic, scoring, words_tokenizer
+from synthetic.results import accuracies, longest_solved
+from synthetic.scoring import plan, score
+from synthetic.suite import Cell, draw, suite
+from tape import TapeConfig, TapeForCausalLM
+from tape.compare.__main__ import compare
+from tape.evaluation.decoding import greedy
+from tape.report.__main__ import main as report
+from tape.training import criterion
+from tape.training.criterion import last_step, reached
+from tape.training.progress import read_metrics
+
+SETTINGS = [
+    *("experiment=synthetic", "data.min_length=1", "data.max_length=2", "length=4"),
+    *("model.hidden_size=32", "model.intermediate_size=64", "eval_blocks=8", "task.samples=8"),
+    *("trainer.max_steps=100", "trainer.eval_steps=10", "trainer.save_steps=10"),
+    *("trainer.logging_steps=1", "trainer.per_device_train_batch_size=16"),
+    *("trainer.warmup_steps=0", "trainer.learning_rate=5e-3", "task.criterion=0.3"),
+    "trainer.lr_scheduler_type=constant",
+]
+
+
+@pytest.fixture
+def start(tmp_path):
+    def start(*overrides, folder=tmp_path / "run"):
+        train.run(composed(*SETTINGS, *overrides, f"output_dir={folder}"))
+        return folder
+
+    return start
+
+
+def test_the_criterion_takes_two_successive_validations():
+    assert doctest.testmod(criterion).attempted == 2 and not doctest.testmod(criterion).failed
+    rows = [{"step": 10 * n, "eval_accuracy_in": x} for n, x in enumerate((1, 0.5, 1, 0.5, 0.9))]
+    assert reached(rows, 0.95) is None
+    assert reached([*rows, {"step": 50, "eval_accuracy_in": 0.9}], 0.9) == 50
+    assert reached([*rows, rows[-1]], 0.9) is None  # the same validation, made up for
+    assert reached(rows, None) is None
+    assert [last_step(n, 100) for n in (None, 10, 11, 90)] == [100, 12, 14, 100]
+
+
+def test_a_run_ends_soon_after_its_criterion(start):
+    folder = start("position=rope")
+    rows = read_metrics(folder / "metrics.jsonl")
+    found = json.loads((folder / "report" / "report.json").read_text())
+    step = found["criterion_step"]
+    end = max(row["step"] for row in rows)
+    assert step == reached(rows, 0.3) and end == last_step(step, 100) < 100
+    assert (
+        f"Reached 30% right answers in the trained lengths at step {step}."
+        in (folder / "report" / "report.md").read_text()
+    )
+    rates = {row["step"]: row["learning_rate"] for row in rows if "learning_rate" in row}
+    assert all(rate == 5e-3 for n, rate in rates.items() if n <= step)
+    for n in range(step, end):  # of the step that follows step n
+        assert rates[n + 1] == pytest.approx(5e-3 * (end - n) / (end - step))
+    assert Synthetic.load(folder) == Synthetic("parity", 1, 2)
+
+
+def test_a_finished_run_is_not_trained_again_and_a_continued_one_equals_it(start, tmp_path, capsys):
+    whole = start("position=rope", folder=tmp_path / "whole")
+    parts = shutil.copytree(whole, tmp_path / "parts")
+    last = max(parts.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
+    shutil.rmtree(last)
+    (parts / "model.safetensors").unlink()
+    begun = (whole / "metrics.jsonl").read_text()
+    start("position=rope", folder=whole)
+    assert (whole / "metrics.jsonl").read_text() == begun
+    start("position=rope", folder=parts)
+    assert_same_weights(weights(whole), weights(parts))
+    assert losses(whole) == losses(parts)
+
+
+def test_a_run_that_fails_its_criterion_says_so(start):
+    folder = start("position=rope", "task.criterion=0.999", "trainer.max_steps=10")
+    assert json.loads((folder / "report" / "report.json").read_text())["criterion_step"] is None
+    assert "Failed to reach 100% right" in (folder / "report" / "report.md").read_text()
+
+
+def small_model(tokenizer):
+    torch.manual_seed(0)
+    config = TapeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        position="rope",
+    )
+    return perturb(TapeForCausalLM(config)).eval()
+
+
+def test_scores_are_those_of_greedy_decoding():
+    """The labels are replaced by what the model writes, for every second problem."""
+    tokenizer = words_tokenizer()
+    model, problems = small_model(tokenizer), Synthetic("copy", 2, 5)
+    tokens, labels = problems.evaluation(5, 8, seed=0)
+    prompts = [row[:6] for row in tokens]
+    written = greedy(model, prompts, -1, 6, 12)
+    for n in range(0, 8, 2):
+        tokens[n, 6:], labels[n, 6:] = written[n], written[n]
+    scores = score(model, tokenizer, scoring.Batch(5, tokens, labels))
+    assert [each.right == each.asked for each in scores] == [True, False] * 4
+    assert [each.asked for each in scores] == [6] * 8
+    assert [each.given for each in scores[::2]] == written[::2]
+
+
+def test_lengths_are_half_octaves_from_half_the_trained_length():
+    assert doctest.testmod(scoring).attempted and not doctest.testmod(scoring).failed
+    assert scoring.lengths_to(Synthetic("parity", 8, 16), 40) == [8, 11, 16, 23, 32, 40]
+    assert scoring.lengths_to(Synthetic("recall", 4, 500), None)[-1] == 1039
+    batches = plan(Synthetic("parity", 2, 4), [2, 4], 5, 0, 12)
+    assert sorted((x.length, *x.tokens.shape) for x in batches) == [
+        *((2, 2, 4), (2, 3, 4)),
+        *((4, 1, 6), (4, 2, 6), (4, 2, 6)),
+    ]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_its_entry(task):
+    assert task in options("data")
+    cfg = composed("experiment=synthetic", f"data={task}")
+    problems = Synthetic(cfg.data.task, cfg.data.min_length, cfg.data.max_length)
+    assert cfg.length == problems.length and problems.max_length == TASKS[task].trained
+    assert scoring.lengths_to(problems, None)[-1] == TASKS[task].tested
+
+
+def test_the_longest_solved_length_ends_where_a_shorter_one_fails():
+    def rows(*values):
+        lengths = [10 * 2**n for n in range(len(values))]
+        return pd.DataFrame(
+            {"measure": "accuracy", "length": lengths, "value": values, "n": 10, "reached": 1}
+        )
+
+    assert longest_solved(rows(1, 0.9, 0.8, 1)) == 20
+    assert longest_solved(rows(0.5, 1)) == 0
+    assert accuracies(rows(1, 0.9)) == {10: 1, 20: 0.9}
+
+
+@pytest.fixture
+def evaluated(start, tmp_path):
+    """Two runs that reached their criterion, and one that did not."""
+    folders = []
+    for seed, settings in enumerate(([], [], ["task.criterion=0.3", "trainer.max_steps=10"])):
+        folder = tmp_path / f"parity_rope_{seed}"
+        start("position=rope", f"seed={seed}", *settings, folder=folder)
+        words = ("-m", "synthetic.evaluate", "--model", folder, "--samples", 10)
+        done = run_command(*words, folder=tmp_path)
+        assert done.status == 0, done.err
+        folders.append(folder)
+    return folders
+
+
+def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
+    with pytest.raises(ValueError, match=r"different settings: trainer\.max_steps"):
+        suite(evaluated, None, "synthetic", tmp_path / "unequal")
+    # The run that had fewer steps is one of the same settings, for the rest of this test.
+    for name in ("run.json", "trained.json"):
+        path = evaluated[2] / name
+        if path.exists():
+            path.write_text(path.read_text().replace('"max_steps": 10,', '"max_steps": 100,'))
+    out = tmp_path / "out"
+    text, missing = suite(evaluated, None, "synthetic", out)
+    assert not missing and (out / "heatmap.png").stat().st_size > 1000
+    (row,) = csv.DictReader((out / "suite.csv").open(newline=""))
+    assert (row["task"], row["encoding"], row["learned"]) == ("parity", "rope", "2 of 3")
+    assert row["95 %"] == "0.09 to 0.99"  # Clopper and Pearson's for 2 of 3
+    assert "below 0.1 (Fisher" in text  # 2 / (6 choose 3), for three runs
+    tables = [pd.read_csv(run / "synthetic" / "synthetic.csv") for run in evaluated]
+    assert [set(each["reached"]) for each in tables] == [{1}, {1}, {0}]
+    twice = np.mean([accuracies(table)[4] for table in tables[:2]])
+    assert float(row["at twice, %"]) == pytest.approx(100 * twice, abs=0.05)
+    report([str(tmp_path), "--out", str(tmp_path / "page")])
+    (page,) = (tmp_path / "page").iterdir()
+    section = page.read_text().partition('id="synthetic"')[2].partition("<section")[0]
+    assert "2 of 3" in section and "criterion" in section
+    # Saved results take part, and runs replace their own.
+    again, _ = suite(evaluated[:1], out, "synthetic", tmp_path / "again")
+    assert again == text
+    table, _ = compare(evaluated, tmp_path / "compared", "synthetic")
+    cells = next(line for line in table.splitlines() if line.startswith("| rope | 3 "))
+    assert f"| {100 * twice:.1f} ±" in cells
+
+
+def test_the_picture_names_what_was_not_learned():
+    cells = [Cell("copy", "rope", 1, [], {}, 20), Cell("copy", "fox", 1, [20], {20: 1.0}, 20)]
+    rope, fox, _ = draw(cells).axes  # and the scale of colours
+    assert [text.get_text() for text in rope.texts] == ["not learned"] and not fox.texts
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task.criterion=2.0"], r"task\.criterion=2\.0 must lie in \(0, 1\)"),
+        (["length=5"], r"length=5: these problems have 4 tokens; give length=4"),
+        (["data.task=party"], r"unknown data\.task 'party'; did you mean 'parity'"),
+        (["position=learned"], r"twice the trained length needs 6 positions, .* 'learned' has 4"),
+    ],
+)
+def test_bad_settings_are_refused(start, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        start(*overrides)
+
+
+def test_data_of_another_task_are_refused(tmp_path):
+    settings = composed("experiment=synthetic", "data=addition", f"output_dir={tmp_path / 'run'}")
+    with pytest.raises(ValueError, match="data makes Problems: this task needs Synthetic; choose"):
+        train.run(settings)
+
+
+def test_bad_evaluations_are_refused(evaluated, tmp_path):
+    for words, message in (
+        (("--max_length", 0), "max_length=0: problems of parity have lengths in 1..100000"),
+        (("--samples", 0), "samples=0 must be an integer >= 1"),
+    ):
+        done = run_command(
+            "-m", "synthetic.evaluate", "--model", evaluated[0], *words, folder=tmp_path
+        )
+        assert done.status and message in done.lines[-1]

@@ -1,0 +1,241 @@
+"""Synthetic problems: every generator against a literal oracle, splits, determinism, refusals."""
+
+import doctest
+import hashlib
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from synthetic import TASKS, Synthetic, SyntheticSequences, example, generators, words_tokenizer
+from synthetic.generators import NO_LABEL
+from synthetic.problems import EVALUATION, HELD_OUT, TRAINING, is_held_out
+from synthetic.words import NAMES, PAD, Draws, keys_of
+
+
+def product(points, even):
+    """The labels of a group word, one element after another applied to the points."""
+    elements = list(itertools.permutations(range(points)))
+    if even:
+        cycles = [len(orbits(each)) for each in elements]
+        elements = [e for e, n in zip(elements, cycles, strict=True) if (points - n) % 2 == 0]
+
+    def oracle(words, length):
+        state, labels = tuple(range(points)), {}
+        assert len(words) == length + 1 and words[-1] == NAMES[PAD]
+        for t, word in enumerate(words[:-1]):
+            g = elements[int(word[1:])]
+            state = tuple(g[x] for x in state)
+            labels[t + 1] = f"s{elements.index(state)}"
+        return labels
+
+    return oracle
+
+
+def orbits(permutation):
+    found = set()
+    for x in range(len(permutation)):
+        orbit = [x]
+        while permutation[orbit[-1]] not in orbit:
+            orbit.append(permutation[orbit[-1]])
+        found.add(frozenset(orbit))
+    return found
+
+
+def after_equals(answer):
+    """Labels of a prompt, '=' and an answer."""
+
+    def oracle(words, length):
+        at = words.index("=")
+        assert at == length
+        return dict(enumerate(answer(words[:at]), start=at + 1))
+
+    return oracle
+
+
+def count(words):
+    n = 0
+    for word in words:
+        n = 0 if word == "|" else n + (word == "a")
+    return [str(n % 10)]
+
+
+def flip_flop(words, length):
+    labels, memory = {}, None
+    assert len(words) == 2 * length and words[0] == "w" and words[-2] == "r"
+    for t in range(0, len(words), 2):
+        if words[t] == "w":
+            memory = words[t + 1]
+        elif words[t] == "r":
+            labels[t + 1] = memory
+        else:
+            assert words[t] == "i"
+    return labels
+
+
+def recall(words, length):
+    labels, values, asked = {}, {}, []
+    assert len(words) == length // 2 * 2
+    for t in range(0, len(words), 2):
+        if words[t] == ".":
+            assert words[t + 1] == "."
+        elif t < 2 * max(1, length // 16):
+            assert words[t] not in values
+            values[words[t]] = words[t + 1]
+        else:
+            labels[t + 1] = values[words[t]]
+            asked.append(words[t])
+    assert sorted(asked) == sorted(values)
+    return labels
+
+
+def induction(words, length):
+    before, (equals, prefix, _) = words[:length], words[length:]
+    assert equals == "="
+    return {length + 2: [b for a, b in itertools.pairwise(before) if a == prefix][-1]}
+
+
+def indirect(words, length):
+    before, (equals, name, k, _) = words[:length], words[length:]
+    assert equals == "=" and before.count(name) == 1 and 1 <= int(k) <= 9
+    return {length + 3: before[before.index(name) + int(k)]}
+
+
+ORACLES = {
+    "copy": after_equals(lambda word: [*word, NAMES[1]]),
+    "reverse": after_equals(lambda word: [*reversed(word), NAMES[1]]),
+    "parity": after_equals(lambda word: ["01"[word.count("1") % 2]]),
+    "modular_sum": after_equals(lambda word: [str(sum(map(int, word)))[-1]]),
+    "counting": after_equals(count),
+    "s3": product(3, even=False),
+    "s5": product(5, even=False),
+    "a5": product(5, even=True),
+    **dict.fromkeys(("flip_flop", "flip_flop_sparse", "flip_flop_dense"), flip_flop),
+    "recall": recall,
+    "selective_copy": after_equals(lambda word: [each for each in word if each != "."]),
+    "induction": induction,
+    "indirect": indirect,
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_problems_are_those_of_the_oracle(task):
+    source = Synthetic(task, TASKS[task].shortest, TASKS[task].trained)
+    for length in {source.min_length, source.min_length + 1, 19, source.max_length}:
+        tokens, labels = source.evaluation(length, 40, seed=1)
+        assert tokens.shape == labels.shape == (40, source.positions(length))
+        for problem, label in zip(tokens, labels, strict=True):
+            expected = ORACLES[task]([NAMES[n] for n in problem], length)
+            found = {t: NAMES[n] for t, n in enumerate(label) if n != NO_LABEL}
+            assert found == expected
+            # Answers follow as tokens, except for products, which are read off.
+            if task not in ("s3", "s5", "a5"):
+                assert all(label[t] == problem[t] for t in found)
+
+
+def test_the_examples_are_right():
+    results = doctest.testmod(generators)
+    assert results.attempted >= 11 and not results.failed
+
+
+def test_groups_are_groups():
+    """S5 and A5 are not solvable: commutators of A5 generate all of it."""
+    for points, even, order in ((3, False, 6), (5, False, 120), (5, True, 60)):
+        table = generators.products(points, even)
+        assert table.shape == (order, order)
+        assert (np.sort(table, axis=0) == np.arange(order)[:, None]).all()
+        assert (table[0] == np.arange(order)).all()
+    inverse = np.argmin(table, axis=1)
+    commutators = table[table, table[np.ix_(inverse, inverse)]]
+    assert set(commutators.flat) == set(range(60))
+
+
+@pytest.mark.parametrize(("task", "share"), [("", 80), ("_sparse", 98), ("_dense", 10)])
+def test_flip_flops_have_their_shares(task, share):
+    tokens, _ = Synthetic(f"flip_flop{task}", 2, 32).evaluation(32, 4000, seed=0)
+    words = np.array(NAMES)[tokens[:, 2:-2:2]]
+    assert 100 * (words == "i").mean() == pytest.approx(share, abs=0.5)
+    assert (words == "r").mean() == pytest.approx((words == "w").mean(), abs=0.01)
+
+
+def test_draws_are_uniform_and_orders_are_permutations():
+    draws = Draws(keys_of(0, np.arange(5000)))
+    assert np.bincount(draws.integers(7, 4).ravel()) / 20_000 == pytest.approx(1 / 7, abs=0.01)
+    orders = draws.permutation(3)
+    _, counts = np.unique(orders, axis=0, return_counts=True)
+    assert len(counts) == 6 and counts / 5000 == pytest.approx(1 / 6, abs=0.02)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_evaluated_is_never_trained_on(task):
+    source = Synthetic(task, TASKS[task].shortest, TASKS[task].trained)
+    numbers = np.arange(300)
+    length = source.max_length
+    for seed in (0, 1):
+        for stream in (TRAINING, HELD_OUT, EVALUATION):
+            tokens, _ = source.draw(seed, stream, numbers, length)
+            assert (is_held_out(tokens) == (stream != TRAINING)).all()
+
+
+def test_small_lengths_are_not_split():
+    tokens, _ = Synthetic("parity").evaluation(3, 200, seed=0)
+    assert len(np.unique(tokens, axis=0)) == 8
+
+
+def test_a_problem_is_a_function_of_seed_and_number():
+    source, tokenizer = Synthetic("parity", 2, 20), words_tokenizer()
+    sequences = SyntheticSequences(source, tokenizer, 5000, 3)
+    tokens, labels = source.training(3, TRAINING, np.array([4500, 7]))
+    for row, i in enumerate((4500, 7)):
+        assert sequences[i]["input_ids"].tolist() == tokens[row].tolist()
+        assert sequences[i]["labels"].tolist() == labels[row].tolist()
+    other = SyntheticSequences(source, tokenizer, 5000, 4)[7]
+    assert sequences[7]["input_ids"].tolist() != other["input_ids"].tolist()
+    lengths = {int((sequences[i]["input_ids"] != PAD).sum()) - 2 for i in range(500)}
+    assert lengths == set(range(2, 21))
+
+
+def test_the_stream_never_changes():
+    """Draws are SplitMix64 (its published outputs for the seed 1234567), and problems are these."""
+    first = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert Draws(np.array([1234567], dtype=np.uint64)).bits(3).tolist() == [first]
+    digest = hashlib.sha256()
+    for task in TASKS:
+        source = Synthetic(task, TASKS[task].shortest, TASKS[task].trained)
+        for rows in source.training(0, TRAINING, np.arange(20)):
+            digest.update(rows.astype("<i8").tobytes())
+    assert digest.hexdigest()[:16] == "d6d8222ae06745e6"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_problems_are_generated_fast(task):
+    source = Synthetic(task, TASKS[task].shortest, TASKS[task].trained)
+    rates = []
+    for _ in range(3):
+        begun = time.process_time()
+        source.training(0, TRAINING, np.arange(4096))
+        rates.append(4096 / (time.process_time() - begun))
+    assert max(rates) > 20_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "party"}, r"unknown data\.task 'party'; did you mean 'parity'"),
+        ({"max_length": 10**6}, r"data\.max_length=1000000: .* parity have lengths in 1\.\.100000"),
+        ({"task": "recall", "max_length": 1040}, r"max_length=1040: .* lengths in 4\.\.1039"),
+        ({"task": "indirect", "min_length": 9}, r"min_length=9: .* lengths in 10\.\."),
+        ({"task": "selective_copy", "min_length": 3}, r"min_length=3: .* lengths in 4\.\."),
+        ({"min_length": 21}, r"data\.min_length=21 must be at most data\.max_length=20"),
+        ({"min_length": True}, r"min_length=True: "),
+    ],
+)
+def test_impossible_problems_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Synthetic(**{"min_length": 10} | settings)
+
+
+def test_an_impossible_example_is_refused():
+    with pytest.raises(ValueError, match=r"length=0: problems of copy have lengths in 1\.\."):
+        example("copy", 0)
