@@ -176,7 +176,7 @@ SETTINGS = [
     ("position=null", r"position=null: leave position out, or choose one of abacus, adape"),
     ("position=rpe", r"unknown position 'rpe'; did you mean 'rope'\?"),
     ("task=null", r"task=null: leave task out, or choose one of arithmetic"),
-    ("data=null", r"data=null: leave data out, or choose one of addition"),
+    ("data=null", r"data=null: leave data out, or choose one of a5, addition"),
     ("model=null", r"model=null: leave model out, or choose one of arithmetic"),
     ("trainer=null", r"trainer=null: leave trainer out, or choose one of base"),
     ("peft=null", r"peft=null: leave peft out, or choose one of adape"),
