@@ -196,7 +196,7 @@ def test_what_cannot_be_read_is_named_below_the_table(runs, tmp_path, monkeypatc
         runs[:4],
         (
             "was evaluated with other weights",
-            "grid has none of perplexity.csv, grid.csv, passkey.csv, synthetic.csv: evaluate that run first",
+            "grid has none of perplexity.csv, grid.csv, passkey.csv, synthetic.csv: evaluate that",
             "has no trained.json: give the folder of a run that",
             "summary.json is damaged",
         ),

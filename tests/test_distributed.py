@@ -59,7 +59,7 @@ def assert_same_losses(one, two, within=1e-5):
 def test_two_processes_equal_one(start, start_two, tmp_path, launcher, optimizer):
     own, noise = [f"optimizer={optimizer}"], 1
     if optimizer == "muon":
-        # It orthogonalises in bfloat16, which amplifies the last bits of a gradient.
+        # It divides by singular values, which amplifies the last bits of a gradient.
         own, noise = [*own, "optimizer.matrix_learning_rate=0.002"], 5
     one = start(*SETTINGS, *own, folder=tmp_path / "one")
     two = start_two(f"launcher={launcher}", *own)

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import all_positions, make_model, random_tokens
-from torch.optim import AdamW, Muon
+from torch.optim import AdamW
 from transformers import TrainingArguments, get_scheduler
 
-from tape.training.optimizer import MuonWithAdamW, check_muon, parameter_groups
+from tape.training.optimizer import Muon, MuonWithAdamW, check_muon, parameter_groups
 from tape.training.trainer import LanguageModelTrainer
 
 HIDDEN = re.compile(r"model\.layers\.\d\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
@@ -76,6 +76,22 @@ def test_it_steps_as_its_parts_do_and_resumes_bit_for_bit():
         assert torch.equal(value, resumed.state_dict()[name]), name
     changed = [name for name, value in model.state_dict().items() if value.ne(before[name]).any()]
     assert {*changed} == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
+def test_muon_is_that_of_torch_without_its_rounding(shape, monkeypatch):
+    """Equal but for the rounding of the iteration: torch's own is moved to float32."""
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(shape)) for _ in range(2)]
+    weights[1].data.copy_(weights[0].data)
+    optimizers = Muon([weights[0]], 0.1), torch.optim.Muon([weights[1]], 0.1)
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.clone())
+    for _ in range(4):
+        gradient = torch.randn(shape)
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            weight.grad = gradient.clone()
+            optimizer.step()
+    torch.testing.assert_close(*weights, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from transformers import TrainingArguments
 
 from tape.adapters import Method
@@ -59,9 +59,46 @@ def parameter_groups(
     return groups
 
 
+def orthogonalized(x_RC: Tensor) -> Tensor:
+    """Brings the singular values of a matrix near 1, as five Newton-Schulz steps do: in bfloat16 on
+    a GPU, otherwise in float32, which is several times as fast on a CPU."""
+    wide = x_RC.bfloat16() if x_RC.is_cuda else x_RC.float()
+    y = wide.mT if x_RC.shape[0] > x_RC.shape[1] else wide
+    y = y / y.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = y @ y.mT
+        y = 3.4445 * y + (-4.775 * gram + 2.0315 * gram @ gram) @ y
+    return (y.mT if x_RC.shape[0] > x_RC.shape[1] else y).to(x_RC.dtype)
+
+
+class Muon(Optimizer):
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for matrices, with
+    Nesterov's momentum. It computes what `torch.optim.Muon` does in bfloat16 on every device."""
+
+    def __init__(
+        self, params: Any, lr: float, weight_decay: float = 0.1, momentum: float = 0.95
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            rate, momentum = group["lr"], group["momentum"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(weight.grad)
+                mean = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
+                update = orthogonalized(weight.grad.lerp(mean, momentum))
+                rows, columns = weight.shape
+                weight.mul_(1 - rate * group["weight_decay"])
+                weight.add_(update, alpha=-rate * max(1, rows / columns) ** 0.5)
+
+
 class MuonWithAdamW(Optimizer):
-    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) and AdamW in one object
-    with one state.
+    """Muon and AdamW in one object with one state.
 
     Args:
         groups: of `parameter_groups`, the last for Muon. A learning rate that is logged is that of
@@ -74,7 +111,7 @@ class MuonWithAdamW(Optimizer):
     def __init__(self, groups: list[dict[str, Any]], rate: float, adamw: dict[str, Any]):
         *others, hidden = groups
         self.adamw = AdamW(others, **adamw)
-        self.muon = Muon([hidden], lr=rate)
+        self.muon = Muon([hidden], rate)
         defaults = {"lr": self.adamw.defaults["lr"]}  # the polynomial schedule reads it
         super().__init__([*self.adamw.param_groups, *self.muon.param_groups], defaults)
 
