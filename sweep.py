@@ -29,11 +29,14 @@ from sweeps.checks import (
     OF_THE_SWEEP,
     SUBMITTED,
     check_comparison,
+    check_evaluation,
+    check_jobs,
     check_kinds,
     check_own,
     check_runs,
 )
 from sweeps.engine import perform
+from sweeps.estimate import estimate
 from sweeps.plan import Run, Sweep, fill
 
 
@@ -122,6 +125,7 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
         ValueError: for the first setting that is missing or out of bounds.
     """
     check_kinds(cfg)
+    check_jobs(cfg["cluster"], cfg["submitit"])
     tables = cfg["tables"] or {}
     chosen = [*tables] if cfg["only"] is None else words(cfg["only"])
     if cfg["only"] is not None and not chosen:
@@ -166,6 +170,7 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
         cfg["summary"] or "",
     )
     check_comparison(sweep, labels)
+    check_evaluation(sweep)
     return sweep
 
 
@@ -175,13 +180,16 @@ def main(cfg: DictConfig) -> None:
         if OmegaConf.is_missing(cfg, "name"):
             raise ValueError(f"sweep=null: choose one of {listed(options('sweep'))}")
         sweep = sweep_of(OmegaConf.to_container(cfg, resolve=True), SETTINGS)
+        unfinished = [run for run in sweep.runs if run.finished(sweep.config) is None]
+        if cost := estimate(unfinished):
+            print(cost, file=sys.stderr)
         if cfg.dry_run:
             print("\n".join(shlex.join(command) for command in sweep.commands()))
             return
         if cfg.cluster in SUBMITTED:
             from sweeps.cluster import executor_of
 
-            parameters = OmegaConf.to_container(cfg.submitit)
+            parameters = OmegaConf.to_container(cfg.submitit, resolve=True)
             executor = executor_of(cfg.cluster, sweep.out / ".jobs", parameters)
             sweep = replace(sweep, cluster=executor)
         status = perform(sweep)
@@ -198,5 +206,5 @@ if __name__ == "__main__":
         at = sys.argv.index("--")
         SETTINGS, sys.argv = sys.argv[at + 1 :], sys.argv[:at]
     # Any setting of train.py may vary, and a cluster has its own.
-    sys.argv = [re.sub(r"^(vary|submitit)\.", r"++\1.", word) for word in sys.argv]
+    sys.argv = [re.sub(r"^(?=(vary|submitit)[.=])", "++", word) for word in sys.argv]
     call(main, "sweep")

@@ -18,6 +18,10 @@ COMMANDS = {
     },
     "evaluate": {
         "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length"),
+        "long-perplexity": (
+            "tape.evaluation.long_perplexity",
+            "perplexity of the tokens that need a long context (LongPPL)",
+        ),
         "passkey": ("eval_retrieval.py", "accuracy of passkey retrieval by length and depth"),
         "lm-eval": ("tape.evaluation.lm_eval", "tasks of lm-eval: MMLU, ARC, RULER, your own"),
         "addition": ("arithmetic.evaluate", "accuracy of arithmetic by operand lengths"),
@@ -30,6 +34,8 @@ COMMANDS = {
     "compare": {
         "compare": ("tape.compare", "runs over seeds: table, statistics, figures"),
         "suite": ("synthetic.suite", "all encodings on all synthetic tasks: table, heat maps"),
+        "rates": ("tape.compare.rates", "choose each encoding's learning rate by validation loss"),
+        "scaling": ("tape.compare.scaling", "loss against compute, and the compute that is saved"),
         "heatmap": ("tape.compare.heatmap", "draw accuracy grids of runs side by side"),
         "report": ("tape.report", "write all results on one HTML page, next to the paper's"),
         "scrolls-show": ("scrolls.show", "write the SCROLLS answers of all encodings on a page"),

@@ -17,12 +17,13 @@ import transformers
 from omegaconf import DictConfig, OmegaConf
 
 from arithmetic.decoding import answers
+from arithmetic.fault import load
 from arithmetic.grid import GRID, mark
 from arithmetic.plan import check_positions, plan
 from arithmetic.problems import Problems
 from config.command import call
 from tape.command import expected_errors
-from tape.evaluation.checkpoint import fingerprint, load
+from tape.evaluation.checkpoint import fingerprint
 from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.workers import answering
 from tape.names import check_flag, check_integer, check_path
@@ -62,7 +63,7 @@ def run(cfg: DictConfig) -> None:
         shard,
         header,
         batches,
-        answering(folder, model, tokenizer, answers, cfg.processes),
+        answering(folder, model, tokenizer, answers, cfg.processes, load),
         partial(mark, end=tokenizer.eos_token, keep=cfg.wrong),
         title=lambda batch: f"{batch.questions[0].n} x {batch.questions[0].m} digits",
     )

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from arithmetic.decoding import answers
+from arithmetic.fault import check_fault, leave_unrotated
 from arithmetic.plan import Question, check_positions, plan
 from arithmetic.problems import Problems, ProblemSequences, character_tokenizer
 from tape.evaluation.tables import markdown_table
@@ -42,7 +43,10 @@ The whole grid and its picture: python -m arithmetic.evaluate model={folder}
         arguments: TrainingArguments,
         *,
         samples: int,
+        original_fault: bool | None = None,
     ):
+        check_fault(original_fault)
+        self.original_fault = original_fault
         tokenizer = character_tokenizer()
         super().__init__(problems, ProblemSequences, tokenizer, settings, arguments, samples)
         self.longest = 2 * max(problems.max_first, problems.max_second)
@@ -54,6 +58,10 @@ The whole grid and its picture: python -m arithmetic.evaluate model={folder}
             f"{problems.task} of up to {problems.max_first} and {problems.max_second} digits, "
             f"{len(self.train):,} problems"
         )
+
+    def alter(self, model: TapeForCausalLM) -> None:
+        if self.original_fault:
+            leave_unrotated(model)
 
     def check(self, model: TapeForCausalLM) -> None:
         problems = self.source

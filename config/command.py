@@ -97,6 +97,8 @@ def composed(words: list[str], name: str, folder: Path = CONFIG) -> DictConfig:
 def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
     """What is wrong with the first override that names no setting or no file of a group, if any."""
     overrides = parsed(words)
+    entries = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))["defaults"]
+    usable = {group for entry in entries if isinstance(entry, dict) for group in entry}
     groups = {}
     lists = [each for each in overrides if isinstance(each.value(), list)]
     for override in overrides:
@@ -108,7 +110,7 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
         value = override.input_line.partition("=")[2]
         if group in RENAMED and folder == CONFIG:
             return renamed(group, value)
-        if names := options(group, folder):
+        if group in usable and (names := options(group, folder)):
             choices = value.split(",")
             for choice in {*choices} - names:
                 if choice == "null":

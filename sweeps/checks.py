@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +127,10 @@ KINDS = {
     "stride": Kind(
         "an integer >= 1, or a multiple of the length in quotes, as '{length*8}'", _is_stride
     ),
+    "windows": Kind(
+        "lengths, as '{length} {length*2} 4096'",
+        lambda x: all(word.isdecimal() or _is_stride(word) for word in str(x).split() or " "),
+    ),
     "grid": FOLDER,
 }
 
@@ -158,7 +167,8 @@ def check_own(settings: Iterable[Any], axes: Mapping[str, Sequence[Any]]) -> Non
             )
 
 
-def compose_run(command: Sequence[str]) -> dict[str, Any] | None:
+@cache
+def compose_run(command: tuple[str, ...]) -> dict[str, Any] | None:
     """Returns the configuration of a run of train.py; None for another program.
 
     Raises:
@@ -244,3 +254,53 @@ def check_comparison(sweep: Sweep, labels: Iterable[str]) -> None:
                 f"baseline={baseline} is not in table {name}; choose another baseline, or tables "
                 "with only=..."
             )
+
+
+def check_jobs(cluster: str | None, parameters: dict[str, Any]) -> None:
+    """Raises a ValueError for parameters of jobs without such jobs, or that submitit refuses."""
+    if parameters and cluster not in SUBMITTED:
+        name, value = next(iter(parameters.items()))
+        raise ValueError(
+            f"submitit.{name}={shown(value)} is for jobs: give cluster=slurm or cluster=local too"
+        )
+    if parameters:
+        from sweeps.cluster import check_parameters
+
+        check_parameters(parameters)
+
+
+def check_evaluation(sweep: Sweep) -> None:
+    """Checks the further arguments of the evaluations where a run has yet to be performed.
+
+    Raises:
+        ValueError: for an argument that the command refuses, or that the sweep sets itself.
+    """
+    kinds = {
+        (run.evaluate, run.evaluation): run
+        for run in sweep.runs
+        if run.evaluation and not run.finished(sweep.config)
+    }
+    for (templates, evaluation), run in kinds.items():
+        given = f"evaluation={shlex.join(evaluation)}"
+        for template in templates:
+            pairs = re.findall(r"(--\w+|\b\w+(?==))[ =](\S+)", template)
+            own = {name for name, value in pairs if "{run}" in value or name in ("--name", "name")}
+            for word in evaluation:
+                name = word.partition("=")[0]
+                short = name.startswith("--") and len(name) > 2  # --ou is --out for argparse
+                if any(each.startswith(name) if short else each == name for each in own):
+                    raise ValueError(f"{given}: {name} is set by the sweep")
+        # Without a model, a command refuses wrong arguments first, and then the folder.
+        with tempfile.TemporaryDirectory() as place:
+            absent = Path(place) / "absent"
+            for words in replace(run, folder=absent).evaluations(length=1024):
+                status, errors = performed(words)
+                if status and str(absent) not in errors:
+                    refusal = (errors.strip().splitlines() or ["refused"])[-1]
+                    raise ValueError(f"{given}: {refusal.removeprefix('error: ')}")
+
+
+def performed(words: Sequence[str]) -> tuple[int, str]:
+    """Performs a command; returns its exit status and what it wrote on stderr."""
+    done = subprocess.run(words, capture_output=True, text=True)
+    return done.returncode, done.stderr

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from submitit import AutoExecutor
 from submitit.helpers import Checkpointable, DelayedSubmission
+
+GENERAL = (
+    "name, timeout_min, mem_gb, nodes, cpus_per_task, gpus_per_node, tasks_per_node, "
+    "stderr_to_stdout"
+)
 
 
 def executor_of(kind: str, folder: Path, parameters: dict[str, Any]) -> AutoExecutor:
@@ -20,14 +26,31 @@ def executor_of(kind: str, folder: Path, parameters: dict[str, Any]) -> AutoExec
         parameters: of submitit's `update_parameters`, such as timeout_min and slurm_partition.
 
     Raises:
-        ValueError: without SLURM, or for other parameters.
+        ValueError: without SLURM.
     """
     try:
         executor = AutoExecutor(folder, cluster=kind)
-        executor.update_parameters(**parameters)
-    except (RuntimeError, NameError, TypeError) as error:
+    except RuntimeError as error:
         raise ValueError(f"cluster={kind}: {error}; take cluster=local, or null") from error
+    executor.update_parameters(**parameters)
     return executor
+
+
+def check_parameters(parameters: dict[str, Any]) -> None:
+    """Raises a ValueError for the first parameter of submitit that does not exist or has a value
+    of another type. Leaves nothing behind."""
+    with tempfile.TemporaryDirectory() as folder:
+        executor = AutoExecutor(folder, cluster="local")
+        for name, value in parameters.items():
+            try:
+                executor.update_parameters(**{name: value})
+            except NameError as error:
+                raise ValueError(
+                    f"submitit.{name}={value}: there is no such parameter; known: {GENERAL}, and "
+                    "those of SLURM with the prefix slurm_, such as slurm_partition"
+                ) from error
+            except (AssertionError, TypeError) as error:
+                raise ValueError(f"submitit.{name}={value} is of another type") from error
 
 
 class Command(Checkpointable):

@@ -66,6 +66,32 @@ def reverse(draws: Draws, length: int) -> Block:
     return answered(word, ended(word[:, ::-1]))
 
 
+def sort(draws: Draws, length: int) -> Block:
+    """The `length` letters in the order of the alphabet, and EOS.
+
+    >>> example("sort", 3)
+    ('q s k = k q s <|endoftext|>', 'k q s <|endoftext|>')
+    """
+    word = LETTER + draws.integers(26, length)
+    return answered(word, ended(np.sort(word, axis=1)))
+
+
+def add(draws: Draws, length: int) -> Block:
+    """The sum of two numbers of `length` digits, which has one more; the lowest digits come first.
+
+    >>> example("add", 3)
+    ('6 7 3 | 6 7 1 = 2 5 5 0', '2 5 5 0')
+    """
+    first, second = draws.integers(10, length), draws.integers(10, length)
+    digits = np.zeros((len(first), length + 1), dtype=np.int64)
+    digits[:, :length] = first + second
+    for n in range(length):
+        carried, digits[:, n] = np.divmod(digits[:, n], 10)
+        digits[:, n + 1] += carried
+    sign = np.full((len(first), 1), SEPARATOR)
+    return answered(np.hstack((DIGIT + first, sign, DIGIT + second)), DIGIT + digits)
+
+
 def parity(draws: Draws, length: int) -> Block:
     """Whether the number of ones among `length` bits is odd.
 
@@ -185,6 +211,18 @@ def selective_copy(draws: Draws, length: int) -> Block:
     return answered(words, letters)
 
 
+def needle(draws: Draws, length: int) -> Block:
+    """The five digits that stand in a row among `length` words, which otherwise are letters.
+
+    >>> example("needle", 8)
+    ('q s 3 5 4 1 0 g = 3 5 4 1 0', '3 5 4 1 0')
+    """
+    words, digits = LETTER + draws.integers(26, length), DIGIT + draws.integers(10, 5)
+    place = draws.integers(length - 4, 1) + np.arange(5)
+    np.put_along_axis(words, place, digits, axis=1)
+    return answered(words, digits)
+
+
 def induction(draws: Draws, length: int) -> Block:
     """The symbol after the last occurrence of the one after '=', among `length` symbols.
 
@@ -249,6 +287,8 @@ class Task(NamedTuple):
 TASKS: dict[str, Task] = {
     "copy": Task(copy, 4.7, 1, 20, 80),
     "reverse": Task(reverse, 4.7, 1, 20, 80),
+    "sort": Task(sort, 3, 1, 20, 80),
+    "add": Task(add, 6.6, 1, 10, 40),
     "parity": Task(parity, 1, 1, 20, 80),
     "modular_sum": Task(modular_sum, 3.3, 1, 20, 80),
     "counting": Task(counting, 1, 1, 20, 80),
@@ -260,6 +300,7 @@ TASKS: dict[str, Task] = {
     "flip_flop_dense": Task(partial(flip_flop, ignored=10), 1, 2, 32, 256),
     "recall": Task(recall, 0.75, 4, 64, 1024, longest=8 * SYMBOLS + 15),
     "selective_copy": Task(selective_copy, 4.7, 4, 64, 512),
+    "needle": Task(needle, 4, 5, 128, 1024),
     "induction": Task(induction, 7, 2, 64, 512),
     "indirect": Task(indirect, 7, 10, 32, 256),
 }

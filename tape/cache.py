@@ -17,8 +17,18 @@ def cached_memo(cache: Cache | None, layer_idx: int, width: int) -> Tensor | Non
     are none. A static cache has free slots at its end."""
     if not width or cache is None or layer_idx >= len(cache.layers):
         return None
+    if not cache.layers[layer_idx].is_initialized:
+        return None
+    return cached_keys(cache, layer_idx)[..., -width:]
+
+
+def cached_keys(cache: Cache, layer_idx: int) -> Tensor:
+    """Returns a layer's cached keys (B, K, S, D). An offloaded cache may be fetching them on a
+    stream of its own, and only waits for it when the layer is updated."""
     layer = cache.layers[layer_idx]
-    return layer.keys[..., -width:] if layer.is_initialized else None
+    if cache.offloading:
+        torch.cuda.default_stream(layer.device).wait_stream(cache.prefetch_stream)
+    return layer.keys.to(layer.device)
 
 
 class GrowableBuffer:

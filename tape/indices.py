@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
+from tape.cache import cached_keys
+
 
 def token_indices(
     x_BTC: Tensor,
@@ -56,7 +58,7 @@ def token_indices(
             key = (counts - 1).clamp(min=0)
             return key[:, new], key, None
     else:
-        counts = cache.layers[cache_layer_idx].keys[:, 0, :, 0].to(device)
+        counts = cached_keys(cache, cache_layer_idx)[:, 0, :, 0]
     if static:
         last = counts[:, new[:1] - 1] * (past > 0)
     else:
@@ -99,7 +101,7 @@ def last_index(cache: Cache | None, cache_layer_idx: int, slots: Tensor) -> Tens
     kept = 0 if cache is None else cache.get_seq_length(cache_layer_idx)
     if isinstance(kept, int) and kept == 0:
         return slots.new_zeros(1, 1)
-    counts = cache.layers[cache_layer_idx].keys[:, 0, :, 0].to(slots.device)
+    counts = cached_keys(cache, cache_layer_idx)[:, 0, :, 0]
     last = counts.index_select(1, (slots[:1] - 1).clamp(min=0)) - 1
     return last.clamp(min=0) * (slots[0] > 0)
 

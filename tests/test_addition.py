@@ -4,12 +4,17 @@ import json
 import shutil
 
 import pytest
-from conftest import composed
+import torch
+from commands import run_command
+from conftest import composed, make_model, random_tokens
 from test_training import assert_same_weights, losses, weights
 from transformers import AutoTokenizer
 
 import train
-from arithmetic import Problems
+from arithmetic import Problems, fault
+from tape.compare.rows import check_given
+from tape.compare.runs import Run, settings_of
+from tape.evaluation import checkpoint
 from tape.training.progress import read_metrics
 
 SETTINGS = [
@@ -119,3 +124,47 @@ def test_other_problems_in_the_same_folder_are_refused(start):
     start()
     with pytest.raises(ValueError, match=r"data\.reverse: True -> False"):
         start("data.reverse=false")
+
+
+def test_with_the_fault_of_the_original_code_tape_is_nope(start, tmp_path):
+    """The state has no effect, in training, in the report and in the evaluation; and other
+    commands do not have the fault."""
+    shape = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+    tape = make_model("tape", **shape).eval()
+    nope = make_model("nope", **shape).eval()
+    nope.load_state_dict(tape.state_dict(), strict=False)
+    tokens = random_tokens(2, 12)
+    with torch.no_grad():
+        assert not torch.allclose(tape(tokens).logits, nope(tokens).logits, atol=1e-3)
+        fault.leave_unrotated(tape)
+        torch.testing.assert_close(tape(tokens).logits, nope(tokens).logits)
+    folder = start("position=tape", "task.original_fault=true")
+    trained, untouched = weights(folder), weights(folder / "checkpoint-4")
+    idle = [name for name in trained if ".mix." in name or ".up." in name]
+    assert idle and all(torch.equal(trained[name], untouched[name]) for name in idle)
+    faulty, plain = fault.load(folder)[0], checkpoint.load(folder)[0]
+    with torch.no_grad():
+        tokens %= faulty.config.vocab_size
+        assert not torch.allclose(faulty(tokens).logits, plain(tokens).logits, atol=1e-4)
+    grid = ["max_length=3", "samples=2", "processes=1"]
+    outcome = run_command("-m", "arithmetic.evaluate", f"model={folder}", *grid, folder=tmp_path)
+    assert outcome.status == 0, outcome.err
+    without = start("position=nope", folder=tmp_path / "nope")
+    with pytest.raises(ValueError, match=r"different settings: task\.original_fau"):
+        check_given([settings_run(without), settings_run(folder)])
+
+
+def settings_run(folder):
+    return Run(folder, *settings_of(folder))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["position=alibi", "task.original_fault=true"], "position=alibi: only encodings that rot"),
+        (["task.original_fault=1"], "task.original_fault=1 must be true or null"),
+    ],
+)
+def test_the_fault_is_refused_where_it_cannot_be(start, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        start(*overrides)

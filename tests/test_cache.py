@@ -6,8 +6,9 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import POSITIONS, make_model, random_tokens
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from tape.cache import GrowingCache
 
@@ -181,3 +182,79 @@ def enter_continuous_batching(model):
 def test_continuous_batching_is_refused(start):
     with pytest.raises(ValueError, match=r"continuous batching .* generate\(\) with"):
         start(make_model("tape"))
+
+
+class Stream:
+    """Work on it begins when it is waited for; until then, what it fetches is not there."""
+
+    def __init__(self, *_):
+        self.work = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def wait_stream(self, other):
+        while other.work:
+            other.work.pop()()
+
+
+@pytest.fixture
+def fetches(monkeypatch):
+    """Offloaded caches on a CPU, whose layers arrive as late as a GPU's may: the fetches."""
+    done = []
+
+    def prefetch(layer):
+        if not layer.is_initialized:
+            return
+        there = layer.keys, layer.values
+        layer.keys, layer.values = (torch.full_like(x, -999) for x in there)
+
+        def arrive():
+            layer.keys, layer.values = there
+            done.append(layer)
+
+        made[-1].prefetch_stream.work.append(arrive)
+
+    made = []
+    monkeypatch.setattr(torch, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "default_stream", Stream)
+    monkeypatch.setattr(DynamicLayer, "prefetch", prefetch)
+    original = DynamicCache.__init__
+
+    def remember(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(DynamicCache, "__init__", remember)
+    return done
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", POSITIONS)
+def test_an_offloaded_cache_is_read_when_it_has_arrived(position, fetches):
+    model = make_model(position)
+    prompt, mask = random_tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    settings = {"attention_mask": mask, "max_new_tokens": 5, "pad_token_id": 0}
+    settings |= {"output_logits": True, "return_dict_in_generate": True}
+    expected = model.generate(prompt, **settings)
+    found = model.generate(prompt, **settings, cache_implementation="offloaded")
+    assert found.past_key_values.offloading and len(fetches) > 5
+    assert torch.equal(found.sequences, expected.sequences)
+    for ours, theirs in zip(found.logits, expected.logits, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_kept_indices_of_an_offloaded_cache(fetches):
+    model = make_model("rope")
+    tokens, where = random_tokens(1, 6), torch.tensor([[0, 1, 4, 5, 9, 12]])
+    cache, pieces = DynamicCache(offloading=True), []
+    for token, index in zip(tokens[0], where[0], strict=True):
+        step = {"position_ids": index.view(1, 1), "past_key_values": cache}
+        pieces.append(model(token.view(1, 1), **step).logits)
+    expected = model(tokens, position_ids=where).logits
+    torch.testing.assert_close(torch.cat(pieces, 1), expected, atol=1e-5, rtol=1e-5)

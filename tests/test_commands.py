@@ -48,6 +48,7 @@ PLACEHOLDERS = {
     "NAME=...": "NAME=wide",
     " ...": "",
     " [settings]": "",
+    "vary.position=[mine]": "vary.position=[fire]",
     "mine rope": "fire rope",
     ".venv/bin/tape perplexity --model output/trial": "tape perplexity --model output/adape_c4",
     "path/or/hub/name": "output/rope_c4",
@@ -263,6 +264,8 @@ def layout(tmp_path_factory):
         for run, base, changed in SEEDED:
             copy_run(folder / "output" / base, folder / "output" / f"{run}_{seed}", seed, changed)
     lay_out_results(folder / "measured")
+    for name in ("rates_rope_100", "scaling_tiny_rope_0"):
+        (folder / "measured" / name).mkdir()
     return folder
 
 
@@ -394,6 +397,7 @@ RULES = {
     "train.py": Rule(tiny_run),
     "sweep.py": Rule(),
     "tape.evaluation.perplexity": Rule(tiny_perplexity),
+    "tape.evaluation.long_perplexity": Rule(),
     "tape.evaluation.lm_eval": Rule(tiny_lm_eval),
     "eval_retrieval.py": Rule(
         [*("--max_tokens", "300", "--interval", "300", "--num_tests", "1", "--depths", "1"), *ALONE]
@@ -427,6 +431,8 @@ RULES = {
     "synthetic.evaluate": Rule(["--samples", "1", "--name", "new", *ALONE]),
     "synthetic.suite": Rule([], needs=True),
     "tape.compare": Rule([], needs=True),
+    "tape.compare.rates": Rule(),
+    "tape.compare.scaling": Rule(),
     "tape.compare.heatmap": Rule([]),
     "eval_scrolls.py": Rule(["--data_dir", "zips"]),
     "scrolls.show": Rule(["--data_dir", "zips"], needs=True),

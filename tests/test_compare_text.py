@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import composed
 
@@ -15,7 +16,7 @@ from tape import TapeConfig, report
 from tape.compare.__main__ import compare, main, read
 from tape.compare.figures import curves
 from tape.compare.table import columns_of
-from tape.evaluation.curves import binned, write
+from tape.evaluation.curves import binned, context_gain, write
 from tape.files import write_text
 from tape.statistics import differences
 from tape.training.runs import TRAINED, register_run
@@ -216,3 +217,43 @@ def test_every_row_of_the_papers_ablations_composes():
     assert widths == ["1H", "2H", "4H", "8H", "16H"]
     assert len(rows["architecture"]) + len(rows["equivariance"]) - 1 == table6
     assert len(rows["width"]) == table7
+
+
+def test_the_context_gain_and_ngram_models_of_the_report(runs, tmp_path):
+    for n, run in enumerate(runs):
+        settings = json.loads((run / TRAINED).read_text()) | {"length": 32}
+        write_text(run / TRAINED, json.dumps(settings))
+        write_text(
+            run / "report" / "report.json",
+            json.dumps(
+                {
+                    "scored_tokens": 9,
+                    "ngrams": {"models": [{"model": "bigram", "perplexity": 4.0 + n}]},
+                }
+            ),
+        )
+    text, found = compare(runs, tmp_path / "out", "compare")
+    assert text.splitlines()[0].endswith("| context gain, nats |")
+    assert "| 0.00 ± 0.00 |" in text  # every position has the same loss here
+    panel = curves(found.rows).axes[2]
+    line = next(line for line in panel.lines if line.get_label() == "bigram")
+    assert line.get_ydata()[0] == pytest.approx(np.mean([math.log(4.0 + n) for n in range(6)]))
+    again = curves(read([tmp_path / "out"]).rows).axes[2]
+    assert "bigram" in [line.get_label() for line in again.lines]
+
+
+def test_context_gain():
+    rows = pd.DataFrame(
+        [
+            {"first": math.nan, "last": math.nan, "value": 5.0, "n": 100},
+            *({"first": k, "last": k, "value": 4.0, "n": 1} for k in (0, 1)),
+            {"first": 2, "last": 3, "value": 3.0, "n": 1},
+            {"first": 4, "last": 7, "value": 2.0, "n": 3},
+            {"first": 8, "last": 15, "value": 1.0, "n": 8},
+            {"first": 16, "last": 31, "value": 0.5, "n": 16},
+            {"first": 32, "last": 63, "value": 9.0, "n": 32},
+        ]
+    )
+    (found,) = context_gain(rows, 32)
+    assert found["value"] == (3.0 + 3 * 2.0) / 4 - 0.5 and found["n"] == 16
+    assert context_gain(rows, 256) == [] and context_gain(rows, 8) == []

@@ -235,7 +235,7 @@ def test_every_import_is_declared_and_every_dependency_is_used():
     }
     assert imported <= required | extras
     # Loaded by transformers, lm-eval, Hydra and pytest, or run as a command.
-    by_name = {"wandb", "tensorboard", "deepspeed", "wonderwords"}
+    by_name = {"wandb", "tensorboard", "deepspeed"}
     by_name |= {"hydra-joblib-launcher", "hydra-submitit-launcher", "pytest-xdist", "ruff"}
     by_name |= {"mkdocs-material", "playwright"}
     assert (required | extras) - imported == {"tape"} | by_name
@@ -245,11 +245,11 @@ def test_dependencies_point_one_way():
     """positions <- attention <- modeling <- training and the rest; none of them knows hydra."""
     order = ["names", "positions", "configuration", "payload", "blockwise", "cpu", "flash", "s2"]
     order += [
+        "cache",
         "indices",
         "documents",
         "masks",
         "attention",
-        "cache",
         "generation",
         "options",
         "layer",

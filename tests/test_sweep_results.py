@@ -11,6 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.singleton import Singleton
 from test_addition import SETTINGS
 
+from sweeps import checks
 from sweeps.engine import Engine
 
 
@@ -29,12 +30,20 @@ TEXT += ["eval_blocks=8", "report.tokens=512", "trainer.eval_steps=1000"]
 def sweep(tmp_path, monkeypatch):
     """Runs sweep.py, and every command of it in this process."""
 
-    async def execute(self, words, log):
+    def perform(words):
         hydra = Singleton.get_state()  # sweep.py is a command of Hydra, as some of these
         GlobalHydra.instance().clear()
         logging.getLogger().handlers.clear()
         outcome = run_command(*words[1:], folder=tmp_path)
         Singleton.set_state(hydra)
+        return outcome
+
+    def performed(words):
+        outcome = perform(words)
+        return outcome.status, outcome.err
+
+    async def execute(self, words, log):
+        outcome = perform(words)
         if log is None:
             print(outcome.out, outcome.err)
         else:
@@ -43,11 +52,34 @@ def sweep(tmp_path, monkeypatch):
         return outcome.status
 
     monkeypatch.setattr(Engine, "execute", execute)
+    monkeypatch.setattr(checks, "performed", performed)
     return lambda *words: run_command("sweep.py", *words, folder=tmp_path)
 
 
 def lines(pattern, outcome):
     return re.findall(pattern, outcome.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("name", "evaluation", "message"),
+    [
+        ("encodings", "--lengths 0", "--lengths: '0' must be an integer >= 2"),
+        ("encodings", "--lengths", "--lengths: expected at least one argument"),
+        ("encodings", "--rows 3", "unrecognized arguments: --rows 3"),
+        ("encodings", "--ou a.csv", "--ou is set by the sweep"),
+        ("passkey", "--name other", "--name is set by the sweep"),
+        ("addition", "samples=0", "samples=0 must be an integer >= 1"),
+        ("addition", "sample=2", "sample=2: there is no such setting"),
+        ("addition", "model=a", "model is set by the sweep"),
+    ],
+)
+def test_arguments_of_the_evaluation_are_checked_before_the_first_run(
+    sweep, name, evaluation, message, tmp_path
+):
+    outcome = sweep(f"sweep={name}", "seeds=[0]", f"evaluation='{evaluation}'", "dry_run=true")
+    assert outcome.status == 1 and outcome.out == ""
+    assert outcome.err.startswith(f"error: evaluation={evaluation}: {message}"), outcome.err
+    assert len(outcome.lines) == 1 and not list(tmp_path.iterdir())
 
 
 def test_addition(sweep, tmp_path):
@@ -117,7 +149,8 @@ def test_ablations_have_a_table_each(sweep, tmp_path, text):
     table = (tmp_path / "output/compare_ablation/equivariance/table.md").read_text()
     assert table in outcome.out
     assert table.startswith(
-        "| encoding | n | perplexity 4 | perplexity 8 | perplexity 16 | perplexity 32 |\n"
+        "| encoding | n | perplexity 4 | perplexity 8 | perplexity 16 | perplexity 32 "
+        "| context gain, nats |\n"
     )
     assert "| encoding | n | tokens/s | memory, GiB |" in table
     assert "No differences to tape equivariant=True: they need two rows with two seeds" in table

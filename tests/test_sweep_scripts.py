@@ -247,9 +247,27 @@ def test_runs_of_a_sweep_compose(name):
         (["sweep=passkey", "only=a"], r"only=a: no such table; known: none"),
         (["sweep=addition_gpu", "batch=-1"], r"batch=-1 must be an integer >= 1"),
         (["sweep=encodings", "stride=-1"], r"stride=-1 must be an integer >= 1, or a multiple"),
+        (["sweep=encodings", "windows=3x"], r"windows='3x' must be lengths, as '\{length\} "),
+        (["sweep=encodings", "windows=' '"], r"windows=' ' must be lengths"),
         (["sweep=encodings", "stride=null"], r"stride=null must be an integer >= 1, or a multiple"),
         (["sweep=passkey", "--", ""], r"'' is no setting of train\.py: give name=value"),
         (["sweep=addition", "grid=../x"], r"grid='\.\./x' must be one folder"),
+        (
+            ["sweep=passkey", "submitit.timeout_min=5"],
+            r"submitit\.timeout_min=5 is for jobs: give cluster=slurm or cluster=local too",
+        ),
+        (
+            ["sweep=passkey", "cluster=local", "submitit.timeout_mn=5"],
+            r"submitit\.timeout_mn=5: there is no such parameter; known: name, timeout_min",
+        ),
+        (
+            ["sweep=passkey", "cluster=local", "submitit={timeout_mn: 5}"],
+            r"submitit\.timeout_mn=5: there is no such parameter",
+        ),
+        (
+            ["sweep=passkey", "cluster=local", "submitit.timeout_min=long"],
+            r"submitit\.timeout_min=long is of another type",
+        ),
     ],
 )
 def test_sweeps_that_cannot_be_are_refused_before_the_first_run(words, message, tmp_path):

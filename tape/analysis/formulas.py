@@ -164,3 +164,9 @@ def original_counts(config: TapeConfig, length: int) -> tuple[int, int]:
     einsums = sum(count for name, count in added.items() if name not in COUNTED)
     gates = length * config.position["width"] * (config.num_hidden_layers + 1)
     return macs, 2 * (macs + einsums) + nonlinear(config, length) + gates
+
+
+def training_flops(config: TapeConfig, length: int) -> int:
+    """Returns FLOPs of a training step for one sequence: two per multiply-add, and a backward pass
+    with twice those of the forward pass."""
+    return 6 * sum(multiply_adds(config, length).values())

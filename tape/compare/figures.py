@@ -53,6 +53,8 @@ def curves(rows: Sequence[Row]) -> Figure | None:
                 [panel.points(run.of(kind)) for run in row.runs.get(kind, [])],
                 **style,
             )
+        runs = [run.of(kind) for row in rows for run in row.runs.get(kind, [])]
+        levels(axes, pd.concat(runs), panel.levels)
         _finish(axes, panel, _trained(rows, kind))
     handles = {h.get_label(): h for axes in figure.axes for h in axes.lines}
     figure.legend(handles=list(handles.values()), loc="outside right upper")
@@ -74,6 +76,14 @@ def line(
         axes.fill_between(
             x, middle - spread, middle + spread, color=drawn.get_color(), alpha=0.15, linewidth=0
         )
+
+
+def levels(axes: Axes, rows: pd.DataFrame, measures: Sequence[str]) -> None:
+    """Draws the mean of each measure that there is as a horizontal line."""
+    means = rows[rows["measure"].isin(measures)].groupby("measure")["value"].mean()
+    for style, (measure, value) in zip((":", "-.", "--"), means.items(), strict=False):
+        label = measure.removesuffix(" loss")
+        axes.axhline(value, color="gray", linestyle=style, linewidth=1, label=label)
 
 
 def _trained(rows: Sequence[Row], kind: str) -> int:

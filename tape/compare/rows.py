@@ -17,7 +17,8 @@ from tape.evaluation.view import Column
 from tape.training.runs import differences
 
 DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"  # from other settings
-RATES = r"trainer\.learning_rate|learning_rates\..*"
+RATE = "trainer.learning_rate"
+RATES = rf"{re.escape(RATE)}|learning_rates\..*"
 ENCODING_SETTINGS = rf"position\..*|{RATES}|{DERIVED_SETTINGS}"
 METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|base_model|tokenizer"
 BASE = "not extended"
@@ -52,7 +53,7 @@ def rows_of(runs: Sequence[Run], across: Sequence[str] = ()) -> list[Row]:
         if not (asked := [run for run in runs if kind in run.asked]):
             continue
         _check_asked(asked, kind)
-        _check_given(asked, across)
+        check_given(asked, across)
         for label, group in grouped(asked):
             rows.setdefault(label, Row(label)).runs[kind] = group
     return list(rows.values())
@@ -79,7 +80,7 @@ def _check_asked(runs: list[Run], kind: str) -> None:
             )
 
 
-def _check_given(runs: list[Run], across: Sequence[str]) -> None:
+def check_given(runs: Sequence[Run], across: Sequence[str] = ()) -> None:
     """Raises a ValueError unless runs had one budget, and methods adapted one base."""
     methods = [run for run in runs if is_method(run)]
     bases = [run for run in runs if not is_method(run)] if methods else []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -22,6 +23,7 @@ import pandas as pd
 from tape.adapters import ADAPTER
 from tape.command import in_one_line
 from tape.evaluation.checkpoint import WEIGHTS, fingerprint
+from tape.evaluation.curves import context_gain
 from tape.evaluation.view import Evaluation, View
 from tape.files import read_object, reading, write_text
 from tape.names import check_name
@@ -155,7 +157,10 @@ def read_run(folder: Path, name: str) -> Run:
         check_weights(folder, place.name, evaluation.asked["model"])
     tables = {kind: each.rows for kind, each in found.items()}
     if "perplexity" in found:
-        tables["training"] = pd.DataFrame(metric_rows(folder))
+        tables["training"] = pd.DataFrame([*metric_rows(folder), *ngram_rows(folder)])
+        if "peft.name" not in settings:  # bases and methods have other trained lengths
+            gain = context_gain(tables["perplexity"], settings["length"])
+            tables["perplexity"] = pd.concat([tables["perplexity"], pd.DataFrame(gain)])
     rows = pd.concat(
         [rows.assign(evaluation=kind) for kind, rows in tables.items()], ignore_index=True
     )
@@ -166,6 +171,22 @@ def read_run(folder: Path, name: str) -> Run:
         {kind: each.asked for kind, each in found.items()},
         rows.astype({"value": float, "n": float}),
     )
+
+
+def ngram_rows(folder: Path) -> list[dict[str, Any]]:
+    """The losses of the n-gram models in the report of a run as rows; none without them."""
+    path = folder / "report" / "report.json"
+    if not path.is_file():
+        return []
+    report = read_object(path)
+    with reading(path):
+        return [
+            {
+                **{"measure": f"{each['model']} loss", "value": math.log(each["perplexity"])},
+                **{"n": report["scored_tokens"], "unit": "nats"},
+            }
+            for each in report.get("ngrams", {"models": []})["models"]
+        ]
 
 
 def is_saved(folder: Path) -> bool:

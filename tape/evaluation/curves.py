@@ -27,6 +27,7 @@ from tape.evaluation.view import (
     Points,
     View,
 )
+from tape.training.ngrams import ORDERS
 
 # What a row is about: it is there once.
 ABOUT = (
@@ -35,6 +36,9 @@ ABOUT = (
 )
 COLUMNS = (*ABOUT, "tokens", "nll", "perplexity")
 POSITION_COLUMNS = (*ABOUT, "first", "last", "tokens", "nll")
+
+# Losses of n-gram models, from the reports of runs: of the same text, but of other tokens.
+NGRAMS = tuple(f"{name} loss" for name in ORDERS)
 
 # Where bins of positions begin: four in an octave, as far as whole numbers allow.
 BINS = np.unique(np.rint(2 ** (np.arange(120) / 4)).astype(np.int64))
@@ -159,6 +163,25 @@ def read_evaluation(folder: Path) -> Evaluation:
     return Evaluation(asked, places.assign(measure="loss", **value))
 
 
+def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
+    """What context is worth to a model: the mean loss of tokens with 2 to 7 tokens before them
+    minus that of the last half of the trained length, in the longest windows, as a row. None below
+    16 tokens, where both would be the same, and without such windows.
+
+    Args:
+        rows: of `read_evaluation`.
+        trained: the trained length in tokens.
+    """
+    losses = []
+    for first, last in ((2, 7), (trained // 2, trained - 1)):
+        part = rows[(rows["first"] >= first) & (rows["last"] <= last)]
+        if part.empty or trained < 16:
+            return []
+        losses.append(np.average(part["value"], weights=part["n"]))
+    gain = {"measure": "context gain", "value": losses[0] - losses[1], "unit": "nats"}
+    return [gain | {"n": int(part["n"].sum())}]
+
+
 def _windows(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of whole windows."""
     return rows[(rows["measure"] == "loss") & rows["first"].isna()].sort_values("length")
@@ -175,6 +198,8 @@ def _columns(asked: list[Asked], tables: list[pd.DataFrame]) -> list[Column]:
     lengths = asked[0]["lengths"]
     compared = {length: f"{length:,}" for length in (lengths[0], lengths[-1])}
     columns = [_at(length, compared.get(length, "")) for length in lengths]
+    if all((table["measure"] == "context gain").any() for table in tables):
+        columns.append(Column("context gain, nats", "context gain", AS_IT_IS))
     if any((table["measure"] == "speed").any() for table in tables):
         columns.append(Column("tokens/s", "speed", WHOLE, cost=True))
         columns.append(Column("memory, GiB", "peak memory", AS_IT_IS, cost=True))
@@ -216,6 +241,7 @@ VIEW = View(
             "loss (nats per token)",
             tokens=True,
             log_x=True,
+            levels=NGRAMS,
         ),
     ),
 )

@@ -80,6 +80,7 @@ class Panel(NamedTuple):
     Attributes:
         points: of one run; an empty list if it has none.
         tokens: whether x is in tokens: a line marks the end of the trained length.
+        levels: measures whose means over all runs are horizontal lines, where there are such rows.
     """
 
     points: Callable[[pd.DataFrame], Points]
@@ -89,6 +90,7 @@ class Panel(NamedTuple):
     log_x: bool = False
     log_y: bool = False
     share: bool = False
+    levels: tuple[str, ...] = ()
 
 
 class HeatMap(NamedTuple):

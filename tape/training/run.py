@@ -109,6 +109,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             model = build_model(config, shape, task.tokenizer)
         if model.base_model.position.ordered:
             check_length(model, length, f"length={length}")
+        task.alter(model)
         task.check(model)
         recorded, checkpoint, finished = begin(folder, recorded, arguments, task.criterion)
         log.info(
@@ -156,6 +157,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         kernel = model.config._attn_implementation
         del trainer, model  # the report uses the saved model
         saved = load_model(folder, attn_implementation=kernel)
+        task.alter(saved)
         report = task.report(folder, saved.to(arguments.device))
     print(report)
     log.info("model, tokenizer and report are in %s", folder)

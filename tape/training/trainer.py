@@ -25,7 +25,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers.trainer_utils import EvalLoopOutput
 
 from tape.adapters import save_configuration
-from tape.analysis.formulas import multiply_adds
+from tape.analysis.formulas import training_flops
 from tape.files import write_text
 from tape.loss import IGNORED
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
@@ -59,11 +59,9 @@ class LanguageModelTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         # The console first: it adds the speed that the file records.
-        # Two FLOPs per multiply-add; the backward pass has twice those of the forward pass. It has
-        # fewer with frozen weights.
-        model, flops = self.model, None
+        model, flops = self.model, None  # there are fewer with frozen weights
         if all(parameter.requires_grad for parameter in model.parameters()):
-            flops = 6 * sum(multiply_adds(model.config, length).values()) / length
+            flops = training_flops(model.config, length) / length
         self.console = Console(flops)
         self.add_callback(self.console)
         self.add_callback(MetricsFile())

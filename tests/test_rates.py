@@ -1,0 +1,121 @@
+"""Learning rates chosen by validation loss."""
+
+import json
+
+import pytest
+from conftest import composed, make_config
+from omegaconf import OmegaConf
+
+from config import CONFIG
+from tape.compare.rates import choices, draw, main, read_all, table
+from tape.files import write_text
+from tape.training.runs import TRAINED, register_run
+
+LOSSES = {
+    "rope": {0.001: 3.0, 0.002: 2.5, 0.004: 2.75},
+    "tape": {0.001: 2.9, 0.002: 2.7, 0.004: 2.6},
+}
+
+
+def make_run(folder, encoding, rate, loss, seed=7, last=5, **others):
+    """A run with this validation loss at the end."""
+    settings = {"seed": seed, "length": 8, "sequences_per_step": 4, **others}
+    settings["position"] = {"name": encoding}
+    settings["trainer"] = {"seed": seed, "max_steps": 5, "learning_rate": rate}
+    write_text(folder / TRAINED, json.dumps(register_run(folder, settings)))
+    make_config(encoding).save_pretrained(folder)
+    row = {"step": 3, "loss": 4.0, "tokens_per_second": 9.0, "peak_memory_gib": 1.0}
+    rows = [row, {"step": 2, "eval_loss": 1.0}, {"step": last, "eval_loss": loss}]
+    write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return [
+        make_run(tmp_path / f"rates_{name}_{rate}", name, rate, loss)
+        for name, losses in LOSSES.items()
+        for rate, loss in losses.items()
+    ]
+
+
+def found(runs):
+    return choices(read_all(runs)[0])
+
+
+def test_the_lowest_loss_is_chosen_and_a_boundary_is_marked(runs):
+    rope, tape = found(runs)
+    assert (rope.label, rope.rate, rope.at_boundary) == ("rope", 0.002, False)
+    assert (tape.label, tape.rate, tape.at_boundary) == ("tape", 0.004, True)
+    lines = table([rope, tape]).splitlines()
+    assert lines[0] == "| encoding | 0.001 | 0.002 | 0.004 | chosen |"
+    assert lines[2:4] == [
+        "| rope | 3.0000 | 2.5000 | 2.7500 | 0.002 |",
+        "| tape | 2.9000 | 2.7000 | 2.6000 | 0.004 * |",
+    ]
+    axes = draw([rope, tape]).axes[0]
+    stars = [line for line in axes.lines if line.get_marker() == "*"]
+    assert [(*line.get_xdata(), *line.get_ydata()) for line in stars] == [
+        (0.002, 2.5),
+        (0.004, 2.6),
+    ]
+    assert [line.get_markerfacecolor() for line in stars] == ["C0", "none"]
+
+
+def test_a_rate_counts_with_all_seeds_only(runs, tmp_path):
+    more = [
+        make_run(tmp_path / f"more_{rate}", "rope", rate, loss, seed=8)
+        for rate, loss in {0.001: 2.0, 0.004: 1.0}.items()
+    ]
+    rope, tape = found([*runs, *more])
+    assert rope.means == {0.001: 2.5, 0.004: pytest.approx(1.875)} and rope.rate == 0.004
+    assert tape.rate is None and table([rope, tape]).splitlines()[3] == "| tape | - | - | - | - |"
+
+
+def test_command(runs, tmp_path, capsys):
+    target = tmp_path / "config" / "text.yaml"
+    write_text(target, "fire: 0.25\nrope: 0.5\n")
+    out = tmp_path / "out"
+    main([*map(str, runs), "--out", str(out), "--into", str(target)])
+    assert OmegaConf.load(target) == {"fire": 0.25, "rope": 0.002, "tape": 0.004}
+    assert OmegaConf.load(out / "rates.yaml") == {"rope": 0.002, "tape": 0.004}
+    printed = capsys.readouterr().out
+    assert printed.startswith((out / "table.md").read_text())
+    assert (out / "rates.png").is_file()
+    # The saved rows give the same choice.
+    main([str(out), "--out", str(tmp_path / "again")])
+    assert (tmp_path / "again" / "table.md").read_text() == (out / "table.md").read_text()
+
+
+def test_runs_that_did_not_finish_are_named(runs, tmp_path, capsys):
+    early = make_run(tmp_path / "early", "alibi", 0.001, 2.0, last=4)
+    given = [*runs, early, tmp_path / "absent"]
+    with pytest.raises(SystemExit, match="error: 2 of 8 could not be read"):
+        main([*map(str, given), "--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert "* " + str(early) + ": " in printed and "no validation loss at its last step" in printed
+
+
+def test_other_budgets_and_double_runs_are_refused(runs, tmp_path):
+    other = make_run(tmp_path / "other", "rope", 0.008, 2.0, vocab_size=5)
+    with pytest.raises(ValueError, match="were trained with different settings: vocab_size"):
+        found([*runs, other])
+    twice = make_run(tmp_path / "twice", "rope", 0.001, 2.0)
+    with pytest.raises(ValueError, match="twice is given twice, or is as another run"):
+        found([*runs, twice])
+
+
+def test_a_file_has_one_rate_per_encoding(runs, tmp_path, capsys):
+    wide = make_run(tmp_path / "wide", "tape", 0.001, 2.0)
+    trained = json.loads((wide / TRAINED).read_text())
+    trained["position"]["width"] = 4
+    write_text(wide / TRAINED, json.dumps(trained))
+    with pytest.raises(SystemExit, match=r"one learning rate per encoding: rope, tape.*leave some"):
+        main([*map(str, runs), str(wide), "--out", str(tmp_path / "out")])
+
+
+def test_the_default_run_takes_the_chosen_rates():
+    rates = OmegaConf.load(CONFIG / "rates" / "text.yaml")
+    for name in ("rope", "tape"):
+        cfg = composed("experiment=text", f"position={name}")
+        assert cfg.trainer.learning_rate == rates.get(name, 8e-3)
