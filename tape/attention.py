@@ -14,24 +14,25 @@ builders keep working. An unsupported request raises an error; there is no silen
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
-from tape import cpu
+from tape import cpu, gpu
 from tape.flash import flash
+from tape.flex import WITH_DROPOUT, flex
 from tape.indices import refuse_unless
-from tape.masks import build_mask, num_slots, restrict
+from tape.masks import build_mask, num_slots, restrict, unpadded_blocks
 from tape.names import suggestion
 from tape.payload import Attended, Payload, concat_payload, per_query_head, split, split_payload
 from tape.positions import ENCODINGS, ScoreBias
-from tape.positions.scores import ScoreMod, masked
+from tape.positions.scores import masked
 from tape.s2 import check_groups, shifted_groups
 
 if TYPE_CHECKING:
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
 
 Kernel = Callable[..., Attended]
 
-FLEX_WITH_DROPOUT = (
-    "attn_implementation='flex_attention' with attention_dropout={}: it has no dropout; set it "
-    "to 0, or use eager, sdpa or flash_attention_2"
-)
 NOT_ITS_SCORES = "it computes scores as products of queries and keys, which this encoding replaces"
 
 
@@ -84,11 +81,11 @@ def sdpa(
     dropout: float,
     needs_lse: bool = False,
 ) -> Attended:
-    """torch's fused kernels, one call for the values and one for the payload.
+    """torch's fused kernels; `tape.gpu` chooses among those of a GPU.
 
-    Two calls of equal width are faster than one of unequal width, which falls back to unfused code.
-    Some inputs have faster paths on a CPU (`tape.cpu`). No kernel returns the log-sum-exp: with it
-    the scores are computed as by `eager`.
+    On a CPU, two calls of equal width, for values and payload, are faster than one of unequal
+    width, which falls back to unfused code. Some inputs have faster paths there (`tape.cpu`). No
+    kernel returns the log-sum-exp: with it the scores are computed as by `eager`.
     """
     B, H, T, _ = q.shape
     is_causal = mask is None and T > 1  # the builder leaves causality to us
@@ -108,6 +105,8 @@ def sdpa(
         # Slots of a static cache after the last query are free: drop them.
         k, v = k[:, :, :T], v[:, :, :T]
         payload = None if payload is None else payload[:, :, :T]
+    if q.is_cuda:
+        return Attended(*gpu.attend(q, k, v, payload, mask, scaling, dropout, is_causal))
 
     def attend(values: Tensor) -> Tensor:
         missing = q.shape[-1] - values.shape[-1]
@@ -124,72 +123,6 @@ def sdpa(
     if dropout:  # one call: two would draw different dropout masks
         return Attended(*split(attend(concat_payload(v, payload)), payload))
     return Attended(attend(v), attend(payload))
-
-
-@cache
-def _compiled_flex() -> Callable[..., Tensor]:
-    # fullgraph: past the recompilation limit it fails instead of silently running unfused.
-    return torch.compile(flex_attention, fullgraph=True)
-
-
-def _masked_mod(mask_BHTS: Tensor, score_mod: ScoreMod | None) -> ScoreMod:
-    """Applies a user-supplied mask, boolean or additive, after `score_mod`."""
-
-    def apply(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        score = score if score_mod is None else score_mod(score, b, h, i, j)
-        value = mask_BHTS[b, h, i, j]
-        return torch.where(value, score, -torch.inf) if value.dtype == torch.bool else score + value
-
-    return apply
-
-
-def _check_flex(q: Tensor, dropout: float, needs_gradient: bool) -> None:
-    if dropout:
-        raise ValueError(FLEX_WITH_DROPOUT.format(dropout))
-    if not q.is_cuda and needs_gradient and torch.is_grad_enabled():
-        raise ValueError(
-            f"attn_implementation='flex_attention' with gradients on {q.device.type}: torch "
-            "supports them on a GPU only; use sdpa or eager, or call the model under "
-            "torch.no_grad()"
-        )
-    if q.is_cuda and q.shape[-1] < 16:
-        raise ValueError(
-            f"attn_implementation='flex_attention' with head_dim={q.shape[-1]}: on a GPU it must "
-            "be at least 16; use sdpa or eager"
-        )
-
-
-def flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    payload: Payload,
-    mask: BlockMask | Tensor | None,
-    bias: ScoreBias | None,
-    scaling: float,
-    dropout: float,
-    needs_lse: bool = False,
-) -> Attended:
-    """torch's FlexAttention: values and payload under one softmax, the bias as a `score_mod`.
-
-    Compiled on a GPU; unfused on a CPU, where torch has no gradients for it.
-    """
-    _check_flex(q, dropout, any(x.requires_grad for x in (q, k, v)))
-    (B, H, T, _), K, S = q.shape, *k.shape[1:3]
-    values = concat_payload(v, payload)
-    score_mod = None
-    if bias is not None:
-        score_mod = bias.score_mod(torch.promote_types(q.dtype, torch.float32))
-    if isinstance(mask, Tensor):
-        mask, score_mod = None, _masked_mod(mask.expand(B, H, T, S), score_mod)
-    settings = {"score_mod": score_mod, "block_mask": mask, "scale": scaling, "enable_gqa": K != H}
-    settings["return_aux"] = AuxRequest(lse=needs_lse)
-    if torch.compiler.is_compiling() or not q.is_cuda:
-        attended, aux = flex_attention(q, k, values, **settings)
-    else:  # variants: payload, gradients, cache; one length, then any: more than the default
-        with torch._dynamo.config.patch(recompile_limit=64):
-            attended, aux = _compiled_flex()(q, k, values, **settings)
-    return Attended(*split(attended, payload), lse=aux.lse)
 
 
 KERNELS: dict[str, Kernel] = {
@@ -216,8 +149,12 @@ def of_windows(
         kernel = KERNELS[implementation]
         if implementation == "flash_attention_2":
             kernel = partial(kernel, window=window, documents=documents)
-        allowed = restrict(window, real, documents, num_slots(x_BTC, cache))
-        mask = build_mask(config, x_BTC, attention_mask, cache, slots, allowed)
+        usual, mask = False, None
+        if implementation == "flex_attention" and attention_mask is None and documents is None:
+            usual, mask = unpadded_blocks(window, x_BTC, cache)
+        if not usual:
+            allowed = restrict(window, real, documents, num_slots(x_BTC, cache))
+            mask = build_mask(config, x_BTC, attention_mask, cache, slots, allowed)
         found[window] = kernel, mask
     return found
 
@@ -244,7 +181,7 @@ def require(implementation: str, config: PretrainedConfig) -> None:
             f"(EXTRAS=dev,flash bash script/setup.sh); allowed here: {', '.join(names)}"
         )
     if implementation == "flex_attention" and config.attention_dropout:
-        raise ValueError(FLEX_WITH_DROPOUT.format(config.attention_dropout))
+        raise ValueError(WITH_DROPOUT.format(config.attention_dropout))
 
 
 def shifted(implementation: str, config: PretrainedConfig, group: int) -> Kernel:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
+from torch.compiler import is_compiling
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import Cache
 from transformers.masking_utils import and_masks, create_causal_mask
 
@@ -39,6 +41,31 @@ def restrict(
         number = lookup(documents_BT)
         conditions.append(lambda b, h, i, j: number(b, i) == number(b, j))
     return and_masks(*conditions) if conditions else None
+
+
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)  # a mask made for inference could not be saved for a gradient
+def causal_blocks(T: int, window: int | None, device: torch.device) -> BlockMask:
+    """Returns FlexAttention's mask of T tokens without padding, one for all sequences."""
+
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return j <= i if window is None else (j <= i) & (i - j < window)
+
+    compiled = device.type == "cuda"
+    return create_block_mask(seen, None, None, T, T, device=device, _compile=compiled)
+
+
+def unpadded_blocks(
+    window: int | None, x_BTC: Tensor, cache: Cache | None
+) -> tuple[bool, BlockMask | None]:
+    """Returns whether FlexAttention needs no mask of this text, and of this text only, and the one
+    that serves any: None for one token, which sees all of a dynamic cache."""
+    if is_compiling():
+        return False, None
+    T = x_BTC.shape[1]
+    if cache is None:
+        return True, causal_blocks(T, window, x_BTC.device)
+    return T == 1 and window is None and not cache.is_compileable, None
 
 
 def build_mask(

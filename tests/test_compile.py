@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention
 from transformers import CompileConfig, DynamicCache, StaticCache, masking_utils
 
-from tape import attention
+from tape import flex
 
 
 def every_position(*quick):
@@ -156,13 +156,13 @@ def test_gaps_in_a_cache_in_a_graph(position, first):
 
 @torch.no_grad()
 @pytest.mark.slow
-@pytest.mark.parametrize(("position", "graphs"), [("alibi", 4), ("tape", 7)])
+@pytest.mark.parametrize(("position", "graphs"), [("alibi", 4), ("tape", 8)])
 @pytest.mark.filterwarnings("ignore:_compile flag")
 def test_flex_compiles_a_bounded_number_of_times(position, graphs, monkeypatch):
     """Of a length, of any length, of one token with one cache and with any; TAPE twice, with state
     and without."""
     compiled = torch.compile(flex_attention.flex_attention, backend="aot_eager", fullgraph=True)
-    monkeypatch.setattr(attention, "flex_attention", compiled)
+    monkeypatch.setattr(flex, "flex_attention", compiled)
 
     def uncompiled(*arguments, _compile, **settings):
         return flex_attention.create_block_mask(*arguments, **settings)

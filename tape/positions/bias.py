@@ -131,18 +131,24 @@ class T5Layer(nn.Module):
 
 
 class TableBias(LearnedBias):
-    """T5's bias; FlexAttention reads its table directly."""
+    """T5's bias; FlexAttention reads it by distance.
+
+    Not by bucket: the gradients of all pairs of a bucket, of most pairs in the last one, would be
+    added to one address of a GPU's memory one after the other.
+    """
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
-        farthest, device = self.layer.max_distance, self.positions.query.device
+        layer, device = self.layer, self.positions.query.device
+        # All distances from the farthest on share a bucket.
+        farthest = max(layer.max_distance, self.positions.key.shape[-1])
         every = torch.arange(farthest + 1, device=device)
-        buckets = t5_bucket(every, self.layer.num_buckets, farthest)
-        table = self.layer.table.weight.to(dtype)
+        buckets = t5_bucket(every, layer.num_buckets, layer.max_distance)
+        term = F.embedding(buckets, layer.table.weight).to(dtype)
         query, key = lookup(self.positions.query), lookup(self.positions.key)
 
         def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             distance = (query(b, i) - key(b, j)).clamp(min=0, max=farthest)
-            return score + table[buckets[distance], h]
+            return score + term[distance, h]
 
         return add
 

@@ -1,0 +1,59 @@
+"""torch's fused attention on a GPU: which kernel, and in how many calls.
+
+What the kernels take, in torch 2.13: FlashAttention and cuDNN 16-bit numbers, no mask of ours and
+grouped queries; cuDNN and the memory-efficient kernel values wider than queries, cuDNN up to 128
+channels in training; the memory-efficient kernel masks and float32, but no grouped queries. cuDNN
+prefers itself and takes masks too, with gradients that may be NaN (pytorch issue 196678).
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tape.payload import concat_payload, per_query_head, split
+
+WIDEST = 128  # channels of values and payload in one call
+ANY = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+UNEQUAL = [SDPBackend.CUDNN_ATTENTION]
+REST = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def kernels(q: Tensor, values: Tensor, mask: Tensor | None) -> list[SDPBackend]:
+    """The kernels that may run; torch takes the first that supports the rest of the input."""
+    if mask is not None:
+        return REST
+    return (ANY if q.shape[-1] == values.shape[-1] else UNEQUAL) + REST
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    payload: Tensor | None,
+    mask: Tensor | None,
+    scaling: float,
+    dropout: float,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Averages values and payload, in one call where they have at most 128 channels."""
+    (B, H, _, _), grouped = q.shape, k.shape[1] != q.shape[1]
+    # Only the kernels that take neither a mask, float32 nor unequal widths take grouped queries.
+    grouped &= payload is None and mask is None and q.element_size() == 2
+    if not grouped:
+        k, v = (per_query_head(x, H).expand(B, H, *x.shape[-2:]) for x in (k, v))
+
+    def average(values: Tensor) -> Tensor:
+        with sdpa_kernel(kernels(q, values, mask)):
+            return F.scaled_dot_product_attention(
+                *(q, k, values, mask, dropout, is_causal), scale=scaling, enable_gqa=grouped
+            )
+
+    if payload is None:
+        return average(v), None
+    payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
+    # Two calls would draw different dropout masks.
+    if dropout or v.shape[-1] + payload.shape[-1] <= WIDEST:
+        return split(average(concat_payload(v, payload)), payload)
+    return average(v), average(payload.contiguous())  # cuDNN refused expanded ones

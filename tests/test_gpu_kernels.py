@@ -1,0 +1,108 @@
+"""The choice among torch's fused kernels of a GPU, whose calls run on a CPU too."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+
+from tape import attention, gpu
+
+EXACT = {"atol": 1e-10, "rtol": 1e-10}
+H, T, D = 4, 9, 16
+
+
+def tensors(K, P=D, heads=None, dtype=torch.float64):
+    torch.manual_seed(0)
+    shapes = (2, H, T, D), (2, K, T, D), (2, K, T, D), (1, heads or K, T, P)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def masks():
+    causal = torch.ones(T, T, dtype=torch.bool).tril().expand(2, 1, T, T).clone()
+    causal[1, :, :, 0] = False
+    causal[1, :, 0, 0] = True
+    return {"causal": None, "boolean": causal, "additive": torch.randn(2, H, T, T).double()}
+
+
+@pytest.mark.parametrize("kind", ["causal", "boolean", "additive"])
+@pytest.mark.parametrize("K", [4, 2, 1])
+@pytest.mark.parametrize("P", [None, 8, 16, 120])
+def test_equals_eager(kind, K, P):
+    """Averages and gradients, in one call and (120 channels) in two."""
+    q, k, v, payload = tensors(K, P or 1, heads=1 if P == 8 else None)
+    payload = None if P is None else payload
+    mask = masks()[kind]
+    found = gpu.attend(q, k, v, payload, mask, 0.3, 0.0, is_causal=mask is None)
+    shown = torch.ones(T, T, dtype=torch.bool).tril() if mask is None else mask
+    expected = attention.eager(q, k, v, payload, shown, None, 0.3, 0.0)[:2]
+    inputs = [x for x in (q, k, v, payload) if x is not None]
+    gradients = []
+    for averages in (found, expected):
+        total = sum(x.sin().sum() for x in averages if x is not None)
+        gradients.append(torch.autograd.grad(total, inputs))
+    torch.testing.assert_close(found[0], expected[0], **EXACT)
+    torch.testing.assert_close(found[1], expected[1], **EXACT)
+    torch.testing.assert_close(*gradients, **EXACT)
+
+
+def calls(monkeypatch, *given, dropout=0.0):
+    """What each call of torch's function gets: allowed kernels, widths of the values, heads."""
+    found = []
+
+    class Allowed:
+        def __init__(self, names):
+            self.names = set(names)
+
+        def __enter__(self):
+            found.append([self.names])
+
+        def __exit__(self, *error):
+            pass
+
+    def attend(q, k, values, mask, dropout, is_causal, scale, enable_gqa):
+        assert 0 not in values.stride()[:2] or values.shape[1] == 1
+        found[-1] += [values.shape[-1], k.shape[1], enable_gqa]
+        return q.new_zeros(*q.shape[:3], values.shape[-1])
+
+    monkeypatch.setattr(gpu, "sdpa_kernel", Allowed)
+    monkeypatch.setattr(gpu.F, "scaled_dot_product_attention", attend)
+    mask = given[-1]
+    gpu.attend(*given, 1.0, dropout, mask is None)
+    return found
+
+
+def test_cudnn_gets_no_mask_and_flash_no_unequal_widths(monkeypatch):
+    cudnn, flash = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
+    rest = {SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH}
+    q, k, v, payload = tensors(H)
+    mask = masks()["boolean"]
+    assert calls(monkeypatch, q, k, v, None, None) == [[{cudnn, flash} | rest, D, H, False]]
+    assert calls(monkeypatch, q, k, v, payload, None) == [[{cudnn} | rest, 2 * D, H, False]]
+    assert calls(monkeypatch, q, k, v, payload, mask) == [[rest, 2 * D, H, False]]
+
+
+def test_wide_payloads_have_a_call_of_their_own_unless_there_is_dropout(monkeypatch):
+    q, k, v, payload = tensors(H, P=120, heads=1)
+    assert [call[1] for call in calls(monkeypatch, q, k, v, payload, None)] == [D, 120]
+    assert [call[1] for call in calls(monkeypatch, q, k, v, payload, None, dropout=0.1)] == [136]
+
+
+def test_grouped_queries_go_where_they_are_supported(monkeypatch):
+    mask = masks()["boolean"]
+    for dtype, given, expected in (
+        (torch.bfloat16, None, [2, True]),
+        (torch.float32, None, [4, False]),
+        (torch.bfloat16, mask, [4, False]),
+    ):
+        q, k, v, payload = tensors(2, dtype=dtype)
+        ((*_, heads, grouped),) = calls(monkeypatch, q, k, v, None, given)
+        assert [heads, grouped] == expected
+        ((*_, heads, grouped),) = calls(monkeypatch, q, k, v, payload, given)
+        assert [heads, grouped] == [4, False]
+
+
+def test_runs_in_one_graph():
+    q, k, v, payload = tensors(H, dtype=torch.float32)
+    torch._dynamo.reset()
+    compiled = torch.compile(gpu.attend, backend="aot_eager", fullgraph=True)
+    given = (q, k, v, payload, None, 0.3, 0.0, True)
+    torch.testing.assert_close(compiled(*given), gpu.attend(*given))
