@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.masking_utils import create_causal_mask
+from transformers.models.llama import modeling_llama
 
 from tape import TapeConfig, TapeForCausalLM
 from tape.analysis.cost import SHAPE, configuration
@@ -44,8 +48,21 @@ def decoder(config: TapeConfig, attention: str) -> TapeForCausalLM:
     return model.to(DEVICE)
 
 
+def without_causal(config: LlamaConfig, **given: Any) -> Any:
+    """The library's masks, but none of a text without padding and cache."""
+    causal = given["attention_mask"] is None and given["past_key_values"] is None
+    if causal and config._attn_implementation == "sdpa":
+        return None
+    return create_causal_mask(config, **given)
+
+
 def library_llama(model: TapeForCausalLM) -> LlamaForCausalLM:
-    """Returns the library's Llama with the weights and the backend of a decoder with RoPE."""
+    """Returns the library's Llama with the weights and the backend of a decoder with RoPE.
+
+    In a graph the library would make a causal mask, which it leaves out elsewhere and which costs
+    kernels their causal form; ours does not, and both get the same.
+    """
+    modeling_llama.create_causal_mask = without_causal
     config = llama_config(model.config)
     config._attn_implementation = model.config._attn_implementation
     with DEVICE:

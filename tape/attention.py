@@ -25,14 +25,14 @@ from transformers import Cache, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
 from tape import cpu, gpu
-from tape.flash import flash
+from tape.flash import flash, ragged
 from tape.flex import WITH_DROPOUT, flex
-from tape.indices import refuse_unless
 from tape.masks import build_mask, num_slots, restrict, unpadded_blocks
 from tape.names import suggestion
 from tape.payload import Attended, Payload, concat_payload, per_query_head, split, split_payload
 from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.scores import masked
+from tape.refusal import refuse_unless
 from tape.s2 import check_groups, shifted_groups
 
 if TYPE_CHECKING:
@@ -148,13 +148,15 @@ def of_windows(
     for window in windows:
         kernel = KERNELS[implementation]
         if implementation == "flash_attention_2":
-            kernel = partial(kernel, window=window, documents=documents)
+            kernel = partial(kernel, window=window)
         usual, mask = False, None
         if implementation == "flex_attention" and attention_mask is None and documents is None:
             usual, mask = unpadded_blocks(window, x_BTC, cache)
         if not usual:
             allowed = restrict(window, real, documents, num_slots(x_BTC, cache))
             mask = build_mask(config, x_BTC, attention_mask, cache, slots, allowed)
+            if implementation == "flash_attention_2":
+                mask = ragged(mask, documents, x_BTC.shape[1])
         found[window] = kernel, mask
     return found
 

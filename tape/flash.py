@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,42 @@ DTYPES = (torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256  # the package's maximum head dimension
 ERROR_PREFIX = "attn_implementation='flash_attention_2'"
 ALTERNATIVES = "allowed here: eager, sdpa, flex_attention"
+
+
+class Ragged(NamedTuple):
+    """Where the real tokens of a batch are, found once for all layers.
+
+    The real queries are the last real keys, which is how the package aligns them.
+
+    Attributes:
+        queries: of (B, T), their numbers when it is flattened.
+        keys: of (B, S).
+        query_starts, key_starts: (sequences + 1,) int32, where each row or document begins.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    query_starts: Tensor
+    key_starts: Tensor
+
+    @classmethod
+    def of(cls, mask: Tensor, documents: Tensor | None, T: int) -> Ragged:
+        """
+        Args:
+            mask: (B, S), False at padding.
+            documents: (B, T) numbers; None: a row is one.
+        """
+        real = mask.bool()
+        queries = real[:, real.shape[1] - T :]
+        places = (x.flatten().nonzero()[:, 0] for x in (queries, real))
+        return cls(*places, *(_boundaries(x, documents) for x in (queries, real)))
+
+
+def ragged(mask: Tensor | None, documents: Tensor | None, T: int) -> Ragged | Tensor | None:
+    """Returns the mask of all layers; one that is refused is left as it is."""
+    if documents is not None and mask is None:
+        mask = torch.ones_like(documents, dtype=torch.bool)
+    return mask if mask is None or mask.ndim != 2 else Ragged.of(mask, documents, T)
 
 
 def functions() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
@@ -40,17 +77,15 @@ def flash(
     k: Tensor,
     v: Tensor,
     payload: Payload,
-    mask: Tensor | None,
+    mask: Ragged | Tensor | None,
     bias: ScoreBias | None,
     scaling: float,
     dropout: float,
     needs_lse: bool = False,
     window: int | None = None,
-    documents: Tensor | None = None,
 ) -> Attended:
-    """Backend of `tape.attention`; mask is None or (B, S), False at padding. A query attends to
-    itself and the `window` - 1 real tokens before it, within its document (`documents`, (B, T)
-    numbers).
+    """Backend of `tape.attention`; mask is a `Ragged`, (B, S), False at padding, or None. A query
+    attends to itself and the `window` - 1 real tokens before it, within its document.
 
     Averages of padding queries are zero.
 
@@ -65,10 +100,10 @@ def flash(
         settings["alibi_slopes"] = bias.alibi_slopes()
     if needs_lse:
         settings["return_attn_probs"] = True
-    if documents is not None and mask is None:
-        mask = torch.ones_like(documents, dtype=torch.bool)
+    if isinstance(mask, Tensor):
+        mask = Ragged.of(mask, None, q.shape[2])
     v, payload = split_payload(v, payload)
-    attend = partial(_attend, q, k, mask=mask, documents=documents, settings=settings)
+    attend = partial(_attend, q, k, ragged=mask, settings=settings)
     if payload is None:
         values, lse = attend(v)
         return Attended(values, None, lse=lse)
@@ -80,13 +115,15 @@ def flash(
     return Attended(values, attend(payload)[0], lse=lse)
 
 
-def _check(q: Tensor, mask: Tensor | None, bias: ScoreBias | None, needs_lse: bool) -> None:
+def _check(
+    q: Tensor, mask: Ragged | Tensor | None, bias: ScoreBias | None, needs_lse: bool
+) -> None:
     if q.dtype not in DTYPES:
         raise ValueError(
             f"{ERROR_PREFIX} with {q.dtype}: it supports float16 and bfloat16; load the model with "
             f"dtype=torch.bfloat16, or train with bf16=true; {ALTERNATIVES}"
         )
-    if mask is not None and mask.ndim != 2:
+    if isinstance(mask, Tensor) and mask.ndim != 2:
         raise ValueError(
             f"{ERROR_PREFIX} with an attention_mask of {mask.ndim} dimensions: it supports (B, S), "
             f"zero at padding; {ALTERNATIVES}"
@@ -104,12 +141,7 @@ def _check(q: Tensor, mask: Tensor | None, bias: ScoreBias | None, needs_lse: bo
 
 
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    documents: Tensor | None,
-    settings: dict,
+    q: Tensor, k: Tensor, values: Tensor, ragged: Ragged | None, settings: dict
 ) -> tuple[Tensor, Tensor | None]:
     """Averages `values` (B, K, S, P) of any width P; returns (B, H, T, P) and the log-sum-exp
     (B, H, T), if the settings ask for it."""
@@ -126,44 +158,43 @@ def _attend(
         for x in (q, k, values)
     )
     fixed, varying = functions()
-    if mask is None:
+    if ragged is None:
         found = fixed(q_BTHW, k_BSKW, v_BSKW, **settings)
         attended, lse = found[:2] if isinstance(found, tuple) else (found, None)
     else:
-        attended, lse = _attend_unpadded(
-            varying, q_BTHW, k_BSKW, v_BSKW, mask.bool(), documents, settings
-        )
+        attended, lse = _attend_ragged(varying, q_BTHW, k_BSKW, v_BSKW, ragged, settings)
     return attended[..., : values.shape[-1]].transpose(1, 2), lse
 
 
-def _attend_unpadded(
+def _attend_ragged(
     varying: Callable[..., Tensor],
     q_BTHW: Tensor,
     k_BSKW: Tensor,
     v_BSKW: Tensor,
-    mask_BS: Tensor,
-    documents: Tensor | None,
+    ragged: Ragged,
     settings: dict,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attends among the real tokens of each row or document. The real queries are the last real
-    keys, which is how the package aligns them."""
-    T, S = q_BTHW.shape[1], k_BSKW.shape[1]
-    queries_BT = mask_BS[:, S - T :]
+    """Attends among the real tokens of each row or document."""
     found = varying(
-        q_BTHW[queries_BT],
-        k_BSKW[mask_BS],
-        v_BSKW[mask_BS],
-        cu_seqlens_q=_boundaries(queries_BT, documents),
-        cu_seqlens_k=_boundaries(mask_BS, documents),
-        max_seqlen_q=T,
-        max_seqlen_k=S,
+        q_BTHW.flatten(0, 1)[ragged.queries],
+        k_BSKW.flatten(0, 1)[ragged.keys],
+        v_BSKW.flatten(0, 1)[ragged.keys],
+        cu_seqlens_q=ragged.query_starts,
+        cu_seqlens_k=ragged.key_starts,
+        max_seqlen_q=q_BTHW.shape[1],
+        max_seqlen_k=k_BSKW.shape[1],
         **settings,
     )
     attended, lse = found[:2] if isinstance(found, tuple) else (found, None)
+
+    def whole(x: Tensor) -> Tensor:
+        """(tokens, ...) -> (B, T, ...), 0 at padding."""
+        padded = x.new_zeros(q_BTHW.shape[0] * q_BTHW.shape[1], *x.shape[1:])
+        return padded.index_put((ragged.queries,), x).unflatten(0, q_BTHW.shape[:2])
+
     if lse is not None:  # (H, tokens)
-        lse_BTH = lse.new_zeros(q_BTHW.shape[:3]).index_put((queries_BT,), lse.mT)
-        lse = lse_BTH.transpose(1, 2)
-    return torch.zeros_like(q_BTHW).index_put((queries_BT,), attended), lse
+        lse = whole(lse.mT).transpose(1, 2)
+    return whole(attended), lse
 
 
 def _boundaries(real: Tensor, documents: Tensor | None) -> Tensor:

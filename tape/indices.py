@@ -15,6 +15,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from tape.cache import cached_keys
+from tape.refusal import refuse_unless
 
 
 def token_indices(
@@ -127,17 +128,6 @@ def real_tokens(mask: Tensor | None, slots: Tensor) -> Tensor | None:
     seen = seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2
     itself = seen.gather(2, slots[None, :, None].expand(len(seen), -1, -1))[..., 0]
     return seen[:, -1].index_copy(1, slots, itself)
-
-
-def refuse_unless(holds: Tensor, message: str, now: bool) -> None:
-    """Raises a ValueError unless all of `holds`; not checked in compiled graphs. Reading `holds` on
-    a GPU synchronises: unless `now`, the device asserts it asynchronously."""
-    if torch.compiler.is_compiling():
-        return
-    if holds.is_cuda and not now:
-        torch._assert_async(holds.all(), message)
-    elif not holds.all():
-        raise ValueError(message)
 
 
 def check_mask(mask: Tensor | None, T: int, cache: Cache | None, training: bool = False) -> None:

@@ -23,7 +23,11 @@ class Head(nn.Linear):
         super().__init__(hidden_size, vocab_size, bias=False)
 
     def forward(
-        self, x_BTC: Tensor, labels: Tensor | None = None, num_items: Tensor | int | None = None
+        self,
+        x_BTC: Tensor,
+        labels: Tensor | None = None,
+        num_items: Tensor | int | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """Computes logits (B, T, V), or with `labels` (B, T) the mean cross-entropy (nats) of the
         next token, a scalar in at least float32.
@@ -31,14 +35,19 @@ class Head(nn.Linear):
         Args:
             labels: token ids, -100 for tokens that are not predicted.
             num_items: divisor of the sum; the number of predicted tokens by default.
+            positions: (B, M) of all labels that are not -100 and not the first of their row, -1
+                where a row has fewer (`label_positions`): the others are not computed. To look for
+                them here, a CPU would have to wait for the GPU.
         """
         if labels is None:
             return super().forward(x_BTC)
-        x_MC, targets = x_BTC[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-        if not torch.compiler.is_compiling():  # compiled graphs need a static number of tokens
-            predicted = (targets != IGNORED).nonzero()[:, 0]
-            if len(predicted) < len(targets):
-                x_MC, targets = x_MC[predicted], targets[predicted]
+        if positions is not None:
+            before = (positions - 1).clamp(min=0)[..., None].expand(-1, -1, x_BTC.shape[-1])
+            x_MC = x_BTC.gather(1, before).flatten(0, 1)
+            targets = labels.gather(1, positions.clamp(min=0)).where(positions >= 0, IGNORED)
+            targets = targets.flatten()
+        else:
+            x_MC, targets = x_BTC[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
         weight_VC, device = self.weight, x_MC.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -46,6 +55,18 @@ class Head(nn.Linear):
         with torch.autocast(device, enabled=False):
             total = SummedCrossEntropy.apply(x_MC, weight_VC, targets)
         return total / ((targets != IGNORED).sum() if num_items is None else num_items)
+
+
+def label_positions(labels: Tensor) -> Tensor | None:
+    """Returns the positions (B, M) that `Head` computes for labels (B, T): those of all labels but
+    the first that are not -100, -1 where a row has fewer; None if it has to compute all."""
+    predicted = labels != IGNORED
+    predicted[:, 0] = False
+    counts = predicted.sum(1)
+    if bool((counts == labels.shape[1] - 1).all()):
+        return None
+    order = predicted.int().argsort(dim=1, descending=True, stable=True)[:, : int(counts.max())]
+    return order.where(predicted.gather(1, order), -1)
 
 
 class SummedCrossEntropy(torch.autograd.Function):

@@ -221,7 +221,9 @@ class TapeModel(TapePreTrainedModel):
             )
         sampler = self.position.sampler
         indices.check_draw(sampler.draw, past_key_values)
-        where = Positions(*sampler(query, key, self.training))  # one draw for all layers
+        counted = position_ids is None and kept is None  # and so below the number of slots
+        extent = key.shape[-1] if counted else None
+        where = Positions(*sampler(query, key, self.training, extent))  # one draw for all layers
         x_BTC = self.position.embed(x_BTC, where)
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
         e = self.position.state(where, wide)
@@ -289,6 +291,7 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         output_attentions: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         document_ids: Tensor | None = None,
+        label_positions: Tensor | None = None,
     ) -> CausalLMOutputWithPast:
         """Takes the arguments of `TapeModel`, and:
 
@@ -297,6 +300,8 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
                 of a document's first token is predicted from the last one of the document before.
             logits_to_keep: number of last tokens, or their indices, to compute logits for; 0: all.
             num_items_in_batch: divisor of the summed loss; the number of labels by default.
+            label_positions: (B, M) of the labels, if some are -100 (`tape.loss.label_positions`);
+                saves work in training, and changes no result.
 
         In training with labels only the loss is returned, without logits: the head is applied to
         chunks of tokens.
@@ -321,7 +326,7 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         head, fused = self.lm_head, labels is not None and self.training
         fused = fused and isinstance(head, Head)
         if fused and (isinstance(head, FSDPModule) or not isinstance(head.weight, DTensor)):
-            loss = head(x_BTC, labels, num_items_in_batch)
+            loss = head(x_BTC, labels, num_items_in_batch, label_positions)
         else:
             keep = logits_to_keep
             kept = slice(-keep, None) if isinstance(keep, int) else keep

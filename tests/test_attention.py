@@ -220,6 +220,16 @@ def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
 
 
 @torch.no_grad()
+def test_flash_attention_looks_for_padding_once(monkeypatch, flash_attn):
+    found, of = [], flash.Ragged.of
+    monkeypatch.setattr(flash.Ragged, "of", lambda *given: found.append(given) or of(*given))
+    model, (tokens, mask) = make_model("tape"), padded()
+    flash_attn(model)
+    model(tokens, attention_mask=mask)
+    assert len(found) == 1
+
+
+@torch.no_grad()
 def test_what_the_configuration_says_is_what_runs(monkeypatch, flex, flash_attn):
     ran = []
     for name, kernel in attention.KERNELS.items():

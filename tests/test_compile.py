@@ -7,7 +7,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention
 from transformers import CompileConfig, DynamicCache, StaticCache, masking_utils
+from transformers.models.llama import modeling_llama
 
+from benchmarks.models import library_llama
 from tape import flex
 
 
@@ -51,7 +53,29 @@ def test_training_in_one_graph(position):
     assert_trains_alike(position, "aot_eager", 1e-6)
 
 
-@pytest.mark.manual
+@pytest.mark.parametrize("position", ["rope", "tape", "nope", "xpos", "randpe", "llama"])
+def test_a_training_graph_has_no_causal_mask(position, monkeypatch):
+    """A mask would cost the kernels of a GPU their causal form, and B T T memory. Nor has the
+    library's Llama one where the two are measured."""
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", masking_utils.create_causal_mask)
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph.graph)
+        return graph
+
+    model = make_model("rope" if position == "llama" else position, num_hidden_layers=2)
+    model, tokens = library_llama(model) if position == "llama" else model, random_tokens(2, 15)
+    model.train()
+    torch.compile(model, backend=keep, fullgraph=True)(tokens, labels=tokens, use_cache=False)
+    (graph,) = graphs
+    calls = [node for node in graph.nodes if "scaled_dot_product" in str(node.target)]
+    assert len(calls) >= 2
+    for call in calls:
+        assert call.kwargs["attn_mask"] is None and call.kwargs["is_causal"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["tape", "rope", "alibi"])
 def test_training_by_inductor(position):
     assert_trains_alike(position, "inductor", 1e-5)

@@ -7,7 +7,7 @@ import torch
 from conftest import POSITIONS, make_model, random_tokens
 from transformers import DynamicCache, StaticCache
 
-from tape.indices import refuse_unless
+from tape.refusal import refuse_unless
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
 BIASED = ["alibi", "fire", "t5", "alibi_subset"]  # these need the indices of cached keys

@@ -30,7 +30,7 @@ from config import options
 from tape import TapeConfig
 from tape.data import EpochOrder, TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
-from tape.training.guard import NonFiniteLoss, Stopped
+from tape.training.guard import Guard, NonFiniteLoss, Stopped
 from tape.training.progress import read_metrics
 from tape.training.runs import (
     clear_alias,
@@ -506,9 +506,13 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
         register_run(tmp_path, {})
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(start):
-    with pytest.raises(NonFiniteLoss, match=r"step \d+, .*learning rate .*was not applied"):
-        start("trainer.learning_rate=1e30", "trainer.max_grad_norm=0")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_loss_that_is_not_finite_ends_the_run(late, start, monkeypatch):
+    """Or is read one step later, as on a GPU."""
+    monkeypatch.setattr("tape.training.trainer.Guard", lambda **given: Guard(late=late))
+    applied = "was applied, but is not saved" if late else "was not applied"
+    with pytest.raises(NonFiniteLoss, match=rf"step 2, .*learning rate .*{applied}"):
+        start("trainer.learning_rate=1e30", "trainer.max_grad_norm=0", "trainer.warmup_steps=0")
 
 
 def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):

@@ -10,6 +10,7 @@ from torch._subclasses import FakeTensor
 from transformers import initialization as init
 
 from tape.positions.base import PositionEncoding, Positions
+from tape.refusal import refuse_unless
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -76,12 +77,17 @@ class Learned(PositionEncoding):
         init.normal_(self.table, std=self.std)
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
-        if not (torch.compiler.is_compiling() or isinstance(positions.query, FakeTensor)):
-            lowest, highest = torch.stack(positions.query.aminmax()).tolist()
-            if lowest < 0 or highest >= len(self.table):
-                raise ValueError(
-                    f"position {lowest if lowest < 0 else highest} is beyond the learned table of "
-                    f"length={len(self.table)}; shorten the input, or train with a larger "
-                    f"position.length"
-                )
-        return x_BTC + self.table[positions.query].to(x_BTC.dtype)
+        query, length = positions.query, len(self.table)
+
+        def refusal() -> str:
+            lowest, highest = torch.stack(query.aminmax()).tolist()
+            return (
+                f"position {lowest if lowest < 0 else highest} is beyond the learned table of "
+                f"length={length}; shorten the input, or train with a larger position.length"
+            )
+
+        known = positions.extent is not None and positions.extent <= length
+        if not (known or isinstance(query, FakeTensor)):
+            now = query.shape[-1] > 1 and not self.training
+            refuse_unless((query >= 0) & (query < length), refusal, now)
+        return x_BTC + self.table[query].to(x_BTC.dtype)

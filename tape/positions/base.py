@@ -28,6 +28,7 @@ class Positions(NamedTuple):
 
     query: Tensor  # (B|1, T) the new tokens
     key: Tensor  # (B|1, S) the cached and the new tokens
+    extent: int | None = None  # if known without reading them: all are in 0..extent - 1
 
 
 def distances(positions: Positions) -> Tensor:

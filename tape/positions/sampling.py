@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tape.names import check_arguments, look_up
+from tape.refusal import refuse_unless
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -32,9 +33,16 @@ class IndexSampler:
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments
 
-    def __call__(self, query: Tensor, key: Tensor, training: bool) -> tuple[Tensor, Tensor]:
-        """Returns coordinates of queries (B|1, T) and keys (B|1, S) under one draw."""
-        return query, key
+    def __call__(
+        self, query: Tensor, key: Tensor, training: bool, extent: int | None = None
+    ) -> tuple[Tensor, Tensor, int | None]:
+        """Returns coordinates of queries (B|1, T) and keys (B|1, S) under one draw, and their
+        extent, the number that all are below; None if it is not known without reading them.
+
+        Args:
+            extent: of the indices.
+        """
+        return query, key, extent
 
     @contextmanager
     def evaluation_length(self, length: int) -> Iterator[None]:
@@ -61,11 +69,14 @@ class ShiftSampler(IndexSampler):
             raise ValueError(f"sampler shift: maximum={maximum!r} must be an integer >= 0")
         return {"maximum": maximum}
 
-    def __call__(self, query: Tensor, key: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, query: Tensor, key: Tensor, training: bool, extent: int | None = None
+    ) -> tuple[Tensor, Tensor, int | None]:
         if not training:
-            return query, key
+            return query, key, extent
         origin = torch.randint(self.maximum + 1, (), device=query.device)
-        return query + origin, key + origin
+        extent = None if extent is None else extent + self.maximum
+        return query + origin, key + origin, extent
 
 
 class SubsetSampler(IndexSampler):
@@ -111,26 +122,36 @@ class SubsetSampler(IndexSampler):
                 f"`length` of at least {eval_length}"
             )
 
-    def __call__(self, query: Tensor, key: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, query: Tensor, key: Tensor, training: bool, extent: int | None = None
+    ) -> tuple[Tensor, Tensor, int | None]:
         if training:
-            draw = self._random_subset(query, key)
+            draw = self._random_subset(query, key, extent)
         else:
             draw = _seeded_subset(self.length, self.eval_length, self.seed, query.device)
-            # A compiled graph knows shapes only; indexing raises an error for larger positions.
-            compiling = torch.compiler.is_compiling()
-            tokens = query.shape[-1] if compiling else int(query.max()) + 1
-            if tokens > self.eval_length:
-                raise ValueError(
-                    f"the input has {tokens} tokens but positions were drawn for "
-                    f"eval_length={self.eval_length}; raise it (up to length={self.length}) in the "
-                    "configuration, or temporarily with `with model.evaluation_length(n):`"
-                )
+            self._check_evaluation(query, extent)
         # Empty slots of a static cache are masked, so any coordinate is valid.
-        return draw[query], draw[key.clamp(max=len(draw) - 1)]
+        return draw[query], draw[key.clamp(max=len(draw) - 1)], self.length
 
-    def _random_subset(self, query: Tensor, key: Tensor) -> Tensor:
+    def _check_evaluation(self, query: Tensor, extent: int | None) -> None:
+        def refusal(tokens: int) -> str:
+            return (
+                f"the input has {tokens} tokens but positions were drawn for "
+                f"eval_length={self.eval_length}; raise it (up to length={self.length}) in the "
+                "configuration, or temporarily with `with model.evaluation_length(n):`"
+            )
+
+        tokens = query.shape[-1]
+        if torch.compiler.is_compiling():  # a graph knows shapes only; indexing raises an error
+            if tokens > self.eval_length:
+                raise ValueError(refusal(tokens))
+        elif extent is None or extent > self.eval_length:
+            fits = query < self.eval_length
+            refuse_unless(fits, lambda: refusal(int(query.max()) + 1), now=tokens > 1)
+
+    def _random_subset(self, query: Tensor, key: Tensor, extent: int | None) -> Tensor:
         tokens = key.shape[-1]
-        if not torch.compiler.is_compiling():
+        if extent is None and not torch.compiler.is_compiling():
             tokens = max(tokens, int(query.max()) + 1)
         if tokens > self.length:
             raise ValueError(

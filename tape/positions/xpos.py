@@ -63,13 +63,14 @@ class XPos(RoPE):
         device = x_BTC.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else x_BTC.dtype
-        # Reading positions would synchronise a GPU: use the bound instead, the number of cache
-        # slots or the range that positions are drawn from.
-        last = (self.sampler.max_positions or positions.key.shape[-1]) - 1
-        if device == "cpu":
-            last = int(positions.query.max())
+        # Reading positions would synchronise a GPU: use a bound instead, at worst the number of
+        # cache slots or the range that positions are drawn from.
+        extent = positions.extent or self.sampler.max_positions or positions.key.shape[-1]
+        last = extent - 1
         nats = math.log(torch.finfo(dtype).max / self.HEADROOM)
         reach = nats * self.scale_base / math.log(1.4 / 0.4)  # zeta is smallest for f = 0
+        if device == "cpu" and (positions.extent is None or last > self.centre + reach):
+            last = int(positions.query.max())
         if max(self.centre, last - self.centre) > reach:
             raise ValueError(
                 f"position xpos with position.centre={self.centre} in {dtype} at positions 0 to "

@@ -22,18 +22,40 @@ class Stopped(Exception):
     """The run was told to stop and has saved; rerunning the command resumes it."""
 
 
+class Answer:
+    """Whether any loss of a step is not finite, and whether any process was told to stop, on the
+    way from the device."""
+
+    def __init__(self, answers: Tensor, losses: Tensor, step: int, rate: float):
+        self.losses, self.step, self.rate, self.arrived = losses, step, rate, None
+        self.answers = answers.to("cpu", non_blocking=True)
+        if answers.is_cuda:
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
+
+    def read(self) -> tuple[bool, bool]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        not_finite, stop = map(bool, self.answers.tolist())
+        return not_finite, stop
+
+
 class Guard(TrainerCallback):
     """Ends a run before a step with a non-finite loss; on SIGTERM (sent by SLURM before the time
     limit) saves a checkpoint after the current step and ends it.
 
     All processes of a run agree on both once per step, so that none waits for one that has exited.
+    A GPU would have to finish its work for an answer at once: there it is read one step later.
+    Weights that are not finite are never saved (`tape.training.trainer`).
 
     Attributes:
         stopped: whether the run stopped because of SIGTERM.
     """
 
-    def __init__(self):
+    def __init__(self, late: bool = False):
+        self.late = late
         self.losses: list[Tensor] = []  # of the current step's batches
+        self.pending: Answer | None = None
         self.sigterm = self.stopped = False
 
     @contextmanager
@@ -58,14 +80,32 @@ class Guard(TrainerCallback):
         answers = torch.stack((broken, torch.tensor(self.sigterm, device=broken.device))).int()
         if args.world_size > 1:
             torch.distributed.all_reduce(answers, torch.distributed.ReduceOp.MAX)
-        not_finite, self.stopped = map(bool, answers.tolist())
+        answer = Answer(answers, losses, state.global_step + 1, lr_scheduler.get_last_lr()[0])
+        if self.late:
+            self.pending, answer = answer, self.pending
+        self.stopped = self.told(answer)
+
+    def told(self, answer: Answer | None) -> bool:
+        """Returns whether to stop.
+
+        Raises:
+            NonFiniteLoss: for a loss that is not finite.
+        """
+        if answer is None:
+            return False
+        not_finite, stop = answer.read()
         if not_finite:
+            applied = "was applied, but is not saved" if self.late else "was not applied"
             raise NonFiniteLoss(
-                f"the loss is {losses.tolist()} at step {state.global_step + 1}, with learning "
-                f"rate {lr_scheduler.get_last_lr()[0]:.3g}; the step was not applied. The "
-                f"checkpoints before it are good. Try a lower trainer.learning_rate, a longer "
-                f"trainer.warmup_steps, or bf16 in place of fp16."
+                f"the loss is {answer.losses.tolist()} at step {answer.step}, with learning rate "
+                f"{answer.rate:.3g}; the step {applied}. The checkpoints before it are good. Try a "
+                f"lower trainer.learning_rate, a longer trainer.warmup_steps, or bf16 in place of "
+                f"fp16."
             )
+        return stop
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.told(self.pending)
 
     def on_step_end(self, args, state, control, **kwargs):
         self.stopped &= state.global_step < state.max_steps  # otherwise the run is finished

@@ -21,13 +21,19 @@ from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    default_data_collator,
+)
 from transformers.trainer_utils import EvalLoopOutput
 
 from tape.adapters import save_configuration
 from tape.analysis.formulas import training_flops
 from tape.files import write_text
-from tape.loss import IGNORED
+from tape.loss import IGNORED, label_positions
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
 from tape.training.optimizer import MuonWithAdamW, parameter_groups
 from tape.training.progress import Console, MetricsFile, read_metrics
@@ -40,6 +46,22 @@ from tape.training.runs import (
 )
 
 
+class Ready:
+    """Collates sequences, and decides what a GPU would have to wait for the CPU to decide: which
+    labels are predicted, and whether anything is padded."""
+
+    def __init__(self, collate: Callable[[list[Any]], dict[str, torch.Tensor]]):
+        self.collate = collate
+
+    def __call__(self, sequences: list[Any]) -> dict[str, torch.Tensor]:
+        batch = self.collate(sequences)
+        if "attention_mask" in batch and bool(batch["attention_mask"].all()):
+            del batch["attention_mask"]
+        if (positions := label_positions(batch["labels"])) is not None:
+            batch["label_positions"] = positions
+        return batch
+
+
 class LanguageModelTrainer(Trainer):
     """Trainer for sequences of up to `length` tokens in training order. Each validation adds the
     results of `measure`. Muon trains hidden matrices if `matrix_learning_rate` is given
@@ -49,11 +71,12 @@ class LanguageModelTrainer(Trainer):
         self,
         *args,
         length: int,
+        data_collator: Callable[[list[Any]], dict[str, torch.Tensor]] = default_data_collator,
         measure: Callable[[torch.nn.Module], dict[str, float]],
         matrix_learning_rate: float | None = None,
         **kwargs,
     ):
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, data_collator=Ready(data_collator), **kwargs)
         self.length, self.measure = length, measure
         self.matrix_learning_rate = matrix_learning_rate
         self.remove_callback(PrinterCallback)
@@ -67,7 +90,7 @@ class LanguageModelTrainer(Trainer):
         self.add_callback(MetricsFile())
         self.continued = Continued(self)
         self.add_callback(self.continued)
-        self.guard = Guard()
+        self.guard = Guard(late=self.args.device.type == "cuda")
         self.add_callback(self.guard)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -166,6 +189,7 @@ class LanguageModelTrainer(Trainer):
 
     def prediction_step(self, model, inputs, *args, **kwargs) -> tuple:
         inputs = self._prepare_inputs(inputs)
+        inputs.pop("label_positions", None)
         labels = F.pad(inputs.pop("labels")[:, 1:], (0, 1), value=IGNORED)
         with torch.no_grad(), self.compute_loss_context_manager():
             logits = model(**inputs).logits
