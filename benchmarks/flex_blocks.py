@@ -1,7 +1,7 @@
 """Compiles FlexAttention's kernels for sm_90 (H100, H200) on a machine without a GPU.
 
-    pip install --no-deps --target TRITON triton==3.7.1
-    PYTHONPATH=TRITON python -m benchmarks.flex_blocks
+    EXTRAS=dev,kernels bash script/setup.sh                               # installs triton
+    python benchmarks/flex_blocks.py
 
 torch's own templates are filled in with a causal mask and the block sizes of `tape.flex`, or those
 that Inductor chooses by the width of the queries, and compiled down to machine code: shared memory,
@@ -23,6 +23,7 @@ from unittest.mock import patch
 import jinja2
 import pandas as pd
 import torch
+from tqdm import tqdm
 
 from tape.command import Parser, expected_errors, result_folder
 from tape.evaluation.tables import markdown_table
@@ -209,32 +210,41 @@ def compiled(
     return Compiled(made.metadata.shared, int(registers), max(int(stores), int(loads)))
 
 
+def sizes(kernel: str, blocks: dict[str, int]) -> str:
+    return "x".join(str(blocks[name]) for name in OF_INDUCTOR[kernel].values())
+
+
+def shown(rows: pd.DataFrame) -> list[list[str]]:
+    """The table of the kernels in bfloat16, of rows as text."""
+    table = rows[rows["dtype"] == "bf16"].drop(columns="dtype")
+    return [list(table), *table.to_numpy().tolist()]
+
+
 def rows() -> list[dict[str, Any]]:
     """Each kernel with Inductor's block sizes and with ours."""
     found = []
-    for dtype, queries, factor, kernel in itertools.product(DTYPES, (32, 64, 128), (1, 2), FILES):
+    every = itertools.product(DTYPES, (32, 64, 128), (1, 2), FILES)
+    for dtype, queries, factor, kernel in tqdm([*every], desc="kernels"):
         values = queries * factor
         choices = {"Inductor": of_inductor(kernel, queries, dtype)}
         if dtype.itemsize == 2 and (ours := of_tape(kernel, queries, values)):
             choices["tape.flex"] = ours
         for whose, blocks in choices.items():
-            sizes = [size for name, size in blocks.items() if name not in PARTS]
             made = compiled(kernel, queries, values, dtype, blocks)
-            cells = [kernel, DTYPES[dtype], queries, values, whose, "x".join(map(str, sizes))]
+            cells = [kernel, DTYPES[dtype], queries, values, whose, sizes(kernel, blocks)]
             cells += [*(blocks[part] for part in PARTS), *made]
             found.append(dict(zip(COLUMNS, cells, strict=True)))
-            print(*cells, flush=True)
     return found
 
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    parser = Parser(prog="python -m benchmarks.flex_blocks", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python benchmarks/flex_blocks.py", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=result_folder, default="output/flex_blocks")
     out = parser.parse_args(given).out
     table = pd.DataFrame(rows())
     write_text(out / "rows.csv", table.to_csv(index=False))
-    print(markdown_table([COLUMNS, *table.astype(str).to_numpy().tolist()]))
+    print(markdown_table(shown(table.astype(str))))
 
 
 if __name__ == "__main__":

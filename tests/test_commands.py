@@ -456,6 +456,7 @@ RULES = {
     "benchmarks/perplexity.py": Rule(
         slow=("--tokens", "64", "--length", "32", "--stride", "16", "--repeats", "2")
     ),
+    "benchmarks/flex_blocks.py": Rule(),
     "benchmarks/utilization.py": Rule([]),
 }
 

@@ -1,10 +1,14 @@
 """Block sizes of FlexAttention, and the kernels that they make, compiled without a GPU."""
 
+from pathlib import Path
+
+import pandas as pd
 import pytest
 import torch
 
 from benchmarks import flex_blocks
 from tape import flex
+from tape.evaluation.tables import markdown_table
 
 WIDTHS = [(32, 32), (32, 64), (64, 64), (64, 128), (128, 128), (128, 256)]
 A100, RTX = 166_912, 101_376  # bytes of shared memory of a block
@@ -60,3 +64,13 @@ def test_kernels_fit_sm_90_and_do_not_spill(kernel, queries, values):
     rows = flex.FORWARD if kernel == "fwd" else flex.BACKWARD
     if (queries, values) in {(row.queries, row.values) for row in rows}:
         assert made.shared in {row.shared for row in rows}
+
+
+def test_the_table_in_the_docs_is_that_of_its_rows():
+    docs = Path(__file__).parents[1] / "docs"
+    rows = pd.read_csv(docs / "results" / "flex_blocks" / "rows.csv", dtype=str)
+    assert markdown_table(flex_blocks.shown(rows)) in (docs / "efficiency.md").read_text()
+    for row in rows[rows["blocks of"] == "tape.flex"].itertuples():
+        blocks = flex_blocks.of_tape(row.kernel, int(row.queries), int(row.values))
+        assert row.blocks == flex_blocks.sizes(row.kernel, blocks)
+        assert [row.stages, row.warps] == [str(blocks[part]) for part in flex_blocks.PARTS]

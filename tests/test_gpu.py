@@ -74,11 +74,24 @@ def test_bfloat16_is_as_close_as_eager_is(kernel, position, heads):
     not: parameter by parameter they may be further apart. A wrong gradient is off by its size."""
     if heads == 2 and not POSITIONS[position].get("tensorial", True):
         pytest.skip("needs a key/value head per query head")
-    changes = {"num_key_value_heads": heads}
+    assert_as_close_as_eager(kernel, position, num_key_value_heads=heads)
+
+
+def assert_as_close_as_eager(kernel, position, **changes):
     exact = results(position, "eager", torch.float64, **changes)
     yardstick = max(errors(results(position, "eager", torch.bfloat16, **changes), exact).values())
     for name, error in errors(results(position, kernel, torch.bfloat16, **changes), exact).items():
         assert error <= 3 * yardstick < 1, name
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("position", ["rope", "tape", "alibi", "fire", "t5", "fox"])
+@pytest.mark.parametrize("kernel", ["sdpa", "flex_attention"])
+def test_wider_heads(kernel, position, width):
+    """Block sizes and kernels depend on their width, and on that of values and state."""
+    if kernel == "flex_attention" and position not in FLEX:
+        pytest.skip("not supported")
+    assert_as_close_as_eager(kernel, position, hidden_size=4 * width)
 
 
 @pytest.mark.parametrize(
