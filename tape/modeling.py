@@ -221,8 +221,7 @@ class TapeModel(TapePreTrainedModel):
             )
         sampler = self.position.sampler
         indices.check_draw(sampler.draw, past_key_values)
-        counted = position_ids is None and kept is None  # and so below the number of slots
-        extent = key.shape[-1] if counted else None
+        extent = key.shape[-1] if position_ids is None and kept is None else None  # if they count
         where = Positions(*sampler(query, key, self.training, extent))  # one draw for all layers
         x_BTC = self.position.embed(x_BTC, where)
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
@@ -300,8 +299,7 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
                 of a document's first token is predicted from the last one of the document before.
             logits_to_keep: number of last tokens, or their indices, to compute logits for; 0: all.
             num_items_in_batch: divisor of the summed loss; the number of labels by default.
-            label_positions: (B, M) of the labels, if some are -100 (`tape.loss.label_positions`);
-                saves work in training, and changes no result.
+            label_positions: of the labels to predict (`tape.loss`), to compute no others.
 
         In training with labels only the loss is returned, without logits: the head is applied to
         chunks of tokens.
