@@ -458,7 +458,7 @@ def script(tmp_path):
         ("suite.sh", {"TASKS": "copy poetry"}),
         ("extend_demo.sh", {"NAME": "a/b"}),
         ("gpu/addition.sh", {"SLICE": "a[$(touch harm)]"}),
-        ("gpu/efficiency.sh", {"SLICE": "soon"}),
+        ("gpu/all.sh", {"SLICE": "soon"}),
     ],
     ids=str,
 )

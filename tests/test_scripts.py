@@ -88,20 +88,23 @@ def test_the_shape_of_a_llama_is_measured(done, tmp_path):
 
 
 @pytest.mark.slow
-def test_efficiency_is_measured_slice_by_slice(run_script, tmp_path):
-    parts = ("layer", "training", "biases", "decoding")
-    first = run_script("gpu/efficiency.sh", SLICE="1")
+def test_all_that_needs_a_gpu_is_rehearsed_slice_by_slice(run_script, tmp_path):
+    first = run_script("gpu/all.sh", SLICE="1", PARTS="layer text")
     printed, _ = first.communicate()
-    assert first.returncode == 75, printed
-    layer = (tmp_path / "output/efficiency/layer/speed.csv").read_text().splitlines()
-    second = run_script("gpu/efficiency.sh")
+    assert first.returncode == 75 and "| text: tape | waits |" in printed, printed
+    parts = "layer training steps decoding llama addition text"
+    second = run_script("gpu/all.sh", SLICE="1800", PARTS=parts)
     printed, _ = second.communicate()
-    assert second.returncode == 0, printed
-    for part in parts:
-        folder = tmp_path / "output" / "efficiency" / part
-        rows = (folder / "speed.csv").read_text().splitlines()
-        assert len(rows) > 3 and (folder / "speed.md").read_text() in printed
-        assert part != "layer" or rows[: len(layer)] == layer
+    folder = tmp_path / "output" / "gpu"
+    logs = "".join(path.read_text()[-2000:] for path in (folder / "logs").iterdir())
+    assert second.returncode == 0, printed + logs
+    assert (folder / "report.md").read_text() in printed and printed.count("| finished |") == 11
+    goals = re.findall(r"^\| .* \| at (?:most|least) .* \| (\S+) \| (?:yes|no) \|$", printed, re.M)
+    assert len(goals) == 6 and all(float(goal) > 0 for goal in goals)
+    speeds = re.findall(r"^\| (?:rope|tape)_(?:adamw|muon)_32 \| ([\d,]+) \|", printed, re.M)
+    assert len(speeds) == 4
+    for part in ("layer", "training", "biases", "decoding"):
+        assert len((folder / part / "speed.csv").read_text().splitlines()) > 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -112,8 +112,10 @@ def test_an_index_spares_tokenizing_what_precedes(stream, expected, monkeypatch)
     assert take(stream(WINDOW * 40), 1) == expected[WINDOW * 40 : WINDOW * 40 + 1]
     beginning, seen[:] = seen[0], []
     places = stream().index.read()
-    assert sorted(places) == list(range(42))
-    for window, place in places.items():
+    # The next windows are prepared meanwhile.
+    assert sorted(places) == list(range(len(places))) and len(places) >= 42
+    for window in range(42):
+        place = places[window]
         assert take(stream(WINDOW * window), 1) == expected[WINDOW * window : WINDOW * window + 1]
         shard = stream().corpus.order(3, place.epoch)[place.shard]
         assert seen[0] == dict(stream().corpus.read(shard))[place.line]
@@ -129,7 +131,10 @@ def test_a_damaged_index_is_as_good_as_a_shorter_one(stream, expected):
         path.write_bytes(whole[:kept])
         assert take(stream(200), 30) == expected[200:230]
         assert take(stream(TAKEN - 1), 1) == expected[TAKEN - 1 :]
-        assert stream().index.read() == places  # found again
+        again = stream().index.read()  # found again, up to the window that was read
+        assert [again[window] for window in range(TAKEN // WINDOW + 1)] == [
+            places[window] for window in range(TAKEN // WINDOW + 1)
+        ]
     changed = whole.replace(b'"line": ', b'"line": 1')
     path.write_bytes(b'null\n[]\n{"window": 3}\n\xff\n' + changed)
     assert take(stream(200), 30) == expected[200:230]
@@ -144,7 +149,7 @@ def test_runs_write_the_same_facts(stream, expected):
     for line in stream().index.path.read_text().splitlines():
         fact = json.loads(line or "{}")
         assert facts.setdefault(fact.get("window"), fact) == fact
-    assert facts.keys() == {None, *range(1, 6)}
+    assert {None, *range(1, 6)} <= facts.keys()
 
 
 @pytest.mark.parametrize(

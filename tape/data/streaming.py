@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
+from tape.data.ahead import ahead
 from tape.data.blocks import (
     TokenBlocks,
     TrainingOrder,
@@ -126,7 +127,8 @@ class StreamedBlocks(IterableDataset):
             # The tokenizer's threads do not survive the fork: it would wait for them forever.
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
         first, skipped = divmod(self.start, self.window)
-        for number, blocks in self._windows(first):
+        # A window is tokenized while the device works on the one before it.
+        for number, blocks in ahead(self._windows(first)):
             order = permutation(self.window, self.seed, number)
             yield from (as_example(blocks[which]) for which in order[skipped:])
             skipped = 0

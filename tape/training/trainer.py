@@ -77,6 +77,7 @@ class LanguageModelTrainer(Trainer):
         **kwargs,
     ):
         super().__init__(*args, data_collator=Ready(data_collator), **kwargs)
+        self.args.dataloader_pin_memory &= self.args.device.type == "cuda"
         self.length, self.measure = length, measure
         self.matrix_learning_rate = matrix_learning_rate
         self.remove_callback(PrinterCallback)
