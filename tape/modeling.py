@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import reduce
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.distributed.fsdp import FSDPModule
@@ -26,7 +27,8 @@ from tape.generation import TapeGenerationMixin
 from tape.layer import Attention, DecoderLayer, RMSNorm
 from tape.loss import Head
 from tape.positions import PositionModule, Positions, Tokens
-from tape.s2 import padding
+from tape.s2 import check_layers, padding
+from tape.ulysses import Shard, check_tensor_parallelism
 
 
 class TapePreTrainedModel(PreTrainedModel):
@@ -69,17 +71,8 @@ class TapePreTrainedModel(PreTrainedModel):
     @classmethod
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
         """As in the library, but refuses tensor parallelism for encodings with per-head numbers."""
-        split = distributed_config is not None and distributed_config.tp_size > 1
-        owners = [name for name in ("qk_norm", "attention_sink") if getattr(model.config, name)]
-        if model.base_model.position.per_head:
-            owners.append(f"position {model.config.position['name']!r}")
-        if split and owners:
-            able = (name for name, kind in positions.ENCODINGS.items() if not kind.per_head)
-            raise ValueError(
-                f"tp_size={distributed_config.tp_size} with {owners[0]}, whose parameters are not "
-                f"split with the heads; allowed: neither qk_norm nor attention_sink, and position "
-                f"{', '.join(able)}"
-            )
+        if distributed_config is not None and distributed_config.tp_size > 1:
+            check_tensor_parallelism(model.base_model, distributed_config.tp_size)
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -109,17 +102,7 @@ class TapePreTrainedModel(PreTrainedModel):
             ValueError: for an odd number, or for a configuration that S2 does not support.
         """
         if group is not None:
-            if windows := sorted({layer.window for layer in self.base_model.layers} - {None}):
-                raise ValueError(
-                    f"training in shifted groups of {group} tokens with windows of "
-                    f"{', '.join(map(str, windows))} tokens: groups replace the mask; allowed: "
-                    "layers without a window"
-                )
-            if any(layer.context.needs_lse for layer in self.base_model.layers):
-                raise ValueError(
-                    f"training in shifted groups of {group} tokens with an encoding that needs the "
-                    "log-sum-exp of the scores, which groups do not return"
-                )
+            check_layers(self.base_model.layers, group)
             attention.shifted(self.config._attn_implementation, self.config, group)
         self.base_model.group = group
 
@@ -138,6 +121,7 @@ class TapeModel(TapePreTrainedModel):
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.group: int | None = None  # set by `set_shifted_attention`
+        self.shard: Shard | None = None  # set by `tape.ulysses.shard_sequence`
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -186,7 +170,7 @@ class TapeModel(TapePreTrainedModel):
         if document_ids is not None:
             check_documents(document_ids, x_BTC, position_ids, past_key_values, use_cache)
         elif use_cache is None:
-            use_cache = self.config.use_cache and not self.training
+            use_cache = self.config.use_cache and not self.training and self.shard is None
         if use_cache and past_key_values is None:
             # The library's cache for compiled and exported models.
             past_key_values = DynamicCache() if is_compiling() else GrowingCache()
@@ -223,10 +207,14 @@ class TapeModel(TapePreTrainedModel):
         indices.check_draw(sampler.draw, past_key_values)
         extent = key.shape[-1] if position_ids is None and kept is None else None  # if they count
         where = Positions(*sampler(query, key, self.training, extent))  # one draw for all layers
-        x_BTC = self.position.embed(x_BTC, where)
+        here = where  # of the tokens that this process has
+        if self.shard is not None:
+            x_BTC, where, here, real, slots = self.shard.own(x_BTC, where, real, slots)
+            kernels = self.shard.kernels(kernels, past_key_values)
+        x_BTC = self.position.embed(x_BTC, here)
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
-        e = self.position.state(where, wide)
-        states = self.position.states(where, wide, len(self.layers))
+        e = self.position.state(here, wide)
+        states = self.position.states(here, wide, len(self.layers))
         biases = self.position.biases(where, len(self.layers))
         if self.config._attn_implementation == "flash_attention_2":
             bias = next((bias for bias in biases if bias is not None), None)
@@ -234,7 +222,8 @@ class TapeModel(TapePreTrainedModel):
         if kept is not None:  # after all checks
             indices.keep_indices(past_key_values, indices_layer, kept, x_BTC.shape[1])
         own = zip(biases, states, strict=True)
-        tokens = [Tokens(where, bias, real, slots, state, documents) for bias, state in own]
+        before = None if self.shard is None else self.shard.sum_before
+        tokens = [Tokens(here, bias, real, slots, state, documents, before) for bias, state in own]
         layers = [*zip(self.layers, tokens, strict=True)] * self.config.num_recurrences
         embedding = x_BTC
         for idx, (layer, seen) in enumerate(layers):
@@ -323,6 +312,9 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         # weight is sharded over devices. A head that FSDP2 wraps gathers its weight when called.
         head, fused = self.lm_head, labels is not None and self.training
         fused = fused and isinstance(head, Head)
+        if labels is not None and self.model.shard is not None:
+            labels, num_items_in_batch = self.model.shard.labels(labels, num_items_in_batch)
+            x_BTC, label_positions = F.pad(x_BTC, (0, 0, 0, 1)), None
         if fused and (isinstance(head, FSDPModule) or not isinstance(head.weight, DTensor)):
             loss = head(x_BTC, labels, num_items_in_batch, label_positions)
         else:
@@ -333,6 +325,7 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
                 loss = self.loss_function(
                     logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
                 )
+                logits = logits[:, : outputs.last_hidden_state.shape[1]]
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

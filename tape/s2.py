@@ -12,12 +12,12 @@ Groups count the real tokens of each sequence, so padding on either side changes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tape.payload import Attended
 from tape.positions import ENCODINGS, PositionEncoding
@@ -50,6 +50,21 @@ def check_groups(implementation: str, config: PretrainedConfig, group: int) -> N
         )
     if config.num_attention_heads % 2:
         raise ValueError(f"{trying}: num_attention_heads={config.num_attention_heads} is odd")
+
+
+def check_layers(layers: Iterable[nn.Module], group: int) -> None:
+    """Raises a ValueError for decoder layers that cannot train in groups of `group` tokens."""
+    layers, trying = [*layers], f"training in shifted groups of {group} tokens"
+    if windows := sorted({layer.window for layer in layers} - {None}):
+        raise ValueError(
+            f"{trying} with windows of {', '.join(map(str, windows))} tokens: groups replace the "
+            "mask; allowed: layers without a window"
+        )
+    if any(layer.context.needs_lse for layer in layers):
+        raise ValueError(
+            f"{trying} with an encoding that needs the log-sum-exp of the scores, which groups do "
+            "not return"
+        )
 
 
 def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> Tensor | None:

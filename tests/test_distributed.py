@@ -16,6 +16,7 @@ from unequal_labels import sequence
 import train
 from tape.evaluation.checkpoint import fingerprint, load_model
 from tape.training.progress import read_metrics
+from tape.ulysses import shard_sequence
 
 ROOT = Path(__file__).parent.parent
 # Five validation sequences divide by nothing.
@@ -163,6 +164,61 @@ def test_tensor_parallelism_equals_one_process_or_is_refused(tmp_path):
     assert outcome.returncode == 0, outcome.stderr
     untied, tied, tape = outcome.stdout.splitlines()
     assert untied == tied == "equal" and tape.startswith("tp_size=2 with position 'tape', ")
+
+
+@pytest.mark.parametrize(
+    ("processes", "encodings"),
+    [
+        (2, "tape fox"),
+        pytest.param(2, "rope nope alibi fire t5 learned abacus", marks=pytest.mark.slow),
+        pytest.param(4, "tape rope alibi fire nope fox xpos kerple", marks=pytest.mark.slow),
+    ],
+)
+def test_processes_that_share_a_text_equal_one(processes, encodings):
+    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    refused = ["randpe", "path"] if processes == 2 else []
+    outcome = subprocess.run(
+        [sys.executable, *start, "tests/sequence_parallel.py", *encodings.split(), *refused],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    verdicts = outcome.stdout.splitlines()
+    equal, others = verdicts[: len(encodings.split())], verdicts[len(encodings.split()) :]
+    assert equal == ["equal"] * len(equal)
+    for name, verdict in zip(refused, others, strict=True):
+        assert f"with position '{name}': allowed" in verdict
+
+
+@pytest.fixture
+def two_processes(monkeypatch):
+    """A group, as far as is asked for before any message is sent."""
+    monkeypatch.setattr("tape.ulysses.dist.get_world_size", lambda group: 2)
+    monkeypatch.setattr("tape.ulysses.dist.get_rank", lambda group: 0)
+    return object()
+
+
+def test_texts_and_heads_that_do_not_divide_are_refused(two_processes):
+    model = make_model("rope", hidden_size=24, num_attention_heads=3, num_key_value_heads=3)
+    with pytest.raises(ValueError, match=r"over 2 processes: num_attention_heads=3 must be a mult"):
+        shard_sequence(model.model, two_processes)
+    model = make_model("rope", num_key_value_heads=1)
+    with pytest.raises(ValueError, match=r"num_key_value_heads=1 must be a multiple of 2"):
+        shard_sequence(model.model, two_processes)
+    model = make_model("rope")
+    model.set_shifted_attention(4)
+    with pytest.raises(ValueError, match="shifted groups: choose one"):
+        shard_sequence(model.model, two_processes)
+    model.set_shifted_attention(None)
+    shard_sequence(model.model, two_processes)
+    with pytest.raises(ValueError, match=r"15 tokens over 2 processes: .*pad the batch"):
+        model.model.shard.part(15)
+    with pytest.raises(ValueError, match="with a cache: give use_cache=False"):
+        model.model.shard.kernels({}, object())
+    shard_sequence(model.model, None)
+    assert model.model.shard is None
 
 
 def test_sharding_over_one_process_is_refused(start):

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from tape import indices
-from tape.positions import absolute, sampling
+from tape.positions import absolute
 
 aten = torch.ops.aten
 READS = {
@@ -46,7 +46,7 @@ def asserted(monkeypatch):
     def refuse_unless(holds, message, now):
         assert not now or holds.all()
 
-    for module in (indices, sampling, absolute):
+    for module in (indices, absolute):
         monkeypatch.setattr(module, "refuse_unless", refuse_unless)
 
 
@@ -90,7 +90,7 @@ def test_generation_reads_no_more_than_the_librarys_llama(padded):
     shape = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     peer = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, eos_token_id=None, **shape)).eval()
     most = per_token(peer, tokens, attention_mask=mask)
-    for position in ("rope", "alibi", "fire", "tape", "fox", "randpe", "learned"):
+    for position in ("rope", "alibi", "fire", "tape", "fox", "learned"):
         model = make_model(position, num_hidden_layers=2, max_position_embeddings=32)
         with model.evaluation_length(32):
             assert per_token(model, tokens, attention_mask=mask) <= most, position

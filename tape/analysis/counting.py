@@ -37,7 +37,8 @@ def fake_model(config: TapeConfig, attention: str) -> TapeForCausalLM:
 
     def with_real_positions(positions: Positions, num_layers: int) -> list[ScoreBias | None]:
         # Real coordinates, because encodings check them; distances of all pairs would need memory.
-        return biases(Positions(*map(shapes.from_tensor, positions)), num_layers)
+        real = (shapes.from_tensor(each) for each in (positions.query, positions.key))
+        return biases(Positions(*real), num_layers)
 
     position.biases = with_real_positions
     return model

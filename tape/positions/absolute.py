@@ -20,10 +20,14 @@ class NoPE(PositionEncoding):
     """No encoding: causal attention alone distinguishes positions (Haviv et al. 2022; Kazemnejad et
     al. 2023, arXiv 2305.19466)."""
 
+    shards = True
+
 
 class SinCos(PositionEncoding):
     """Adds sin(p / base^(2i/C)) to channel 2i of the embedding and the cosine to channel 2i+1
     (Vaswani et al. 2017, section 3.5)."""
+
+    shards = True
 
     def __init__(self, config: PretrainedConfig, *, base: float = 10_000.0, **arguments: Any):
         super().__init__(config, **arguments)
@@ -50,7 +54,7 @@ class Learned(PositionEncoding):
     Positions beyond its `length`, by default the training length, are refused. position_ids are
     arbitrary rows, e.g. a digit's place within its number (Abacus, McLeish et al. 2024)."""
 
-    ordered = False
+    ordered, shards = False, True
 
     def __init__(self, config: PretrainedConfig, *, length: int | None = None, **arguments: Any):
         super().__init__(config, **arguments)

@@ -8,6 +8,7 @@ dimension, F = D / 2 frequencies, C hidden size, P width of the payload.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -57,6 +58,8 @@ class Tokens(NamedTuple):
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
     state: Tensor | None = None  # of this layer alone, in place of the one that layers update
     documents: Tensor | None = None  # (B, T) numbers of packed documents; only without a cache
+    # The sum over processes that have earlier tokens of these texts (`tape.ulysses`).
+    sum_before: Callable[[Tensor], Tensor] | None = None
 
 
 class LayerPosition(PositionModule):
@@ -141,6 +144,8 @@ class PositionEncoding(PositionModule):
         config_arguments: further arguments, which `configure` moves to fields of the configuration.
         updates: whether layers update its state.
         reads: whether it takes token indices from the token ids (`read`).
+        shards: whether layers prepare a token's queries, keys and payload from that token alone,
+            so that processes can share a text (`tape.ulysses`).
         per_head: whether it has per-head parameters or mixes heads, which tensor parallelism would
             have to split.
     """
@@ -149,6 +154,7 @@ class PositionEncoding(PositionModule):
     ordered: ClassVar[bool] = True
     reads: ClassVar[bool] = False
     updates: ClassVar[bool] = False
+    shards: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
     config_arguments: ClassVar[tuple[str, ...]] = ()
 

@@ -69,7 +69,7 @@ class SlopeBias(ScoreBias):
 class ALiBi(PositionEncoding):
     """Attention with linear biases (Press et al. 2021, arXiv 2108.12409)."""
 
-    per_head = True
+    shards = per_head = True
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)
@@ -103,7 +103,7 @@ class LearnedBiasEncoding(PositionEncoding):
     """
 
     backends = DENSE_BACKENDS
-    per_head = True
+    shards = per_head = True
     bias: type[LearnedBias] = LearnedBias
     layers: nn.ModuleList
 

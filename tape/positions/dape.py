@@ -57,6 +57,8 @@ class DAPE(Kerple):
         width: of the MLP.
     """
 
+    shards = False  # its MLP mixes all heads of a pair of tokens
+
     def __init__(self, config: PretrainedConfig, *, width: int = 32, **arguments: Any):
         super().__init__(config, **arguments)
         if width < 1:

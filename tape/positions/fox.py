@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,9 @@ class ForgetBias(ScoreBias):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         return (self.query[..., :, None] - self.key[..., None, :]).to(dtype)
+
+    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
+        return ForgetBias(*(to_heads(c[..., None])[..., 0] for c in (self.query, self.key)))
 
     def score_mod(self, dtype: torch.dtype) -> ScoreMod:
         query, key = (lookup(c.to(dtype)) for c in (self.query, self.key))
@@ -81,7 +85,7 @@ class FoX(PositionEncoding):
     """
 
     backends = DENSE_BACKENDS
-    per_head = True
+    shards = per_head = True
 
     def __init__(self, config: PretrainedConfig, *, start: float = 0.0, **arguments: Any):
         super().__init__(config, **arguments)

@@ -28,7 +28,8 @@ def running_sums(steps_BKTN: Tensor, past: Tensor | None, tokens: Tokens) -> Ten
     """Returns the sums over each new token and all before it, given the `split_sums` of the cached
     tokens. One sum over all tokens: the parts of a text give the sums of the whole."""
     if past is None:
-        return steps_BKTN.cumsum(2)
+        sums = steps_BKTN.cumsum(2)
+        return sums if tokens.sum_before is None else sums + tokens.sum_before(sums[:, :, -1:])
     newest = past.index_select(2, (tokens.slots[:1] - 1).clamp(min=0))
     begin = join_sums(newest, steps_BKTN.dtype) * (tokens.slots[0] > 0)
     return torch.cat((begin, steps_BKTN), dim=2).cumsum(2)[:, :, 1:]

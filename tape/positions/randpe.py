@@ -15,6 +15,7 @@ class RandPE(RoPE):
     sampler and its arguments `length`, `eval_length` and `seed`."""
 
     config_arguments = ("length", "eval_length", "seed")
+    shards = False  # each process would draw other coordinates
 
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -102,6 +102,7 @@ class RoPE(PositionEncoding):
     """
 
     config_arguments = ("theta", "scaling")
+    shards = True
 
     def __init__(self, config: PretrainedConfig, **arguments: Any):
         super().__init__(config, **arguments)

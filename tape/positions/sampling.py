@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from tape.names import check_arguments, look_up
-from tape.refusal import refuse_unless
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -129,25 +128,24 @@ class SubsetSampler(IndexSampler):
             draw = self._random_subset(query, key, extent)
         else:
             draw = _seeded_subset(self.length, self.eval_length, self.seed, query.device)
-            self._check_evaluation(query, extent)
+            tokens = self._least(query, extent)
+            if tokens > self.eval_length:
+                raise ValueError(
+                    f"the input has {tokens} tokens but positions were drawn for "
+                    f"eval_length={self.eval_length}; raise it (up to length={self.length}) in the "
+                    "configuration, or temporarily with `with model.evaluation_length(n):`"
+                )
         # Empty slots of a static cache are masked, so any coordinate is valid.
         return draw[query], draw[key.clamp(max=len(draw) - 1)], self.length
 
-    def _check_evaluation(self, query: Tensor, extent: int | None) -> None:
-        def refusal(tokens: int) -> str:
-            return (
-                f"the input has {tokens} tokens but positions were drawn for "
-                f"eval_length={self.eval_length}; raise it (up to length={self.length}) in the "
-                "configuration, or temporarily with `with model.evaluation_length(n):`"
-            )
-
-        tokens = query.shape[-1]
-        if torch.compiler.is_compiling():  # a graph knows shapes only; indexing raises an error
-            if tokens > self.eval_length:
-                raise ValueError(refusal(tokens))
-        elif extent is None or extent > self.eval_length:
-            fits = query < self.eval_length
-            refuse_unless(fits, lambda: refusal(int(query.max()) + 1), now=tokens > 1)
+    def _least(self, query: Tensor, extent: int | None) -> int:
+        """Returns how many coordinates the indices need, as far as it is known without waiting for
+        a GPU in decoding; the draw is indexed with larger ones, which raises an error there."""
+        new = query.shape[-1]
+        if torch.compiler.is_compiling() or (query.is_cuda and new == 1):
+            return new
+        known = extent is not None and extent <= self.eval_length
+        return extent if known else int(query.max()) + 1
 
     def _random_subset(self, query: Tensor, key: Tensor, extent: int | None) -> Tensor:
         tokens = key.shape[-1]

@@ -62,7 +62,36 @@ class ScoreBias:
         term = lookup(self.dense(dtype))
         return lambda score, b, h, i, j: score + term(b, h, i, j)
 
+    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
+        """Returns the bias of `count` heads from `first` on, for processes that share a text
+        (`tape.ulysses`).
+
+        Args:
+            to_heads: for a bias of numbers per token, (B, H, T, N) of this process's tokens -> (B,
+                count, all tokens, N).
+        """
+        return HeadsOf(self, first, count)
+
     def alibi_slopes(self) -> Tensor | None:
         """Slopes (H,) float32 if the bias is -slope_h (i - j) with i and j counting the real
         tokens, the only bias that FlashAttention supports; otherwise None."""
         return None
+
+
+class HeadsOf(ScoreBias):
+    """The bias of some heads."""
+
+    def __init__(self, bias: ScoreBias, first: int, count: int):
+        self.whole, self.first, self.count = bias, first, count
+        self.replaces_products = bias.replaces_products
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.whole.dense(dtype)[:, self.first : self.first + self.count]
+
+    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
+        mod, first = self.whole.score_mod(dtype), self.first
+        return lambda score, b, h, i, j: mod(score, b, h + first, i, j)
+
+    def alibi_slopes(self) -> Tensor | None:
+        slopes = self.whole.alibi_slopes()
+        return None if slopes is None else slopes[self.first : self.first + self.count]
