@@ -45,6 +45,7 @@ COMMANDS = {
         "visualize": ("tape.analysis.visualize", "draw attention and positional states"),
         "faults": ("tape.analysis.faults", "effect of two faults of the original code"),
         "gallery": ("tape.analysis.gallery", "pictures of what every encoding adds to scores"),
+        "sharing": ("tape.analysis.sharing", "memory and traffic of GPUs that share a text"),
         "cost": ("tape.analysis.cost", "FLOPs, parameters and memory of every encoding"),
     },
     "export": {
@@ -62,6 +63,11 @@ COMMANDS = {
         "bench-addition": ("benchmarks/arithmetic_eval.py", "an arithmetic evaluation"),
         "bench-generate": ("benchmarks/scrolls_generate.py", "answers in batches or one by one"),
         "bench-tokenize": ("benchmarks/scrolls_tokenize.py", "tokenizing and packing documents"),
+        "bench-stream": ("benchmarks/stream.py", "tokens per second of a streamed corpus"),
+        "flex-blocks": (
+            "benchmarks/flex_blocks.py",
+            "compile FlexAttention for an H100 without one",
+        ),
         "utilization": ("benchmarks/utilization.py", "model FLOPs utilization of finished runs"),
     },
 }

@@ -413,6 +413,7 @@ RULES = {
     ),
     "tape.analysis.faults": Rule([*CORPUS, "--lengths", "16", "--windows", "1"]),
     "tape.analysis.gallery": Rule(["--length", "8"]),
+    "tape.analysis.sharing": Rule([]),
     "tape.analysis.cost": Rule([*SMALL, "--length", "8"]),
     "benchmarks/optimisations.py": Rule(
         ["--batch", "1", "--length", "8", "--hidden", "16", "--heads", "2", "--rounds", "7"]
@@ -457,6 +458,7 @@ RULES = {
         slow=("--tokens", "64", "--length", "32", "--stride", "16", "--repeats", "2")
     ),
     "benchmarks/flex_blocks.py": Rule(),
+    "benchmarks/stream.py": Rule(slow=("--documents", "2000", "--windows", "1")),
     "benchmarks/gpu_day.py": Rule(),
     "benchmarks/utilization.py": Rule([]),
 }
