@@ -114,8 +114,17 @@ def test_a_file_has_one_rate_per_encoding(runs, tmp_path, capsys):
         main([*map(str, runs), str(wide), "--out", str(tmp_path / "out")])
 
 
+def test_the_table_in_the_docs_is_that_of_the_results(tmp_path):
+    docs = CONFIG.parent / "docs"
+    runs, missing = read_all([docs / "results" / "rates"])
+    assert len(runs) == 26 and not missing
+    assert table(choices(runs)).partition("\n\n")[0] in (docs / "pretraining.md").read_text()
+    chosen = {each.encoding: each.rate for each in choices(runs)}
+    assert chosen == OmegaConf.load(CONFIG / "rates" / "text.yaml")
+
+
 def test_the_default_run_takes_the_chosen_rates():
     rates = OmegaConf.load(CONFIG / "rates" / "text.yaml")
     for name in ("rope", "tape"):
         cfg = composed("experiment=text", f"position={name}")
-        assert cfg.trainer.learning_rate == rates.get(name, 8e-3)
+        assert cfg.trainer.learning_rate == rates.get(name, 1.6e-2)

@@ -116,7 +116,8 @@ def draw(found: Sequence[Choice]) -> Figure:
             face = "none" if each.at_boundary else colour
             axes.plot(each.rate, means[each.rate], "*", ms=13, color=colour, mfc=face)
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
+    rates = sorted({rate for each in found for rate in each.losses})
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.set_xlabel("learning rate")
     axes.set_ylabel("validation loss at the end, nats per token")
     axes.grid(alpha=0.3)
