@@ -104,10 +104,14 @@ def parts(out: Path) -> dict[str, list[Part]]:
     text = ["trainer.max_steps=2000" if GPU else "trainer.max_steps=4", f"length={LENGTHS[0]}"]
     text += ["trainer.learning_rate=1.0e-3", "optimizer=muon"]
     llama = [] if GPU else ["--shape", "small", "--length", "64", "--new", "3"]
-    addition = ["sweep=addition_gpu", "seconds={left}"]
+    folder = out / "addition"
+    maps = f"python -m tape.compare.heatmap {{runs}} --name grid --out {folder / 'heatmaps'}"
+    addition = ["sweep=addition_gpu", "seconds={left}", f"compare='{maps}'"]
+    addition += [f"runs='{folder}/{{row}}_{{seed}}'"]
     if not GPU:
         addition += ["vary.position=[rope,tape]", "evaluation='max_length=3 samples=2'", "--"]
         addition += ["model=arithmetic_small", "trainer.max_steps=2", "+trainer.use_cpu=true"]
+        addition += ["trainer.logging_steps=1", "trainer.eval_steps=1"]
         addition += ["trainer.bf16=false", "trainer.per_device_train_batch_size=4"]
     every = itertools.product(LENGTHS, ("adamw", "muon"), COMPILED, ("rope", "tape"))
     return {
@@ -151,9 +155,7 @@ def parts(out: Path) -> dict[str, list[Part]]:
                 out / "llama_step" / "llama_step.md",
             )
         ],
-        "addition": [
-            Part("addition_20", ["sweep.py", *addition], Path("output/addition_20_heatmaps.png"))
-        ],
+        "addition": [Part("addition_20", ["sweep.py", *addition], folder / "heatmaps.png")],
         "text": [
             training(out / "text" / encoding, encoding, LENGTHS[0], *text)
             for encoding in ("rope", "tape")
@@ -164,7 +166,9 @@ def parts(out: Path) -> dict[str, list[Part]]:
 def perform(words: list[str], seconds: float, log: Path) -> int:
     """Runs a command for at most this time, its output in a log; returns its status, 75 if time ran
     out."""
-    filled = [word.replace("{left}", str(max(1, int(seconds)))) for word in words]
+    # What slices itself begins nothing in the last seconds, and so loses nothing.
+    own = str(max(1, int(seconds) - GRACE))
+    filled = [word.replace("{left}", own) for word in words]
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     with log.open("a") as file:
@@ -189,22 +193,37 @@ def outcomes(log: Path) -> dict[str, str]:
     return dict(TEST.findall(log.read_text(errors="replace"))) if log.exists() else {}
 
 
-def test(log: Path, chosen: str, end: float) -> bool:
-    """Runs the tests that have not run; returns whether all have."""
-    collected = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", *chosen.split()],
-        capture_output=True,
-        text=True,
-    ).stdout
-    left = [line for line in collected.splitlines() if "::" in line]
-    left = [name for name in left if name not in outcomes(log)]
-    if not left:
-        return True
-    names = log.with_name("left.txt")
-    write_text(names, "\n".join(left) + "\n")
-    words = ["-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", f"@{names}"]
-    perform(words, end - time.monotonic(), log)
-    return all(name in outcomes(log) for name in left)
+def test(log: Path, chosen: str, end: float) -> str:
+    """Runs the tests that have not passed; returns the state of this part.
+
+    Raises:
+        ValueError: if there are no tests.
+    """
+    words = [sys.executable, "-m", "pytest", "-q", "--collect-only", *chosen.split()]
+    collected = subprocess.run(words, capture_output=True, text=True)
+    names = [line for line in collected.stdout.splitlines() if "::" in line]
+    if collected.returncode != 0 or not names:
+        raise ValueError(f"pytest {chosen} finds no tests: {collected.stdout.strip()[-200:]}")
+    before = outcomes(log)
+    left = [name for name in names if before.get(name) not in ("PASSED", "SKIPPED")]
+    if left:
+        chosen_file = log.with_name("left.txt")
+        write_text(chosen_file, "\n".join(left) + "\n")
+        if log.exists():  # of those that run again
+            log.rename(log.with_suffix(".before.txt"))
+            kept = [f"{name} {end}" for name, end in before.items() if name not in left]
+            write_text(log, "\n".join(kept) + "\n")
+        words = ["-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", f"@{chosen_file}"]
+        status = perform(words, end - time.monotonic(), log)
+        silent = [name for name in left if name not in outcomes(log)]
+        if silent and status not in (0, 1, CONTINUES):  # the interpreter died in this one
+            with log.open("a") as file:
+                file.write(f"\n{silent[0]} ERROR\n")
+    found = outcomes(log)
+    if any(name not in found for name in names):
+        return "goes on"
+    bad = any(found[name] not in ("PASSED", "SKIPPED") for name in names)
+    return f"failed, see {log}" if bad else "finished"
 
 
 def _fastest(table: pd.DataFrame, encoding: str, work: str, length: int) -> pd.Series:
@@ -294,7 +313,8 @@ def report(out: Path, log: Path, status: dict[str, str]) -> str:
 def main(given: list[str] | None = None) -> None:
     parser = Parser(prog="bash script/gpu/all.sh", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("out", type=result_folder, nargs="?", default="output/gpu", help="for all results")
+    default = "output/gpu" if GPU else "output/gpu_rehearsal"
+    add("out", type=result_folder, nargs="?", default=default, help="for all results")
     add("--seconds", type=integer(1), default=540, help="until everything is saved (status 75)")
     names = ["tests", *parts(Path())]
     add("--parts", nargs="+", choices=names, action=Distinct, default=names, help="all by default")
@@ -303,7 +323,7 @@ def main(given: list[str] | None = None) -> None:
     out, end = arguments.out, time.monotonic() + arguments.seconds
     status, log, begun = {}, out / "tests" / "log.txt", False
     if "tests" in arguments.parts:
-        status["tests"] = "finished" if test(log, arguments.tests, end) else "goes on"
+        status["tests"] = test(log, arguments.tests, end)
         begun = True
     for group, found in parts(out).items():
         for part in found if group in arguments.parts else ():

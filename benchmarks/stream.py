@@ -1,4 +1,4 @@
-"""How fast a stream of C4 feeds a training run: tokens per second by cores.
+"""How fast a stream of C4 feeds a training run: tokens per second by threads of the tokenizer.
 
 python benchmarks/stream.py --documents 20000 --windows 20
 """
@@ -56,7 +56,7 @@ def main() -> None:
     if arguments.feed is not None:
         print(feed(arguments.feed, arguments.windows))
         return
-    rows, cores = [["cores", "tokens per second", "per core"]], os.cpu_count()
+    rows, cores = [["tokenizer threads", "tokens per second", "per thread"]], os.cpu_count()
     with TemporaryDirectory() as folder:
         write_shard(Path(folder), arguments.documents)
         for used in sorted({1, cores}):

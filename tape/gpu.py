@@ -21,7 +21,7 @@ REST = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def kernels(q: Tensor, values: Tensor, mask: Tensor | None) -> list[SDPBackend]:
-    """The kernels that may run; torch takes the first that supports the rest of the input."""
+    """The kernels that may run; torch chooses among those that support the rest of the input."""
     if mask is not None:
         return REST
     return (ANY if q.shape[-1] == values.shape[-1] else UNEQUAL) + REST

@@ -51,8 +51,8 @@ def causal_blocks(T: int, window: int | None, device: torch.device) -> BlockMask
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return j <= i if window is None else (j <= i) & (i - j < window)
 
-    compiled = device.type == "cuda"
-    return create_block_mask(seen, None, None, T, T, device=device, _compile=compiled)
+    create = torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
+    return create(seen, None, None, T, T, device=device)
 
 
 def unpadded_blocks(

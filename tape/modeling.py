@@ -102,7 +102,7 @@ class TapePreTrainedModel(PreTrainedModel):
             ValueError: for an odd number, or for a configuration that S2 does not support.
         """
         if group is not None:
-            check_layers(self.base_model.layers, group)
+            check_layers(self.base_model, group)
             attention.shifted(self.config._attn_implementation, self.config, group)
         self.base_model.group = group
 
@@ -210,7 +210,7 @@ class TapeModel(TapePreTrainedModel):
         here = where  # of the tokens that this process has
         if self.shard is not None:
             x_BTC, where, here, real, slots = self.shard.own(x_BTC, where, real, slots)
-            kernels = self.shard.kernels(kernels, past_key_values)
+            kernels = self.shard.kernels(kernels, past_key_values, output_attentions)
         x_BTC = self.position.embed(x_BTC, here)
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
         e = self.position.state(here, wide)

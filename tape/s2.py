@@ -12,7 +12,7 @@ Groups count the real tokens of each sequence, so padding on either side changes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,9 +52,11 @@ def check_groups(implementation: str, config: PretrainedConfig, group: int) -> N
         raise ValueError(f"{trying}: num_attention_heads={config.num_attention_heads} is odd")
 
 
-def check_layers(layers: Iterable[nn.Module], group: int) -> None:
-    """Raises a ValueError for decoder layers that cannot train in groups of `group` tokens."""
-    layers, trying = [*layers], f"training in shifted groups of {group} tokens"
+def check_layers(model: nn.Module, group: int) -> None:
+    """Raises a ValueError for a decoder that cannot train in groups of `group` tokens."""
+    layers, trying = model.layers, f"training in shifted groups of {group} tokens"
+    if model.shard is not None:
+        raise ValueError(f"{trying} with sequence parallelism: choose one")
     if windows := sorted({layer.window for layer in layers} - {None}):
         raise ValueError(
             f"{trying} with windows of {', '.join(map(str, windows))} tokens: groups replace the "

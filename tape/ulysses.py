@@ -119,15 +119,20 @@ class Shard:
         return F.pad(labels, (0, 1), value=IGNORED)[:, part.start : part.stop + 1], num_items
 
     def kernels(
-        self, kernels: dict[Any, tuple[Kernel, Any]], cache: Cache | None
+        self,
+        kernels: dict[Any, tuple[Kernel, Any]],
+        cache: Cache | None,
+        weights: bool | None = False,
     ) -> dict[Any, tuple[Kernel, Any]]:
         """Returns the backends of a forward pass, as called with a part of the tokens.
 
         Raises:
-            ValueError: for a cache.
+            ValueError: for a cache, or if attention weights are asked for.
         """
         if cache is not None:
             raise ValueError("sequence parallelism with a cache: give use_cache=False")
+        if weights:
+            raise ValueError("sequence parallelism with output_attentions=True: it has no weights")
         return {
             key: (partial(self.attend, kernel), mask) for key, (kernel, mask) in kernels.items()
         }

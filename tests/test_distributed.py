@@ -217,6 +217,10 @@ def test_texts_and_heads_that_do_not_divide_are_refused(two_processes):
         model.model.shard.part(15)
     with pytest.raises(ValueError, match="with a cache: give use_cache=False"):
         model.model.shard.kernels({}, object())
+    with pytest.raises(ValueError, match="with output_attentions=True: it has no weights"):
+        model.model.shard.kernels({}, None, True)
+    with pytest.raises(ValueError, match="with sequence parallelism: choose one"):
+        model.set_shifted_attention(4)
     shard_sequence(model.model, None)
     assert model.model.shard is None
 

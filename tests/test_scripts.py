@@ -95,10 +95,10 @@ def test_all_that_needs_a_gpu_is_rehearsed_slice_by_slice(run_script, tmp_path):
     parts = "layer training steps decoding llama addition text"
     second = run_script("gpu/all.sh", SLICE="1800", PARTS=parts)
     printed, _ = second.communicate()
-    folder = tmp_path / "output" / "gpu"
+    folder = tmp_path / "output" / "gpu_rehearsal"
     logs = "".join(path.read_text()[-2000:] for path in (folder / "logs").iterdir())
     assert second.returncode == 0, printed + logs
-    assert (folder / "report.md").read_text() in printed and printed.count("| finished |") == 11
+    assert (folder / "report.md").read_text() in printed and printed.count("| finished |") == 12
     goals = re.findall(r"^\| .* \| at (?:most|least) .* \| (\S+) \| (?:yes|no) \|$", printed, re.M)
     assert len(goals) == 6 and all(float(goal) > 0 for goal in goals)
     speeds = re.findall(r"^\| (?:rope|tape)_(?:adamw|muon)_32 \| ([\d,]+) \|", printed, re.M)

@@ -34,7 +34,8 @@ def sent(monkeypatch):
 
 @pytest.mark.parametrize("position", ["rope", "tape"])
 @pytest.mark.parametrize("heads", [4, 2])
-def test_formulas_are_what_is_saved_and_sent(position, heads, sent):
+@pytest.mark.parametrize("autocast", [False, True])
+def test_formulas_are_what_is_saved_and_sent(position, heads, autocast, sent):
     shape = {"num_key_value_heads": heads}
     if position == "tape":
         position = {"name": "tape", "width": 8}
@@ -50,11 +51,12 @@ def test_formulas_are_what_is_saved_and_sent(position, heads, sent):
 
     hooks = [layer.register_forward_pre_hook(keep) for layer in model.model.layers]
     tokens = random_tokens(1, LENGTH)
-    loss = model(tokens, labels=tokens).loss
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        loss = model(tokens, labels=tokens).loss
     for hook in hooks:
         hook.remove()
     loss.backward()
-    expected = sharing(model.config, LENGTH, SIZE, 8, itemsize=4)
+    expected = sharing(model.config, LENGTH, SIZE, 8, itemsize=2 if autocast else 4)
     assert sum(saved.values()) == expected.saved and sum(sent) == expected.exchanged
     matrices = sum(
         p.numel() for name, p in model.named_parameters() if p.ndim > 1 and ".context." not in name

@@ -510,7 +510,7 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
 def test_a_loss_that_is_not_finite_ends_the_run(late, start, monkeypatch):
     """Or is read one step later, as on a GPU."""
     monkeypatch.setattr("tape.training.trainer.Guard", lambda **given: Guard(late=late))
-    applied = "was applied, but is not saved" if late else "was not applied"
+    applied = "was found one step later" if late else "was not applied"
     with pytest.raises(NonFiniteLoss, match=rf"step 2, .*learning rate .*{applied}"):
         start("trainer.learning_rate=1e30", "trainer.max_grad_norm=0", "trainer.warmup_steps=0")
 

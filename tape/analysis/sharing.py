@@ -54,14 +54,14 @@ def sharing(
         length: tokens of a text.
         group: processes that share it.
         processes: of all groups.
-        itemsize: bytes of a hidden number; positional states have 4.
+        itemsize: bytes of a number that is exchanged. Autocast leaves 4 for those between layers.
     """
     H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     tape = config.position["name"] == "tape"
     tokens, layers = length // group, config.num_hidden_layers * config.num_recurrences
     # Heads share the state of the first layer; those after it have an updated one each.
     state = D * 4 * (1 + (layers - 1) * (K if tape else 0))
-    saved = tokens * (layers * config.hidden_size * itemsize + state)
+    saved = tokens * (layers * config.hidden_size * 4 + state)
     channels = layers * 2 * (H + K) * D  # queries, keys and values, and the averages
     if tape:  # the payload and its average, but for the last layer
         channels += (layers - 1) * (H + K) * D

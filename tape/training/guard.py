@@ -77,7 +77,7 @@ class Guard(TrainerCallback):
         losses = torch.stack(self.losses)
         self.losses.clear()
         broken = ~torch.isfinite(losses).all()
-        answers = torch.stack((broken, torch.tensor(self.sigterm, device=broken.device))).int()
+        answers = torch.stack((broken, torch.full_like(broken, self.sigterm))).int()
         if args.world_size > 1:
             torch.distributed.all_reduce(answers, torch.distributed.ReduceOp.MAX)
         answer = Answer(answers, losses, state.global_step + 1, lr_scheduler.get_last_lr()[0])
@@ -95,7 +95,9 @@ class Guard(TrainerCallback):
             return False
         not_finite, stop = answer.read()
         if not_finite:
-            applied = "was applied, but is not saved" if self.late else "was not applied"
+            applied = (
+                "was found one step later, before it was saved" if self.late else "was not applied"
+            )
             raise NonFiniteLoss(
                 f"the loss is {answer.losses.tolist()} at step {answer.step}, with learning rate "
                 f"{answer.rate:.3g}; the step {applied}. The checkpoints before it are good. Try a "
