@@ -44,12 +44,14 @@ def make_gpu_model(position, kernel, dtype, **changes):
     return model
 
 
-def results(position, kernel, dtype, **changes):
+def results(position, kernel, dtype, padding=True, **changes):
     """Logits at real tokens and all gradients, in float64."""
     model = make_gpu_model(position, kernel, dtype, **changes)
     tokens, mask = padded()
+    mask = mask if padding else torch.ones_like(mask)
     seen = mask.roll(1, 1).bool() & mask.bool()  # not the first: padding would predict it
-    output = model(tokens, attention_mask=mask, labels=tokens.where(seen, -100))
+    given = {"attention_mask": mask} if padding else {}
+    output = model(tokens, labels=tokens.where(seen, -100), **given)
     output.loss.backward()
     found = {name: p.grad.double() for name, p in model.named_parameters()}
     return found | {"logits": output.logits.detach()[mask.bool()].double()}
@@ -77,6 +79,15 @@ def test_bfloat16_is_as_close_as_eager_is(kernel, position, heads):
     assert_as_close_as_eager(kernel, position, num_key_value_heads=heads)
 
 
+@every_kernel
+@pytest.mark.parametrize("heads", [4, 2])
+def test_without_padding(kernel, position, heads):
+    """Causal kernels without a mask."""
+    if heads == 2 and not POSITIONS[position].get("tensorial", True):
+        pytest.skip("needs a key/value head per query head")
+    assert_as_close_as_eager(kernel, position, num_key_value_heads=heads, padding=False)
+
+
 def assert_as_close_as_eager(kernel, position, **changes):
     exact = results(position, "eager", torch.float64, **changes)
     yardstick = max(errors(results(position, "eager", torch.bfloat16, **changes), exact).values())
@@ -85,13 +96,14 @@ def assert_as_close_as_eager(kernel, position, **changes):
 
 
 @pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("position", ["rope", "tape", "alibi", "fire", "t5", "fox"])
 @pytest.mark.parametrize("kernel", ["sdpa", "flex_attention"])
-def test_wider_heads(kernel, position, width):
+def test_wider_heads(kernel, position, padding, width):
     """Block sizes and kernels depend on their width, and on that of values and state."""
     if kernel == "flex_attention" and position not in FLEX:
         pytest.skip("not supported")
-    assert_as_close_as_eager(kernel, position, hidden_size=4 * width)
+    assert_as_close_as_eager(kernel, position, hidden_size=4 * width, padding=padding)
 
 
 @pytest.mark.parametrize(
