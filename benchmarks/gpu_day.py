@@ -109,9 +109,11 @@ def parts(out: Path) -> dict[str, list[Part]]:
     addition = ["sweep=addition_gpu", "seconds={left}", f"compare='{maps}'"]
     addition += [f"runs='{folder}/{{row}}_{{seed}}'"]
     if not GPU:
-        addition += ["vary.position=[rope,tape]", "evaluation='max_length=3 samples=2'", "--"]
+        addition += ["vary.position=[rope,tape]", "evaluation='max_length=2 samples=1'", "--"]
         addition += ["model=arithmetic_small", "trainer.max_steps=2", "+trainer.use_cpu=true"]
-        addition += ["trainer.logging_steps=1", "trainer.eval_steps=1"]
+        addition += ["trainer.logging_steps=1", "trainer.eval_steps=2"]
+        addition += ["length=10", "data.max_first=2", "data.max_second=2", "task.samples=1"]
+        addition += ["eval_blocks=8"]
         addition += ["trainer.bf16=false", "trainer.per_device_train_batch_size=4"]
     every = itertools.product(LENGTHS, ("adamw", "muon"), COMPILED, ("rope", "tape"))
     return {
