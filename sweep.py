@@ -67,8 +67,8 @@ def checked_values(name: str, values: Sequence[Any], kind: Kind | None = None) -
     """The values of an axis, or the seeds.
 
     Raises:
-        ValueError: if there are none, one is there twice, is not of its kind or no entry of the
-            group of settings.
+        ValueError: if there are none, or one is given twice, is of another kind, or is not an entry
+            of its config group.
     """
     if not values:
         raise ValueError(f"{name}=[]: name one value or more")

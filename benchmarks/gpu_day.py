@@ -87,34 +87,30 @@ def training(folder: Path, encoding: str, length: int, *words: str) -> Part:
     return Part(folder.name, ["train.py", *fixed, *words], folder / "model.safetensors")
 
 
+def addition(folder: Path) -> Part:
+    """The paper's addition experiment, with its heat maps."""
+    maps = f"python -m tape.compare.heatmap {{runs}} --name grid --out {folder / 'heatmaps'}"
+    words = ["sweep=addition_gpu", "seconds={left}", f"compare='{maps}'"]
+    words += [f"runs='{folder}/{{row}}_{{seed}}'"]
+    if not GPU:
+        words += ["vary.position=[rope,tape]", "evaluation='max_length=2 samples=1'", "--"]
+        words += ["model=arithmetic_small", "trainer.max_steps=2", "+trainer.use_cpu=true"]
+        words += ["trainer.logging_steps=1", "trainer.eval_steps=2", "trainer.bf16=false"]
+        words += ["length=10", "data.max_first=2", "data.max_second=2", "task.samples=1"]
+        words += ["eval_blocks=8", "trainer.per_device_train_batch_size=4"]
+    return Part("addition_20", ["sweep.py", *words], folder / "heatmaps.png")
+
+
 def parts(out: Path) -> dict[str, list[Part]]:
     """All but the tests, by group."""
-    model = [
-        "--scopes",
-        "model",
-        "--lengths",
-        str(LENGTHS[0]),
-        "--batch",
-        str(TOKENS // LENGTHS[0]),
-    ]
+    model = ["--scopes", "model", "--lengths", str(LENGTHS[0])]
+    batch = ["--batch", str(TOKENS // LENGTHS[0])]
     compiled = ["--compiled", COMPILED[-1]]
-    layers = (
-        ["1024", "8192", "32768"] if GPU else ["32", "--encodings", "rope", "tape", "fire", "t5"]
-    )
+    layers = ["32", "--encodings", "rope", "tape", "fire", "t5"]
+    layers = ["1024", "8192", "32768"] if GPU else layers
     text = ["trainer.max_steps=2000" if GPU else "trainer.max_steps=4", f"length={LENGTHS[0]}"]
     text += ["trainer.learning_rate=1.0e-3", "optimizer=muon"]
     llama = [] if GPU else ["--shape", "small", "--length", "64", "--new", "3"]
-    folder = out / "addition"
-    maps = f"python -m tape.compare.heatmap {{runs}} --name grid --out {folder / 'heatmaps'}"
-    addition = ["sweep=addition_gpu", "seconds={left}", f"compare='{maps}'"]
-    addition += [f"runs='{folder}/{{row}}_{{seed}}'"]
-    if not GPU:
-        addition += ["vary.position=[rope,tape]", "evaluation='max_length=2 samples=1'", "--"]
-        addition += ["model=arithmetic_small", "trainer.max_steps=2", "+trainer.use_cpu=true"]
-        addition += ["trainer.logging_steps=1", "trainer.eval_steps=2"]
-        addition += ["length=10", "data.max_first=2", "data.max_second=2", "task.samples=1"]
-        addition += ["eval_blocks=8"]
-        addition += ["trainer.bf16=false", "trainer.per_device_train_batch_size=4"]
     every = itertools.product(LENGTHS, ("adamw", "muon"), COMPILED, ("rope", "tape"))
     return {
         "layer": [
@@ -125,29 +121,20 @@ def parts(out: Path) -> dict[str, list[Part]]:
         ],
         "training": [
             speed(
-                *(out, "training", *model, "--work", "training", *compiled, "--backends", "sdpa"),
-                *("flex_attention", "--encodings", "rope", "tape", *PEERS),
+                *(out, "training", *model, *batch, "--work", "training", *compiled),
+                *("--backends", "sdpa", "flex_attention", "--encodings", "rope", "tape", *PEERS),
             ),
             speed(
-                *(out, "biases", *model, "--work", "training", *compiled, "--backends"),
-                *("flex_attention", "--encodings", "rope", "fire", "t5", "--peers"),
+                *(out, "biases", *model, *batch, "--work", "training", *compiled),
+                *("--backends", "flex_attention", "--encodings", "rope", "fire", "t5", "--peers"),
             ),
         ],
         "steps": [steps(out, *(each[3], each[1], each[0], each[2])) for each in every],
         "decoding": [
             speed(
-                *(out, "decoding", *model[:4], "--work", "prefill", "decoding", "--compiled"),
-                *(
-                    *COMPILED,
-                    "--backends",
-                    "sdpa",
-                    "--encodings",
-                    "rope",
-                    "tape",
-                    "fire",
-                    "t5",
-                    *PEERS,
-                ),
+                *(out, "decoding", *model, "--work", "prefill", "decoding", "--compiled"),
+                *(*COMPILED, "--backends", "sdpa", "--encodings", "rope", "tape", "fire", "t5"),
+                *PEERS,
             )
         ],
         "llama": [
@@ -157,7 +144,7 @@ def parts(out: Path) -> dict[str, list[Part]]:
                 out / "llama_step" / "llama_step.md",
             )
         ],
-        "addition": [Part("addition_20", ["sweep.py", *addition], folder / "heatmaps.png")],
+        "addition": [addition(out / "addition")],
         "text": [
             training(out / "text" / encoding, encoding, LENGTHS[0], *text)
             for encoding in ("rope", "tape")
@@ -168,9 +155,10 @@ def parts(out: Path) -> dict[str, list[Part]]:
 def perform(words: list[str], seconds: float, log: Path) -> int:
     """Runs a command for at most this time, its output in a log; returns its status, 75 if time ran
     out."""
-    # What slices itself begins nothing in the last seconds, and so loses nothing.
-    own = str(max(1, int(seconds) - GRACE))
-    filled = [word.replace("{left}", own) for word in words]
+    # What divides itself into slices ends on its own; it has the time that it leaves unused.
+    own, slices = max(1, int(seconds) - GRACE), any("{left}" in word for word in words)
+    limit = own + GRACE if slices else max(1.0, seconds)
+    filled = [word.replace("{left}", str(own)) for word in words]
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     with log.open("a") as file:
@@ -178,7 +166,7 @@ def perform(words: list[str], seconds: float, log: Path) -> int:
             [sys.executable, *filled], stdout=file, stderr=subprocess.STDOUT, env=environment
         )
         try:
-            return process.wait(max(1.0, seconds))
+            return process.wait(limit)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGTERM)
         try:

@@ -11,7 +11,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.models.llama import modeling_llama
 
 from tape import TapeConfig, TapeForCausalLM
-from tape.analysis.cost import SHAPE, configuration
+from tape.analysis.cost import LLAMA, SHAPE, configuration
 from tape.export.llama import llama_config
 from tape.positions import ENCODINGS
 
@@ -19,12 +19,11 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 METHODS = [*ENCODINGS, "llama"]
 BASE = {name: value for name, value in SHAPE.items() if name != "length"}  # the paper's model
 SMALL = BASE | {"layers": 4, "hidden": 256, "heads": 4, "mlp": 1024, "vocabulary": 4096}
-LLAMA = BASE | {"layers": 32, "hidden": 4096, "heads": 32, "mlp": 11008}
 SHAPES = {
     "small": SMALL,
     "small_32k": SMALL | {"vocabulary": 32000},
     "base": BASE,
-    "llama2_7b": LLAMA,
+    "llama2_7b": {name: LLAMA[name] for name in BASE},
 }
 # Sequences and their length in a training step.
 TOKENS = {"small": (8, 256), "small_32k": (1, 1024), "base": (1, 1024), "llama2_7b": (1, 8192)}

@@ -2,8 +2,9 @@
 
 What the kernels take, in torch 2.13: FlashAttention and cuDNN 16-bit numbers, no mask of ours and
 grouped queries; cuDNN and the memory-efficient kernel values wider than queries, cuDNN up to 128
-channels in training; the memory-efficient kernel masks and float32, but no grouped queries. cuDNN
-prefers itself and takes masks too, with gradients that may be NaN (pytorch issue 196678).
+channels in training; the memory-efficient kernel masks and float32, but no grouped queries. On
+recent GPUs torch prefers cuDNN, also with a mask, where its gradients may be NaN (pytorch issue
+196678).
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ def test_a_test_that_kills_the_interpreter_is_an_error(tmp_path, monkeypatch):
         ("import time; print('{left}', flush=True); time.sleep(60)", 75),
     ],
 )
-def test_a_part_has_the_time_that_is_left(code, expected, tmp_path):
+def test_a_part_has_the_time_that_is_left(code, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_day, "GRACE", 1)
     log = tmp_path / "logs" / "part.txt"
     seconds = 1.5 if "sleep" in code else 60
     assert gpu_day.perform(["-c", code], seconds, log) == expected

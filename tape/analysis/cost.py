@@ -31,6 +31,8 @@ SHAPE = {
     "vocabulary": 32000,
     "length": 1024,
 }
+# Llama 2 with 7B parameters.
+LLAMA = SHAPE | {"layers": 32, "hidden": 4096, "heads": 32, "mlp": 11008}
 HELP = {"kv_heads": "by default as many as heads", "length": "tokens of the sequence"}
 # Table 3 of arXiv 2501.00712 by encoding: G MACs, G FLOPs, parameters in units of 2^20.
 PAPER = Path(__file__).with_name("table3.csv")

@@ -12,12 +12,11 @@ import itertools
 from dataclasses import dataclass
 
 from tape import TapeConfig
-from tape.analysis.cost import SHAPE, configuration
+from tape.analysis.cost import LLAMA, configuration
 from tape.command import Distinct, Parser, expected_errors, integer
 from tape.evaluation.tables import markdown_table
 
 STATES = 16  # bytes per parameter: weights, gradients and AdamW's two moments in float32
-LLAMA = SHAPE | {"layers": 32, "hidden": 4096, "heads": 32, "mlp": 11008}  # Llama-2-7B
 LENGTHS = [8192, 32768, 131072]
 GROUPS = [(8, 8), (64, 32)]  # of 64 GPUs, 32 share a text: as many as there are heads
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -59,3 +60,11 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
     if not runs:
         raise ValueError("; ".join(missing.values()))
     return runs, missing
+
+
+def end(runs: Sequence[Path], missing: Mapping[Path, str]) -> None:
+    """Names the folders that could not be read, and ends the command with status 1 if there are
+    any."""
+    if missing:
+        print("\n".join(f"* {folder}: {why}" for folder, why in missing.items()))
+        sys.exit(f"error: {len(missing)} of {len(runs)} could not be read")

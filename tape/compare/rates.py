@@ -8,7 +8,6 @@ The seeds of these runs are for the choice only; a comparison takes others.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from tape.command import Parser, expected_errors, result_folder
-from tape.compare.finals import LOSS, read_all, value
+from tape.compare.finals import LOSS, end, read_all, value
 from tape.compare.rows import RATE, check_given, row_labels
 from tape.compare.runs import Run, write_runs
 from tape.evaluation.figures import write_figure
@@ -160,9 +159,7 @@ def main(given: list[str] | None = None) -> None:
         write_choice(found, target)
     print(text)
     print(f"\nalso in {out}, with a picture, the rows of each run and the choice as rates.yaml")
-    if missing:
-        print("\n".join(f"* {folder}: {why}" for folder, why in missing.items()))
-        sys.exit(f"error: {len(missing)} of {len(arguments.runs)} could not be read")
+    end(arguments.runs, missing)
 
 
 if __name__ == "__main__":

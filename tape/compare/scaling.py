@@ -10,7 +10,6 @@ times as much compute the baseline needs for the same loss.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from matplotlib.figure import Figure
 from scipy.optimize import least_squares
 
 from tape.command import Parser, expected_errors, integer, result_folder
-from tape.compare.finals import COMPUTE, LOSS, read_all, value
+from tape.compare.finals import COMPUTE, LOSS, end, read_all, value
 from tape.compare.rows import check_given, row_labels
 from tape.compare.runs import Run, write_runs
 from tape.evaluation.figures import write_figure
@@ -192,9 +191,7 @@ def main(given: list[str] | None = None) -> None:
     write_figure(draw(points, found), arguments.out / "scaling")
     print(text)
     print(f"\nalso in {arguments.out}, with a picture and the rows of each run")
-    if missing:
-        print("\n".join(f"* {folder}: {why}" for folder, why in missing.items()))
-        sys.exit(f"error: {len(missing)} of {len(arguments.runs)} could not be read")
+    end(arguments.runs, missing)
 
 
 if __name__ == "__main__":
