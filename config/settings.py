@@ -61,6 +61,7 @@ SETTINGS = {
     "seed": integer(0, 2**32 - 1),
     "debug": SWITCH,
     "length": integer(2, 2**31 - 1),
+    "sequence_parallel": integer(1),
     "trunk": optional(TEXT),
     "base_model": optional(TEXT),
     "frozen": optional(TEXT),

@@ -18,12 +18,13 @@ from torch.autograd.function import once_differentiable
 
 from tape.loss import IGNORED
 from tape.payload import Attended
-from tape.positions import ENCODINGS, Positions, ScoreBias
+from tape.positions import ENCODINGS, Positions, ScoreBias, sampling
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
     from tape.attention import Kernel
+    from tape.configuration import TapeConfig
 
 
 class _Exchange(torch.autograd.Function):
@@ -176,6 +177,23 @@ def check_tensor_parallelism(model: PreTrainedModel, size: int) -> None:
         )
 
 
+def check_sharing(config: TapeConfig, size: int) -> None:
+    """Raises a ValueError for a decoder whose texts `size` processes cannot share."""
+    if size == 1:
+        return
+    trying = f"sequence parallelism over {size} processes"
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        if (heads := getattr(config, name)) % size:
+            raise ValueError(f"{trying}: {name}={heads} must be a multiple of {size}")
+    encoding = config.position["name"]
+    sampler = sampling.build(config.position.get("sampler", "index"))
+    if not ENCODINGS[encoding].shards or sampler.draw is not None:
+        able = ", ".join(name for name, kind in ENCODINGS.items() if kind.shards)
+        raise ValueError(
+            f"{trying} with position {encoding!r}: allowed, with the sampler index or shift: {able}"
+        )
+
+
 def shard_sequence(model: PreTrainedModel, group: dist.ProcessGroup | None) -> None:
     """Lets the processes of a group share each text (`Shard`) in a `TapeModel`; None: no longer.
 
@@ -189,16 +207,5 @@ def shard_sequence(model: PreTrainedModel, group: dist.ProcessGroup | None) -> N
     if group is not None:
         if model.group is not None:
             raise ValueError("sequence parallelism with training in shifted groups: choose one")
-        config, size = model.config, dist.get_world_size(group)
-        trying = f"sequence parallelism over {size} processes"
-        for name in ("num_attention_heads", "num_key_value_heads"):
-            if (heads := getattr(config, name)) % size:
-                raise ValueError(f"{trying}: {name}={heads} must be a multiple of {size}")
-        encoding = config.position["name"]
-        if not ENCODINGS[encoding].shards or model.position.sampler.draw is not None:
-            able = ", ".join(name for name, kind in ENCODINGS.items() if kind.shards)
-            raise ValueError(
-                f"{trying} with position {encoding!r}: allowed, with the sampler index or shift: "
-                f"{able}"
-            )
+        check_sharing(model.config, dist.get_world_size(group))
     model.shard = None if group is None else Shard(group)

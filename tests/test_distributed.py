@@ -4,18 +4,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import composed, make_model
 from shards import write_shards
 from test_training import assert_same_weights, checkpoint_names, losses, weights
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, default_data_collator
 from unequal_labels import sequence
 
 import train
 from tape.evaluation.checkpoint import fingerprint, load_model
+from tape.training.arguments import sequences_per_step, share_sequences, sharing
 from tape.training.progress import read_metrics
+from tape.training.trainer import Ready
 from tape.ulysses import shard_sequence
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +30,7 @@ SETTINGS = ["position=tape", "trainer.logging_steps=1", "eval_blocks=5", "+train
 def start_two(text, cache, tmp_path):
     """The quick experiment in two processes with half of the batch each."""
 
-    def start(*overrides, data=("data=text", f"data.files={text}")):
+    def start(*overrides, data=("data=text", f"data.files={text}"), processes=2):
         settings = [
             *("experiment=quick", *data, f"cache_dir={cache}", f"output_dir={tmp_path / 'two'}"),
             *("vocab_size=300", "trainer.max_steps=8", "trainer.save_steps=4"),
@@ -37,7 +40,7 @@ def start_two(text, cache, tmp_path):
         outcome = subprocess.run(
             ["bash", "script/train.sh", *settings],
             cwd=ROOT,
-            env={**os.environ, "NGPUS": "2", "TYPE": "tape", "VIRTUAL_ENV": sys.prefix},
+            env={**os.environ, "NGPUS": str(processes), "TYPE": "tape", "VIRTUAL_ENV": sys.prefix},
             capture_output=True,
             text=True,
         )
@@ -105,6 +108,29 @@ def test_every_label_counts_alike_in_two_processes(start, start_two, tmp_path, l
         expected = loss_of_each_label(load_model(folder), map(sequence, range(5)))
         assert len(evaluations(folder)) == 2
         assert evaluations(folder)[-1] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "split", "own"),
+    [
+        (2, ("per_device_train_batch_size=4",), ("position=tape",)),
+        (2, ("gradient_accumulation_steps=2", "per_device_eval_batch_size=2"), ("position=fox",)),
+        (4, (), ("position=rope", "+trainer.gradient_checkpointing=true")),
+        (4, (), ("task._target_=tests.unequal_labels.UnequalLabels", "length=32")),
+    ],
+)
+def test_training_with_shared_sequences_equals_one_process(
+    start, start_two, tmp_path, processes, split, own
+):
+    one = start(*SETTINGS, *own, folder=tmp_path / "one")
+    shared = ["launcher=fsdp2", "sequence_parallel=2", *(f"trainer.{each}" for each in split)]
+    two = start_two(*shared, *own, processes=processes)
+    assert_same_losses(one, two)
+    assert evaluations(one) == pytest.approx(evaluations(two), abs=1e-5)
+    tokens = torch.randint(10, (2, 40), generator=torch.Generator().manual_seed(0))
+    logits = [load_model(folder)(tokens).logits for folder in (one, two)]
+    torch.testing.assert_close(logits[0], logits[1], atol=2e-4, rtol=0)
 
 
 @pytest.mark.slow
@@ -228,3 +254,40 @@ def test_texts_and_heads_that_do_not_divide_are_refused(two_processes):
 def test_sharding_over_one_process_is_refused(start):
     with pytest.raises(ValueError, match=r"fsdp=true with one process .* launcher=local"):
         start("launcher=fsdp2", "+trainer.use_cpu=true")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["sequence_parallel=2"], "without sharded weights: give launcher=fsdp2"),
+        (["sequence_parallel=2", "launcher=fsdp2"], "with 1 process: start a multiple of 2, as in"),
+        (["sequence_parallel=0"], "must be an integer >= 1"),
+    ],
+)
+def test_sequences_that_cannot_be_shared_are_refused(start, given, reason):
+    with pytest.raises(ValueError, match=reason):
+        start(*given, "+trainer.use_cpu=true")
+
+
+def test_what_the_processes_of_a_group_need():
+    arguments = SimpleNamespace(fsdp_plugin_args={}, world_size=4, parallelism_config=None)
+    arguments.train_batch_size, arguments.gradient_accumulation_steps = 3, 5
+    with pytest.raises(ValueError, match=r"sequence_parallel=2 with length=31: .* multiple of 2"):
+        share_sequences(arguments, 2, 31)
+    assert sequences_per_step(arguments) == 60
+    share_sequences(arguments, 2, 32)
+    assert sequences_per_step(arguments) == 30 and sharing(arguments) == 2
+
+
+def test_batches_are_filled_up_for_all_processes():
+    sequences = [{"input_ids": torch.arange(5), "labels": torch.arange(5)}] * 2
+    for mask in (torch.ones(5), torch.tensor([0, 1, 1, 1, 1])):
+        given = [each | {"attention_mask": mask} for each in sequences]
+        batch = Ready(default_data_collator, 4)(given)
+        assert batch["input_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 0, 0]] * 2
+        assert batch["labels"].tolist() == [[0, 1, 2, 3, 4, -100, -100, -100]] * 2
+        assert batch["label_positions"].tolist() == [[1, 2, 3, 4]] * 2
+        if mask.all():  # tokens never attend to later ones
+            assert "attention_mask" not in batch
+        else:
+            assert batch["attention_mask"].tolist() == [[0, 1, 1, 1, 1, 0, 0, 0]] * 2

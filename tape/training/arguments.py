@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any, get_args
 
+from accelerate import ParallelismConfig
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
@@ -101,8 +102,37 @@ def check_training(arguments: TrainingArguments) -> None:
         )
 
 
+def share_sequences(arguments: TrainingArguments, size: int, length: int) -> None:
+    """Has `size` processes share each sequence (`tape.ulysses`), in groups of successive ones.
+
+    Raises:
+        ValueError: for a launcher, a number of processes or a length that does not allow it.
+    """
+    if size == 1:
+        return
+    trying, processes = f"sequence_parallel={size}", arguments.world_size
+    if arguments.fsdp_plugin_args is None:
+        raise ValueError(f"{trying} without sharded weights: give launcher=fsdp2")
+    if processes % size:
+        raise ValueError(
+            f"{trying} with {processes} process{'es' * (processes > 1)}: start a multiple of "
+            f"{size}, as in NGPUS={size} bash script/train.sh"
+        )
+    if length % size:
+        raise ValueError(f"{trying} with length={length}: the length must be a multiple of {size}")
+    groups = ParallelismConfig(cp_size=size, dp_shard_size=processes // size)
+    arguments.parallelism_config = groups
+
+
+def sharing(arguments: TrainingArguments) -> int:
+    """Returns how many processes share each sequence."""
+    groups = arguments.parallelism_config
+    return 1 if groups is None else groups.cp_size
+
+
 def sequences_per_step(arguments: TrainingArguments) -> int:
-    return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+    groups = arguments.world_size // sharing(arguments)
+    return arguments.train_batch_size * arguments.gradient_accumulation_steps * groups
 
 
 def training_order(arguments: TrainingArguments) -> tuple[int, int]:

@@ -16,7 +16,12 @@ from tape.adapters import Method, adapt, describe, without_deprecations
 from tape.data import StreamedBlocks
 from tape.evaluation.checkpoint import check_length, load_model, restore
 from tape.frozen import cast_frozen, check_frozen
-from tape.training.arguments import check_fields, check_training, sequences_per_step
+from tape.training.arguments import (
+    check_fields,
+    check_training,
+    sequences_per_step,
+    share_sequences,
+)
 from tape.training.branch import branch
 from tape.training.build import (
     adapt_model,
@@ -40,6 +45,7 @@ from tape.training.runs import (
 )
 from tape.training.streaming import ContinuedStream, follow_stream
 from tape.training.trainer import LanguageModelTrainer
+from tape.ulysses import check_sharing
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +70,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     except (ValueError, TypeError, OSError) as error:
         raise ValueError(f"trainer: {error}") from error
     check_training(arguments)
+    share_sequences(arguments, settings["sequence_parallel"], settings["length"])
     method = Method.of(settings["peft"]) if settings["peft"] else None
     check_frozen(settings["frozen"], method, arguments.bf16)
     muon = settings["optimizer"].get("matrix_learning_rate")
@@ -82,6 +89,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         before, config = adapted_config(base, shape, position)
     else:
         config = new_config(shape, position)
+    check_sharing(config, settings["sequence_parallel"])
     batch, length = arguments.per_device_train_batch_size, settings["length"]
     check_memory(
         *(16 * batch * length, f"trainer.per_device_train_batch_size={batch} with length={length}"),

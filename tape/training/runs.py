@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 # Settings without influence on the trained weights: output folders, logging, and how the sequences
 # of a step (whose number is recorded) are distributed over time and devices.
 NO_INFLUENCE = (
-    r"name|output_dir|alias|trainer\.output_dir|cache_dir|debug|launcher",
+    r"name|output_dir|alias|trainer\.output_dir|cache_dir|debug|launcher|sequence_parallel",
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
     r"report\..*|data\.max_bad|eval_blocks|task\.samples",
     r"trunk",  # the run equals an uninterrupted one (`tape.training.branch`)

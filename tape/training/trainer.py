@@ -34,6 +34,8 @@ from tape.adapters import save_configuration
 from tape.analysis.formulas import training_flops
 from tape.files import write_text
 from tape.loss import IGNORED, label_positions
+from tape.modeling import TapeModel
+from tape.training.arguments import sharing
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
 from tape.training.optimizer import MuonWithAdamW, parameter_groups
 from tape.training.progress import Console, MetricsFile, read_metrics
@@ -44,19 +46,24 @@ from tape.training.runs import (
     remove_old,
     unfinished,
 )
+from tape.ulysses import shard_sequence
 
 
 class Ready:
-    """Collates sequences, and decides what a GPU would have to wait for the CPU to decide: which
-    labels are predicted, and whether anything is padded."""
+    """Collates sequences to a `multiple` of tokens, and decides what a GPU would have to wait for
+    the CPU to decide: which labels are predicted, and whether anything is padded."""
 
-    def __init__(self, collate: Callable[[list[Any]], dict[str, torch.Tensor]]):
-        self.collate = collate
+    def __init__(self, collate: Callable[[list[Any]], dict[str, torch.Tensor]], multiple: int = 1):
+        self.collate, self.multiple = collate, multiple
 
     def __call__(self, sequences: list[Any]) -> dict[str, torch.Tensor]:
         batch = self.collate(sequences)
         if "attention_mask" in batch and bool(batch["attention_mask"].all()):
             del batch["attention_mask"]
+        if further := -batch["labels"].shape[1] % self.multiple:
+            for name, tokens in batch.items():
+                filling = IGNORED if name == "labels" else 0
+                batch[name] = F.pad(tokens, (0, further), value=filling)
         if (positions := label_positions(batch["labels"])) is not None:
             batch["label_positions"] = positions
         return batch
@@ -76,7 +83,12 @@ class LanguageModelTrainer(Trainer):
         matrix_learning_rate: float | None = None,
         **kwargs,
     ):
-        super().__init__(*args, data_collator=Ready(data_collator), **kwargs)
+        super().__init__(*args, **kwargs)
+        self.data_collator = Ready(data_collator, sharing(self.args))
+        self.decoder = next(x for x in self.model.modules() if isinstance(x, TapeModel))
+        if sharing(self.args) > 1:
+            mesh = self.accelerator.torch_device_mesh
+            shard_sequence(self.decoder, mesh["cp"].get_group())
         self.args.dataloader_pin_memory &= self.args.device.type == "cuda"
         self.length, self.measure = length, measure
         self.matrix_learning_rate = matrix_learning_rate
@@ -95,7 +107,9 @@ class LanguageModelTrainer(Trainer):
         self.add_callback(self.guard)
 
     def create_accelerator_and_postprocess(self) -> None:
+        groups, self.args.parallelism_config = self.args.parallelism_config, None
         super().create_accelerator_and_postprocess()
+        self.args.parallelism_config = groups
         if self.args.fsdp_plugin_args is not None and not self.is_fsdp_enabled:
             if self.args.world_size == 1:
                 raise ValueError(
@@ -107,6 +121,13 @@ class LanguageModelTrainer(Trainer):
             state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             self.is_fsdp_enabled = True
+        if groups is not None:
+            # accelerate's groups, batches and shards for context parallelism serve any way to share
+            # sequences; its hooks, which take masks away from sdpa, are not wanted.
+            state = self.accelerator.state
+            state.parallelism_config = groups
+            state.device_mesh = groups.build_device_mesh(self.args.device.type)
+            self.accelerator._prepare_cp = lambda *objects: objects
         if self.is_fsdp_enabled:
             # It would round activations between layers, including the positional state; autocast
             # rounds only the inputs of matrix products, as with one process.
@@ -146,10 +167,14 @@ class LanguageModelTrainer(Trainer):
                     )
             super()._load_optimizer_and_scheduler(checkpoint)
 
+    def _prepare_context_parallel_inputs(self, model, inputs) -> tuple:
+        return nullcontext, inputs
+
     def training_step(self, model, inputs, *args, **kwargs) -> torch.Tensor:
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.guard.losses.append(loss.detach())
-        self.console.tokens += inputs["input_ids"].numel() * self.args.world_size
+        groups = self.args.world_size // sharing(self.args)
+        self.console.tokens += inputs["input_ids"].numel() * groups
         return loss
 
     def get_batch_samples(self, *args, **kwargs) -> tuple:
@@ -172,12 +197,21 @@ class LanguageModelTrainer(Trainer):
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices), self.model.evaluation_length(self.length):
             metrics = super().evaluate(*args, **kwargs)
-            with self.accelerator.autocast():
+            with self.accelerator.autocast(), self._whole_texts():
                 measured = self.measure(self.model.eval())
             if measured:
                 measured = {f"eval_{name}": value for name, value in measured.items()}
                 self.log(measured)
             return metrics | measured
+
+    @contextmanager
+    def _whole_texts(self) -> Iterator[None]:
+        """Each process computes whole texts: one may generate, with a cache."""
+        shard, self.decoder.shard = self.decoder.shard, None
+        try:
+            yield
+        finally:
+            self.decoder.shard = shard
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs) -> EvalLoopOutput:
         # Divides the summed loss by the number of labels: the library averages the means of
@@ -194,12 +228,17 @@ class LanguageModelTrainer(Trainer):
         labels = F.pad(inputs.pop("labels")[:, 1:], (0, 1), value=IGNORED)
         with torch.no_grad(), self.compute_loss_context_manager():
             logits = model(**inputs).logits
+        if (shard := self.decoder.shard) is not None:
+            labels = labels[:, shard.part(labels.shape[1])]
         losses = F.cross_entropy(
             logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
         )
         each = torch.stack((losses.view_as(labels).double().sum(1), (labels != IGNORED).sum(1)), 1)
-        # Gathered by sequence, so that duplicates in the last batches are dropped.
-        self.summed += self.accelerator.gather_for_metrics(each).sum(0)
+        # By sequence, so that duplicates in the last batches are dropped.
+        shared, last = sharing(self.args), self.accelerator.gradient_state
+        each = self.accelerator.gather(each).view(-1, shared, *each.shape).sum(1).flatten(0, 1)
+        drops = last.end_of_dataloader and last.remainder > 0
+        self.summed += (each[: last.remainder] if drops else each).sum(0)
         return None, None, None
 
     def _get_output_dir(self, trial: Any) -> str:
