@@ -4,7 +4,8 @@
 #   TYPES="tape rope" SEEDS="0 1 2" bash script/compare.sh [settings]
 #
 #   TYPES, SEEDS, JOBS, NAME (default: encodings): see script/sweep.sh
-#   EXPERIMENT   compare by default; compare_quick takes minutes; any of config/experiment works
+#   EXPERIMENT   text by default, each encoding at its own learning rate; compare_quick takes minutes;
+#                any of config/experiment works
 #   EVALUATION   flags of python -m tape.evaluation.perplexity
 #   BASELINE     reference row of the comparison; rope by default
 #   LAUNCHER     runs are jobs of SLURM with submitit_slurm; joblib (the default), submitit_local: processes here

@@ -61,7 +61,7 @@ def test_values_and_seeds_are_combined():
     ]
     assert [given(run, "name") for run in runs] == [[name] for name in names]
     assert runs[5] == [
-        *("train.py", "experiment=compare", f"name={names[5]}", f"output_dir=output/{names[5]}"),
+        *("train.py", "experiment=text", f"name={names[5]}", f"output_dir=output/{names[5]}"),
         *("position=tape", "trainer.learning_rate=2e-05", "seed=7", "length=64"),
         *("data=text", "data.files=my texts/"),
     ]
@@ -316,7 +316,7 @@ def test_a_script_has_its_defaults(run_script, script, axis, prefix, values):
     ]
     values = values.split()
     assert [given(run, axis)[0] for run in runs][: len(values)] == values
-    seeds = {"extend_demo.sh": 1, "gpu/addition.sh": 1}.get(script, 3)
+    seeds = {"extend_demo.sh": 1, "gpu/addition.sh": 1, "compare.sh": 5}.get(script, 3)
     assert {int(given(run, "seed")[0]) for run in runs} == {*range(seeds)}
     assert all("length=512" in run for run in runs)
 
