@@ -46,7 +46,8 @@ def run(cfg: DictConfig) -> None:
             check_integer(name, cfg[name], most=most)
     problems = Problems.load(folder)
     max_length = cfg.max_length or 2 * max(problems.max_first, problems.max_second)
-    model, tokenizer = load(folder)
+    changed = partial(load, intervention=cfg.intervention)
+    model, tokenizer = changed(folder)
     batches = plan(problems, max_length, cfg.samples, cfg.seed, cfg.batch_size)
     longest = max(batch.length for batch in batches)
     check_positions(model, problems, (max_length, max_length), longest, f"max_length={max_length}")
@@ -57,13 +58,15 @@ def run(cfg: DictConfig) -> None:
         **{name: cfg[name] for name in ("samples", "seed", "batch_size", "wrong")},
         "batches": len(batches),
     }
+    if cfg.intervention is not None:
+        header["intervention"] = cfg.intervention
     results = place_of(folder, "name", cfg.name)
     GRID.evaluate(
         results,
         shard,
         header,
         batches,
-        answering(folder, model, tokenizer, answers, cfg.processes, load),
+        answering(folder, model, tokenizer, answers, cfg.processes, changed),
         partial(mark, end=tokenizer.eos_token, keep=cfg.wrong),
         title=lambda batch: f"{batch.questions[0].n} x {batch.questions[0].m} digits",
     )

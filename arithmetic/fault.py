@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from tape.analysis.intervene import intervene
 from tape.evaluation import checkpoint
 from tape.modeling import TapeForCausalLM
 from tape.positions.rotary import RotaryLayer
@@ -49,10 +50,18 @@ def leave_unrotated(model: TapeForCausalLM) -> None:
         layer.prepare = prepare
 
 
-def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
-    """Returns the model of a run, with the fault if it was trained with it, and its tokenizer."""
+def load(
+    folder: Path, intervention: str | None = None
+) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
+    """Returns the model of a run, with the fault if it was trained with it, and its tokenizer.
+
+    Args:
+        intervention: a change of its state (`tape.analysis.intervene`).
+    """
     model, tokenizer = checkpoint.load(folder)
     trained = folder / TRAINED
     if trained.is_file() and read_configuration(folder, TRAINED).get(SETTING):
         leave_unrotated(model)
+    if intervention is not None:
+        intervene(model, intervention)
     return model, tokenizer

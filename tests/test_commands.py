@@ -412,6 +412,7 @@ RULES = {
         ]
     ),
     "tape.analysis.faults": Rule([*CORPUS, "--lengths", "16", "--windows", "1"]),
+    "tape.analysis.state": Rule([*CORPUS, "--lengths", "16", "--windows", "2"]),
     "tape.analysis.gallery": Rule(["--length", "8"]),
     "tape.analysis.sharing": Rule([]),
     "tape.analysis.cost": Rule([*SMALL, "--length", "8"]),

@@ -372,6 +372,25 @@ def test_refusals(folder, tmp_path):
         evaluate(folder)
 
 
+def test_a_grid_of_a_model_whose_state_is_not_updated(folder, trained, tmp_path):
+    """That of RoPE with the same weights; and no grid is continued with another state."""
+    changed = ("processes=2", "intervention=initial", "wrong=9")
+    evaluate(folder, *changed)
+    rope = make_run(tmp_path / "rope", "rope")
+    model = TapeForCausalLM.from_pretrained(rope)
+    model.load_state_dict(load(trained)[0].state_dict(), strict=False)
+    model.save_pretrained(rope)
+    expected = evaluate(rope, "wrong=9")
+    for name in ("grid.csv", "wrong.jsonl"):
+        assert (folder / "grid" / name).read_text() == (expected / name).read_text()
+    own = evaluate(shutil.copytree(trained, tmp_path / "own"), "wrong=9")
+    assert (own / "wrong.jsonl").read_text() != (expected / "wrong.jsonl").read_text()
+    with pytest.raises(ValueError, match="intervention"):
+        evaluate(folder, "wrong=9")
+    with pytest.raises(ValueError, match="position 'rope': no layer updates its state"):
+        evaluate(rope, "intervention=phases", "name=other")
+
+
 def test_more_digits_than_there_are_positions(tmp_path):
     folder = make_run(tmp_path, {"name": "randpe", "length": 13})
     evaluate(folder)  # 123+987=0111 and EOS

@@ -1,0 +1,111 @@
+"""Changes to the state of a trained TAPE, which show what its parts are for.
+
+Each changes a loaded model for good: the decoder of this package has none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from tape.modeling import TapeForCausalLM
+from tape.names import look_up
+from tape.positions.rotary import RotaryLayer
+from tape.positions.tape import TapeLayer
+
+
+def magnitude(e: Tensor) -> Tensor:
+    """Returns |e| (B|1, K|1, T, 1, F) of a state."""
+    return e.norm(dim=-2, keepdim=True)
+
+
+def updating(model: TapeForCausalLM) -> list[TapeLayer]:
+    """Returns the encoding's part in each layer that updates the state.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    found = [x.context for x in model.model.layers if isinstance(x.context, TapeLayer)]
+    if not found:
+        raise ValueError(
+            f"position {model.config.position['name']!r}: no layer updates its state; give models "
+            "with tape or tape_yarn"
+        )
+    return found
+
+
+def initial(model: TapeForCausalLM) -> None:
+    """No layer updates the state: all rotate by that of RoPE."""
+    without_attention(model)
+    for layer in updating(model):
+        layer.next_state = lambda e, attended, mlp_out: e
+
+
+def without_attention(model: TapeForCausalLM) -> None:
+    """The state is not updated after attention: P = 0."""
+    for layer in updating(model):
+        layer.attends = False
+
+
+def without_feed_forward(model: TapeForCausalLM) -> None:
+    """The state is not updated after the MLP: W2 = 0."""
+    for layer in updating(model):
+        layer.feed_forward = False
+
+
+def phases(model: TapeForCausalLM) -> None:
+    """Queries and keys are rotated by the state without its magnitude: e / |e|."""
+    _rotate_by(model, lambda e, first: e / magnitude(e).clamp(min=1e-6) * magnitude(first))
+
+
+def magnitudes(model: TapeForCausalLM) -> None:
+    """Queries and keys are rotated by RoPE's state with the magnitude of TAPE's."""
+    _rotate_by(model, lambda e, first: first * magnitude(e) / magnitude(first))
+
+
+def other_text(model: TapeForCausalLM) -> None:
+    """Every row of a batch is rotated by the state of the row before it, which has the same
+    positions and another text."""
+    _rotate_by(model, lambda e, first: e.roll(1, dims=0))
+
+
+def _rotate_by(model: TapeForCausalLM, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Lets every layer rotate by a function of its state and the initial one."""
+    position, first = model.model.position, []
+    initial_state = position.state
+
+    def state(*given: Any) -> Tensor:
+        first[:] = [initial_state(*given)]
+        return first[0]
+
+    position.state = state
+    for layer in (layer.context for layer in model.model.layers):
+        if isinstance(layer, RotaryLayer):
+            rotate = layer.rotate
+            layer.rotate = lambda q, k, e, rotate=rotate: rotate(q, k, change(e, first[0]))
+
+
+INTERVENTIONS: dict[str, Callable[[TapeForCausalLM], None]] = {
+    function.__name__: function
+    for function in (
+        initial,
+        without_attention,
+        without_feed_forward,
+        phases,
+        magnitudes,
+        other_text,
+    )
+}
+
+
+def intervene(model: TapeForCausalLM, name: str) -> None:
+    """Applies an intervention to a model.
+
+    Raises:
+        ValueError: for an unknown one, or a model whose layers do not update the state.
+    """
+    apply = look_up("intervention", name, INTERVENTIONS)
+    updating(model)
+    apply(model)

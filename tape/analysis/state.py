@@ -1,0 +1,219 @@
+"""What the state of a trained TAPE has become, and what a model loses without it.
+
+python -m tape.analysis.state --model output/adape_c4
+
+* How far the state of each layer is from that of RoPE: its magnitude, and the phase between a query
+  and a key, minus what RoPE's would be, by their distance.
+* Attention by distance, up to the longest window.
+* The loss of the last half of windows with changed states (tape/analysis/intervene.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+from tqdm import tqdm
+
+from tape.analysis.faults import BATCH, at_once
+from tape.analysis.inside import Inside, check_size, look_inside
+from tape.analysis.intervene import INTERVENTIONS, intervene, updating
+from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
+from tape.analysis.visualize import as_files, by_distance, magnitudes
+from tape.command import Distinct, integer
+from tape.evaluation.checkpoint import check_length, load
+from tape.evaluation.figures import write_figure
+from tape.evaluation.tables import markdown_table, over_seeds
+from tape.modeling import TapeForCausalLM
+from tape.statistics import student
+
+NONE = "none"
+LOOKED_AT = 4  # windows whose states are looked at
+NOTE = """\
+Magnitude, and phase beyond RoPE's between a query and a key: means over heads, frequencies, tokens
+and texts, at the input of a layer. Loss: of the last half of each window, in nats per token; with
+an intervention, its difference to the same model without one on the same tokens. Means over seeds,
+with 95 % intervals (Student)."""
+
+
+def phase_by_distance(e_KTF: Tensor, first_TF: Tensor) -> Tensor:
+    """Returns the mean of |arg(e_i conj(e_j)) - arg(f_i conj(f_j))| at each distance i - j, (T,),
+    for a state e (K|1, T, 2 F) and that of RoPE, f (1, T, 2 F), over the i of the second half."""
+    phase, first = (
+        torch.complex(*x.double().unflatten(-1, (2, -1)).unbind(-2)) for x in (e_KTF, first_TF)
+    )
+    turned = phase * first.conj()  # RoPE's phase removed
+    turned = turned / turned.abs().clamp(min=1e-12)
+    T = turned.shape[1]
+    starts = [max(d, T // 2) for d in range(T)]
+    shifts = [
+        (turned[:, i:] * turned[:, i - d : T - d].conj()).angle().abs().mean()
+        for d, i in enumerate(starts)
+    ]
+    return torch.stack(shifts)
+
+
+def norms(model: TapeForCausalLM, layer: int) -> dict[str, float]:
+    """Returns the Frobenius norms of the maps of a layer, by name."""
+    context = model.model.layers[layer % len(model.model.layers)].context
+    return {name: value.norm().item() for name, value in context.named_parameters()}
+
+
+def geometry(model: TapeForCausalLM, texts: list[Inside]) -> Iterator[dict[str, Any]]:
+    """Yields rows of the state and the attention of every layer: means over texts."""
+    for layer in range(len(texts[0].attention)):
+        states = [inside.states[layer] for inside in texts]
+        sizes = torch.cat([magnitudes(e).flatten() for e in states])
+        found = {"magnitude": sizes.mean().item(), "magnitude_sd": sizes.std().item()}
+        found |= {f"norm of {name}": x for name, x in norms(model, layer).items()}
+        for measure, value in found.items():
+            yield {"measure": measure, "layer": layer + 1, "value": value}
+        curves = {
+            "phase": [phase_by_distance(x.states[layer], x.states[0]) for x in texts],
+            "attention": [by_distance(x.attention[layer]) for x in texts],
+        }
+        for measure, each in curves.items():
+            mean = torch.stack(each).mean(0)
+            for distance in distances(len(mean)):
+                value = mean[distance].item()
+                yield {
+                    "measure": measure,
+                    "layer": layer + 1,
+                    "distance": distance,
+                    "value": value,
+                }
+
+
+def distances(length: int) -> list[int]:
+    """Distances up to `length`, about evenly spread on a logarithmic scale."""
+    return sorted({int(x) for x in np.geomspace(1, length - 1, 48)})
+
+
+def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one model."""
+    model, _ = load(of.folder, torch.float32)
+    updating(model)
+    trained = model.config.max_position_embeddings
+    lengths = sorted(arguments.lengths or [trained, 2 * trained, 4 * trained])
+    check_length(model, lengths[-1], f"--lengths {lengths[-1]}")
+    looked = min(LOOKED_AT, arguments.windows)
+    check_size(model, f"--lengths {lengths[-1]}", lengths[-1], looked)
+    about = of.about(model) | {"trained": trained}
+    texts = {length: windows(arguments, of.folder, model, length) for length in lengths}
+    name, longest = texts[lengths[-1]]
+    about["data"] = name
+    with model.evaluation_length(lengths[-1]):
+        inside = [look_inside(model, ids) for ids in longest[:looked]]
+    yield from (about | {"length": lengths[-1]} | row for row in geometry(model, inside))
+    for change in tqdm([NONE, *INTERVENTIONS], desc=str(of.folder), disable=None):
+        model, _ = load(of.folder, torch.float32)
+        if change != NONE:
+            intervene(model, change)
+        for length in lengths:
+            ids = torch.stack(texts[length][1]).to(model.device)
+            with model.evaluation_length(length):
+                losses = torch.cat([at_once(model, part) for part in ids.split(BATCH)])
+            found = {"measure": "loss", "change": change, "length": length, "n": losses.numel()}
+            yield about | found | {"value": losses.double().mean().item()}
+
+
+def more(found: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of losses, with `more`: minus that of the same model as it is."""
+    losses = found[found["measure"] == "loss"].copy()
+    own = losses[losses["change"] == NONE].set_index(["model", "length"])["value"].rename("own")
+    losses["more"] = losses["value"] - losses.join(own, on=["model", "length"])["own"]
+    return losses
+
+
+def markdown(found: Rows) -> str:
+    """Tabulates, over the models of a row, the state by layer and the loss by intervention."""
+    frame = pd.DataFrame(found)
+    lines = [["model", "layer", "seeds", r"\|e\|", "phase at distance 1", "at the trained length"]]
+    for (name, layer), group in frame[frame["layer"].notna()].groupby(["row", "layer"], sort=False):
+        phase = group[group["measure"] == "phase"]
+        near = phase[phase["distance"] == 1]["value"].tolist()
+        trained = (phase["distance"] - phase["trained"]).abs()
+        far = phase[trained == trained.min()]["value"].tolist()
+        size = group[group["measure"] == "magnitude"]["value"].tolist()
+        cells = [over_seeds(x, 3) for x in (size, near, far)]
+        lines.append([name, int(layer), len(size), *cells])
+    losses = more(frame)
+    lengths = sorted(losses["length"].unique())
+    changed = [["model", "state", "seeds", *(f"loss, {length:,}" for length in lengths)]]
+    for (name, change), group in losses.groupby(["row", "change"], sort=False):
+        column = "value" if change == NONE else "more"
+        of = [group.loc[group["length"] == length, column].tolist() for length in lengths]
+        cells = [over_seeds(x, 4) for x in of]
+        changed.append([name, "as trained" if change == NONE else change, len(of[0]), *cells])
+    return "\n\n".join([markdown_table(lines), markdown_table(changed), NOTE])
+
+
+def over_layers(axes: Axes, rows: pd.DataFrame, unit: str) -> None:
+    """Draws means over models against the distance, a line per layer; the trained length is
+    marked."""
+    for layer, own in rows.groupby("layer"):
+        mean = own.groupby("distance")["value"].mean()
+        axes.plot(mean.index, mean, label=f"layer {int(layer)}")
+    axes.axvline(rows["trained"].iloc[0], color="grey", ls=":", label="trained length")
+    axes.set(xscale="log", xlabel="distance, tokens", ylabel=unit)
+    axes.legend(fontsize=7)
+    axes.grid(alpha=0.3)
+
+
+def draw(frame: pd.DataFrame, label: str) -> dict[str, Figure]:
+    """Draws the state, the attention and the effects of the interventions, over the models of a
+    row."""
+    units = {"phase": "phase beyond RoPE's, radians", "attention": "mean attention weight"}
+    figures = {name: Figure(figsize=(5.4, 3.8), layout="constrained") for name in units}
+    for measure, figure in figures.items():
+        axes = figure.subplots()
+        over_layers(axes, frame[frame["measure"] == measure], units[measure])
+        axes.set(title=label, yscale="linear" if measure == "phase" else "log")
+    losses = more(frame)
+    changes, lengths = [*INTERVENTIONS], sorted(losses["length"].unique())
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for n, length in enumerate(lengths):
+        own = losses[losses["length"] == length]
+        of = [own.loc[own["change"] == change, "more"].tolist() for change in changes]
+        places = np.arange(len(changes)) + 0.2 * (n - (len(lengths) - 1) / 2)
+        halves = [student(x) if len(x) > 1 else 0 for x in of]
+        means = [*map(np.mean, of)]
+        axes.errorbar(places, means, halves, fmt="o", capsize=3, label=f"{length:,} tokens")
+    axes.axhline(0, color="grey", lw=0.8)
+    axes.set_xticks(range(len(changes)), [name.replace("_", "\n", 1) for name in changes])
+    axes.set(ylabel="loss - as trained, nats per token", title=label)
+    axes.legend(fontsize=7)
+    return figures | {"interventions": figure}
+
+
+def run(arguments: argparse.Namespace) -> tuple[str, bool]:
+    text, whole = tabulate(arguments, "state", partial(rows, arguments), markdown)
+    frame = pd.read_csv(arguments.out / "state.csv")
+    for label, name in as_files([*frame["row"].astype(str).unique()]).items():
+        for kind, figure in draw(frame[frame["row"].astype(str) == label], label).items():
+            write_figure(figure, arguments.out / f"{kind}_{name}")
+    return text, whole
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    parser = parser_of("state", "What the state of a trained TAPE has become.", 64)
+    about = "window lengths; default: 1, 2 and 4 times the trained length"
+    parser.add_argument("--lengths", type=integer(4), nargs="+", action=Distinct, help=about)
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    carry_out(run, parse())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Interventions on TAPE's state are what they are said to be, and its measures equal loops."""
+
+import cmath
+
+import pandas as pd
+import pytest
+import torch
+from conftest import make_model, random_tokens
+from test_stability import make_folder, options
+
+from tape.analysis import state
+from tape.analysis.inside import look_inside
+from tape.analysis.intervene import INTERVENTIONS, intervene
+from tape.analysis.state import phase_by_distance
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def changed(name, **changes):
+    model = make_model("tape", num_hidden_layers=3, **changes)
+    intervene(model, name)
+    return model
+
+
+def without(*names):
+    """TAPE with these of its maps at zero."""
+    model = make_model("tape", num_hidden_layers=3)
+    for name, parameter in model.named_parameters():
+        if any(f".context.{part}." in name for part in names):
+            torch.nn.init.zeros_(parameter)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "zeros"),
+    [
+        ("initial", ("mix", "down")),
+        ("without_attention", ("mix",)),
+        ("without_feed_forward", ("down",)),
+    ],
+)
+def test_updates_that_are_left_out_equal_maps_of_zero(name, zeros):
+    ids = random_tokens(2, 20)
+    expected = logits(without(*zeros), ids)
+    torch.testing.assert_close(logits(changed(name), ids), expected)
+    assert (expected - logits(make_model("tape", num_hidden_layers=3), ids)).abs().max() > 1e-4
+
+
+def test_the_initial_state_is_ropes():
+    ids = random_tokens(2, 20)
+    rope, tape = make_model("rope", num_hidden_layers=3), changed("initial")
+    rope.load_state_dict(tape.state_dict(), strict=False)
+    torch.testing.assert_close(logits(tape, ids), logits(rope, ids))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("phases", lambda e, first: e / e.abs()),
+        ("magnitudes", lambda e, first: first * e.abs()),
+        ("other_text", lambda e, first: e.flip(0)),
+    ],
+)
+def test_queries_and_keys_are_rotated_by_the_changed_state(name, change, monkeypatch):
+    """Without rotations, so that they do not change the state of later layers."""
+    used = []
+
+    def record(x, e):
+        used.append(torch.complex(*e.unbind(-2)))
+        return x
+
+    monkeypatch.setattr("tape.positions.rotary.apply_rotary", record)
+    ids = random_tokens(2, 12)
+    logits(make_model("tape", num_hidden_layers=3), ids)
+    expected = [change(e, used[0]) if len(e) > 1 else e for e in used]
+    used.clear()
+    logits(changed(name), ids)
+    assert len(used) == len(expected) == 6
+    for found, e in zip(used, expected, strict=True):
+        torch.testing.assert_close(found, e)
+
+
+def test_nothing_changes_where_texts_are_alike():
+    ids = random_tokens(1, 20).expand(2, -1)
+    expected = logits(make_model("tape", num_hidden_layers=3), ids)
+    torch.testing.assert_close(logits(changed("other_text"), ids), expected)
+    other = torch.cat((ids[:1], random_tokens(1, 20, seed=5)))
+    assert (logits(changed("other_text"), other)[:1] - expected[:1]).abs().max() > 1e-4
+
+
+def test_phases_by_distance_equal_loops():
+    model, T = make_model("tape", num_hidden_layers=2), 9
+    states = look_inside(model, random_tokens(1, T)[0]).states
+    e, first = (x.unflatten(-1, (2, -1)).double() for x in (states[1], states[0]))
+    found = phase_by_distance(states[1], states[0])
+    for distance in range(T):
+        shifts = []
+        for head in e:
+            for i in range(max(distance, T // 2), T):
+                for f in range(e.shape[-1]):
+                    own, rope = (
+                        complex(*x[i, :, f]) * complex(*x[i - distance, :, f]).conjugate()
+                        for x in (head, first[0])
+                    )
+                    shifts.append(abs(cmath.phase(own / rope)))
+        assert found[distance].item() == pytest.approx(sum(shifts) / len(shifts), abs=1e-6)
+
+
+def test_models_without_an_update_and_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="position 'rope': no layer updates its state; give"):
+        intervene(make_model("rope"), "initial")
+    with pytest.raises(ValueError, match=r"unknown intervention 'phase'.*phases"):
+        intervene(make_model("tape"), "phase")
+
+
+def test_tables_and_pictures(tmp_path, text_file):
+    models = [make_folder(tmp_path / name, name) for name in ("tape", "rope")]
+    out = tmp_path / "out"
+    text = options(state, models, text_file, out, "--lengths", "8", "16", "--windows", "3")
+    assert "position 'rope': no layer updates its state" in text
+    frame = pd.read_csv(out / "state.csv")
+    losses = frame[frame["measure"] == "loss"]
+    assert len(losses) == 2 * (1 + len(INTERVENTIONS)) and set(frame["model"]) == {"tape"}
+    assert all(losses["n"] == 3 * losses["length"] / 2)
+    own = losses[(losses["change"] == "none") & (losses["length"] == 16)]["value"].item()
+    less = losses[(losses["change"] == "initial") & (losses["length"] == 16)]["value"].item()
+    assert f"| {own:.4f} |" in text and f"| {less - own:.4f} |" in text
+    names = {path.name for path in out.glob("*.png")}
+    assert names == {"phase_tape.png", "attention_tape.png", "interventions_tape.png"}
