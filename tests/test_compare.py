@@ -130,6 +130,22 @@ def test_rows_are_named_by_all_that_differs(runs, tmp_path):
     }
 
 
+def test_rates_of_encodings_are_named_below_the_table(tmp_path):
+    """A row per encoding is named by it alone; rows of one encoding by their rates."""
+
+    def run(name, position, seed, rate):
+        return make_run(tmp_path / name, position, seed, 1, (), {"learning_rate": rate})
+
+    runs = [run("a", "rope", 0, 0.2), run("b", "rope", 1, 0.2), run("c", "fire", 0, 0.1)]
+    assert "Learning rates" not in compare(runs[:2], tmp_path / "one", "grid")[0]
+    text, _ = compare(runs, tmp_path / "two", "grid")
+    assert "| rope | 2 |" in text
+    assert "\nLearning rates: rope 0.2, fire 0.1." in text
+    runs.append(run("d", "rope", 0, 0.4))
+    text, _ = compare(runs, tmp_path / "three", "grid")
+    assert "| rope trainer.learning_rate=0.4 | 1 |" in text and "Learning rates:" not in text
+
+
 def test_one_run_in_other_words_is_one_row(tmp_path):
     """10000 is 10000.0, and null is what a setting is that was not there yet."""
     runs = [

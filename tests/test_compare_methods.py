@@ -94,7 +94,7 @@ def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
     """By hand: 30, 40, 50 have mean 40 and standard deviation 10; Student's t for two degrees of
     freedom is 4.3027, and 4.3027 * 10 / sqrt(3) = 24.84. 20, 40, 90 % are those of arithmetic."""
     text, _ = compare(runs, tmp_path / "out", "extend")
-    assert text.splitlines()[:-2] == [
+    assert text.splitlines()[:-3] == [
         "| method | n | perplexity 8 | perplexity 32 |",
         "|---|---|---|---|",
         "| not extended | 1 | 40.00 | 90.00 |",

@@ -158,14 +158,14 @@ def method_labels(groups: list[dict[str, Any]]) -> list[str]:
 
 def row_labels(groups: list[dict[str, Any]]) -> list[str]:
     """The encoding, and those settings of each group that not more than half of the groups share,
-    but for arguments of other encodings, and for what follows from other settings unless nothing
-    else tells two groups apart. `position.width` is `width`, if nothing else is."""
+    but for arguments of other encodings, and for learning rates and what follows from other
+    settings unless nothing else tells two groups apart. `position.width` is `width`, if nothing
+    else is."""
     known = {"seed", "name"}.union(*groups)
     short = {key: key.removeprefix("position.") for key in sorted(set().union(*groups))}
     short = {key: key if name in known else name for key, name in short.items()}
-    keys = [
-        key for key in short if key != "position.name" and not re.fullmatch(DERIVED_SETTINGS, key)
-    ]
+    unnamed = rf"position\.name|{RATES}|{DERIVED_SETTINGS}"
+    keys = [key for key in short if not re.fullmatch(unnamed, key)]
     labels = []
     for settings in groups:
         label = settings["position.name"]

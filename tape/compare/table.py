@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tape.compare.rows import Row, is_method, kinds_of
+from tape.compare.rows import RATE, Row, is_method, kinds_of
 from tape.compare.runs import view_of
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.evaluation.view import Column
@@ -87,7 +87,16 @@ def markdown(rows: Sequence[Row], baseline: Row | None = None) -> str:
     if baseline is not None:
         note = COMPARED if "Δ" in tables[-1][0] else NOT_COMPARED
         notes += "\n" + note.format(baseline.label)
+    notes += _own_rates(rows)
     return "\n\n".join([*map(markdown_table, tables), notes])
+
+
+def _own_rates(rows: Sequence[Row]) -> str:
+    """A note of the learning rates, if rows have different ones that their labels do not name."""
+    found = {row.label: next(iter(row.runs.values()))[0].settings.get(RATE) for row in rows}
+    if len({*found.values()}) == 1 or any(RATE in label for label in found):
+        return ""
+    return f"\nLearning rates: {', '.join(f'{label} {rate}' for label, rate in found.items())}."
 
 
 def latex(rows: Sequence[Row], baseline: Row | None = None) -> str:
