@@ -43,7 +43,7 @@ COMMANDS = {
     "analyse": {
         "stability": ("tape.analysis.stability", "change of attention when a text is moved"),
         "visualize": ("tape.analysis.visualize", "draw attention and positional states"),
-        "state": ("tape.analysis.state", "what the state of a trained TAPE has become, and is for"),
+        "state": ("tape.analysis.state", "how TAPE's learned state differs from RoPE's"),
         "faults": ("tape.analysis.faults", "effect of two faults of the original code"),
         "gallery": ("tape.analysis.gallery", "pictures of what every encoding adds to scores"),
         "sharing": ("tape.analysis.sharing", "memory and traffic of GPUs that share a text"),

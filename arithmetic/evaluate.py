@@ -46,6 +46,11 @@ def run(cfg: DictConfig) -> None:
             check_integer(name, cfg[name], most=most)
     problems = Problems.load(folder)
     max_length = cfg.max_length or 2 * max(problems.max_first, problems.max_second)
+    if cfg.intervention is not None and cfg.name == "grid":
+        raise ValueError(
+            f"intervention={cfg.intervention} with name=grid, the folder of the model's own "
+            f"results: give another, such as name=grid_{cfg.intervention}"
+        )
     changed = partial(load, intervention=cfg.intervention)
     model, tokenizer = changed(folder)
     batches = plan(problems, max_length, cfg.samples, cfg.seed, cfg.batch_size)

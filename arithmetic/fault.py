@@ -57,10 +57,19 @@ def load(
 
     Args:
         intervention: a change of its state (`tape.analysis.intervene`).
+
+    Raises:
+        ValueError: for a model that does not use its state, or whose layers do not update it.
     """
     model, tokenizer = checkpoint.load(folder)
     trained = folder / TRAINED
-    if trained.is_file() and read_configuration(folder, TRAINED).get(SETTING):
+    faulty = trained.is_file() and read_configuration(folder, TRAINED).get(SETTING)
+    if faulty and intervention is not None:
+        raise ValueError(
+            f"intervention={intervention} with {folder}, trained with {SETTING}=true: its "
+            "attention ignores the state; give another model"
+        )
+    if faulty:
         leave_unrotated(model)
     if intervention is not None:
         intervene(model, intervention)

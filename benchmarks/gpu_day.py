@@ -152,12 +152,17 @@ def parts(out: Path) -> dict[str, list[Part]]:
     }
 
 
+def divides(words: list[str]) -> bool:
+    """Whether a command stops by itself after the seconds it is given."""
+    return any("{left}" in word for word in words)
+
+
 def perform(words: list[str], seconds: float, log: Path) -> int:
     """Runs a command for at most this time, its output in a log; returns its status, 75 if time ran
     out."""
-    # What divides itself into slices ends on its own; it has the time that it leaves unused.
-    own, slices = max(1, int(seconds) - GRACE), any("{left}" in word for word in words)
-    limit = own + GRACE if slices else max(1.0, seconds)
+    # A command that takes {left} stops by itself; the rest of the time is its margin.
+    own = max(1, int(seconds) - GRACE)
+    limit = own + GRACE if divides(words) else max(1.0, seconds)
     filled = [word.replace("{left}", str(own)) for word in words]
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
@@ -321,7 +326,7 @@ def main(given: list[str] | None = None) -> None:
             left = end - time.monotonic()
             if part.result.exists() and part.words[0] != "benchmarks/speed.py":
                 status[key] = "finished"
-            elif left <= 0 and begun:
+            elif begun and left <= (GRACE if divides(part.words) else 0):
                 status[key] = "waits"
             else:  # a slice does something, however slowly it starts
                 begun = True

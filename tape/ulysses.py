@@ -186,12 +186,12 @@ def check_sharing(config: TapeConfig, size: int) -> None:
         if (heads := getattr(config, name)) % size:
             raise ValueError(f"{trying}: {name}={heads} must be a multiple of {size}")
     encoding = config.position["name"]
-    sampler = sampling.build(config.position.get("sampler", "index"))
-    if not ENCODINGS[encoding].shards or sampler.draw is not None:
+    if not ENCODINGS[encoding].shards:
         able = ", ".join(name for name, kind in ENCODINGS.items() if kind.shards)
-        raise ValueError(
-            f"{trying} with position {encoding!r}: allowed, with the sampler index or shift: {able}"
-        )
+        raise ValueError(f"{trying} with position {encoding!r}: allowed: {able}")
+    chosen = config.position.get("sampler", "index")
+    if sampling.build(chosen).draw is not None:
+        raise ValueError(f"{trying} with position.sampler={chosen}: allowed: index, shift")
 
 
 def shard_sequence(model: PreTrainedModel, group: dist.ProcessGroup | None) -> None:

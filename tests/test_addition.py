@@ -146,6 +146,8 @@ def test_with_the_fault_of_the_original_code_tape_is_nope(start, tmp_path):
     with torch.no_grad():
         tokens %= faulty.config.vocab_size
         assert not torch.allclose(faulty(tokens).logits, plain(tokens).logits, atol=1e-4)
+    with pytest.raises(ValueError, match=r"trained with task\.original_fault=true: its attention"):
+        fault.load(folder, "initial")
     grid = ["max_length=3", "samples=2", "processes=1"]
     outcome = run_command("-m", "arithmetic.evaluate", f"model={folder}", *grid, folder=tmp_path)
     assert outcome.status == 0, outcome.err

@@ -143,7 +143,9 @@ def test_rates_of_encodings_are_named_below_the_table(tmp_path):
     assert "\nLearning rates: rope 0.2, fire 0.1." in text
     runs.append(run("d", "rope", 0, 0.4))
     text, _ = compare(runs, tmp_path / "three", "grid")
-    assert "| rope trainer.learning_rate=0.4 | 1 |" in text and "Learning rates:" not in text
+    assert (
+        "| rope trainer.learning_rate=0.4 | 1 |" in text and "\nLearning rates: fire 0.1." in text
+    )
 
 
 def test_one_run_in_other_words_is_one_row(tmp_path):

@@ -1,6 +1,7 @@
 """Several processes on CPUs (gloo) give the numbers of one."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -165,13 +166,26 @@ def test_sharding_changes_no_bit_of_what_is_trained_in_bfloat16(start, start_two
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_stream(start_two, cache, tmp_path):
+@pytest.mark.parametrize(
+    ("processes", "shared"), [(2, ()), (2, ("sequence_parallel=2",)), (4, ("sequence_parallel=2",))]
+)
+def test_processes_share_a_stream(start_two, cache, tmp_path, processes, shared):
     shards = write_shards(tmp_path / "en")
     data = ("data=c4", f"data.dir={shards}", "data.window=7")
     settings = ["experiment=quick", *data, f"cache_dir={cache}", f"output_dir={tmp_path / 'one'}"]
     steps = ["trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4"]
     train.run(composed(*settings, "vocab_size=300", *steps, *SETTINGS))
-    assert_same_losses(tmp_path / "one", start_two(data=data))
+    sequences = 4 if shared and processes == 2 else 2
+    own = [f"trainer.per_device_train_batch_size={sequences}", *shared]
+    own += ["launcher=fsdp2"] if shared else []
+    two = start_two(*own, data=data, processes=processes)
+    assert_same_losses(tmp_path / "one", two)
+    assert evaluations(tmp_path / "one") == pytest.approx(evaluations(two), abs=1e-5)
+    if shared:  # goes on where it stopped
+        (two / "model.safetensors").unlink()
+        shutil.rmtree(two / "checkpoint-8")
+        start_two(*own, data=data, processes=processes)
+        assert_same_losses(tmp_path / "one", two)
 
 
 @pytest.mark.slow
@@ -271,6 +285,7 @@ def test_sequences_that_cannot_be_shared_are_refused(start, given, reason):
 
 def test_what_the_processes_of_a_group_need():
     arguments = SimpleNamespace(fsdp_plugin_args={}, world_size=4, parallelism_config=None)
+    arguments.accelerator_config = SimpleNamespace(dispatch_batches=None)
     arguments.train_batch_size, arguments.gradient_accumulation_steps = 3, 5
     with pytest.raises(ValueError, match=r"sequence_parallel=2 with length=31: .* multiple of 2"):
         share_sequences(arguments, 2, 31)

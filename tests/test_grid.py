@@ -374,7 +374,7 @@ def test_refusals(folder, tmp_path):
 
 def test_a_grid_of_a_model_whose_state_is_not_updated(folder, trained, tmp_path):
     """That of RoPE with the same weights; and no grid is continued with another state."""
-    changed = ("processes=2", "intervention=initial", "wrong=9")
+    changed = ("processes=2", "intervention=initial", "wrong=9", "name=changed")
     evaluate(folder, *changed)
     rope = make_run(tmp_path / "rope", "rope")
     model = TapeForCausalLM.from_pretrained(rope)
@@ -382,12 +382,14 @@ def test_a_grid_of_a_model_whose_state_is_not_updated(folder, trained, tmp_path)
     model.save_pretrained(rope)
     expected = evaluate(rope, "wrong=9")
     for name in ("grid.csv", "wrong.jsonl"):
-        assert (folder / "grid" / name).read_text() == (expected / name).read_text()
+        assert (folder / "changed" / name).read_text() == (expected / name).read_text()
     own = evaluate(shutil.copytree(trained, tmp_path / "own"), "wrong=9")
     assert (own / "wrong.jsonl").read_text() != (expected / "wrong.jsonl").read_text()
     with pytest.raises(ValueError, match="intervention"):
-        evaluate(folder, "wrong=9")
-    with pytest.raises(ValueError, match="position 'rope': no layer updates its state"):
+        evaluate(folder, "wrong=9", "name=changed")
+    with pytest.raises(ValueError, match=r"with name=grid, .* such as name=grid_initial"):
+        evaluate(folder, "intervention=initial")
+    with pytest.raises(ValueError, match="position 'rope': give a model with tape or tape_yarn"):
         evaluate(rope, "intervention=phases", "name=other")
 
 

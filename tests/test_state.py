@@ -1,4 +1,4 @@
-"""Interventions on TAPE's state are what they are said to be, and its measures equal loops."""
+"""Interventions on TAPE's state are what they are said to be, and phases equal loops."""
 
 import cmath
 
@@ -110,17 +110,22 @@ def test_phases_by_distance_equal_loops():
 
 
 def test_models_without_an_update_and_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="position 'rope': no layer updates its state; give"):
+    with pytest.raises(ValueError, match="position 'rope': give a model with tape or tape_yarn"):
         intervene(make_model("rope"), "initial")
     with pytest.raises(ValueError, match=r"unknown intervention 'phase'.*phases"):
         intervene(make_model("tape"), "phase")
+    mixed = {"name": "mixed", "pattern": ["rope", "tape"]}
+    with pytest.raises(ValueError, match="position 'mixed': give a model with tape"):
+        intervene(make_model(mixed, num_hidden_layers=2), "magnitudes")
+    with pytest.raises(ValueError, match="other_text: give batches of two texts or more"):
+        logits(changed("other_text"), random_tokens(1, 8))
 
 
 def test_tables_and_pictures(tmp_path, text_file):
     models = [make_folder(tmp_path / name, name) for name in ("tape", "rope")]
     out = tmp_path / "out"
     text = options(state, models, text_file, out, "--lengths", "8", "16", "--windows", "3")
-    assert "position 'rope': no layer updates its state" in text
+    assert "position 'rope': give a model with tape" in text
     frame = pd.read_csv(out / "state.csv")
     losses = frame[frame["measure"] == "loss"]
     assert len(losses) == 2 * (1 + len(INTERVENTIONS)) and set(frame["model"]) == {"tape"}

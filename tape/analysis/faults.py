@@ -138,6 +138,13 @@ def faults_of(model: TapeForCausalLM, length: int) -> dict[str, Measured]:
     return found
 
 
+def check_logits(model: TapeForCausalLM, length: int, windows: int) -> None:
+    """Raises a ValueError if the logits of a batch exceed this machine's memory."""
+    logits = 8 * min(BATCH, windows) * length * model.config.vocab_size
+    remedy = "give shorter ones, or fewer --windows"
+    check_memory(logits, f"--lengths {length}", "of logits", remedy)
+
+
 def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
     """Yields a row per fault and length of one model."""
     folder = of.folder
@@ -147,10 +154,7 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
     check_length(model, max(lengths), f"--lengths {max(lengths)}")
     about = of.about(model) | {"trained": trained}
     for length in lengths:
-        logits = 8 * min(BATCH, arguments.windows) * length * model.config.vocab_size
-        check_memory(
-            logits, f"--lengths {length}", "of logits", "give shorter ones, or fewer --windows"
-        )
+        check_logits(model, length, arguments.windows)
         text, texts = windows(arguments, folder, model, length)
         ids = torch.stack(texts).to(model.device)
         faults = faults_of(model, length)

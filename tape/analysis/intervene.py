@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tape.modeling import TapeForCausalLM
 from tape.names import look_up
-from tape.positions.rotary import RotaryLayer
-from tape.positions.tape import TapeLayer
+from tape.positions.tape import Tape, TapeLayer
 
 
 def magnitude(e: Tensor) -> Tensor:
@@ -22,16 +21,16 @@ def magnitude(e: Tensor) -> Tensor:
 
 
 def updating(model: TapeForCausalLM) -> list[TapeLayer]:
-    """Returns the encoding's part in each layer that updates the state.
+    """Returns the encoding's part in each layer that updates the state of a TAPE.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is none, or for another encoding.
     """
     found = [x.context for x in model.model.layers if isinstance(x.context, TapeLayer)]
-    if not found:
+    if not (found and isinstance(model.model.position, Tape)):
         raise ValueError(
-            f"position {model.config.position['name']!r}: no layer updates its state; give models "
-            "with tape or tape_yarn"
+            f"position {model.config.position['name']!r}: give a model with tape or tape_yarn, "
+            "whose layers update the state"
         )
     return found
 
@@ -68,6 +67,12 @@ def magnitudes(model: TapeForCausalLM) -> None:
 def other_text(model: TapeForCausalLM) -> None:
     """Every row of a batch is rotated by the state of the row before it, which has the same
     positions and another text."""
+
+    def refuse(module: nn.Module, given: tuple, named: dict[str, Any]) -> None:
+        if len(given[0]) < 2:
+            raise ValueError("intervention other_text: give batches of two texts or more")
+
+    model.model.layers[0].register_forward_pre_hook(refuse, with_kwargs=True)
     _rotate_by(model, lambda e, first: e.roll(1, dims=0))
 
 
@@ -82,9 +87,8 @@ def _rotate_by(model: TapeForCausalLM, change: Callable[[Tensor, Tensor], Tensor
 
     position.state = state
     for layer in (layer.context for layer in model.model.layers):
-        if isinstance(layer, RotaryLayer):
-            rotate = layer.rotate
-            layer.rotate = lambda q, k, e, rotate=rotate: rotate(q, k, change(e, first[0]))
+        rotate = layer.rotate
+        layer.rotate = lambda q, k, e, rotate=rotate: rotate(q, k, change(e, first[0]))
 
 
 INTERVENTIONS: dict[str, Callable[[TapeForCausalLM], None]] = {

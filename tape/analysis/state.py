@@ -1,4 +1,4 @@
-"""What the state of a trained TAPE has become, and what a model loses without it.
+"""How TAPE's learned state differs from RoPE's, and what a model loses without it.
 
 python -m tape.analysis.state --model output/adape_c4
 
@@ -11,6 +11,7 @@ python -m tape.analysis.state --model output/adape_c4
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from tape.analysis.faults import BATCH, at_once
+from tape.analysis.faults import BATCH, at_once, check_logits
 from tape.analysis.inside import Inside, check_size, look_inside
 from tape.analysis.intervene import INTERVENTIONS, intervene, updating
 from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
@@ -38,10 +39,10 @@ from tape.statistics import student
 NONE = "none"
 LOOKED_AT = 4  # windows whose states are looked at
 NOTE = """\
-Magnitude, and phase beyond RoPE's between a query and a key: means over heads, frequencies, tokens
-and texts, at the input of a layer. Loss: of the last half of each window, in nats per token; with
-an intervention, its difference to the same model without one on the same tokens. Means over seeds,
-with 95 % intervals (Student)."""
+Magnitude: mean over heads, frequencies and tokens of {looked} of the longest windows, at the input
+of a layer. Phase: between a query of the second half and a key, minus RoPE's, its absolute value.
+Loss: of the last half of each window, in nats per token; with an intervention, its difference from
+the same model as trained, on the same tokens. Means over seeds, with 95 % intervals (Student)."""
 
 
 def phase_by_distance(e_KTF: Tensor, first_TF: Tensor) -> Tensor:
@@ -82,7 +83,8 @@ def geometry(model: TapeForCausalLM, texts: list[Inside]) -> Iterator[dict[str, 
         }
         for measure, each in curves.items():
             mean = torch.stack(each).mean(0)
-            for distance in distances(len(mean)):
+            trained = model.config.max_position_embeddings
+            for distance in distances(len(mean), trained):
                 value = mean[distance].item()
                 yield {
                     "measure": measure,
@@ -92,9 +94,9 @@ def geometry(model: TapeForCausalLM, texts: list[Inside]) -> Iterator[dict[str, 
                 }
 
 
-def distances(length: int) -> list[int]:
-    """Distances up to `length`, about evenly spread on a logarithmic scale."""
-    return sorted({int(x) for x in np.geomspace(1, length - 1, 48)})
+def distances(length: int, trained: int) -> list[int]:
+    """Distances below `length`, spread evenly on a logarithmic scale, with the trained one."""
+    return sorted({int(x) for x in np.geomspace(1, length - 1, 48)} | {min(trained, length - 1)})
 
 
 def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
@@ -106,12 +108,13 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
     check_length(model, lengths[-1], f"--lengths {lengths[-1]}")
     looked = min(LOOKED_AT, arguments.windows)
     check_size(model, f"--lengths {lengths[-1]}", lengths[-1], looked)
-    about = of.about(model) | {"trained": trained}
+    check_logits(model, lengths[-1], arguments.windows)
+    about = of.about(model) | {"trained": trained, "looked": looked}
     texts = {length: windows(arguments, of.folder, model, length) for length in lengths}
     name, longest = texts[lengths[-1]]
     about["data"] = name
     with model.evaluation_length(lengths[-1]):
-        inside = [look_inside(model, ids) for ids in longest[:looked]]
+        inside = [look_inside(model, ids) for ids in longest[:: len(longest) // looked][:looked]]
     yield from (about | {"length": lengths[-1]} | row for row in geometry(model, inside))
     for change in tqdm([NONE, *INTERVENTIONS], desc=str(of.folder), disable=None):
         model, _ = load(of.folder, torch.float32)
@@ -120,7 +123,9 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
         for length in lengths:
             ids = torch.stack(texts[length][1]).to(model.device)
             with model.evaluation_length(length):
-                losses = torch.cat([at_once(model, part) for part in ids.split(BATCH)])
+                # In batches of like size: one of a single text has no other text.
+                parts = ids.tensor_split(math.ceil(len(ids) / BATCH))
+                losses = torch.cat([at_once(model, part) for part in parts])
             found = {"measure": "loss", "change": change, "length": length, "n": losses.numel()}
             yield about | found | {"value": losses.double().mean().item()}
 
@@ -140,8 +145,7 @@ def markdown(found: Rows) -> str:
     for (name, layer), group in frame[frame["layer"].notna()].groupby(["row", "layer"], sort=False):
         phase = group[group["measure"] == "phase"]
         near = phase[phase["distance"] == 1]["value"].tolist()
-        trained = (phase["distance"] - phase["trained"]).abs()
-        far = phase[trained == trained.min()]["value"].tolist()
+        far = phase[phase["distance"] == phase["trained"]]["value"].tolist()
         size = group[group["measure"] == "magnitude"]["value"].tolist()
         cells = [over_seeds(x, 3) for x in (size, near, far)]
         lines.append([name, int(layer), len(size), *cells])
@@ -153,7 +157,8 @@ def markdown(found: Rows) -> str:
         of = [group.loc[group["length"] == length, column].tolist() for length in lengths]
         cells = [over_seeds(x, 4) for x in of]
         changed.append([name, "as trained" if change == NONE else change, len(of[0]), *cells])
-    return "\n\n".join([markdown_table(lines), markdown_table(changed), NOTE])
+    note = NOTE.format(looked=int(frame["looked"].max()))
+    return "\n\n".join([markdown_table(lines), markdown_table(changed), note])
 
 
 def over_layers(axes: Axes, rows: pd.DataFrame, unit: str) -> None:
@@ -205,10 +210,15 @@ def run(arguments: argparse.Namespace) -> tuple[str, bool]:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = parser_of("state", "What the state of a trained TAPE has become.", 64)
+    parser = parser_of(
+        "state", "How TAPE's learned state differs from RoPE's, and what it is for.", 64
+    )
     about = "window lengths; default: 1, 2 and 4 times the trained length"
     parser.add_argument("--lengths", type=integer(4), nargs="+", action=Distinct, help=about)
-    return parser.parse_args(given)
+    arguments = parser.parse_args(given)
+    if arguments.windows < 2:
+        parser.error("--windows 1: give 2 or more, for the state of another text")
+    return arguments
 
 
 def main() -> None:

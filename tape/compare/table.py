@@ -92,11 +92,12 @@ def markdown(rows: Sequence[Row], baseline: Row | None = None) -> str:
 
 
 def _own_rates(rows: Sequence[Row]) -> str:
-    """A note of the learning rates, if rows have different ones that their labels do not name."""
+    """A note of the learning rates that labels do not name, if rows have different ones."""
     found = {row.label: next(iter(row.runs.values()))[0].settings.get(RATE) for row in rows}
-    if len({*found.values()}) == 1 or any(RATE in label for label in found):
+    unnamed = [f"{label} {rate}" for label, rate in found.items() if RATE not in label]
+    if len({*found.values()}) == 1 or not unnamed:
         return ""
-    return f"\nLearning rates: {', '.join(f'{label} {rate}' for label, rate in found.items())}."
+    return f"\nLearning rates: {', '.join(unnamed)}."
 
 
 def latex(rows: Sequence[Row], baseline: Row | None = None) -> str:

@@ -85,6 +85,10 @@ def check_training(arguments: TrainingArguments) -> None:
             arguments.label_smoothing_factor != 0,
             "the library's smoothed loss does not shift the labels of this model; give 0",
         ),
+        "parallelism_config": (
+            arguments.parallelism_config is not None,
+            "not supported; for processes that share sequences give sequence_parallel=...",
+        ),
         "push_to_hub": (arguments.push_to_hub, "upload an export instead, see docs/export.md"),
     }
     for field, (is_wrong, reason) in wrong.items():
@@ -113,6 +117,8 @@ def share_sequences(arguments: TrainingArguments, size: int, length: int) -> Non
     trying, processes = f"sequence_parallel={size}", arguments.world_size
     if arguments.fsdp_plugin_args is None:
         raise ValueError(f"{trying} without sharded weights: give launcher=fsdp2")
+    if arguments.accelerator_config.dispatch_batches:
+        raise ValueError(f"{trying} with trainer.accelerator_config.dispatch_batches=true: omit it")
     if processes % size:
         raise ValueError(
             f"{trying} with {processes} process{'es' * (processes > 1)}: start a multiple of "

@@ -43,7 +43,7 @@ from tape.training.runs import (
     register_run,
     step_of,
 )
-from tape.training.streaming import ContinuedStream, follow_stream
+from tape.training.streaming import ContinuedStream, Repeated, follow_stream
 from tape.training.trainer import LanguageModelTrainer
 from tape.ulysses import check_sharing
 
@@ -83,6 +83,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         )
     if method and not base:
         raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
+    if method and method.groups and settings["sequence_parallel"] > 1:
+        raise ValueError(f"sequence_parallel with peft.groups={method.groups}: choose one")
     # Before any text is read, which may take hours.
     shape, position = settings["model"], settings["position"]
     if base:
@@ -142,7 +144,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             length=settings["length"],
             measure=task.measure,
             matrix_learning_rate=muon,
-            train_dataset=task.train,
+            train_dataset=Repeated(task.train, arguments) if streamed else task.train,
             eval_dataset=task.evaluation,
             data_collator=task.collate,
             processing_class=task.tokenizer,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tape.data.streaming import StreamedBlocks
-from tape.training.arguments import sequences_per_step
+from tape.training.arguments import sequences_per_step, sharing
 from tape.training.runs import step_of
 
 
@@ -26,6 +30,21 @@ def follow_stream(
         )
     arguments.ignore_data_skip = True  # skipping would read the stream from its beginning, for days
     blocks.seek((step_of(checkpoint) if checkpoint else 0) * sequences_per_step(arguments))
+
+
+class Repeated(IterableDataset):
+    """A stream whose every batch comes once for each of the processes that share it: accelerate
+    deals the batches of a stream to the processes in turn."""
+
+    def __init__(self, blocks: StreamedBlocks, arguments: TrainingArguments):
+        self.blocks, self.times = blocks, sharing(arguments)
+        self.batch = arguments.train_batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        blocks = iter(self.blocks)
+        while batch := [*islice(blocks, self.batch)]:
+            for _ in range(self.times):
+                yield from batch
 
 
 class ContinuedStream(TrainerCallback):

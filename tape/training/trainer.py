@@ -177,6 +177,9 @@ class LanguageModelTrainer(Trainer):
         self.console.tokens += inputs["input_ids"].numel() * groups
         return loss
 
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        return super().floating_point_ops(inputs) // sharing(self.args)  # each has whole texts
+
     def get_batch_samples(self, *args, **kwargs) -> tuple:
         began = time.perf_counter()
         found = super().get_batch_samples(*args, **kwargs)
