@@ -178,6 +178,7 @@ def lay_out_texts(folder: Path) -> None:
 SEEDED = [
     ("encodings_rope", "rope_c4", {}),
     ("encodings_adape", "adape_c4", {}),
+    ("text_adape", "adape_c4", {}),
     ("ablation_full", "adape_c4", {"width": 8}),
     ("ablation_tensorial", "adape_c4", {"equivariant": False}),
     ("checkpoints/all", "adape_c4", {}),
@@ -205,8 +206,11 @@ def lay_out_results(folder: Path) -> None:
     for kind, places in RUNS.items():
         for run in read_saved(results / kind):
             if re.search(r"(adape|rope|_lora|all)_[01]$|^rope_c4$", run.folder.name):
-                base = kind == "extension" and run.folder.name in ("rope_c4", "passkey_rope_0")
-                lay_out(run, folder / ("" if base else places[0]) / run.folder.name, places[1])
+                name = run.folder.name
+                if kind == "encodings":  # the pages give them the script's own name
+                    name = name.replace("text_", "encodings_")
+                base = kind == "extension" and name in ("rope_c4", "passkey_rope_0")
+                lay_out(run, folder / ("" if base else places[0]) / name, places[1])
     for seed in range(2):
         for source, name, changed in (
             (f"add_adape_{seed}", f"add_wide_adape_{seed}", {"position.width": 64}),
@@ -260,7 +264,7 @@ def layout(tmp_path_factory):
         done("-m", "tape.evaluation.lm_eval", *asked)
         asked = ["--model", "output/rope_c4", "--data", "pg19.bin", "--lengths", "64"]
         done("-m", "tape.evaluation.perplexity", *asked)
-    for seed in range(3):
+    for seed in range(5):
         for run, base, changed in SEEDED:
             copy_run(folder / "output" / base, folder / "output" / f"{run}_{seed}", seed, changed)
     lay_out_results(folder / "measured")

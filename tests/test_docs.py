@@ -13,7 +13,7 @@ from conftest import make_model
 
 from config import ABLATIONS
 from tape import TapeForCausalLM
-from tape.analysis import faults, stability, visualize
+from tape.analysis import faults, stability, state, visualize
 from tape.compare.__main__ import read
 from tape.positions import ALIASES, ENCODINGS, Positions
 
@@ -56,20 +56,21 @@ def rows_of(table):
 
 
 def test_the_readmes_table_is_that_of_the_results():
-    columns = []
-    for results, title in (
+    text = (ROOT / "README.md").read_text()
+    titles, _, *shown = rows_of(text[text.index("| encoding | addition") :].partition("\n\n")[0])
+    assert len(shown) == 7
+    columns = (
         ("addition", "whole grid, %"),
         ("passkey", "256 (2x), %"),
         ("encodings", "perplexity 1,024"),
-    ):
+    )
+    for column, (results, title) in enumerate(columns, 1):
         table = read([RESULTS / results], across=["*"]).text().partition("\n\n")[0]
         header, _, *rows = rows_of(table)
-        columns.append({row[0]: (row[1], row[header.index(title)]) for row in rows})
-    text = (ROOT / "README.md").read_text()
-    _, _, *shown = rows_of(text[text.index("| encoding | n |") :].partition("\n\n")[0])
-    assert len(shown) == 7
-    for name, n, *cells in shown:
-        assert [(n, cell) for cell in cells] == [column[name] for column in columns]
+        rows = {name: (n, cells[header.index(title) - 2]) for name, n, *cells in rows}
+        (n,) = re.findall(r"\(n = (\d+)\)", titles[column])
+        for name, *cells in shown:
+            assert (n, cells[column - 1]) == rows[name]
 
 
 def test_the_guides_encoding_is_the_packages():
@@ -181,7 +182,7 @@ TABLES = [
     ("passkey", "retrieval", {}, None),
     ("extension", "context_extension", {}, None),
     ("checkpoints", "replication", {}, None),
-    ("encodings", "replication", {}, "rope"),
+    ("encodings", "pretraining", {}, "rope"),
     *(
         ("ablations", "replication", {"only": [f"ablation_{row}_?" for row in rows]}, FULL)
         for rows in ABLATIONS.tables.values()
@@ -218,6 +219,7 @@ def number(cell):
         ("stability/stability", stability),
         ("visualize/attention", visualize),
         ("faults/faults", faults),
+        ("state/state", state),
     ],
 )
 def test_analyses_are_those_of_the_results(results, analysis):

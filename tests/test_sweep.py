@@ -179,14 +179,16 @@ def test_a_failing_evaluation_or_comparison_is_an_error(capfd):
 
 
 def signal_when(path, number):
-    """Sends a signal to this process when a file is there."""
+    """Sends a signal to this process when a file is there, in the thread that is returned."""
 
     def wait():
         while not path.exists():
             time.sleep(0.01)
         os.kill(os.getpid(), number)
 
-    threading.Thread(target=wait, daemon=True).start()
+    sender = threading.Thread(target=wait, daemon=True)
+    sender.start()
+    return sender
 
 
 @pytest.mark.parametrize(
@@ -213,8 +215,9 @@ def test_a_sweep_under_nohup_goes_on(monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         run = make_run("rope")
-        signal_when(run.folder / "config.json", signal.SIGHUP)
+        sender = signal_when(run.folder / "config.json", signal.SIGHUP)
         assert perform(make_sweep(run)) == 0
+        sender.join()  # it may be late, and must not find the signal's usual effect again
     finally:
         signal.signal(signal.SIGHUP, before)
 

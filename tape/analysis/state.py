@@ -142,7 +142,8 @@ def markdown(found: Rows) -> str:
     """Tabulates, over the models of a row, the state by layer and the loss by intervention."""
     frame = pd.DataFrame(found)
     lines = [["model", "layer", "seeds", r"\|e\|", "phase at distance 1", "at the trained length"]]
-    for (name, layer), group in frame[frame["layer"].notna()].groupby(["row", "layer"], sort=False):
+    of_layers = frame[frame["measure"].isin(["magnitude", "phase"])]
+    for (name, layer), group in of_layers.groupby(["row", "layer"], sort=False):
         phase = group[group["measure"] == "phase"]
         near = phase[phase["distance"] == 1]["value"].tolist()
         far = phase[phase["distance"] == phase["trained"]]["value"].tolist()
