@@ -44,6 +44,7 @@ COMMANDS = {
         "stability": ("tape.analysis.stability", "change of attention when a text is moved"),
         "visualize": ("tape.analysis.visualize", "draw attention and positional states"),
         "state": ("tape.analysis.state", "how TAPE's learned state differs from RoPE's"),
+        "optimum": ("tape.analysis.optimum", "lowest losses on bigrams in context"),
         "faults": ("tape.analysis.faults", "effect of two faults of the original code"),
         "gallery": ("tape.analysis.gallery", "pictures of what every encoding adds to scores"),
         "sharing": ("tape.analysis.sharing", "memory and traffic of GPUs that share a text"),

@@ -52,7 +52,7 @@ def passkey(target, asked, rows):
 def perplexity(target, asked, rows):
     about = asked | {"model": target.parent.name, "model_hash": asked["model"]}
     tables = {"perplexity.csv": [COLUMNS], "perplexity_by_position.csv": [POSITION_COLUMNS]}
-    for row in rows.itertuples():
+    for row in rows[rows["measure"] == "loss"].itertuples():
         key = [row.length if name == "length" else about[name] for name in ABOUT]
         key[ABOUT.index("length")] = int(row.length)
         if math.isnan(row.first):

@@ -1,5 +1,6 @@
 """Text data: a corpus yields documents, a tokenizer encodes them, blocks pack the tokens."""
 
+from tape.data.bigrams import BigramCorpus
 from tape.data.blocks import EpochOrder, TokenBlocks, TokenStream, TrainingOrder, tokenize_corpus
 from tape.data.c4 import C4Corpus
 from tape.data.corpora import Corpus, LocalCorpus, TextCorpus
@@ -8,6 +9,7 @@ from tape.data.streaming import StreamedBlocks, training_blocks
 from tape.data.tokenizer import load_tokenizer, train_tokenizer
 
 __all__ = [
+    "BigramCorpus",
     "C4Corpus",
     "Corpus",
     "EpochOrder",

@@ -9,11 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from tape.data import C4Corpus, Corpus, LocalCorpus, TextCorpus, load_tokenizer, tokenize_corpus
+from tape.data import (
+    BigramCorpus,
+    C4Corpus,
+    Corpus,
+    LocalCorpus,
+    TextCorpus,
+    load_tokenizer,
+    tokenize_corpus,
+)
 from tape.names import suggestion
 
 CHUNK_TOKENS = 2**24  # tokens to check or hash
-CORPORA = ("local", "text", "c4")
+CORPORA = ("local", "text", "c4", "bigrams")
 
 
 @dataclass(frozen=True)
@@ -106,4 +114,4 @@ def corpus_of(name: str, files: list[str] | None) -> Corpus:
         return C4Corpus(files and files[0])
     if files is not None:
         raise ValueError(f"--data {name} has its own files; --files goes with --data text")
-    return LocalCorpus()
+    return LocalCorpus() if name == "local" else BigramCorpus()
