@@ -268,7 +268,7 @@ def layout(tmp_path_factory):
         for run, base, changed in SEEDED:
             copy_run(folder / "output" / base, folder / "output" / f"{run}_{seed}", seed, changed)
     lay_out_results(folder / "measured")
-    for name in ("rates_rope_100", "scaling_tiny_rope_0"):
+    for name in ("rates_rope_100", "rates_bigrams_rope_100", "scaling_tiny_rope_0"):
         (folder / "measured" / name).mkdir()
     return folder
 
@@ -417,6 +417,7 @@ RULES = {
     ),
     "tape.analysis.faults": Rule([*CORPUS, "--lengths", "16", "--windows", "1"]),
     "tape.analysis.state": Rule([*CORPUS, "--lengths", "16", "--windows", "2"]),
+    "tape.analysis.optimum": Rule([]),
     "tape.analysis.gallery": Rule(["--length", "8"]),
     "tape.analysis.sharing": Rule([]),
     "tape.analysis.cost": Rule([*SMALL, "--length", "8"]),

@@ -5,6 +5,7 @@ import csv
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from conftest import make_model
 
 from config import ABLATIONS
 from tape import TapeForCausalLM
-from tape.analysis import faults, stability, state, visualize
+from tape.analysis import faults, optimum, stability, state, visualize
 from tape.compare.__main__ import read
 from tape.positions import ALIASES, ENCODINGS, Positions
 
@@ -183,6 +184,7 @@ TABLES = [
     ("extension", "context_extension", {}, None),
     ("checkpoints", "replication", {}, None),
     ("encodings", "pretraining", {}, "rope"),
+    ("bigrams", "pretraining", {}, "rope"),
     *(
         ("ablations", "replication", {"only": [f"ablation_{row}_?" for row in rows]}, FULL)
         for rows in ABLATIONS.tables.values()
@@ -199,11 +201,18 @@ def test_tables_are_those_of_the_results(results, page, chosen, baseline):
 
 def test_results_are_few_files():
     """One csv and one json for an experiment, figures where a page shows them."""
-    files = [path for path in RESULTS.rglob("*") if path.is_file()]
-    assert len(files) <= 40
     text = "".join(page.read_text() for page in PAGES)
+    for folder in filter(Path.is_dir, RESULTS.iterdir()):
+        kinds = Counter(path.suffix for path in folder.iterdir())
+        assert kinds[".csv"] == 1 or kinds == {".png": kinds[".png"]}, folder
+        assert {*kinds} <= {".csv", ".json", ".png"} and kinds[".json"] <= 1, folder
     for picture in RESULTS.rglob("*.png"):
         assert str(picture.relative_to(RESULTS)) in text, picture
+
+
+def test_the_lowest_losses_on_bigrams_are_those_of_the_page(capsys):
+    optimum.main([])
+    assert capsys.readouterr().out.strip() in (ROOT / "docs" / "pretraining.md").read_text()
 
 
 def number(cell):

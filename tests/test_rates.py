@@ -114,13 +114,16 @@ def test_a_file_has_one_rate_per_encoding(runs, tmp_path, capsys):
         main([*map(str, runs), str(wide), "--out", str(tmp_path / "out")])
 
 
-def test_the_table_in_the_docs_is_that_of_the_results(tmp_path):
+@pytest.mark.parametrize(
+    ("results", "count", "chosen"), [("rates", 33, "text"), ("rates_bigrams", 15, "bigrams")]
+)
+def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen):
     docs = CONFIG.parent / "docs"
-    runs, missing = read_all([docs / "results" / "rates"])
-    assert len(runs) == 26 and not missing
+    runs, missing = read_all([docs / "results" / results])
+    assert len(runs) == count and not missing
     assert table(choices(runs)).partition("\n\n")[0] in (docs / "pretraining.md").read_text()
-    chosen = {each.encoding: each.rate for each in choices(runs)}
-    assert chosen == OmegaConf.load(CONFIG / "rates" / "text.yaml")
+    found = {each.encoding: each.rate for each in choices(runs)}
+    assert found == OmegaConf.load(CONFIG / "rates" / f"{chosen}.yaml")
 
 
 def test_the_default_run_takes_the_chosen_rates():

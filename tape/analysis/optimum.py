@@ -1,6 +1,6 @@
 """The lowest losses that a model can reach on bigrams in context (tape/data/bigrams.py).
 
-    python -m tape.analysis.optimum
+python -m tape.analysis.optimum
 """
 
 from __future__ import annotations
