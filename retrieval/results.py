@@ -61,7 +61,8 @@ def _columns(asked: list[Asked], tables: list[pd.DataFrame]) -> list[Column]:
     lengths = _lengths(tables)
     trained = {each["trained"] for each in asked}
     if len(trained) > 1:
-        return [_at(length, f"keys {length:,}, %") for length in lengths]
+        *shorter, longest = (_at(length, f"keys {length:,}, %") for length in lengths)
+        return [*shorter, longest._replace(compared=f"{lengths[-1]:,}")]
     (end,) = trained
     within = Column(f"up to {end:,} tokens, %", "accuracy", PERCENT, lambda x: x["length"] <= end)
     beyond = [_at(n * end, f"{n * end:,} ({n}x), %") for n in TIMES if n * end in lengths]

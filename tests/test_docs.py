@@ -178,10 +178,10 @@ def test_commands_in_documents_name_files_that_exist():
 
 FULL = str(RESULTS / "ablations" / "ablation_full_0")
 TABLES = [
-    ("addition", "arithmetic", {"across": ["data.abacus_offset"]}, None),
+    ("addition", "arithmetic", {"across": ["data.abacus_offset"]}, "tape"),
     ("addition_ablations", "arithmetic", {"across": ["model.num_recurrences"]}, None),
     ("passkey", "retrieval", {}, None),
-    ("extension", "context_extension", {}, None),
+    ("extension", "context_extension", {}, "adape"),
     ("checkpoints", "replication", {}, None),
     ("encodings", "pretraining", {}, "rope"),
     ("bigrams", "pretraining", {}, "rope"),
