@@ -157,7 +157,7 @@ def check_own(settings: Iterable[Any], axes: Mapping[str, Sequence[Any]]) -> Non
         found = parsed([setting])
         if not found:
             raise ValueError(
-                f"{setting or repr(setting)} is no setting of train.py: give name=value after --"
+                f"{setting or repr(setting)} is not a setting of train.py; give name=value after --"
             )
         name = found[0].key_or_group
         if name in own or any(axis.startswith(f"{name}.") for axis in axes if not options(name)):
@@ -244,7 +244,7 @@ def check_comparison(sweep: Sweep, labels: Iterable[str]) -> None:
         known = {*rows, *labels, *(str(run.folder) for run in sweep.runs)}
         if not {baseline, baseline.split()[0]} & known:
             raise ValueError(
-                f"baseline={baseline} is no row of the sweep; choose one of {', '.join(rows)}"
+                f"baseline={baseline} is not a row of the sweep; choose one of {', '.join(rows)}"
             )
     for name, table in sweep.tables.items():
         if rows.keys().isdisjoint(table):

@@ -50,7 +50,7 @@ def check_parameters(parameters: dict[str, Any]) -> None:
                     "those of SLURM with the prefix slurm_, such as slurm_partition"
                 ) from error
             except (AssertionError, TypeError) as error:
-                raise ValueError(f"submitit.{name}={value} is of another type") from error
+                raise ValueError(f"submitit.{name}={value} has the wrong type: {error}") from error
 
 
 class Command(Checkpointable):

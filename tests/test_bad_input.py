@@ -192,7 +192,7 @@ SETTINGS = [
         "position=abacus position.digits=[99999]",
         r"digits=\[99999\] must be a list of token ids below",
     ),
-    ("position=mixed position.pattern=[mixed]", r"mixed in a pattern: it needs all layers"),
+    ("position=mixed position.pattern=[mixed]", r"mixed applies to all layers"),
     (
         "schedule=wsd trainer.warmup_steps=0 trainer.lr_scheduler_kwargs.num_decay_steps=-5",
         r"trainer\.lr_scheduler_kwargs\.num_decay_steps=-5 must be an integer >= 0",
@@ -1117,7 +1117,10 @@ EVALUATIONS = [
     ("-m tape.report ''", r"folders: '' must be a path"),
     (f"{HEATMAP} {GOOD} --out ''", r"--out: '' must be a path"),
     (f"{COMPARE} {GOOD} --out ''", r"--out: '' must be a path"),
-    (f"{COMPARE} {GOOD} --baseline nosuch", r"has none of|--baseline 'nosuch' is none of the rows"),
+    (
+        f"{COMPARE} {GOOD} --baseline nosuch",
+        r"has none of|--baseline 'nosuch' is not a row; choose one of",
+    ),
     ("-m tape.export --out o ''", r"folder: '' must be a path"),
     # Benchmarks
     *(

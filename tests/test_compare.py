@@ -197,7 +197,9 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path):
     twice = make_run(tmp_path / "twice", "tape", 2, 1)
     with pytest.raises(ValueError, match=r"add_tape_2 and .*twice are the same run, seed 2"):
         read([*runs, twice], "grid")
-    with pytest.raises(ValueError, match="--baseline 'tpae' is none of the rows: tape, rope"):
+    with pytest.raises(
+        ValueError, match="--baseline 'tpae' is not a row; choose one of tape, rope"
+    ):
         compare(runs, tmp_path / "out", "grid", baseline="tpae")
     with pytest.raises(ValueError, match=r"no runs were given|has none of"):
         read([tmp_path / "nothing"])

@@ -174,7 +174,7 @@ def test_a_baseline_is_a_row_or_one_of_its_runs(runs, tmp_path, capsys):
     assert by_label == by_run and "| tape | loss, 8 | -" in by_label
     for given in ("tpae", ""):
         with pytest.raises(
-            SystemExit, match=r"error: --baseline .* is none of the rows: tape, rope"
+            SystemExit, match=r"error: --baseline .* is not a row; choose one of tape, rope"
         ):
             main([*map(str, runs), "--baseline", given, "--out", str(tmp_path / "out")])
         assert not (tmp_path / "out").exists()

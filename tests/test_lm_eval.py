@@ -157,7 +157,7 @@ def test_texts_are_written_at_positions_for_the_longest(tasks, tmp_path):
             ("both", "--metric", "ac"),
             "unknown --metric 'ac'; did you mean 'acc'. Known: acc, acc_no",
         ),
-        (("sums", "--lengths", "32"), "--lengths are of RULER's prompts; sums has none: leave it"),
+        (("sums", "--lengths", "32"), "--lengths: sums has no prompts of given lengths; omit"),
         (("sums", "--out", "/proc/x.csv"), "the folder /proc cannot be written to"),
         (("sums", "--lengths", "70", "--max_length", "64"), "--lengths 70 is more than"),
         pytest.param(

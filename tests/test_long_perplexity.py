@@ -113,7 +113,10 @@ def test_the_same_command_continues(folders, tmp_path, easy, monkeypatch):
         (["--choose", "k.txt"], "--choose k.txt must end in .json"),
         (["--choose", "k.json", "--out", "a.csv"], "--choose takes no --out"),
         (["--keys", "other.json", "--short", 4], "--keys takes no --short"),
-        (["--keys", "other.json"], "its tokens are of other text than text.bin"),
+        (
+            ["--keys", "other.json"],
+            "the keys were chosen on another text or with another tokenizer than text.bin",
+        ),
         (["--keys", "mixed.json"], "keys must be ascending tokens"),
         (["--keys", "empty.json"], r"empty.json is damaged \(KeyError: 'keys'\)"),
         (["--keys", "nothing.json"], "nothing.json cannot be used"),

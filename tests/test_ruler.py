@@ -94,7 +94,7 @@ def test_the_frequent_words_are_ahead_at_the_least_size():
         (
             "exact_needle",
             60,
-            r"--lengths 60: exact_needle has 1\d\d tokens or more before an answer",
+            r"--lengths 60: exact_needle needs at least 1\d\d tokens before its answer",
         ),
         ("exact_common_words", 400, r"exact_common_words has [\d,]+ tokens or more"),
         ("exact_common_words", 10**6, r"cannot fill [\d,]+ tokens: there are [\d,]+ words only"),

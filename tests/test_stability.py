@@ -241,7 +241,7 @@ def test_no_two_rows_have_one_name(tmp_path):
     assert rows["run_0"] == "rope length=8" and rows["longer_1"] == "rope length=9"
     other = make_folder(tmp_path / "other" / "rope", "alibi")
     assert {name for name, _ in names_and_rows(alone, other)} == {"rope", "other/rope"}
-    with pytest.raises(ValueError, match="the same folder, given twice"):
+    with pytest.raises(ValueError, match="duplicate folder; give each once"):
         models([alone, tmp_path / "other" / ".." / "rope"])
     (seeds[0] / TRAINED).write_text("{}")
     with pytest.raises(

@@ -165,7 +165,7 @@ def test_runs_of_a_sweep_compose(name):
         ),
         (
             ["sweep=encodings", "baseline=ropee"],
-            r"baseline=ropee is no row of the sweep; choose one",
+            r"baseline=ropee is not a row of the sweep; choose one",
         ),
         (
             ["sweep=encodings", "vary.position=[rope]", "baseline=alibi"],
@@ -266,7 +266,7 @@ def test_runs_of_a_sweep_compose(name):
         ),
         (
             ["sweep=passkey", "cluster=local", "submitit.timeout_min=long"],
-            r"submitit\.timeout_min=long is of another type",
+            r"submitit\.timeout_min=long has the wrong type",
         ),
     ],
 )

@@ -177,7 +177,7 @@ def difference(tape: TapeConfig, length: int) -> str:
     theirs, ours = formulas.original(tape, length), formulas.of_tape(tape, length)
     counted = {name: macs * (name in formulas.COUNTED) for name, macs in theirs.items()}
     columns = (theirs, counted, ours)
-    lines = [["TAPE adds, G MACs", "the authors' code", "of it in Table 3", "here"]]
+    lines = [["TAPE adds, G MACs", "the authors' code", "of which in Table 3", "here"]]
     for name in {**theirs, **ours}:
         lines.append([name, *(decimals(x[name] / 1e9) if name in x else "" for x in columns)])
     lines.append(["all", *(decimals(sum(x.values()) / 1e9) for x in columns)])

@@ -70,7 +70,7 @@ def sharing(
 
 
 def table(lengths: list[int]) -> list[list[str]]:
-    head = ["GPUs", "that share a text", "tokens of a text", "per GPU", "states, GiB"]
+    head = ["GPUs", "GPUs per text", "tokens of a text", "per GPU", "states, GiB"]
     head += [f"{what}, GiB: {name}" for what in ("saved", "sent") for name in ("rope", "tape")]
     rows = [head]
     for (processes, group), length in itertools.product(GROUPS, lengths):

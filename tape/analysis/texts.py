@@ -75,7 +75,7 @@ def models(folders: list[Path]) -> list[Model]:
     """
     resolved = [folder.resolve() for folder in folders]
     if twice := sorted({str(f) for f in folders if resolved.count(f.resolve()) > 1}):
-        raise ValueError(f"--model {' '.join(twice)}: the same folder, given twice")
+        raise ValueError(f"--model {' '.join(twice)}: duplicate folder; give each once")
     names = [folder.name for folder in resolved]
     if len(set(names)) < len(names):
         shared = os.path.commonpath(resolved)

@@ -105,7 +105,7 @@ def compare(
     found = read(folders, name, across, only)
     if baseline is not None and found.row(baseline) is None:
         labels = ", ".join(row.label for row in found.rows)
-        raise ValueError(f"--baseline {baseline!r} is none of the rows: {labels}")
+        raise ValueError(f"--baseline {baseline!r} is not a row; choose one of {labels}")
     text = found.text(baseline)
     runs = {id(run): run for row in found.rows for runs in row.runs.values() for run in runs}
     write_runs(out, list(runs.values()))

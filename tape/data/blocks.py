@@ -185,7 +185,7 @@ class TokenBlocks(Dataset):
 
     def __init__(self, stream: TokenStream, length: int, limit: int | None = None):
         if length < 2:
-            raise ValueError(f"length={length}: a block of fewer than 2 tokens predicts nothing")
+            raise ValueError(f"length={length}: must be an integer >= 2")
         if len(stream) < length:
             raise ValueError(
                 f"{len(stream):,} tokens are fewer than one block of length={length}; "

@@ -104,7 +104,7 @@ class StreamedBlocks(IterableDataset):
         start: int = 0,
     ):
         if length < 2:
-            raise ValueError(f"length={length}: a block of fewer than 2 tokens predicts nothing")
+            raise ValueError(f"length={length}: must be an integer >= 2")
         self.corpus, self.tokenizer, self.length, self.seed = corpus, tokenizer, length, seed
         self.window, self.start = corpus.window, start
         content = token_fingerprint(corpus, "train", tokenizer)

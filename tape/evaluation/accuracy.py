@@ -247,6 +247,6 @@ def share(rows: pd.DataFrame) -> dict[str, float] | None:
 def _check(table: pd.DataFrame) -> None:
     shares = table["unit"] == "share"
     if not ((table["n"] > 0) & (table["value"] >= 0)).all() or (table["value"][shares] > 1).any():
-        raise ValueError("these are no numbers of right answers: evaluate again")
+        raise ValueError("value must be >= 0, a share at most 1, and n > 0; evaluate again")
     if table.empty or table.duplicated([*table.columns[:-3]]).any():
-        raise ValueError("a cell is missing, or there twice: evaluate again")
+        raise ValueError("the table is empty or has duplicate rows; evaluate again")

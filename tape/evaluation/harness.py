@@ -36,7 +36,7 @@ class Tasks(TaskManager):
         known = {*self.lengths}
         for name, task in found["tasks"].items():
             if self.lengths and not any(metric.isdecimal() for metric in task.aggregation()):
-                raise ValueError(f"--lengths are of RULER's prompts; {name} has none: leave it out")
+                raise ValueError(f"--lengths: {name} has no prompts of given lengths; omit it")
             kinds = [each["name"] for each in task.config.filter_list or [{"name": "none"}]]
             known |= {metric_name(metric, kind) for metric in task.aggregation() for kind in kinds}
         if self.metric is not None and self.metric not in known:

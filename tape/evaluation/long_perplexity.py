@@ -158,8 +158,8 @@ def evaluate(arguments: argparse.Namespace, text: Text) -> dict[str, str]:
             raise ValueError("keys must be ascending tokens")
         if chosen["data_hash"] != text.fingerprint()[:16]:
             raise ValueError(
-                f"its tokens are of other text than {text.name} with this model's tokenizer; give "
-                "the text and --max_tokens of --choose, and models of one tokenizer"
+                f"the keys were chosen on another text or with another tokenizer than {text.name}; "
+                "use the text, the --max_tokens and a model with the tokenizer of --choose"
             )
     (found,) = measure(arguments, text, [length], arguments.out.with_suffix(""), keys)
     nll = float(found[keys].mean())

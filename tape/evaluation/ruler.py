@@ -178,7 +178,10 @@ def fitted(name: str, question: Question, length: int, count: Count) -> str:
     """
     low, high = question.least, question.least + 1
     if (shortest := count(question.text(low))) > length:
-        raise ValueError(f"{name} has {shortest:,} tokens or more before an answer, not {length:,}")
+        raise ValueError(
+            f"{name} needs at least {shortest:,} tokens before its answer, not {length:,}; give a "
+            "greater length"
+        )
     try:
         while count(question.text(high)) <= length:
             low, high = high, 2 * high

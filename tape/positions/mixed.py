@@ -120,7 +120,8 @@ def checked(entry: str | Mapping[str, Any]) -> Entry:
         check_integer(f"position mixed: window of {name}", given["window"])
     if issubclass(cls, Mixed) or cls.reads:
         raise ValueError(
-            f"position mixed: {name} in a pattern: it needs all layers; give another encoding"
+            f"position mixed: {name} applies to all layers and cannot be in a pattern; choose "
+            "another encoding"
         )
     if "sampler" in given or cls is positions.ENCODINGS["randpe"]:
         raise ValueError(

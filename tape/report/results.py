@@ -61,7 +61,7 @@ def rows_of(path: Path) -> list[Row]:
         OSError, ValueError: if it has no rows, or an incomplete one.
     """
     if not path.read_bytes().endswith(b"\n"):
-        raise ValueError(f"{path} ends within a line: make it again")
+        raise ValueError(f"{path} ends within a line; create it again")
     if rows := read_table(path, columns_of(path)):
         return rows
     raise ValueError(f"{path} has no rows")
@@ -71,7 +71,7 @@ def blocks_of(path: Path) -> list[Block]:
     """Reads a markdown file with a table."""
     text = Markdown(path.read_text(encoding="utf-8"))
     if not text.has_table:
-        raise ValueError(f"{path} holds no table: make it again")
+        raise ValueError(f"{path} holds no table; create it again")
     return [text]
 
 
