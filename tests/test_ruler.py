@@ -96,7 +96,7 @@ def test_the_frequent_words_are_ahead_at_the_least_size():
             60,
             r"--lengths 60: exact_needle needs at least 1\d\d tokens before its answer",
         ),
-        ("exact_common_words", 400, r"exact_common_words has [\d,]+ tokens or more"),
+        ("exact_common_words", 400, r"exact_common_words needs at least [\d,]+ tokens"),
         ("exact_common_words", 10**6, r"cannot fill [\d,]+ tokens: there are [\d,]+ words only"),
     ],
 )

@@ -151,8 +151,11 @@ def test_runs_of_a_sweep_compose(name):
         (["sweep=passkey", "--", "experiment=no"], r"unknown experiment 'no'"),
         (["sweep=passkey", "--", "lenght=5"], r"lenght=5: there is no such setting; did you mean"),
         (["sweep=passkey", "--", "+lenght=5"], r"\+lenght=5: there is no such setting"),
-        (["sweep=passkey", "--", "--help"], r"--help is no setting of train\.py: give name=value"),
-        (["sweep=passkey", "--", "length"], r"length is no setting of train\.py"),
+        (
+            ["sweep=passkey", "--", "--help"],
+            r"--help is not a setting of train\.py; give name=value",
+        ),
+        (["sweep=passkey", "--", "length"], r"length is not a setting of train\.py"),
         (["sweep=passkey", "--", "length=0"], r"length=0 must be an integer in 2\.\."),
         (["sweep=passkey", "vary.trainer.max_steps=[5,x]"], r"max_steps='x' must be an integer"),
         (
@@ -169,13 +172,16 @@ def test_runs_of_a_sweep_compose(name):
         ),
         (
             ["sweep=encodings", "vary.position=[rope]", "baseline=alibi"],
-            r"baseline=alibi is no row",
+            r"baseline=alibi is not a row",
         ),
         (
             ["sweep=passkey", "baseline=rope"],
             r"baseline=rope: this comparison has none; leave it o",
         ),
-        (["sweep=ablations", "only=width", "baseline=attention"], r"baseline=attention is no row"),
+        (
+            ["sweep=ablations", "only=width", "baseline=attention"],
+            r"baseline=attention is not a row",
+        ),
         (
             ["sweep=ablations", "baseline=attention"],
             r"baseline=attention is not in table equivarian",
@@ -250,7 +256,7 @@ def test_runs_of_a_sweep_compose(name):
         (["sweep=encodings", "windows=3x"], r"windows='3x' must be lengths, as '\{length\} "),
         (["sweep=encodings", "windows=' '"], r"windows=' ' must be lengths"),
         (["sweep=encodings", "stride=null"], r"stride=null must be an integer >= 1, or a multiple"),
-        (["sweep=passkey", "--", ""], r"'' is no setting of train\.py: give name=value"),
+        (["sweep=passkey", "--", ""], r"'' is not a setting of train\.py; give name=value"),
         (["sweep=addition", "grid=../x"], r"grid='\.\./x' must be one folder"),
         (
             ["sweep=passkey", "submitit.timeout_min=5"],
