@@ -179,6 +179,7 @@ SEEDED = [
     ("encodings_rope", "rope_c4", {}),
     ("encodings_adape", "adape_c4", {}),
     ("text_adape", "adape_c4", {}),
+    ("bigrams_adape", "adape_c4", {}),
     ("ablation_full", "adape_c4", {"width": 8}),
     ("ablation_tensorial", "adape_c4", {"equivariant": False}),
     ("checkpoints/all", "adape_c4", {}),

@@ -229,6 +229,7 @@ def number(cell):
         ("visualize/attention", visualize),
         ("faults/faults", faults),
         ("state/state", state),
+        ("state_bigrams/state", state),
     ],
 )
 def test_analyses_are_those_of_the_results(results, analysis):
