@@ -184,7 +184,7 @@ TABLES = [
     ("extension", "context_extension", {}, "adape"),
     ("checkpoints", "replication", {}, None),
     ("encodings", "pretraining", {}, "rope"),
-    ("bigrams", "pretraining", {}, "rope"),
+    ("bigrams", "pretraining", {}, "tape"),
     *(
         ("ablations", "replication", {"only": [f"ablation_{row}_?" for row in rows]}, FULL)
         for rows in ABLATIONS.tables.values()
