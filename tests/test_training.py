@@ -94,9 +94,24 @@ def test_an_experiment_overrides_the_defaults_and_the_command_line_both():
     assert composed("experiment=paper", "model=tiny").model.hidden_size == 128
 
 
-def test_the_papers_batch_is_512_sequences_of_1024():
-    trainer = composed("experiment=paper").trainer
-    assert trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps == 512
+@pytest.mark.parametrize(
+    ("experiment", "length", "batch", "steps", "rate", "schedule", "warmup", "decay"),
+    [
+        ("addition_20", 64, 512, 20_000, 1e-4, "polynomial", 0.02, 0.01),
+        ("paper", 1024, 512, 10_000, 1e-4, "polynomial", 0.02, 0.01),
+        ("scrolls", 1024, 64, 1_000, 1e-5, "polynomial", 0.1, 0.01),
+        ("llama_extend", 8192, 64, 1_000, 2e-5, "constant_with_warmup", 50, 0.0),
+    ],
+)
+def test_the_papers_recipes(experiment, length, batch, steps, rate, schedule, warmup, decay):
+    """Table 5 of the paper; schedules, warm-up and decay are those of its scripts."""
+    cfg = composed(f"experiment={experiment}", "+trainer.use_cpu=true")
+    arguments = hydra.utils.instantiate(cfg.trainer, _convert_="all")
+    assert (cfg.length, arguments.max_steps, arguments.learning_rate) == (length, steps, rate)
+    sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    assert sequences == batch and not cfg.optimizer  # AdamW
+    assert arguments.optim.startswith("adamw") and arguments.lr_scheduler_type == schedule
+    assert (arguments.warmup_steps, arguments.weight_decay) == (warmup, decay)
 
 
 @pytest.mark.parametrize("settings", [["position=keep"], ["model=keep", "~model.hidden_size"]])
