@@ -205,7 +205,7 @@ def test_other_data_are_another_stream(stream, tokenizer, folder, tmp_path):
 
 
 def test_bad_streams_are_refused(stream, tokenizer, folder, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="length=1: a block of fewer than 2"):
+    with pytest.raises(ValueError, match="length=1: must be an integer >= 2"):
         StreamedBlocks(C4Corpus(folder), tokenizer, 1, tmp_path)
     with pytest.raises(ValueError, match=r"line 6: not JSON.*data\.max_bad=0"):
         take(stream(max_bad=0), TAKEN)
