@@ -269,7 +269,7 @@ def layout(tmp_path_factory):
         for run, base, changed in SEEDED:
             copy_run(folder / "output" / base, folder / "output" / f"{run}_{seed}", seed, changed)
     lay_out_results(folder / "measured")
-    for name in ("rates_rope_100", "rates_bigrams_rope_100", "scaling_tiny_rope_0"):
+    for name in ("rates_rope_100", "bigrams_rates_rope_100", "scaling_tiny_rope_0"):
         (folder / "measured" / name).mkdir()
     return folder
 

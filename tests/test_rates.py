@@ -115,7 +115,7 @@ def test_a_file_has_one_rate_per_encoding(runs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("results", "count", "chosen"), [("rates", 33, "text"), ("rates_bigrams", 15, "bigrams")]
+    ("results", "count", "chosen"), [("rates", 33, "text"), ("bigrams_rates", 15, "bigrams")]
 )
 def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen):
     docs = CONFIG.parent / "docs"
