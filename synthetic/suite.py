@@ -25,18 +25,21 @@ from tape.compare.runs import Run, is_saved, read_all, write_runs
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import csv_table, markdown_table
 from tape.files import write_text
-from tape.statistics import clopper_pearson
+from tape.statistics import clopper_pearson, exchange_p, holm
 
 KIND = "synthetic"
 HEAD = ("task", "encoding", "learned", "95 %", "longest: median", "best", "at twice, %")
 NOTE = """\
-Learned: runs that reached the criterion in the trained lengths, of all, with the 95 % interval of
-that share (Clopper and Pearson). The other columns are of these runs alone. Longest: the largest
-length up to which at least 90 % of the answers match exactly; 0 if the shortest has fewer. At twice
-the trained length: the mean share of exact matches.
+Median (best) of the largest length up to which at least 90 % of the answers match exactly, 0 if the
+shortest has fewer, over the runs that reached the criterion in the trained lengths; their number of
+all runs. Trained on lengths up to: {trained}.
 
 Between two encodings of {runs} runs each, no difference in how many learned the task has a p-value
 below {p:.2g} (Fisher's exact test, two-sided, before any correction for several comparisons)."""
+PREDICTED = """\
+Predicted: the first encoding solves longer problems than the second; 0 is a run that failed.
+P: the exact p-value of exchanging their runs (two-sided, difference of mean ranks), which is at
+least {least:.2g} with this many runs; corrected for the rows of the table (Holm)."""
 
 
 class Cell(NamedTuple):
@@ -54,6 +57,17 @@ class Cell(NamedTuple):
     longest: list[int]
     accuracy: dict[int, float]
     trained: int
+
+    @property
+    def lengths(self) -> list[int]:
+        """The largest solved lengths of all runs, 0 for those that failed."""
+        return self.longest + [0] * (self.runs - len(self.longest))
+
+    @property
+    def short(self) -> str:
+        """Median and best, and how many learned the task: `28 (40), 5 of 5`."""
+        solved = f"{median(self.longest):g} ({max(self.longest)})" if self.longest else "-"
+        return f"{solved}, {len(self.longest)} of {self.runs}"
 
     @property
     def row(self) -> list[str]:
@@ -88,6 +102,41 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
         cells.sort(key=lambda x: (-len(x.longest), -median(x.longest or [0]), x.encoding))
         found += cells
     return found
+
+
+def matrix(cells: Sequence[Cell]) -> str:
+    """Returns a row per encoding and a column per task, in the order of their first cells."""
+    tasks, encodings = ([*dict.fromkeys(cell[n] for cell in cells)] for n in (0, 1))
+    shown = {(cell.task, cell.encoding): cell.short for cell in cells}
+    rows = [[name, *(shown.get((task, name), "not run") for task in tasks)] for name in encodings]
+    return markdown_table([["encoding", *tasks], *rows])
+
+
+def predicted(cells: Sequence[Cell], contrasts: Sequence[str]) -> str:
+    """Tabulates predictions `task:first:second`; those without runs are left out.
+
+    Raises:
+        ValueError: for one that is written differently.
+    """
+    found = {(cell.task, cell.encoding): cell for cell in cells}
+    pairs = []
+    for contrast in contrasts:
+        if len(parts := contrast.split(":")) != 3 or parts[0] not in TASKS:
+            raise ValueError(f"--contrasts {contrast}: give task:encoding:encoding")
+        task, *names = parts
+        if all((task, name) in found for name in names):
+            pairs.append([found[task, name] for name in names])
+    if not pairs:
+        return ""
+    p_values = [exchange_p(first.lengths, second.lengths) for first, second in pairs]
+    lines = [("task", "first", "second", "longest of the runs", "p", "p, corrected")]
+    for (first, second), p, corrected in zip(pairs, p_values, holm(p_values), strict=True):
+        each = (", ".join(map(str, sorted(cell.lengths))) for cell in (first, second))
+        names = (first.task, first.encoding, second.encoding)
+        lines.append((*names, " against ".join(each), f"{p:.2g}", f"{corrected:.2g}"))
+    fewest = min(cell.runs for pair in pairs for cell in pair)
+    least = exchange_p([1] * fewest, [0] * fewest)
+    return f"\n\n{markdown_table(lines)}\n\n{PREDICTED.format(least=least)}"
 
 
 def draw(cells: Sequence[Cell]) -> Figure:
@@ -126,12 +175,19 @@ def draw(cells: Sequence[Cell]) -> Figure:
     return figure
 
 
-def suite(folders: Sequence[Path], beside: Path | None, name: str, out: Path) -> tuple[str, dict]:
+def suite(
+    folders: Sequence[Path],
+    beside: Path | None,
+    name: str,
+    out: Path,
+    contrasts: Sequence[str] = (),
+) -> tuple[str, dict]:
     """Writes suite.md, suite.csv, heatmap and the results in long form; returns the table and, by
     folder, why runs could not be read.
 
     Args:
         beside: saved results of other encodings; runs in `folders` replace theirs.
+        contrasts: predictions to test (`predicted`).
 
     Raises:
         ValueError: if no run can be read, or runs of one task cannot be compared.
@@ -149,7 +205,9 @@ def suite(folders: Sequence[Path], beside: Path | None, name: str, out: Path) ->
     lines = [HEAD, *(cell.row for cell in cells)]
     fewest = min(cell.runs for cell in cells)
     p = fisher_exact([[fewest, 0], [0, fewest]]).pvalue
-    text = f"{markdown_table(lines)}\n\n{NOTE.format(runs=fewest, p=p)}"
+    trained = ", ".join(f"{task} {n}" for task, n in {x.task: x.trained for x in cells}.items())
+    note = NOTE.format(trained=trained, runs=fewest, p=p)
+    text = f"{matrix(cells)}\n\n{note}{predicted(cells, contrasts)}"
     write_runs(out, runs)
     write_text(out / "suite.md", text + "\n")
     write_text(out / "suite.csv", csv_table(lines))
@@ -164,10 +222,13 @@ def main() -> None:
     add = parser.add_argument
     add("runs", type=Path, nargs="+", help="folders of runs, or of saved results")
     add("--beside", type=Path, help="saved results of other encodings; nothing if missing")
+    add("--contrasts", nargs="*", default=[], help="predictions to test: task:longer:shorter")
     add("--name", type=folder_name, default=FOLDER, help="of the evaluation")
     add("--out", type=result_folder, default=Path("output/suite"), help="for the results")
     arguments = parser.parse_args()
-    text, missing = suite(arguments.runs, arguments.beside, arguments.name, arguments.out)
+    text, missing = suite(
+        arguments.runs, arguments.beside, arguments.name, arguments.out, arguments.contrasts
+    )
     print(f"{text}\n\nalso in {arguments.out}, with heatmap.png, suite.csv and all rows")
     if missing:
         sys.exit("error: " + "; ".join(missing.values()))

@@ -11,7 +11,7 @@ from statistics import NormalDist, mean, stdev
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binomtest, nct, permutation_test, studentized_range, t
+from scipy.stats import binomtest, nct, permutation_test, rankdata, studentized_range, t
 
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -139,6 +139,22 @@ def sign_flip_p(differences: Sequence[float]) -> float:
         (np.asarray(differences, dtype=float),),
         np.mean,
         permutation_type="samples",
+        n_resamples=9999,
+        vectorized=True,
+        rng=np.random.default_rng(0),
+    )
+    return min(1.0, float(found.pvalue))
+
+
+def exchange_p(first: Sequence[float], second: Sequence[float]) -> float:
+    """Returns the exact p-value of no difference between two groups: the share of all ways to
+    divide the values between them whose mean ranks differ by at least as much. Where there are more
+    than 9,999 ways, as many random ones are used."""
+    ranks = rankdata([*first, *second])
+    found = permutation_test(
+        (ranks[: len(first)], ranks[len(first) :]),
+        lambda x, y, axis: np.mean(x, axis) - np.mean(y, axis),
+        permutation_type="independent",
         n_resamples=9999,
         vectorized=True,
         rng=np.random.default_rng(0),

@@ -10,6 +10,7 @@ from scipy.stats import f_oneway, t, ttest_1samp, ttest_rel, tukey_hsd
 from tape.statistics import (
     clopper_pearson,
     differences,
+    exchange_p,
     holm,
     pooled_error,
     sign_flip_p,
@@ -69,6 +70,13 @@ def test_the_exact_test_counts_all_signs():
     expected = mean(each >= abs(mean(pairs)) - 1e-12 for each in means)
     assert sign_flip_p(pairs) == pytest.approx(expected)
     assert sign_flip_p([1.0, 2.0, 3.0]) == 0.25  # the smallest for three pairs
+
+
+def test_the_exact_test_of_two_groups_counts_all_divisions():
+    assert exchange_p([5, 6, 7, 8, 9], [0, 1, 2, 3, 4]) == pytest.approx(2 / 252)
+    assert exchange_p([1, 1], [1, 1]) == 1
+    # Of the 6 divisions of ranks 1, 2.5, 2.5, 4, four have sums as far from 5: {1, 2.5}, {2.5, 4}.
+    assert exchange_p([0, 7], [7, 9]) == pytest.approx(4 / 6)
 
 
 def test_holm_is_stepwise():

@@ -18,7 +18,7 @@ from config import options
 from synthetic import TASKS, Synthetic, scoring, words_tokenizer
 from synthetic.results import accuracies, longest_solved
 from synthetic.scoring import plan, score
-from synthetic.suite import Cell, draw, suite
+from synthetic.suite import Cell, draw, matrix, predicted, suite
 from tape import TapeConfig, TapeForCausalLM
 from tape.compare.__main__ import compare
 from tape.evaluation.decoding import greedy
@@ -144,6 +144,7 @@ def test_every_task_has_its_entry(task):
     problems = Synthetic(cfg.data.task, cfg.data.min_length, cfg.data.max_length)
     assert cfg.length == problems.length and problems.max_length == TASKS[task].trained
     assert scoring.lengths_to(problems, None)[-1] == TASKS[task].tested
+    assert cfg.longest == problems.positions(TASKS[task].tested)
 
 
 def test_the_longest_solved_length_ends_where_a_shorter_one_fails():
@@ -187,6 +188,7 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     assert (row["task"], row["encoding"], row["learned"]) == ("parity", "rope", "2 of 3")
     assert row["95 %"] == "0.09 to 0.99"  # Clopper and Pearson's for 2 of 3
     assert "below 0.1 (Fisher" in text  # 2 / (6 choose 3), for three runs
+    assert text.startswith("| encoding | parity |\n|---|---|\n| rope | ") and ", 2 of 3 |" in text
     tables = [pd.read_csv(run / "synthetic" / "synthetic.csv") for run in evaluated]
     assert [set(each["reached"]) for each in tables] == [{1}, {1}, {0}]
     twice = np.mean([accuracies(table)[4] for table in tables[:2]])
@@ -203,6 +205,34 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     assert f"| {100 * twice:.1f} ±" in cells
 
 
+def test_predictions_are_tested_by_the_lengths_of_all_runs():
+    def cell(task, encoding, *longest, runs=5):
+        return Cell(task, encoding, runs, [*longest], {}, 20)
+
+    cells = [cell("copy", "fire", *[28] * 5), cell("copy", "rope", 20, 20, 20)]
+    cells += [cell("add", "fire", 10, 14, 10, 10, 14), cell("add", "rope", 14, 10, 14, 10, 10)]
+    table = predicted(cells, ["copy:fire:rope", "add:fire:rope", "copy:fox:rope"])
+    first, second = table.splitlines()[4:6]
+    assert first == (
+        "| copy | fire | rope | 28, 28, 28, 28, 28 against 0, 0, 20, 20, 20 | 0.0079 | 0.016 |"
+    )
+    assert second.endswith("| 1 | 1 |") and "least 0.0079 with this many runs" in table
+    assert predicted(cells, ["copy:fox:rope"]) == ""
+    with pytest.raises(ValueError, match="--contrasts copy:fire: give task:encoding:encoding"):
+        predicted(cells, ["copy:fire"])
+
+
+def test_the_matrix_says_how_many_runs_each_cell_has():
+    cells = [
+        *(Cell("copy", "fox", 3, [20, 28], {}, 20), Cell("copy", "rope", 2, [], {}, 20)),
+        Cell("parity", "fox", 1, [20], {}, 20),
+    ]
+    assert matrix(cells).splitlines()[2:] == [
+        "| fox | 24 (28), 2 of 3 | 20 (20), 1 of 1 |",
+        "| rope | -, 0 of 2 | not run |",
+    ]
+
+
 def test_the_picture_names_what_was_not_learned():
     cells = [Cell("copy", "rope", 1, [], {}, 20), Cell("copy", "fox", 1, [20], {20: 1.0}, 20)]
     rope, fox, _ = draw(cells).axes  # and the scale of colours
@@ -215,7 +245,10 @@ def test_the_picture_names_what_was_not_learned():
         (["task.criterion=2.0"], r"task\.criterion=2\.0 must lie in \(0, 1\)"),
         (["length=5"], r"length=5: these problems have 4 tokens; give length=4"),
         (["data.task=party"], r"unknown data\.task 'party'; did you mean 'parity'"),
-        (["position=learned"], r"twice the trained length needs 6 positions, .* 'learned' has 4"),
+        (
+            ["position=learned", "position.length=4"],
+            r"twice the trained length needs 6 positions, .* 'learned' has 4",
+        ),
     ],
 )
 def test_bad_settings_are_refused(start, overrides, message):

@@ -156,15 +156,21 @@ def method_labels(groups: list[dict[str, Any]]) -> list[str]:
     return labels
 
 
+def _sampler(settings: dict[str, Any]) -> dict[str, Any]:
+    name = settings.get("position.sampler.name")
+    return {} if name is None else {"position.sampler": name}
+
+
 def row_labels(groups: list[dict[str, Any]]) -> list[str]:
     """The encoding, and those settings of each group that not more than half of the groups share,
-    but for arguments of other encodings, and for learning rates and what follows from other
-    settings unless nothing else tells two groups apart. `position.width` is `width`, if nothing
-    else is."""
+    but for arguments of other encodings, and for learning rates, arguments of samplers and what
+    follows from other settings unless nothing else tells two groups apart. `position.width` is
+    `width`, if nothing else is; a sampler with arguments is `sampler=subset`."""
+    groups = [{**_sampler(settings), **settings} for settings in groups]
     known = {"seed", "name"}.union(*groups)
     short = {key: key.removeprefix("position.") for key in sorted(set().union(*groups))}
     short = {key: key if name in known else name for key, name in short.items()}
-    unnamed = rf"position\.name|{RATES}|{DERIVED_SETTINGS}"
+    unnamed = rf"position\.name|position\.sampler\..*|{RATES}|{DERIVED_SETTINGS}"
     keys = [key for key in short if not re.fullmatch(unnamed, key)]
     labels = []
     for settings in groups:

@@ -34,8 +34,8 @@ NO_INFLUENCE = (
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
     r"report\..*|data\.max_bad|eval_blocks|task\.samples",
     r"trunk",  # the run equals an uninterrupted one (`tape.training.branch`)
-    r"encodings\..*|tape_sampler|randpe_length",  # defaults of position.*; the last two of old runs
-    r"learning_rates(\..*)?",  # of which trainer.learning_rate is one
+    r"encodings\..*|longest|tape_sampler|randpe_length",  # defaults of position.*; two of old runs
+    r"learning_rates(\..*)?|rates_of",  # of which trainer.learning_rate is one
     r"trainer\.(disable_tqdm|report_to|run_name)",
     r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",
     r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
