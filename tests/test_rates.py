@@ -115,15 +115,30 @@ def test_a_file_has_one_rate_per_encoding(runs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("results", "count", "chosen"), [("rates", 33, "text"), ("bigrams_rates", 15, "bigrams")]
+    ("results", "count", "chosen", "page"),
+    [
+        ("rates", 33, "text", "pretraining"),
+        ("bigrams_rates", 15, "bigrams", "pretraining"),
+        ("rates_copy", 27, "copy", "suite"),
+        ("rates_counting", 24, "counting", "suite"),
+    ],
 )
-def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen):
+def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen, page):
     docs = CONFIG.parent / "docs"
     runs, missing = read_all([docs / "results" / results])
     assert len(runs) == count and not missing
-    assert table(choices(runs)).partition("\n\n")[0] in (docs / "pretraining.md").read_text()
+    assert table(choices(runs)).partition("\n\n")[0] in (docs / f"{page}.md").read_text()
     found = {each.encoding: each.rate for each in choices(runs)}
     assert found == OmegaConf.load(CONFIG / "rates" / f"{chosen}.yaml")
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "rate"),
+    [("add", "nope", 1e-2), ("parity", "nope", 3e-3), ("copy", "t5", 3e-3)],
+)
+def test_a_synthetic_task_takes_the_rates_of_its_family(task, name, rate):
+    cfg = composed("experiment=synthetic", f"data={task}", f"position={name}")
+    assert cfg.trainer.learning_rate == rate
 
 
 def test_the_default_run_takes_the_chosen_rates():
