@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -18,7 +18,7 @@ from scipy.stats import fisher_exact
 
 from synthetic.generators import TASKS
 from synthetic.results import FOLDER, accuracies, has_reached, longest_solved
-from tape import origin
+from tape import TapeConfig, origin
 from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.compare.rows import rows_of
 from tape.compare.runs import Run, is_saved, read_all, write_runs
@@ -30,16 +30,22 @@ from tape.statistics import clopper_pearson, exchange_p, holm
 KIND = "synthetic"
 HEAD = ("task", "encoding", "learned", "95 %", "longest: median", "best", "at twice, %")
 NOTE = """\
-Median (best) of the largest length up to which at least 90 % of the answers match exactly, 0 if the
-shortest has fewer, over the runs that reached the criterion in the trained lengths; their number of
-all runs. Trained on lengths up to: {trained}.
+Each cell: median (best) of the longest solved length over the runs that reached the criterion in
+the trained lengths, then how many of all runs did. The longest solved length is the largest up to
+which every length has at least 90 % exact match; 0 if the shortest has less. Trained on lengths up
+to: {trained}.
 
-Between two encodings of {runs} runs each, no difference in how many learned the task has a p-value
-below {p:.2g} (Fisher's exact test, two-sided, before any correction for several comparisons)."""
+{every}
+
+Median over all runs, failed ones included (number of runs). This is descriptive: no test uses it.
+
+With {runs} runs of each of two encodings, the most here, no difference in how many learned a task
+has a p-value below {p:.2g} (Fisher's exact test, two-sided, before any correction)."""
 PREDICTED = """\
-Predicted: the first encoding solves longer problems than the second; 0 is a run that failed.
-P: the exact p-value of exchanging their runs (two-sided, difference of mean ranks), which is at
-least {least:.2g} with this many runs; corrected for the rows of the table (Holm)."""
+Prediction: the first encoding solves longer problems than the second. A run that failed counts as
+0, also if it solves the trained lengths (second table), so a difference can be one of learning. p:
+permutation test of the difference in mean ranks, two-sided, so it does not say which is ahead;
+least: the smallest that so many runs can give; corrected: for all predictions (Holm)."""
 
 
 class Cell(NamedTuple):
@@ -49,6 +55,7 @@ class Cell(NamedTuple):
         longest: the largest solved length of each run that reached the criterion.
         accuracy: by length, the mean exact match of these runs; empty if there is none.
         trained: the longest trained length.
+        every: the largest solved length of each run, whether it reached the criterion or not.
     """
 
     task: str
@@ -57,6 +64,7 @@ class Cell(NamedTuple):
     longest: list[int]
     accuracy: dict[int, float]
     trained: int
+    every: list[int]
 
     @property
     def lengths(self) -> list[int]:
@@ -82,6 +90,25 @@ class Cell(NamedTuple):
         ]
 
 
+def encoding_name(settings: Mapping[str, Any]) -> str:
+    """Returns the encoding with those of its arguments that are not the default ones, apart from
+    ranges of positions: the same name whatever else was run."""
+    given = {key: settings[key] for key in settings if key.startswith("position.")}
+    given = {key.removeprefix("position."): value for key, value in given.items()}
+    name = given.pop("name")
+    shape = {key: value for key, value in settings.items() if key.startswith("model.")}
+    shape = {key.removeprefix("model."): value for key, value in shape.items()}
+    usual = TapeConfig(**shape, position={"name": name}).position
+    sampler = usual.pop("sampler")["name"]
+    given["sampler"] = given.get("sampler.name", given.get("sampler", sampler))
+    usual |= {"sampler": sampler}
+    for key in sorted(given.keys() - {"length", "seed"}):
+        if "." not in key and given[key] != usual.get(key):
+            name += f" {key}={given[key]}"
+    factor = settings.get("optimizer.encoding_factor")
+    return name if factor is None else f"{name} encoding_factor={factor}"
+
+
 def cells_of(runs: Sequence[Run]) -> list[Cell]:
     """Returns the cells of all tasks, in the order of `TASKS`; within a task, those that learned it
     most often and solve the longest problems first."""
@@ -89,8 +116,11 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
     for task in TASKS:
         of_task = [run for run in runs if run.asked[KIND]["task"] == task]
         cells = []
-        for row in rows_of(of_task):
+        rows = rows_of(of_task)
+        names = [encoding_name(row.runs[KIND][0].settings) for row in rows]
+        for row, name in zip(rows, names, strict=True):
             group = row.runs[KIND]
+            label = name if names.count(name) == 1 else row.label
             tables = [run.of(KIND) for run in group]
             learned = [rows for rows in tables if has_reached(rows)]
             each = [accuracies(rows) for rows in learned]
@@ -98,45 +128,50 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
             accuracy = {n: mean(by_length[n] for by_length in each) for n in sorted(shared)}
             longest = [longest_solved(rows) for rows in learned]
             trained = group[0].asked[KIND]["trained"]
-            cells.append(Cell(task, row.label, len(group), longest, accuracy, trained))
+            every = [longest_solved(rows) for rows in tables]
+            cells.append(Cell(task, label, len(group), longest, accuracy, trained, every))
         cells.sort(key=lambda x: (-len(x.longest), -median(x.longest or [0]), x.encoding))
         found += cells
     return found
 
 
-def matrix(cells: Sequence[Cell]) -> str:
+def matrix(cells: Sequence[Cell], show: Callable[[Cell], str]) -> str:
     """Returns a row per encoding and a column per task, in the order of their first cells."""
     tasks, encodings = ([*dict.fromkeys(cell[n] for cell in cells)] for n in (0, 1))
-    shown = {(cell.task, cell.encoding): cell.short for cell in cells}
+    shown = {(cell.task, cell.encoding): show(cell) for cell in cells}
     rows = [[name, *(shown.get((task, name), "not run") for task in tasks)] for name in encodings]
     return markdown_table([["encoding", *tasks], *rows])
 
 
-def predicted(cells: Sequence[Cell], contrasts: Sequence[str]) -> str:
-    """Tabulates predictions `task:first:second`; those without runs are left out.
+def contrast(given: str) -> list[str]:
+    """Splits a prediction `task:first:second`.
 
     Raises:
-        ValueError: for one that is written differently.
+        ValueError: if it is written differently.
     """
-    found = {(cell.task, cell.encoding): cell for cell in cells}
-    pairs = []
-    for contrast in contrasts:
-        if len(parts := contrast.split(":")) != 3 or parts[0] not in TASKS:
-            raise ValueError(f"--contrasts {contrast}: give task:encoding:encoding")
-        task, *names = parts
-        if all((task, name) in found for name in names):
-            pairs.append([found[task, name] for name in names])
-    if not pairs:
-        return ""
-    p_values = [exchange_p(first.lengths, second.lengths) for first, second in pairs]
-    lines = [("task", "first", "second", "longest of the runs", "p", "p, corrected")]
-    for (first, second), p, corrected in zip(pairs, p_values, holm(p_values), strict=True):
-        each = (", ".join(map(str, sorted(cell.lengths))) for cell in (first, second))
-        names = (first.task, first.encoding, second.encoding)
-        lines.append((*names, " against ".join(each), f"{p:.2g}", f"{corrected:.2g}"))
-    fewest = min(cell.runs for pair in pairs for cell in pair)
-    least = exchange_p([1] * fewest, [0] * fewest)
-    return f"\n\n{markdown_table(lines)}\n\n{PREDICTED.format(least=least)}"
+    if len(parts := given.split(":")) != 3 or parts[0] not in TASKS:
+        raise ValueError(f"--contrasts {given}: give task:encoding:encoding")
+    return parts
+
+
+def predicted(cells: Sequence[Cell], contrasts: Sequence[list[str]]) -> str:
+    """Tabulates tests of predictions, also of those that were not run: p-values are corrected for
+    all of them."""
+    found = {(cell.task, cell.encoding): cell.lengths for cell in cells}
+    lines, p_values = [], []
+    for task, *names in contrasts:
+        pair = [found[task, name] for name in names if (task, name) in found]
+        tested = len(pair) == 2
+        p_values.append(exchange_p(*pair) if tested else 1.0)
+        least = exchange_p(*([n] * len(each) for n, each in enumerate(pair))) if tested else None
+        shown = [", ".join(map(str, sorted(each))) for each in pair]
+        shown = " against ".join(shown) if tested else "not run"
+        lines.append([task, *names, shown, p_values[-1] if tested else None, least])
+    rows = [("task", "first", "second", "longest of the runs", "p", "least", "p, corrected")]
+    for (*words, p, least), corrected in zip(lines, holm(p_values), strict=True):
+        tested = p is not None
+        rows.append((*words, *(f"{x:.2g}" if tested else "-" for x in (p, least, corrected))))
+    return f"\n\n{markdown_table(rows)}\n\n{PREDICTED}" if contrasts else ""
 
 
 def draw(cells: Sequence[Cell]) -> Figure:
@@ -187,11 +222,12 @@ def suite(
 
     Args:
         beside: saved results of other encodings; runs in `folders` replace theirs.
-        contrasts: predictions to test (`predicted`).
+        contrasts: predictions to test, as `contrast` splits them.
 
     Raises:
         ValueError: if no run can be read, or runs of one task cannot be compared.
     """
+    predictions = [*map(contrast, contrasts)]
     runs, missing = read_all(folders, name)
     if not runs:
         raise ValueError("; ".join(missing.values()) or "no runs were given")
@@ -203,11 +239,12 @@ def suite(
         raise ValueError(f"{others[0]} was not evaluated on a synthetic task: leave it out")
     cells = cells_of(runs)
     lines = [HEAD, *(cell.row for cell in cells)]
-    fewest = min(cell.runs for cell in cells)
-    p = fisher_exact([[fewest, 0], [0, fewest]]).pvalue
+    most = max(cell.runs for cell in cells)
+    p = fisher_exact([[most, 0], [0, most]]).pvalue
     trained = ", ".join(f"{task} {n}" for task, n in {x.task: x.trained for x in cells}.items())
-    note = NOTE.format(trained=trained, runs=fewest, p=p)
-    text = f"{matrix(cells)}\n\n{note}{predicted(cells, contrasts)}"
+    every = matrix(cells, lambda cell: f"{median(cell.every):g} ({cell.runs})")
+    note = NOTE.format(trained=trained, every=every, runs=most, p=p)
+    text = f"{matrix(cells, lambda cell: cell.short)}\n\n{note}{predicted(cells, predictions)}"
     write_runs(out, runs)
     write_text(out / "suite.md", text + "\n")
     write_text(out / "suite.csv", csv_table(lines))

@@ -3,6 +3,7 @@
 import ast
 import csv
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_model
+from omegaconf import OmegaConf
 
-from config import ABLATIONS
+from config import ABLATIONS, CONFIG
+from synthetic.suite import suite
 from tape import TapeForCausalLM
 from tape.analysis import faults, optimum, stability, state, visualize
 from tape.compare.__main__ import read
@@ -197,6 +200,12 @@ def test_tables_are_those_of_the_results(results, page, chosen, baseline):
     found = read([RESULTS / results], **chosen)
     assert not found.missing
     assert found.text(baseline) in (ROOT / "docs" / f"{page}.md").read_text()
+
+
+def test_the_suite_is_that_of_the_results(tmp_path):
+    contrasts = shlex.split(OmegaConf.load(CONFIG / "sweep" / "suite.yaml").contrasts)
+    text, missing = suite([RESULTS / "suite"], None, "synthetic", tmp_path, contrasts)
+    assert not missing and text in (ROOT / "docs" / "suite.md").read_text()
 
 
 def test_results_are_few_files():

@@ -133,12 +133,11 @@ def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen, pa
 
 
 @pytest.mark.parametrize(
-    ("task", "name", "rate"),
-    [("add", "nope", 1e-2), ("parity", "nope", 3e-3), ("copy", "t5", 3e-3)],
+    ("task", "name", "rate"), [("add", "nope", 1e-2), ("parity", "nope", 0.5), ("copy", "t5", 3e-3)]
 )
 def test_a_synthetic_task_takes_the_rates_of_its_family(task, name, rate):
-    cfg = composed("experiment=synthetic", f"data={task}", f"position={name}")
-    assert cfg.trainer.learning_rate == rate
+    chosen = [f"data={task}", f"position={name}", "learning_rates.counting.nope=0.5"]
+    assert composed("experiment=synthetic", *chosen).trainer.learning_rate == rate
 
 
 def test_the_default_run_takes_the_chosen_rates():

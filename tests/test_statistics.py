@@ -5,7 +5,7 @@ from statistics import mean
 
 import numpy as np
 import pytest
-from scipy.stats import f_oneway, t, ttest_1samp, ttest_rel, tukey_hsd
+from scipy.stats import f_oneway, mannwhitneyu, t, ttest_1samp, ttest_rel, tukey_hsd
 
 from tape.statistics import (
     clopper_pearson,
@@ -77,6 +77,11 @@ def test_the_exact_test_of_two_groups_counts_all_divisions():
     assert exchange_p([1, 1], [1, 1]) == 1
     # Of the 6 divisions of ranks 1, 2.5, 2.5, 4, four have sums as far from 5: {1, 2.5}, {2.5, 4}.
     assert exchange_p([0, 7], [7, 9]) == pytest.approx(4 / 6)
+    assert exchange_p([9, 9, 9], [0, 0, 0, 0, 5]) == pytest.approx(1 / 56)
+    assert exchange_p([1], [0]) == 1 and exchange_p([1], [0, 0, 0]) == pytest.approx(1 / 4)
+    first, second = range(0, 20, 2), range(5, 25, 2)  # 184,756 divisions
+    expected = mannwhitneyu(first, second, method="exact").pvalue
+    assert expected > 0.05 and exchange_p(first, second) == pytest.approx(expected, abs=0.005)
 
 
 def test_holm_is_stepwise():

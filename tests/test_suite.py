@@ -18,7 +18,7 @@ from config import options
 from synthetic import TASKS, Synthetic, scoring, words_tokenizer
 from synthetic.results import accuracies, longest_solved
 from synthetic.scoring import plan, score
-from synthetic.suite import Cell, draw, matrix, predicted, suite
+from synthetic.suite import Cell, contrast, draw, matrix, predicted, suite
 from tape import TapeConfig, TapeForCausalLM
 from tape.compare.__main__ import compare
 from tape.evaluation.decoding import greedy
@@ -187,7 +187,7 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     (row,) = csv.DictReader((out / "suite.csv").open(newline=""))
     assert (row["task"], row["encoding"], row["learned"]) == ("parity", "rope", "2 of 3")
     assert row["95 %"] == "0.09 to 0.99"  # Clopper and Pearson's for 2 of 3
-    assert "below 0.1 (Fisher" in text  # 2 / (6 choose 3), for three runs
+    assert "below 0.1 (Fisher" in text and "With 3 runs" in text  # 2 / (6 choose 3), for three runs
     assert text.startswith("| encoding | parity |\n|---|---|\n| rope | ") and ", 2 of 3 |" in text
     tables = [pd.read_csv(run / "synthetic" / "synthetic.csv") for run in evaluated]
     assert [set(each["reached"]) for each in tables] == [{1}, {1}, {0}]
@@ -207,34 +207,60 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
 
 def test_predictions_are_tested_by_the_lengths_of_all_runs():
     def cell(task, encoding, *longest, runs=5):
-        return Cell(task, encoding, runs, [*longest], {}, 20)
+        return Cell(task, encoding, runs, [*longest], {}, 20, [*longest])
 
     cells = [cell("copy", "fire", *[28] * 5), cell("copy", "rope", 20, 20, 20)]
-    cells += [cell("add", "fire", 10, 14, 10, 10, 14), cell("add", "rope", 14, 10, 14, 10, 10)]
-    table = predicted(cells, ["copy:fire:rope", "add:fire:rope", "copy:fox:rope"])
-    first, second = table.splitlines()[4:6]
-    assert first == (
-        "| copy | fire | rope | 28, 28, 28, 28, 28 against 0, 0, 20, 20, 20 | 0.0079 | 0.016 |"
-    )
-    assert second.endswith("| 1 | 1 |") and "least 0.0079 with this many runs" in table
-    assert predicted(cells, ["copy:fox:rope"]) == ""
+    cells += [cell("add", "fire", 10, 14, 10, 10, 14), cell("add", "rope", 14, runs=2)]
+    given = ["copy:fire:rope", "add:fire:rope", "copy:fox:rope"]
+    table = predicted(cells, [*map(contrast, given)])
+    assert table.splitlines()[4:7] == [
+        "| copy | fire | rope | 28, 28, 28, 28, 28 against 0, 0, 20, 20, 20 "
+        "| 0.0079 | 0.0079 | 0.024 |",
+        "| add | fire | rope | 10, 10, 10, 14, 14 against 0, 14 | 1 | 0.048 | 1 |",
+        "| copy | fox | rope | not run | - | - | - |",
+    ]
+    assert predicted(cells, []) == ""
     with pytest.raises(ValueError, match="--contrasts copy:fire: give task:encoding:encoding"):
-        predicted(cells, ["copy:fire"])
+        contrast("copy:fire")
+
+
+@pytest.mark.parametrize(
+    ("position", "name"),
+    [
+        *(("tape", "tape"), ("tape_xavier", "tape init=xavier")),
+        *(("tape_subset", "tape sampler=subset"), ("randpe", "randpe"), ("learned", "learned")),
+    ],
+)
+def test_a_cell_has_the_same_name_whatever_else_was_run(start, position, name, tmp_path):
+    folder = start(f"position={position}", "trainer.max_steps=1", "trainer.eval_steps=1")
+    done = run_command(
+        "-m", "synthetic.evaluate", "--model", folder, "--samples", 1, folder=tmp_path
+    )
+    assert done.status == 0, done.err
+    suite([folder], None, "synthetic", tmp_path / "out")
+    (row,) = csv.DictReader((tmp_path / "out" / "suite.csv").open(newline=""))
+    assert row["encoding"] == name
 
 
 def test_the_matrix_says_how_many_runs_each_cell_has():
     cells = [
-        *(Cell("copy", "fox", 3, [20, 28], {}, 20), Cell("copy", "rope", 2, [], {}, 20)),
-        Cell("parity", "fox", 1, [20], {}, 20),
+        Cell("copy", "fox", 3, [20, 28], {}, 20, [20, 28, 0]),
+        Cell("copy", "rope", 2, [], {}, 20, [14, 10]),
+        Cell("parity", "fox", 1, [20], {}, 20, [20]),
     ]
-    assert matrix(cells).splitlines()[2:] == [
+    assert matrix(cells, lambda cell: cell.short).splitlines()[2:] == [
         "| fox | 24 (28), 2 of 3 | 20 (20), 1 of 1 |",
         "| rope | -, 0 of 2 | not run |",
     ]
+    every = matrix(cells, lambda cell: f"{sum(cell.every)} ({cell.runs})")
+    assert every.splitlines()[2:] == ["| fox | 48 (3) | 20 (1) |", "| rope | 24 (2) | not run |"]
 
 
 def test_the_picture_names_what_was_not_learned():
-    cells = [Cell("copy", "rope", 1, [], {}, 20), Cell("copy", "fox", 1, [20], {20: 1.0}, 20)]
+    cells = [
+        Cell("copy", "rope", 1, [], {}, 20, [10]),
+        Cell("copy", "fox", 1, [20], {20: 1.0}, 20, [20]),
+    ]
     rope, fox, _ = draw(cells).axes  # and the scale of colours
     assert [text.get_text() for text in rope.texts] == ["not learned"] and not fox.texts
 
