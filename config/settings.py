@@ -71,6 +71,7 @@ SETTINGS = {
     "report.tokens": integer(1),
     "task.samples": integer(1),
     "optimizer.matrix_learning_rate": NOT_NEGATIVE,
+    "optimizer.encoding_factor": NOT_NEGATIVE,
     "trainer.max_steps": integer(1, 2**31 - 1),
     "trainer.per_device_train_batch_size": integer(1),
     "trainer.per_device_eval_batch_size": integer(1),
@@ -126,7 +127,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={shown(owner[last])} must be {kind.words}")
         if last not in owner and not above:
             raise ValueError(f"{name} is missing: it must be {kind.words}")
-    for name in sorted(settings["optimizer"].keys() - {"matrix_learning_rate"}):
+    for name in sorted(settings["optimizer"].keys() - {"matrix_learning_rate", "encoding_factor"}):
         raise ValueError(f"optimizer.{name}: there is no such setting")
     warmup, steps = (settings["trainer"].get(key, 0) for key in ("warmup_steps", "max_steps"))
     if warmup > steps:

@@ -19,8 +19,9 @@ from tape.training.runs import differences
 DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"  # from other settings
 RATE = "trainer.learning_rate"
 RATES = rf"{re.escape(RATE)}|learning_rates(\..*)?"
-ENCODING_SETTINGS = rf"position\..*|{RATES}|{DERIVED_SETTINGS}"
-METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|base_model|tokenizer"
+FACTOR = r"optimizer\.encoding_factor"
+ENCODING_SETTINGS = rf"position\..*|{RATES}|{FACTOR}|{DERIVED_SETTINGS}"
+METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|{FACTOR}|base_model|tokenizer"
 BASE = "not extended"
 
 
