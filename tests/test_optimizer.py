@@ -46,6 +46,15 @@ def test_each_parameter_has_one_optimizer(position, tmp_path):
 OWN = re.compile(r"model\.position\..*|model\.layers\.\d\.context\..*")
 
 
+def test_what_cannot_have_its_own_rate_is_refused(tmp_path):
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, optim="adafactor")
+    with pytest.raises(ValueError, match=r"trainer\.optim other than AdamW: the encoding's param"):
+        check_factor(10, arguments, make_model("tape"))
+    with pytest.raises(ValueError, match="the encoding has no parameters of its own"):
+        check_factor(10, arguments, make_model("rope", attention_sink=True))
+    check_factor(None, arguments, make_model("rope"))
+
+
 @all_positions
 @pytest.mark.parametrize("muon", [None, 0.02])
 def test_the_parameters_of_the_encoding_have_their_own_rate(position, muon, tmp_path):
@@ -60,9 +69,9 @@ def test_the_parameters_of_the_encoding_have_their_own_rate(position, muon, tmp_
     )
     if not own:
         with pytest.raises(ValueError, match=r"encoding_factor=10: the encoding has no parameters"):
-            check_factor(10, model)
+            check_factor(10, arguments, model)
         return
-    check_factor(10, model)
+    check_factor(10, arguments, model)
     groups = trainer.create_optimizer().param_groups
     found = [{names[p] for p in group["params"]} for group in groups]
     assert [group["lr"] for group in groups][:4] == pytest.approx([5e-5, 5e-5, 5e-4, 5e-4])

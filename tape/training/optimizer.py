@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 
 from tape.adapters import Method
 from tape.layer import DecoderLayer
-from tape.positions.base import PositionModule
+from tape.positions.base import LayerPosition, PositionEncoding
 
 
 def check_muon(rate: float | None, arguments: TrainingArguments, method: Method | None) -> None:
@@ -32,12 +32,17 @@ def check_muon(rate: float | None, arguments: TrainingArguments, method: Method 
             )
 
 
-def check_factor(factor: float | None, model: nn.Module) -> None:
-    """Raises a ValueError for a `factor` of the encoding's learning rate without parameters."""
-    if factor is not None and not encoding_parameters(model):
+def check_factor(factor: float | None, arguments: TrainingArguments, model: nn.Module) -> None:
+    """Raises a ValueError for settings in conflict with a `factor` of the encoding's rate."""
+    if factor is None:
+        return
+    given = f"optimizer.encoding_factor={factor}"
+    if not encoding_parameters(model):
+        raise ValueError(f"{given}: the encoding has no parameters of its own; leave it out")
+    if arguments.deepspeed or "adamw_torch" not in arguments.optim:
         raise ValueError(
-            f"optimizer.encoding_factor={factor}: the encoding has no parameters of its own; leave "
-            "it out"
+            f"{given} with trainer.deepspeed, or a trainer.optim other than AdamW: the encoding's "
+            "parameters need a group of their own; leave one of the two out"
         )
 
 
@@ -60,7 +65,7 @@ def encoding_parameters(model: nn.Module) -> set[Tensor]:
     return {
         parameter
         for module in model.modules()
-        if isinstance(module, PositionModule)
+        if isinstance(module, PositionEncoding | LayerPosition)
         for parameter in module.parameters()
     }
 

@@ -122,7 +122,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         task.alter(model)
         task.check(model)
         factor = settings["optimizer"].get("encoding_factor")
-        check_factor(factor, model)
+        check_factor(factor, arguments, model)
         recorded, checkpoint, finished = begin(folder, recorded, arguments, task.criterion)
         log.info(
             "position %s, attention %s, %s parameters, %s",
