@@ -71,6 +71,7 @@ SETTINGS = {
     "report.tokens": integer(1),
     "task.samples": integer(1),
     "optimizer.matrix_learning_rate": NOT_NEGATIVE,
+    "optimizer.encoding_factor": NOT_NEGATIVE,
     "trainer.max_steps": integer(1, 2**31 - 1),
     "trainer.per_device_train_batch_size": integer(1),
     "trainer.per_device_eval_batch_size": integer(1),
@@ -89,6 +90,11 @@ SETTINGS = {
     "trainer.save_steps": INTERVAL,
     "trainer.save_total_limit": optional(integer(1)),
     "trainer.dataloader_num_workers": integer(0),
+}
+# Settings of some experiments.
+OPTIONAL = {
+    "rates_of": Kind("copy or counting", lambda x: x in ("copy", "counting")),
+    "longest": integer(2, 2**31 - 1),
 }
 # Former names of settings, with the present ones.
 RENAMED = {"tape_sampler": "position.sampler", "randpe_length": "position.length"}
@@ -126,7 +132,10 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={shown(owner[last])} must be {kind.words}")
         if last not in owner and not above:
             raise ValueError(f"{name} is missing: it must be {kind.words}")
-    for name in sorted(settings["optimizer"].keys() - {"matrix_learning_rate"}):
+    for name, kind in OPTIONAL.items():
+        if name in settings and not kind.admits(settings[name]):
+            raise ValueError(f"{name}={shown(settings[name])} must be {kind.words}")
+    for name in sorted(settings["optimizer"].keys() - {"matrix_learning_rate", "encoding_factor"}):
         raise ValueError(f"optimizer.{name}: there is no such setting")
     warmup, steps = (settings["trainer"].get(key, 0) for key in ("warmup_steps", "max_steps"))
     if warmup > steps:

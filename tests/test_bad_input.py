@@ -198,6 +198,8 @@ SETTINGS = [
         r"trainer\.lr_scheduler_kwargs\.num_decay_steps=-5 must be an integer >= 0",
     ),
     ("+foo=3", r"\+foo=3: there is no such setting"),
+    ("position=rope +optimizer.encoding_factor=2", r"the encoding has no parameters of its own"),
+    ("+optimizer.encoding_factor=-2", r"optimizer\.encoding_factor=-2 must be a number >= 0"),
     ("+optimizer.foo=3", r"optimizer\.foo: there is no such setting"),
     ("optimizer.matrix_learning_rate=0.1", r"matrix_learning_rate=0\.1: there is no such setting"),
     ("optimizer=muon optimizer.matrix_learning_rate=null", r"rate=null must be a number >= 0"),

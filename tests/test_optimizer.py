@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import re
 from types import SimpleNamespace
 
@@ -11,7 +12,14 @@ from conftest import all_positions, make_model, random_tokens
 from torch.optim import AdamW
 from transformers import TrainingArguments, get_scheduler
 
-from tape.training.optimizer import Muon, MuonWithAdamW, check_muon, parameter_groups
+from tape.training.optimizer import (
+    Muon,
+    MuonWithAdamW,
+    check_factor,
+    check_muon,
+    hidden_matrices,
+    parameter_groups,
+)
 from tape.training.trainer import LanguageModelTrainer
 
 HIDDEN = re.compile(r"model\.layers\.\d\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
@@ -35,6 +43,45 @@ def test_each_parameter_has_one_optimizer(position, tmp_path):
     assert decayed | rest | muon == set(names.values())
 
 
+OWN = re.compile(r"model\.position\..*|model\.layers\.\d\.context\..*")
+
+
+def test_what_cannot_have_its_own_rate_is_refused(tmp_path):
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, optim="adafactor")
+    with pytest.raises(ValueError, match=r"trainer\.optim other than AdamW: the encoding's param"):
+        check_factor(10, arguments, make_model("tape"))
+    with pytest.raises(ValueError, match="the encoding has no parameters of its own"):
+        check_factor(10, arguments, make_model("rope", attention_sink=True))
+    check_factor(None, arguments, make_model("rope"))
+
+
+@all_positions
+@pytest.mark.parametrize("muon", [None, 0.02])
+def test_the_parameters_of_the_encoding_have_their_own_rate(position, muon, tmp_path):
+    model = make_model(position)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    own = {name for name in names.values() if OWN.fullmatch(name)}
+    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
+    trainer = LanguageModelTrainer(
+        *(model, arguments),
+        **{"length": 16, "measure": lambda _: {}, "matrix_learning_rate": muon},
+        encoding_factor=10,
+    )
+    if not own:
+        with pytest.raises(ValueError, match=r"encoding_factor=10: the encoding has no parameters"):
+            check_factor(10, arguments, model)
+        return
+    check_factor(10, arguments, model)
+    groups = trainer.create_optimizer().param_groups
+    found = [{names[p] for p in group["params"]} for group in groups]
+    assert [group["lr"] for group in groups][:4] == pytest.approx([5e-5, 5e-5, 5e-4, 5e-4])
+    assert [group["weight_decay"] for group in groups][:4] == [0.1, 0, 0.1, 0]
+    decays = set(trainer.get_decay_parameter_names(model))
+    assert found[2] | found[3] == own and found[2] == own & decays
+    assert len(groups) == (4 if muon is None else 5)
+    assert sorted(itertools.chain(*found)) == sorted(names.values())
+
+
 def gradients(model, seed):
     tokens = random_tokens(2, 11, seed)
     model.zero_grad()
@@ -43,7 +90,7 @@ def gradients(model, seed):
 
 def optimizer_of(model):
     decayed = [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
-    groups = parameter_groups(model, decayed, 0.1)
+    groups = parameter_groups(model, decayed, 0.1, hidden=hidden_matrices(model))
     return MuonWithAdamW(groups, 0.02, {"lr": 1e-2})
 
 
@@ -52,7 +99,8 @@ def test_it_steps_as_its_parts_do_and_resumes_bit_for_bit():
     parted, resumed = copy.deepcopy(model), None
     optimizer = optimizer_of(model)
     *others, hidden = parameter_groups(
-        parted, [name for name, p in parted.named_parameters() if p.ndim > 1], 0.1
+        *(parted, [name for name, p in parted.named_parameters() if p.ndim > 1], 0.1),
+        hidden=hidden_matrices(parted),
     )
     parts = AdamW(others, lr=1e-2), Muon([hidden], lr=0.02)
     before = copy.deepcopy(model.state_dict())

@@ -19,7 +19,8 @@ from tape.training.runs import differences
 DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"  # from other settings
 RATE = "trainer.learning_rate"
 RATES = rf"{re.escape(RATE)}|learning_rates(\..*)?"
-ENCODING_SETTINGS = rf"position\..*|{RATES}|{DERIVED_SETTINGS}"
+FACTOR = r"optimizer\.encoding_factor"
+ENCODING_SETTINGS = rf"position\..*|{RATES}|{FACTOR}|{DERIVED_SETTINGS}"
 METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|base_model|tokenizer"
 BASE = "not extended"
 
@@ -170,7 +171,7 @@ def row_labels(groups: list[dict[str, Any]]) -> list[str]:
     known = {"seed", "name"}.union(*groups)
     short = {key: key.removeprefix("position.") for key in sorted(set().union(*groups))}
     short = {key: key if name in known else name for key, name in short.items()}
-    unnamed = rf"position\.name|position\.sampler\..*|{RATES}|{DERIVED_SETTINGS}"
+    unnamed = rf"position\.name|position\.sampler\..*|{RATES}|{FACTOR}|{DERIVED_SETTINGS}"
     keys = [key for key in short if not re.fullmatch(unnamed, key)]
     labels = []
     for settings in groups:
@@ -185,7 +186,8 @@ def row_labels(groups: list[dict[str, Any]]) -> list[str]:
             ]
             if 2 * peers.count(settings.get(key)) <= len(peers):
                 label += f" {short[key]}={settings.get(key)}"
-        labels.append(label)
+        factor = settings.get("optimizer.encoding_factor")
+        labels.append(label if factor is None else f"{label} encoding_factor={factor}")
     apart = []
     for label, settings in zip(labels, groups, strict=True):
         alike = [groups[n] for n, same in enumerate(labels) if same == label]

@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 
 from tape.adapters import Method
 from tape.layer import DecoderLayer
+from tape.positions.base import LayerPosition, PositionEncoding
 
 
 def check_muon(rate: float | None, arguments: TrainingArguments, method: Method | None) -> None:
@@ -31,6 +32,20 @@ def check_muon(rate: float | None, arguments: TrainingArguments, method: Method 
             )
 
 
+def check_factor(factor: float | None, arguments: TrainingArguments, model: nn.Module) -> None:
+    """Raises a ValueError for settings in conflict with a `factor` of the encoding's rate."""
+    if factor is None:
+        return
+    given = f"optimizer.encoding_factor={factor}"
+    if not encoding_parameters(model):
+        raise ValueError(f"{given}: the encoding has no parameters of its own; leave it out")
+    if arguments.deepspeed or "adamw_torch" not in arguments.optim:
+        raise ValueError(
+            f"{given} with trainer.deepspeed, or a trainer.optim other than AdamW: the encoding's "
+            "parameters need a group of their own; leave one of the two out"
+        )
+
+
 def hidden_matrices(model: nn.Module) -> set[Tensor]:
     """Returns the parameters for Muon: the weights of the linear maps of attention and MLPs in all
     decoder layers. Not embeddings, head, norms, biases, or parameters of the encoding: these are
@@ -45,16 +60,39 @@ def hidden_matrices(model: nn.Module) -> set[Tensor]:
     }
 
 
+def encoding_parameters(model: nn.Module) -> set[Tensor]:
+    """Returns the encoding's own parameters: FIRE's function of distance, TAPE's maps."""
+    return {
+        parameter
+        for module in model.modules()
+        if isinstance(module, PositionEncoding | LayerPosition)
+        for parameter in module.parameters()
+    }
+
+
 def parameter_groups(
-    model: nn.Module, decayed: Collection[str], weight_decay: float
+    model: nn.Module,
+    decayed: Collection[str],
+    weight_decay: float,
+    *,
+    encoding_rate: float | None = None,
+    hidden: Collection[Tensor] = (),
 ) -> list[dict[str, Any]]:
-    """Returns three groups with their weight decay: AdamW's parameters whose names are in
-    `decayed`, AdamW's other parameters, and Muon's, which are all decayed."""
-    hidden = hidden_matrices(model)
-    groups = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0, weight_decay)]
+    """Returns groups of the parameters that train: those whose names are in `decayed`, and others.
+
+    Args:
+        encoding_rate: learning rate of the encoding's own parameters, in two groups after these.
+        hidden: matrices of a last group, which are all decayed.
+    """
+    own = encoding_parameters(model) if encoding_rate is not None else set()
+    groups = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
+    if encoding_rate is not None:
+        groups += [{**group, "params": [], "lr": encoding_rate} for group in groups]
+    if hidden:
+        groups.append({"params": [], "weight_decay": weight_decay})
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            place = 2 if parameter in hidden else 0 if name in decayed else 1
+            place = -1 if parameter in hidden else 2 * (parameter in own) + (name not in decayed)
             groups[place]["params"].append(parameter)
     return groups
 

@@ -33,7 +33,7 @@ from tape.training.build import (
 )
 from tape.training.criterion import ToCriterion, last_step, reached
 from tape.training.guard import Stopped
-from tape.training.optimizer import check_muon
+from tape.training.optimizer import check_factor, check_muon
 from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import (
     clear_alias,
@@ -121,6 +121,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             check_length(model, length, f"length={length}")
         task.alter(model)
         task.check(model)
+        factor = settings["optimizer"].get("encoding_factor")
+        check_factor(factor, arguments, model)
         recorded, checkpoint, finished = begin(folder, recorded, arguments, task.criterion)
         log.info(
             "position %s, attention %s, %s parameters, %s",
@@ -144,6 +146,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             length=settings["length"],
             measure=task.measure,
             matrix_learning_rate=muon,
+            encoding_factor=factor,
             train_dataset=Repeated(task.train, arguments) if streamed else task.train,
             eval_dataset=task.evaluation,
             data_collator=task.collate,

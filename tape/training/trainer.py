@@ -37,7 +37,7 @@ from tape.loss import IGNORED, label_positions
 from tape.modeling import TapeModel
 from tape.training.arguments import sharing
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
-from tape.training.optimizer import MuonWithAdamW, parameter_groups
+from tape.training.optimizer import MuonWithAdamW, hidden_matrices, parameter_groups
 from tape.training.progress import Console, MetricsFile, read_metrics
 from tape.training.runs import (
     TRAINED,
@@ -72,7 +72,8 @@ class Ready:
 class LanguageModelTrainer(Trainer):
     """Trainer for sequences of up to `length` tokens in training order. Each validation adds the
     results of `measure`. Muon trains hidden matrices if `matrix_learning_rate` is given
-    (`tape.training.optimizer`)."""
+    (`tape.training.optimizer`); the encoding's own parameters have `encoding_factor` times the
+    learning rate of AdamW."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class LanguageModelTrainer(Trainer):
         data_collator: Callable[[list[Any]], dict[str, torch.Tensor]] = default_data_collator,
         measure: Callable[[torch.nn.Module], dict[str, float]],
         matrix_learning_rate: float | None = None,
+        encoding_factor: float | None = None,
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
@@ -91,7 +93,7 @@ class LanguageModelTrainer(Trainer):
             shard_sequence(self.decoder, mesh["cp"].get_group())
         self.args.dataloader_pin_memory &= self.args.device.type == "cuda"
         self.length, self.measure = length, measure
-        self.matrix_learning_rate = matrix_learning_rate
+        self.matrix_learning_rate, self.encoding_factor = matrix_learning_rate, encoding_factor
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         # The console first: it adds the speed that the file records.
@@ -146,12 +148,20 @@ class LanguageModelTrainer(Trainer):
         return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        if self.optimizer is None and self.matrix_learning_rate is not None:
+        rate, factor = self.matrix_learning_rate, self.encoding_factor
+        if self.optimizer is None and (rate, factor) != (None, None):
             model = self.model if model is None else model
-            decayed = self.get_decay_parameter_names(model)
-            groups = parameter_groups(model, decayed, self.args.weight_decay)
-            _, adamw = self.get_optimizer_cls_and_kwargs(self.args, model)
-            self.optimizer = MuonWithAdamW(groups, self.matrix_learning_rate, adamw)
+            groups = parameter_groups(
+                *(model, self.get_decay_parameter_names(model), self.args.weight_decay),
+                encoding_rate=None if factor is None else factor * self.args.learning_rate,
+                hidden=() if rate is None else hidden_matrices(model),
+            )
+            kind, arguments = self.get_optimizer_cls_and_kwargs(self.args, model)
+            self.optimizer = (
+                kind(groups, **arguments)
+                if rate is None
+                else MuonWithAdamW(groups, rate, arguments)
+            )
         return super().create_optimizer(model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
