@@ -270,6 +270,8 @@ def test_the_picture_names_what_was_not_learned():
     [
         (["task.criterion=2.0"], r"task\.criterion=2\.0 must lie in \(0, 1\)"),
         (["length=5"], r"length=5: these problems have 4 tokens; give length=4"),
+        (["rates_of=cpoy"], r"rates_of='cpoy' must be copy or counting"),
+        (["longest=0"], r"longest=0 must be an integer in 2\.\."),
         (["data.task=party"], r"unknown data\.task 'party'; did you mean 'parity'"),
         (
             ["position=learned", "position.length=4"],
