@@ -269,7 +269,8 @@ def layout(tmp_path_factory):
         for run, base, changed in SEEDED:
             copy_run(folder / "output" / base, folder / "output" / f"{run}_{seed}", seed, changed)
     lay_out_results(folder / "measured")
-    for name in ("rates_rope_100", "bigrams_rates_rope_100", "scaling_tiny_rope_0"):
+    tasks = (f"task_rates_rope_{task}_100" for task in ("copy", "counting"))
+    for name in ("rates_rope_100", "bigrams_rates_rope_100", *tasks, "scaling_tiny_rope_0"):
         (folder / "measured" / name).mkdir()
     return folder
 
