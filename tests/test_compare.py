@@ -11,6 +11,7 @@ from arithmetic import Problems
 from arithmetic.grid import GRID, VIEW
 from tape.compare.__main__ import compare, main, read
 from tape.compare.figures import grid_of
+from tape.compare.rows import row_labels
 from tape.files import write_text
 from tape.training.runs import TRAINED, register_run
 
@@ -128,6 +129,28 @@ def test_rows_are_named_by_all_that_differs(runs, tmp_path):
         "learned position.length=9": 1,
         "learned position.length=16": 1,
     }
+
+
+def test_samplers_and_rates_of_the_encoding_are_in_the_label():
+    def settings(name, **others):
+        return {"position.name": name, "position.sampler": "index", **others}
+
+    subset = {"position.name": "tape", "position.sampler.name": "subset"}
+    groups = [
+        *(
+            settings("tape"),
+            settings("rope"),
+            settings("tape", **{"optimizer.encoding_factor": 10}),
+        ),
+        subset | {"position.sampler.length": 162},
+    ]
+    labels = ["tape", "rope", "tape encoding_factor=10", "tape sampler=subset"]
+    assert row_labels(groups) == labels
+    longer = subset | {"position.sampler.length": 500}
+    assert row_labels([groups[-1], longer]) == [
+        "tape sampler.length=162",
+        "tape sampler.length=500",
+    ]
 
 
 def test_rates_of_encodings_are_named_below_the_table(tmp_path):
