@@ -50,15 +50,15 @@ def choices(group):
     return sorted(options(group))
 
 
-PRESETS = ["gemma", "rnope", "swan"]  # of mixtures
+PRESETS = dict.fromkeys(("gemma", "rnope", "swan"), "mixed")
+PRESETS |= dict.fromkeys(("tape_subset", "tape_xavier"), "tape")
 
 
 @pytest.mark.parametrize("position", sorted({*choices("position")} - {"keep"}))
 def test_every_position_builds_with_known_arguments(position):
     settings = OmegaConf.to_container(composed(f"position={position}"), resolve=True)
     config = TapeConfig(**settings["model"] | {"position": settings["position"], "vocab_size": 99})
-    name = "mixed" if position in PRESETS else ALIASES.get(position, position)
-    assert config.position["name"] == name
+    assert config.position["name"] == (PRESETS | ALIASES).get(position, position)
 
 
 def test_there_is_an_entry_for_every_encoding_and_alias():
