@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -52,40 +54,53 @@ class Cell(NamedTuple):
     """The runs of one encoding on one task.
 
     Attributes:
-        longest: the largest solved length of each run that reached the criterion.
-        accuracy: by length, the mean exact match of these runs; empty if there is none.
+        learned: whether each run reached the criterion.
+        solved: the largest solved length of each run, whether it reached the criterion or not.
+        accuracy: by length, the mean exact match of the runs that reached the criterion; empty if
+            there is none.
         trained: the longest trained length.
-        every: the largest solved length of each run, whether it reached the criterion or not.
     """
 
     task: str
     encoding: str
-    runs: int
-    longest: list[int]
+    learned: list[bool]
+    solved: list[int]
     accuracy: dict[int, float]
     trained: int
-    every: list[int]
+
+    @property
+    def longest(self) -> list[int]:
+        """The largest solved lengths of the runs that reached the criterion."""
+        return [*compress(self.solved, self.learned)]
 
     @property
     def lengths(self) -> list[int]:
         """The largest solved lengths of all runs, 0 for those that failed."""
-        return self.longest + [0] * (self.runs - len(self.longest))
+        return [length * learned for length, learned in zip(self.solved, self.learned, strict=True)]
+
+    @property
+    def rank(self) -> tuple[int, float, str]:
+        """Sorts first what was learned most often, then what solves the longest problems."""
+        return -len(self.longest), -median(self.longest or [0]), self.encoding
+
+    @property
+    def count(self) -> str:
+        return f"{len(self.longest)} of {len(self.solved)}"
 
     @property
     def short(self) -> str:
         """Median and best, and how many learned the task: `28 (40), 5 of 5`."""
         solved = f"{median(self.longest):g} ({max(self.longest)})" if self.longest else "-"
-        return f"{solved}, {len(self.longest)} of {self.runs}"
+        return f"{solved}, {self.count}"
 
     @property
     def row(self) -> list[str]:
-        learned = len(self.longest)
-        low, high = clopper_pearson(learned, self.runs)
+        low, high = clopper_pearson(len(self.longest), len(self.solved))
         twice = self.accuracy.get(2 * self.trained)
         return [
-            *(self.task, self.encoding, f"{learned} of {self.runs}", f"{low:.2f} to {high:.2f}"),
-            *(f"{median(self.longest):g}" if learned else "-",),
-            *(str(max(self.longest)) if learned else "-",),
+            *(self.task, self.encoding, self.count, f"{low:.2f} to {high:.2f}"),
+            *(f"{median(self.longest):g}" if self.longest else "-",),
+            *(str(max(self.longest)) if self.longest else "-",),
             "-" if twice is None else f"{100 * twice:.1f}",
         ]
 
@@ -122,15 +137,14 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
             group = row.runs[KIND]
             label = name if names.count(name) == 1 else row.label
             tables = [run.of(KIND) for run in group]
-            learned = [rows for rows in tables if has_reached(rows)]
-            each = [accuracies(rows) for rows in learned]
+            learned = [has_reached(rows) for rows in tables]
+            each = [accuracies(rows) for rows in compress(tables, learned)]
             shared = set.intersection(*map(set, each)) if each else set()
             accuracy = {n: mean(by_length[n] for by_length in each) for n in sorted(shared)}
-            longest = [longest_solved(rows) for rows in learned]
+            solved = [longest_solved(rows) for rows in tables]
             trained = group[0].asked[KIND]["trained"]
-            every = [longest_solved(rows) for rows in tables]
-            cells.append(Cell(task, label, len(group), longest, accuracy, trained, every))
-        cells.sort(key=lambda x: (-len(x.longest), -median(x.longest or [0]), x.encoding))
+            cells.append(Cell(task, label, learned, solved, accuracy, trained))
+        cells.sort(key=attrgetter("rank"))
         found += cells
     return found
 
@@ -239,10 +253,10 @@ def suite(
         raise ValueError(f"{others[0]} was not evaluated on a synthetic task: leave it out")
     cells = cells_of(runs)
     lines = [HEAD, *(cell.row for cell in cells)]
-    most = max(cell.runs for cell in cells)
+    most = max(len(cell.solved) for cell in cells)
     p = fisher_exact([[most, 0], [0, most]]).pvalue
     trained = ", ".join(f"{task} {n}" for task, n in {x.task: x.trained for x in cells}.items())
-    every = matrix(cells, lambda cell: f"{median(cell.every):g} ({cell.runs})")
+    every = matrix(cells, lambda cell: f"{median(cell.solved):g} ({len(cell.solved)})")
     note = NOTE.format(trained=trained, every=every, runs=most, p=p)
     text = f"{matrix(cells, lambda cell: cell.short)}\n\n{note}{predicted(cells, predictions)}"
     write_runs(out, runs)

@@ -207,7 +207,9 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
 
 def test_predictions_are_tested_by_the_lengths_of_all_runs():
     def cell(task, encoding, *longest, runs=5):
-        return Cell(task, encoding, runs, [*longest], {}, 20, [*longest])
+        failed = runs - len(longest)
+        learned = [True] * len(longest) + [False] * failed
+        return Cell(task, encoding, learned, [*longest] + [28] * failed, {}, 20)
 
     cells = [cell("copy", "fire", *[28] * 5), cell("copy", "rope", 20, 20, 20)]
     cells += [cell("add", "fire", 10, 14, 10, 10, 14), cell("add", "rope", 14, runs=2)]
@@ -244,22 +246,22 @@ def test_a_cell_has_the_same_name_whatever_else_was_run(start, position, name, t
 
 def test_the_matrix_says_how_many_runs_each_cell_has():
     cells = [
-        Cell("copy", "fox", 3, [20, 28], {}, 20, [20, 28, 0]),
-        Cell("copy", "rope", 2, [], {}, 20, [14, 10]),
-        Cell("parity", "fox", 1, [20], {}, 20, [20]),
+        Cell("copy", "fox", [True, False, True], [20, 0, 28], {}, 20),
+        Cell("copy", "rope", [False, False], [14, 10], {}, 20),
+        Cell("parity", "fox", [True], [20], {}, 20),
     ]
     assert matrix(cells, lambda cell: cell.short).splitlines()[2:] == [
         "| fox | 24 (28), 2 of 3 | 20 (20), 1 of 1 |",
         "| rope | -, 0 of 2 | not run |",
     ]
-    every = matrix(cells, lambda cell: f"{sum(cell.every)} ({cell.runs})")
+    every = matrix(cells, lambda cell: f"{sum(cell.solved)} ({len(cell.solved)})")
     assert every.splitlines()[2:] == ["| fox | 48 (3) | 20 (1) |", "| rope | 24 (2) | not run |"]
 
 
 def test_the_picture_names_what_was_not_learned():
     cells = [
-        Cell("copy", "rope", 1, [], {}, 20, [10]),
-        Cell("copy", "fox", 1, [20], {20: 1.0}, 20, [20]),
+        Cell("copy", "rope", [False], [10], {}, 20),
+        Cell("copy", "fox", [True], [20], {20: 1.0}, 20),
     ]
     rope, fox, _ = draw(cells).axes  # and the scale of colours
     assert [text.get_text() for text in rope.texts] == ["not learned"] and not fox.texts
