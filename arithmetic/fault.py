@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from tape.analysis.intervene import intervene
-from tape.evaluation import checkpoint
+from tape.analysis import intervene
 from tape.modeling import TapeForCausalLM
 from tape.positions.rotary import RotaryLayer
 from tape.training.runs import TRAINED, read_configuration
@@ -61,7 +60,6 @@ def load(
     Raises:
         ValueError: for a model that does not use its state, or whose layers do not update it.
     """
-    model, tokenizer = checkpoint.load(folder)
     trained = folder / TRAINED
     faulty = trained.is_file() and read_configuration(folder, TRAINED).get(SETTING)
     if faulty and intervention is not None:
@@ -69,8 +67,7 @@ def load(
             f"intervention={intervention} with {folder}, trained with {SETTING}=true: its "
             "attention ignores the state; give another model"
         )
+    model, tokenizer = intervene.load(folder, intervention)
     if faulty:
         leave_unrotated(model)
-    if intervention is not None:
-        intervene(model, intervention)
     return model, tokenizer

@@ -16,8 +16,9 @@ from retrieval.plan import ONE, Questions, plan
 from retrieval.prompts import Needles
 from retrieval.results import PASSKEY, WRONG, mark
 from retrieval.sequences import Passkeys
+from tape.analysis.intervene import INTERVENTIONS, load
 from tape.command import Parser, expected_errors
-from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.checkpoint import check_length, fingerprint
 from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.view import Evaluation
 from tape.evaluation.workers import answering
@@ -58,7 +59,8 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
     for name in ("keys", "values", "context_size", "processes"):
         if getattr(arguments, name) is not None:
             check_integer(name, getattr(arguments, name))
-    model, tokenizer = load(folder)
+    changed = partial(load, intervention=arguments.intervention)
+    model, tokenizer = changed(folder)
     trained = Passkeys.load(folder)
     questions = questions_for(arguments, trained)
     batches = plan(questions, tokenizer, arguments.batch_tokens)
@@ -77,12 +79,16 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
         **asked,
         **{"wrong": WRONG, "batch_tokens": arguments.batch_tokens, "batches": len(batches)},
     }
+    if arguments.intervention is not None:
+        header["intervention"] = arguments.intervention
     name = arguments.name
     if name is None:  # passkey, and the settings that differ from the defaults
         needles = questions.needles
         name = "passkey_original" if questions.original else "passkey"
         if needles != (trained.needles if trained else ONE):
             name += f"_{needles.keys}x{needles.values}"
+        if arguments.intervention is not None:
+            name += f"_{arguments.intervention}"
     results = place_of(folder, "--name", name)
     answer = partial(answers, original=questions.original)
     return PASSKEY.evaluate(
@@ -90,7 +96,7 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
         shard,
         header,
         batches,
-        answering(folder, model, tokenizer, answer, arguments.processes),
+        answering(folder, model, tokenizer, answer, arguments.processes, changed),
         mark,
         title=lambda batch: f"{batch.questions[0].length} tokens",
     )
@@ -113,6 +119,8 @@ def parser() -> argparse.ArgumentParser:
     add("--values", type=int, help="pass keys per name; all are asked for")
     add("--original", action="store_true", help="lengths, depths and scoring of the original code")
     add("--seed", type=int, default=0, help="seed of the prompts")
+    about = "a change of the state of a model with tape (docs/inside.md)"
+    add("--intervention", choices=[*INTERVENTIONS], help=about)
     add("--batch_tokens", type=int, default=16384, help="tokens per batch")
     add("--processes", type=int, help="worker processes; by default one per torch thread")
     add("--shard", default="1/1", help="i/n: the i-th of n shards")

@@ -318,6 +318,23 @@ def test_shards_and_processes_give_the_same_as_one(folder, trained, tmp_path):
     assert contents(other / "passkey") == whole
 
 
+def test_a_model_whose_state_is_not_updated_answers_as_rope(folder, trained, tmp_path):
+    for processes in ("1", "2"):
+        evaluate(folder, "--intervention", "initial", "--processes", processes)
+    rope = make_run(tmp_path / "rope", "rope")
+    model = TapeForCausalLM.from_pretrained(rope)
+    model.load_state_dict(load(trained)[0].state_dict(), strict=False)
+    model.save_pretrained(rope)
+    evaluate(rope), evaluate(folder)
+    wrong = [run / "wrong.jsonl" for run in (folder / "passkey_initial", rope / "passkey")]
+    assert wrong[0].read_text() == wrong[1].read_text()
+    assert wrong[0].read_text() != (folder / "passkey" / "wrong.jsonl").read_text()
+    with pytest.raises(ValueError, match="position 'rope': give a model with tape or tape_yarn"):
+        evaluate(rope, "--intervention", "phases")
+    with pytest.raises(ValueError, match="intervention"):
+        evaluate(folder, "--intervention", "initial", "--name", "passkey")
+
+
 def test_a_killed_evaluation_is_continued(folder, monkeypatch):
     evaluate(folder)
     whole, parts = contents(folder / "passkey"), folder / "passkey" / "shard-1-of-1" / FILE

@@ -6,10 +6,13 @@ Each changes a loaded model for good: the decoder of this package has none of th
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
+from tape.evaluation import checkpoint
 from tape.modeling import TapeForCausalLM
 from tape.names import look_up
 from tape.positions.tape import Tape, TapeLayer
@@ -113,3 +116,17 @@ def intervene(model: TapeForCausalLM, name: str) -> None:
     apply = look_up("intervention", name, INTERVENTIONS)
     updating(model)
     apply(model)
+
+
+def load(
+    folder: Path, intervention: str | None = None
+) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
+    """Returns the model of a run, with a change of its state if one is named, and its tokenizer.
+
+    Raises:
+        ValueError: as `intervene`.
+    """
+    model, tokenizer = checkpoint.load(folder)
+    if intervention is not None:
+        intervene(model, intervention)
+    return model, tokenizer
