@@ -249,8 +249,10 @@ def layout(tmp_path_factory):
         trunk = ["position=adape", "schedule=wsd", *DECAY, "trainer.save_total_limit=null"]
         trunk += ["trainer.save_steps=1"]
         learn("trunk", *TEXT, "length=64", *TINY_MODEL, *trunk, "output_dir=trunk")
-        learn("passkey_rope_0", "experiment=passkey", "position=rope", *TINY_MODEL)
-        shutil.copytree("output/passkey_rope_0", "output/passkey_tape_0")
+        for position in ("rope", "tape"):
+            learn(
+                f"passkey_{position}_0", "experiment=passkey", f"position={position}", *TINY_MODEL
+            )
         learn("add_adape", "experiment=addition", *TINY_MODEL, "task.samples=1")
         learn("parity_tape", *PARITY, *TINY_MODEL)
         done("-m", "synthetic.evaluate", "--model", "output/parity_tape", "--samples", "1")
