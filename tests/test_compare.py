@@ -172,12 +172,13 @@ def test_rates_of_encodings_are_named_below_the_table(tmp_path):
 
 
 def test_one_run_in_other_words_is_one_row(tmp_path):
-    """10000 is 10000.0, and null is what a setting is that was not there yet."""
+    """10000 is 10000.0; a setting that was not there yet is null, or an empty group."""
     runs = [
         make_run(tmp_path / "a", "rope", 0, 1, theta=10000),
         make_run(tmp_path / "b", "rope", 1, 1, theta=10000.0, scaling=None),
+        make_run(tmp_path / "c", "rope", 2, 1, theta=10000.0, scaling={}),
     ]
-    assert labels(runs) == {"rope": 2}
+    assert labels(runs) == {"rope": 3}
 
 
 def test_rows_of_different_encodings_say_where_what_they_share_differs(tmp_path):

@@ -101,9 +101,9 @@ def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any
 
 def influential(settings: dict[str, Any]) -> dict[str, Any]:
     """Filters a flat configuration for settings that influence the trained weights. Null settings
-    are left out, because older runs may not have them."""
+    and empty groups are left out, because older runs may not have them."""
     found = _without(NO_INFLUENCE, settings)
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in found.items() if value is not None and value != {}}
 
 
 def _without(patterns: tuple[str, ...], settings: dict[str, Any]) -> dict[str, Any]:
