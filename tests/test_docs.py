@@ -14,6 +14,7 @@ import torch
 from conftest import make_model
 from omegaconf import OmegaConf
 
+from arithmetic.fault import SETTING as FAULT
 from config import ABLATIONS, CONFIG
 from synthetic.suite import suite
 from tape import TapeForCausalLM
@@ -72,9 +73,11 @@ def test_the_readmes_table_is_that_of_the_results():
         table = read([RESULTS / results], across=["*"]).text().partition("\n\n")[0]
         header, _, *rows = rows_of(table)
         rows = {name: (n, cells[header.index(title) - 2]) for name, n, *cells in rows}
-        (n,) = re.findall(r"\(n = (\d+)\)", titles[column])
         for name, *cells in shown:
-            assert (n, cells[column - 1]) == rows[name]
+            assert cells[column - 1] == rows[name][1]
+        counts = sorted({int(rows[name][0]) for name, *_ in shown})
+        span = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        assert f"(n = {span})" in titles[column]
 
 
 def test_the_guides_encoding_is_the_packages():
@@ -181,7 +184,7 @@ def test_commands_in_documents_name_files_that_exist():
 
 FULL = str(RESULTS / "ablations" / "ablation_full_0")
 TABLES = [
-    ("addition", "arithmetic", {"across": ["data.abacus_offset"]}, "tape"),
+    ("addition", "arithmetic", {"across": ["data.abacus_offset", FAULT]}, "tape"),
     ("addition_ablations", "arithmetic", {"across": ["model.num_recurrences"]}, None),
     ("passkey", "retrieval", {}, None),
     ("extension", "context_extension", {}, "adape"),
