@@ -85,20 +85,23 @@ def checked_values(name: str, values: Sequence[Any], kind: Kind | None = None) -
 
 
 def runs_of(cfg: dict[str, Any], axes: dict[str, Sequence[Any]], seeds: Sequence[int]) -> list[Run]:
-    """The runs of a group of settings; its base model first."""
+    """The runs of a group of settings; its base models first."""
     out, train = Path(cfg["out"]), fill(cfg["train"])
     measures = cfg["measures"] or {"find": "", "show": ""}
     evaluate = {"evaluate": (cfg["evaluate"],) if cfg["evaluate"] else (), **measures}
     evaluate["evaluation"] = tuple(map(str, words(cfg["evaluation"])))
-    base = None
-    if cfg["base"]:
-        folder = Path(cfg["base"]["folder"])
-        command = (*train, *cfg["base"]["settings"])
-        length = cfg["base"]["length"]
-        log = out / f"{folder.name}.log"
-        base = Run(folder.name, folder, log, command, **evaluate, length=length)
-    runs = [base] if base else []
+    bases: dict[Path, Run] = {}
+    runs = []
     for seed in seeds:
+        base = None
+        if cfg["base"]:
+            name, *told = (
+                str(word).replace("{seed}", str(seed))
+                for word in (cfg["base"]["folder"], *cfg["base"]["settings"])
+            )
+            folder = Path(name)
+            base = Run(folder.name, folder, out / f"{folder.name}.log", (*train, *told), **evaluate)
+            base = bases.setdefault(folder, replace(base, length=cfg["base"]["length"]))
         for values in itertools.product(*axes.values()):
             values = dict(zip(axes, values, strict=True))
             # A group of settings has names of its own; other values say what they are of.
@@ -109,13 +112,15 @@ def runs_of(cfg: dict[str, Any], axes: dict[str, Sequence[Any]], seeds: Sequence
             row = re.sub(r"[^\w.+-]", "-", "_".join(named))
             folder = Path(cfg["runs"].format(row=row, seed=seed))
             settings = {"name": folder.name, "output_dir": str(folder), **values, "seed": seed}
+            if base:
+                settings["base_model"] = str(base.folder)
             if cfg["recipe"]:
                 settings = {"experiment": cfg["recipe"], **settings}
             command = (*train, *(override(*each) for each in settings.items()), *cfg["settings"])
             runs.append(
                 Run(row, folder, out / f"{folder.name}.log", command, **evaluate, base=base)
             )
-    return runs
+    return [*bases.values(), *runs]
 
 
 def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:

@@ -24,7 +24,8 @@ from tape.frozen import cast_frozen, loading
 from tape.training.build import adapt_model, adapted_config, identity
 from tape.training.progress import read_metrics
 
-METHODS = ["lora", "longlora", "thetalora", "yarn", "adape", "adape_lora", "ft", "drope"]
+WHOLE = ["adape", "ft", "norms", "drope"]  # saved as whole models
+METHODS = ["lora", "longlora", "thetalora", "yarn", "adape_lora", *WHOLE]
 ROTARY = ["lora", "longlora", "thetalora", "yarn", "ft"]
 THETA, SHORT, LENGTH = 5000.0, 16, 64  # of the base, and extended to
 SMALL = ["trainer.max_steps=4", "trainer.learning_rate=1e-2", f"length={LENGTH}"]
@@ -121,7 +122,7 @@ def test_what_was_trained_is_what_is_saved_and_merged(trained, base, blocks, tmp
     loss = logged_loss(folder)
     assert loss < loss_of(load_model(base), blocks) - 0.1
     whole = (folder / "model.safetensors").exists()
-    assert whole == (method in ("adape", "ft", "drope"))
+    assert whole == (method in WHOLE)
     assert (folder / "adapter_model.safetensors").exists() == (not whole)
     assert not [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt")]
 

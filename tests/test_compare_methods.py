@@ -48,13 +48,15 @@ def settings_of(folder, method, seed, changes):
     return settings
 
 
-def make_run(folder, method, seed=0, perplexities=None, right=None, asked=(), **changes):
+def make_run(
+    folder, method, seed=0, perplexities=None, right=None, asked=(), weights=None, **changes
+):
     """A run with these perplexities, by length, and so many right of 10 at each length; those of
     tables, its weights are not there."""
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     settings = settings_of(folder, method, seed, changes)
     write_text(folder / TRAINED, json.dumps(register_run(folder, settings)))
-    weights = BASE_HASH if method is None else "f" * 64
+    weights = weights or (BASE_HASH if method is None else "f" * 64)
     if perplexities:
         measure(folder / "extend" / "perplexity.csv", weights, perplexities, dict(asked))
     if right:
@@ -225,6 +227,32 @@ def test_the_base_is_the_one_that_was_adapted(runs, tmp_path):
     ):
         main([*map(str, runs), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+def test_each_seed_may_have_a_base_of_its_own(tmp_path):
+    """By hand: 12 and 14 of 20 have mean 65 %; Student's t for one degree of freedom is 12.706, and
+    12.706 * 7.071 / sqrt(2) = 63.5."""
+    runs = []
+    for seed, right in enumerate((2, 4)):
+        given = {"base_model": f"output/base_{seed}", "base_weights": str(seed) * 64}
+        for method in ("lora", "adape"):
+            folder = tmp_path / f"{method}_{seed}"
+            runs.append(make_run(folder, method, seed, right={4: 10, 8: right}, **given))
+    with pytest.raises(ValueError, match=f"base_weights: {'0' * 64} -> {'1' * 64}"):
+        read(runs, "extend")
+    assert len(read(runs, "extend", across=["base_weights"]).rows) == 4
+    within = {"name": "extend", "within": ["base_*"]}
+    text = read(runs, **within).text()
+    assert "| lora | 2 | 65.0 ± 63.5 |" in text and "| adape | 2 |" in text
+
+    base = make_run(tmp_path / "base_1", None, 1, right={4: 10, 8: 0})
+    with pytest.raises(ValueError, match=r"lora_1 was adapted from other weights than .*base_1"):
+        read([*runs, base], **within)
+    trained = {seed: tmp_path / f"base_{seed}" for seed in (0, 1)}
+    shutil.rmtree(base)
+    for seed, folder in trained.items():
+        make_run(folder, None, seed, right={4: 10, 8: 0}, weights=str(seed) * 64)
+    assert "| not extended | 2 |" in read([*runs, *trained.values()], **within).text()
 
 
 def test_command(runs, tmp_path, capsys):

@@ -110,7 +110,7 @@ def test_a_file_has_one_rate_per_encoding(runs, tmp_path, capsys):
     trained = json.loads((wide / TRAINED).read_text())
     trained["position"]["width"] = 4
     write_text(wide / TRAINED, json.dumps(trained))
-    with pytest.raises(SystemExit, match=r"one learning rate per encoding: rope, tape.*leave some"):
+    with pytest.raises(SystemExit, match=r"one learning rate per name: rope, tape.*leave some"):
         main([*map(str, runs), str(wide), "--out", str(tmp_path / "out")])
 
 
@@ -128,7 +128,7 @@ def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen, pa
     runs, missing = read_all([docs / "results" / results])
     assert len(runs) == count and not missing
     assert table(choices(runs)).partition("\n\n")[0] in (docs / f"{page}.md").read_text()
-    found = {each.encoding: each.rate for each in choices(runs)}
+    found = {each.name: each.rate for each in choices(runs)}
     assert found == OmegaConf.load(CONFIG / "rates" / f"{chosen}.yaml")
 
 

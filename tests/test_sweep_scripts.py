@@ -289,6 +289,19 @@ def test_settings_that_leave_the_rows_apart_are_accepted():
     assert found[0][-3:] == given_to_all
 
 
+def test_the_models_of_each_seed_start_from_its_base():
+    found = commands("sweep=bases", "vary.peft=[lora,norms]", "seeds=[4,5]")
+    trained = [words for words in found if "train.py" in words]
+    bases = [f"output/passkey_rope_{seed}" for seed in (4, 5)]
+    assert [words[-1] for words in trained] == [
+        *("seed=4", "seed=5"),
+        *(f"base_model={base}" for base in bases for _ in range(2)),
+    ]
+    evaluated = [given(words, "base_model") for words in found if "eval_retrieval.py" in words]
+    folders = [f"output/bases/{method}_{seed}" for seed in (4, 5) for method in ("lora", "norms")]
+    assert evaluated == [[folder] for folder in (*bases, *folders)]
+
+
 def test_a_sweep_begins_without_slow_imports():
     code = (
         "import sys, sweep; sys.exit(bool({'torch', 'transformers', 'submitit'} & {*sys.modules}))"

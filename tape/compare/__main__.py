@@ -57,13 +57,14 @@ def read(
     name: str | None = None,
     across: Sequence[str] = (),
     only: Sequence[str] = ("*",),
+    within: Sequence[str] = (),
 ) -> Comparison:
     """Groups runs into rows.
 
     Args:
         folders: of runs, or of results that were saved.
         name: see `read_all`.
-        across: see `rows_of`.
+        across, within: see `rows_of`.
         only: patterns of the names of runs to take.
 
     Raises:
@@ -76,7 +77,7 @@ def read(
         raise ValueError(f"--only {' '.join(only)} matches none of the runs: {names}")
     if not runs:
         raise ValueError("; ".join(missing.values()) or "no runs were given")
-    return Comparison(sorted(rows_of(runs, across), key=_order), missing)
+    return Comparison(sorted(rows_of(runs, across, within), key=_order), missing)
 
 
 def _order(row: Row) -> tuple[bool, float]:
@@ -96,13 +97,14 @@ def compare(
     baseline: str | None = None,
     across: Sequence[str] = (),
     only: Sequence[str] = ("*",),
+    within: Sequence[str] = (),
 ) -> tuple[str, Comparison]:
     """Writes table.md, table.tex, the results in long form and the figures; returns the table.
 
     Raises:
         ValueError: as `read`; if `baseline` is not a row.
     """
-    found = read(folders, name, across, only)
+    found = read(folders, name, across, only, within)
     if baseline is not None and found.row(baseline) is None:
         labels = ", ".join(row.label for row in found.rows)
         raise ValueError(f"--baseline {baseline!r} is not a row; choose one of {labels}")
@@ -125,6 +127,7 @@ def main(given: list[str] | None = None) -> None:
     add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
     add("--baseline", help="the row, or one of its runs, that the others are compared with")
     add("--across", nargs="+", default=[], help="settings that may differ, such as 'model.*'")
+    add("--within", nargs="+", default=[], help="settings that may differ in a row: 'base_*'")
     add("--only", nargs="+", default=["*"], help="names of runs to take, such as 'add_rope_*'")
     add("--out", type=result_folder, default="output/comparison", help="for the results")
     arguments = parser.parse_args(given)
@@ -135,6 +138,7 @@ def main(given: list[str] | None = None) -> None:
         arguments.baseline,
         arguments.across,
         arguments.only,
+        arguments.within,
     )
     print(text)
     print(f"\nalso in {arguments.out}, with LaTeX, figures and the rows of each run")

@@ -1,4 +1,4 @@
-"""Chooses the learning rate of each encoding: the one with the lowest validation loss at the end.
+"""Chooses the learning rate of each encoding or method: that of the lowest validation loss.
 
     python sweep.py sweep=rates
     python -m tape.compare.rates output/rates_* --into config/rates/text.yaml
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from tape.command import Parser, expected_errors, result_folder
 from tape.compare.finals import LOSS, end, read_all, value
-from tape.compare.rows import RATE, check_given, row_labels
+from tape.compare.rows import METHOD, RATE, check_given, labels_of
 from tape.compare.runs import Run, write_runs
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table
@@ -36,16 +36,17 @@ may lie beyond it."""
 
 @dataclass(frozen=True)
 class Choice:
-    """The losses of an encoding.
+    """The losses of an encoding or method.
 
     Attributes:
         label: its name, and settings that tell it from others of that name.
+        name: of the encoding, or of the method of adaptation.
         losses: learning rate -> seed -> loss.
         seeds: of all encodings.
     """
 
     label: str
-    encoding: str
+    name: str
     losses: dict[float, dict[int, float]]
     seeds: frozenset[int]
 
@@ -66,11 +67,11 @@ class Choice:
 
 
 def choices(runs: Sequence[Run]) -> list[Choice]:
-    """Groups runs by encoding.
+    """Groups runs by encoding or method.
 
     Raises:
-        ValueError: if runs differ in more than the encoding, the learning rate and the seed, or two
-            do not differ at all.
+        ValueError: if runs differ in more than the encoding or method, the learning rate and the
+            seed, or two do not differ at all.
     """
     check_given(runs)
     groups: list[tuple[dict, dict[float, dict[int, float]]]] = []
@@ -84,9 +85,9 @@ def choices(runs: Sequence[Run]) -> list[Choice]:
             raise ValueError(f"{run.folder} is given twice, or is as another run; give one of them")
         rate[run.seed] = value(run, LOSS)
     seeds = frozenset(run.seed for run in runs)
-    labels = row_labels([settings for settings, _ in groups])
+    labels = labels_of([settings for settings, _ in groups])
     return [
-        Choice(label, settings["position.name"], losses, seeds)
+        Choice(label, settings.get(METHOD, settings["position.name"]), losses, seeds)
         for label, (settings, losses) in zip(labels, groups, strict=True)
     ]
 
@@ -125,15 +126,15 @@ def draw(found: Sequence[Choice]) -> Figure:
 
 
 def write_choice(found: Sequence[Choice], target: Path) -> None:
-    """Writes the chosen rates to a YAML file by encoding, over those in it.
+    """Writes the chosen rates to a YAML file by name, over those in it.
 
     Raises:
-        ValueError: if two rows have the same encoding, or the file holds something else.
+        ValueError: if two rows have the same name, or the file holds something else.
     """
-    chosen = {each.encoding: each.rate for each in found if each.rate is not None}
-    if len({each.encoding for each in found}) < len(found):
+    chosen = {each.name: each.rate for each in found if each.rate is not None}
+    if len({each.name for each in found}) < len(found):
         labels = ", ".join(each.label for each in found)
-        raise ValueError(f"{target} has one learning rate per encoding: {labels}; leave some out")
+        raise ValueError(f"{target} has one learning rate per name: {labels}; leave some out")
     with reading(target):
         before = yaml.safe_load(target.read_text()) if target.is_file() else {}
         rates = {**before, **chosen}

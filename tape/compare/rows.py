@@ -22,6 +22,7 @@ RATES = rf"{re.escape(RATE)}|learning_rates(\..*)?"
 FACTOR = r"optimizer\.encoding_factor"
 ENCODING_SETTINGS = rf"position\..*|{RATES}|{FACTOR}|{DERIVED_SETTINGS}"
 METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|base_model|tokenizer"
+METHOD, WEIGHTS = "peft.name", "base_weights"
 BASE = "not extended"
 
 
@@ -40,11 +41,14 @@ class Row:
         return {seed: value for seed, value in found.items() if value is not None}
 
 
-def rows_of(runs: Sequence[Run], across: Sequence[str] = ()) -> list[Row]:
+def rows_of(
+    runs: Sequence[Run], across: Sequence[str] = (), within: Sequence[str] = ()
+) -> list[Row]:
     """Groups runs into rows, in the order of the runs.
 
     Args:
         across: patterns of further settings that may differ, such as `model.*`.
+        within: patterns of settings that may differ in a row, from seed to seed, such as `base_*`.
 
     Raises:
         ValueError: if runs were asked or given something else, or one occurs twice.
@@ -54,8 +58,8 @@ def rows_of(runs: Sequence[Run], across: Sequence[str] = ()) -> list[Row]:
         if not (asked := [run for run in runs if kind in run.asked]):
             continue
         _check_asked(asked, kind)
-        check_given(asked, across)
-        for label, group in grouped(asked):
+        check_given(asked, across, within)
+        for label, group in grouped(asked, within):
             rows.setdefault(label, Row(label)).runs[kind] = group
     return list(rows.values())
 
@@ -66,7 +70,7 @@ def kinds_of(rows: Sequence[Row]) -> list[str]:
 
 
 def is_method(run: Run) -> bool:
-    return "peft.name" in run.settings
+    return METHOD in run.settings
 
 
 def _check_asked(runs: list[Run], kind: str) -> None:
@@ -81,8 +85,15 @@ def _check_asked(runs: list[Run], kind: str) -> None:
             )
 
 
-def check_given(runs: Sequence[Run], across: Sequence[str] = ()) -> None:
-    """Raises a ValueError unless runs had one budget, and methods adapted one base."""
+def _matches(key: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(key, each) for each in patterns)
+
+
+def check_given(
+    runs: Sequence[Run], across: Sequence[str] = (), within: Sequence[str] = ()
+) -> None:
+    """Raises a ValueError unless runs had one budget, and methods adapted one base, or one per seed
+    if their weights may differ within a row."""
     methods = [run for run in runs if is_method(run)]
     bases = [run for run in runs if not is_method(run)] if methods else []
     free = METHOD_SETTINGS if methods else ENCODING_SETTINGS
@@ -91,7 +102,7 @@ def check_given(runs: Sequence[Run], across: Sequence[str] = ()) -> None:
         return {
             key: value
             for key, value in run.settings.items()
-            if not re.fullmatch(free, key) and not any(fnmatchcase(key, each) for each in across)
+            if not re.fullmatch(free, key) and not _matches(key, (*across, *within))
         }
 
     first, *others = methods or runs
@@ -102,27 +113,30 @@ def check_given(runs: Sequence[Run], across: Sequence[str] = ()) -> None:
                 f"{'; '.join(changes)}; compare runs with the same budget, or name settings that "
                 "may differ with --across"
             )
-    if len(bases) > 1:
+    several = _matches(WEIGHTS, within)
+    if len(bases) > 1 and not several:
         raise ValueError(
             f"{bases[0].folder} and {bases[1].folder} are both models without adaptation: give "
             "only one of them"
         )
     for base in bases:
         weights = next(iter(base.asked.values()))["model"]
-        if not str(first.settings.get("base_weights")).startswith(weights):
-            raise ValueError(
-                f"{first.folder} was adapted from other weights than those evaluated in "
-                f"{base.folder}: give its own base"
-            )
+        for run in methods if not several else [x for x in methods if x.seed == base.seed]:
+            if not str(run.settings.get(WEIGHTS)).startswith(weights):
+                raise ValueError(
+                    f"{run.folder} was adapted from other weights than those evaluated in "
+                    f"{base.folder}: give its own base"
+                )
 
 
-def grouped(runs: list[Run]) -> list[tuple[str, list[Run]]]:
-    """Returns labels and runs with the same settings, in the order of seeds."""
-    groups: list[list[Run]] = []
+def grouped(runs: list[Run], within: Sequence[str] = ()) -> list[tuple[str, list[Run]]]:
+    """Returns labels and runs with the same settings but those `within`, in the order of seeds."""
+    groups: list[tuple[dict[str, Any], list[Run]]] = []
     for run in runs:
-        group = next((group for group in groups if group[0].settings == run.settings), None)
+        told = {key: value for key, value in run.settings.items() if not _matches(key, within)}
+        group = next((group for settings, group in groups if settings == told), None)
         if group is None:
-            groups.append(group := [])
+            groups.append((told, group := []))
         for other in group:
             if other.seed == run.seed:
                 raise ValueError(
@@ -130,12 +144,15 @@ def grouped(runs: list[Run]) -> list[tuple[str, list[Run]]]:
                     "one of them"
                 )
         group.append(run)
-    settings = [group[0].settings for group in groups]
-    labels = method_labels if any(map(is_method, runs)) else row_labels
     return [
         (label, sorted(group, key=lambda run: run.seed))
-        for label, group in zip(labels(settings), groups, strict=True)
+        for label, (_, group) in zip(labels_of([told for told, _ in groups]), groups, strict=True)
     ]
+
+
+def labels_of(groups: list[dict[str, Any]]) -> list[str]:
+    """Returns names of rows by their settings: methods if there are any, else encodings."""
+    return (method_labels if any(METHOD in each for each in groups) else row_labels)(groups)
 
 
 def method_labels(groups: list[dict[str, Any]]) -> list[str]:
@@ -143,11 +160,11 @@ def method_labels(groups: list[dict[str, Any]]) -> list[str]:
     run without a method is the base."""
     labels = []
     for settings in groups:
-        if "peft.name" not in settings:
+        if METHOD not in settings:
             labels.append(BASE)
             continue
-        method, position = settings["peft.name"], settings["position.name"]
-        peers = [other for other in groups if other.get("peft.name") == method]
+        method, position = settings[METHOD], settings["position.name"]
+        peers = [other for other in groups if other.get(METHOD) == method]
         alike = [other for other in peers if other["position.name"] == position]
         label = method if len(alike) == len(peers) else f"{method} position={position}"
         for key in sorted(set().union(*alike)):
