@@ -19,23 +19,29 @@ PROBLEMS = Problems(max_first=1, max_second=1)
 
 
 def make_run(folder, position, seed, outside, asked=(), trainer=(), hidden=8, **settings):
-    """A run whose grid of 2 x 2 has so many right answers of 10 in each cell beyond 1 x 1, where
-    all are right."""
+    """A run with a `grid`."""
     trainer = {"seed": seed, "max_steps": 5, "eval_steps": seed + 1, **dict(trainer)}
     configuration = {
         **{"name": folder.name, "seed": seed, "length": 7, "model": {"hidden_size": hidden}},
         **{"position": {"name": position, **settings}, "trainer": trainer},
     }
     write_text(folder / TRAINED, json.dumps(register_run(folder, configuration)))
+    grid(folder / "grid", outside, asked)
+    return folder
+
+
+def grid(place, outside, asked=()):
+    """Writes a grid of 2 x 2 with so many right answers of 10 in each cell beyond 1 x 1, where all
+    are right."""
     evaluated = {
         **{"model": "-", "max_length": 2, "samples": 10, "seed": 0, "wrong": 0},
         **{f"problems.{name}": value for name, value in vars(PROBLEMS).items()},
         **dict(asked),
     }
     cells = [[1, 1, 10, 10], *([n, m, outside, 10] for n, m in ((1, 2), (2, 1), (2, 2)))]
-    (folder / "grid").mkdir()
-    GRID.write(folder / "grid", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
-    return folder
+    place.mkdir()
+    GRID.write(place, evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
+    return place
 
 
 @pytest.fixture
@@ -53,6 +59,19 @@ ALL = ("model.*", "trainer.*")  # settings that may differ
 def labels(runs, across=ALL):
     rows = read(runs, "grid", across).rows
     return {row.label: len(row.runs["arithmetic"]) for row in rows}
+
+
+def test_evaluations_with_another_state_are_rows_of_their_own(runs, tmp_path):
+    """Saved results keep them apart, too."""
+    tapes = [run for run in runs if "tape" in run.name]
+    changed = [grid(run / "grid_initial", 0, {"intervention": "initial"}) for run in tapes]
+    own = [run / "grid" for run in tapes]
+    given = [*own, *changed, *(run / "grid" for run in runs if run not in tapes)]
+    expected = {"tape": 3, "tape intervention=initial": 3, "rope": 2}
+    assert labels(given) == expected
+    text, _ = compare([*own, *changed], tmp_path / "saved", across=ALL, baseline="tape")
+    assert labels([tmp_path / "saved", *given[6:]]) == expected
+    assert read([tmp_path / "saved"], across=ALL).text("tape") == text
 
 
 def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):

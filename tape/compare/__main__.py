@@ -123,7 +123,7 @@ def compare(
 def main(given: list[str] | None = None) -> None:
     parser = Parser(prog="python -m tape.compare", description="Compare finished runs over seeds.")
     add = parser.add_argument
-    add("runs", type=Path, nargs="+", help="folders of runs, or of results of a comparison")
+    add("runs", type=Path, nargs="+", help="folders of runs, evaluations, or saved results")
     add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
     add("--baseline", help="the row, or one of its runs, that the others are compared with")
     add("--across", nargs="+", default=[], help="settings that may differ, such as 'model.*'")

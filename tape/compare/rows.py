@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tape.compare.runs import EVALUATIONS, Run, view_of
+from tape.compare.runs import EVALUATIONS, INTERVENTION, Run, view_of
 from tape.evaluation.view import Column
 from tape.training.runs import differences
 
 DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"  # from other settings
 RATE = "trainer.learning_rate"
 RATES = rf"{re.escape(RATE)}|learning_rates(\..*)?"
-FACTOR = r"optimizer\.encoding_factor"
-ENCODING_SETTINGS = rf"position\..*|{RATES}|{FACTOR}|{DERIVED_SETTINGS}"
-METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|base_model|tokenizer"
+NAMED = ("optimizer.encoding_factor", INTERVENTION)  # in a label wherever given
+OWN = "|".join(map(re.escape, NAMED))
+ENCODING_SETTINGS = rf"position\..*|{RATES}|{OWN}|{DERIVED_SETTINGS}"
+METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|base_model|tokenizer|{OWN}"
 METHOD, WEIGHTS = "peft.name", "base_weights"
 BASE = "not extended"
 
@@ -168,10 +169,15 @@ def method_labels(groups: list[dict[str, Any]]) -> list[str]:
         alike = [other for other in peers if other["position.name"] == position]
         label = method if len(alike) == len(peers) else f"{method} position={position}"
         for key in sorted(set().union(*alike)):
-            if any(other.get(key) != settings.get(key) for other in alike):
+            if key not in NAMED and any(other.get(key) != settings.get(key) for other in alike):
                 label += f" {key}={settings.get(key)}"
-        labels.append(label)
+        labels.append(label + _named(settings))
     return labels
+
+
+def _named(settings: dict[str, Any]) -> str:
+    given = {key.rpartition(".")[2]: settings.get(key) for key in NAMED}
+    return "".join(f" {key}={value}" for key, value in given.items() if value is not None)
 
 
 def _sampler(settings: dict[str, Any]) -> dict[str, Any]:
@@ -188,7 +194,7 @@ def row_labels(groups: list[dict[str, Any]]) -> list[str]:
     known = {"seed", "name"}.union(*groups)
     short = {key: key.removeprefix("position.") for key in sorted(set().union(*groups))}
     short = {key: key if name in known else name for key, name in short.items()}
-    unnamed = rf"position\.name|position\.sampler\..*|{RATES}|{FACTOR}|{DERIVED_SETTINGS}"
+    unnamed = rf"position\.name|position\.sampler\..*|{RATES}|{OWN}|{DERIVED_SETTINGS}"
     keys = [key for key in short if not re.fullmatch(unnamed, key)]
     labels = []
     for settings in groups:
@@ -203,8 +209,7 @@ def row_labels(groups: list[dict[str, Any]]) -> list[str]:
             ]
             if 2 * peers.count(settings.get(key)) <= len(peers):
                 label += f" {short[key]}={settings.get(key)}"
-        factor = settings.get("optimizer.encoding_factor")
-        labels.append(label if factor is None else f"{label} encoding_factor={factor}")
+        labels.append(label + _named(settings))
     apart = []
     for label, settings in zip(labels, groups, strict=True):
         alike = [groups[n] for n, same in enumerate(labels) if same == label]

@@ -31,6 +31,7 @@ from tape.training.progress import metric_rows
 from tape.training.runs import TRAINED, influential, read_configuration
 
 RESULTS, SETTINGS = "results.csv", "settings.json"
+INTERVENTION = "intervention"
 ABOUT = ("run", "encoding", "settings", "seed", "evaluation", "measure")
 FOUND = ("value", "n", "unit")
 
@@ -141,8 +142,14 @@ def shared_name(runs: Sequence[Path]) -> str | None:
     return found.pop() if found else None
 
 
+def is_evaluation(folder: Path) -> bool:
+    """Whether a folder holds the results of an evaluation."""
+    return any((folder / file).is_file() for file, _ in EVALUATIONS.values())
+
+
 def read_run(folder: Path, name: str) -> Run:
-    """Reads a run with its evaluation in the folder `name`.
+    """Reads a run with its evaluation in the folder `name`. The state that the model was evaluated
+    with (`tape.analysis.intervene`) is among its settings, as `intervention`.
 
     Raises:
         ValueError, OSError: if it did not finish, was not evaluated since, or files are damaged.
@@ -155,6 +162,8 @@ def read_run(folder: Path, name: str) -> Run:
         raise ValueError(f"{place} has none of {files}: evaluate that run first")
     for evaluation in found.values():
         check_weights(folder, place.name, evaluation.asked["model"])
+        if changed := evaluation.asked.get(INTERVENTION):
+            settings[INTERVENTION] = changed
     tables = {kind: each.rows for kind, each in found.items()}
     if "perplexity" in found:
         tables["training"] = pd.DataFrame([*metric_rows(folder), *ngram_rows(folder)])
@@ -288,19 +297,22 @@ def read_all(folders: Sequence[Path], name: str | None) -> tuple[list[Run], dict
     """Reads runs and saved results.
 
     Args:
+        folders: of runs, of one evaluation of a run each, or of saved results.
         name: the folder of the runs' evaluation; None for that of `shared_name`.
 
     Returns:
         The runs, and by folder why others could not be read.
     """
     if name is None:
-        name = shared_name([folder for folder in folders if not is_saved(folder)])
+        name = shared_name([x for x in folders if not is_saved(x) and not is_evaluation(x)])
     runs: list[Run] = []
     missing: dict[Path, str] = {}
     for folder in folders:
         try:
             if is_saved(folder):
                 runs += read_saved(folder)
+            elif is_evaluation(folder):
+                runs.append(replace(read_run(folder.parent, folder.name), folder=folder))
             elif name is None:
                 raise ValueError(
                     f"{folder} has none of {', '.join(FOLDERS)}: evaluate it first, or give --name"
