@@ -167,6 +167,8 @@ def lay_out_texts(folder: Path) -> None:
     (folder / "scrolls" / "quality").mkdir()
     (folder / "scrolls" / "quality" / "adape.json").write_text(json.dumps(answers))
     (np.arange(2000, dtype="<u2") % 250).tofile(folder / "pg19.bin")
+    (folder / "output").mkdir()
+    (np.arange(680, dtype="<u2") % 10).tofile(folder / "output" / "problems.ids")
     page = (ROOT / "docs" / "zero_shot.md").read_text()
     (folder / "tasks").mkdir()
     task = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1]

@@ -9,12 +9,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_model
 from omegaconf import OmegaConf
 
 from arithmetic.fault import SETTING as FAULT
+from arithmetic.problems import character_tokenizer
 from config import ABLATIONS, CONFIG
 from synthetic.suite import suite
 from tape import TapeForCausalLM
@@ -36,6 +38,16 @@ def test_the_readmes_python_runs(capsys):
     for code in blocks(ROOT / "README.md", "python"):
         exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out == "torch.Size([1, 10, 4096])\n"
+
+
+def test_the_sequences_of_the_analyses_are_whole_problems(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "output").mkdir()
+    (code,) = blocks(ROOT / "docs" / "inside.md", "python")
+    exec(compile(code, "inside.md", "exec"), {})
+    ids = np.fromfile("output/problems.ids", dtype="<u2").reshape(64, 34)
+    texts = character_tokenizer().batch_decode(ids)
+    assert all(re.fullmatch(r"\d{10}\+\d{10}=\d{11}<\S+>", text) for text in texts)
 
 
 def test_the_readmes_encoding_works(monkeypatch, tmp_path):
