@@ -185,6 +185,7 @@ SEEDED = [
     ("ablation_full", "adape_c4", {"width": 8}),
     ("ablation_tensorial", "adape_c4", {"equivariant": False}),
     ("checkpoints/all", "adape_c4", {}),
+    ("add_tape", "add_adape", {}),
 ]
 
 
@@ -265,11 +266,14 @@ def layout(tmp_path_factory):
         for shard in ("1/2", "2/2"):
             part = [f"shard={shard}", "name=grid_20", "max_length=2", "samples=1", "processes=1"]
             done("-m", "arithmetic.evaluate", "model=output/add_adape", *part)
+        for changed in (["name=grid"], ["name=grid_initial", "intervention=initial"]):
+            small = ["max_length=2", "samples=1", "processes=1", *changed]
+            done("-m", "arithmetic.evaluate", "model=output/add_adape", *small)
         asked = ["--model", "output/llama_adape", "--tasks", "capitals", "--include_path", "tasks"]
         done("-m", "tape.evaluation.lm_eval", *asked)
         asked = ["--model", "output/rope_c4", "--data", "pg19.bin", "--lengths", "64"]
         done("-m", "tape.evaluation.perplexity", *asked)
-    for seed in range(5):
+    for seed in range(6):
         for run, base, changed in SEEDED:
             copy_run(folder / "output" / base, folder / "output" / f"{run}_{seed}", seed, changed)
     lay_out_results(folder / "measured")
@@ -422,7 +426,11 @@ RULES = {
         ]
     ),
     "tape.analysis.faults": Rule([*CORPUS, "--lengths", "16", "--windows", "1"]),
-    "tape.analysis.state": Rule([*CORPUS, "--lengths", "16", "--windows", "2"]),
+    "tape.analysis.state": Rule(
+        lambda given: (
+            [] if "output/problems.ids" in given else [*CORPUS, "--lengths", "16", "--windows", "2"]
+        )
+    ),
     "tape.analysis.optimum": Rule([]),
     "tape.analysis.gallery": Rule(["--length", "8"]),
     "tape.analysis.sharing": Rule([]),

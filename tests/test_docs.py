@@ -201,6 +201,7 @@ TABLES = [
     ("passkey", "retrieval", {}, None),
     ("extension", "context_extension", {}, "adape"),
     ("checkpoints", "replication", {}, None),
+    ("interventions_addition", "replication", {}, "tape"),
     ("encodings", "pretraining", {}, "rope"),
     ("bigrams", "pretraining", {}, "tape"),
     *(
@@ -254,6 +255,7 @@ def number(cell):
         ("faults/faults", faults),
         ("state/state", state),
         ("state_bigrams/state", state),
+        ("state_addition/state", state),
     ],
 )
 def test_analyses_are_those_of_the_results(results, analysis):
