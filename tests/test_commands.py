@@ -215,6 +215,11 @@ def lay_out_results(folder: Path) -> None:
                     name = name.replace("text_", "encodings_")
                 base = kind == "extension" and name in ("rope_c4", "passkey_rope_0")
                 lay_out(run, folder / ("" if base else places[0]) / name, places[1])
+    shutil.copytree(folder / "add_adape_0", folder / "add_adape")
+    for evaluation in read_saved(results / "interventions_addition"):
+        *_, run, name = evaluation.folder.parts
+        evaluation.settings.pop("intervention", None)
+        lay_out(evaluation, folder / run, name)
     for seed in range(2):
         for source, name, changed in (
             (f"add_adape_{seed}", f"add_wide_adape_{seed}", {"position.width": 64}),
