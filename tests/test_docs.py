@@ -194,9 +194,11 @@ def test_commands_in_documents_name_files_that_exist():
             assert (ROOT / command).exists(), (page, command)
 
 
+MAIN = ["add_a*", "add_fault*", "add_fire*", "add_[nrt]*", "add_xpos*"]
 FULL = str(RESULTS / "ablations" / "ablation_full_0")
 TABLES = [
-    ("addition", "arithmetic", {"across": ["data.abacus_offset", FAULT]}, "tape"),
+    ("addition", "arithmetic", {"across": ["data.abacus_offset", FAULT], "only": MAIN}, "tape"),
+    ("addition", "arithmetic", {"only": ["add_[rs]*", "add_adape*", "add_t*"]}, "randpe"),
     ("addition_ablations", "arithmetic", {"across": ["model.num_recurrences"]}, None),
     ("passkey", "retrieval", {}, None),
     ("extension", "context_extension", {}, "adape"),
