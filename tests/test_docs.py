@@ -202,6 +202,7 @@ TABLES = [
     ("addition_ablations", "arithmetic", {"across": ["model.num_recurrences"]}, None),
     ("passkey", "retrieval", {}, None),
     ("extension", "context_extension", {}, "adape"),
+    ("bases", "context_extension", {"within": ["base_*", "tokenizer"]}, "adape"),
     ("checkpoints", "replication", {}, None),
     ("interventions_addition", "replication", {}, "tape"),
     ("encodings", "pretraining", {}, "rope"),

@@ -121,6 +121,7 @@ def test_a_file_has_one_rate_per_encoding(runs, tmp_path, capsys):
         ("bigrams_rates", 15, "bigrams", "pretraining"),
         ("rates_copy", 27, "copy", "suite"),
         ("rates_counting", 24, "counting", "suite"),
+        ("rates_bases", 14, "bases", "context_extension"),
     ],
 )
 def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen, page):
