@@ -205,6 +205,7 @@ TABLES = [
     ("bases", "context_extension", {"within": ["base_*", "tokenizer"]}, "adape"),
     ("checkpoints", "replication", {}, None),
     ("interventions_addition", "replication", {}, "tape"),
+    ("interventions_keys", "replication", {"within": ["base_*", "tokenizer"]}, "adape"),
     ("encodings", "pretraining", {}, "rope"),
     ("bigrams", "pretraining", {}, "tape"),
     *(
@@ -259,6 +260,7 @@ def number(cell):
         ("state/state", state),
         ("state_bigrams/state", state),
         ("state_addition/state", state),
+        ("state_keys/state", state),
     ],
 )
 def test_analyses_are_those_of_the_results(results, analysis):
