@@ -168,7 +168,8 @@ def lay_out_texts(folder: Path) -> None:
     (folder / "scrolls" / "quality" / "adape.json").write_text(json.dumps(answers))
     (np.arange(2000, dtype="<u2") % 250).tofile(folder / "pg19.bin")
     (folder / "output").mkdir()
-    (np.arange(680, dtype="<u2") % 10).tofile(folder / "output" / "problems.ids")
+    for name in ("problems", "prompts"):
+        (np.arange(2072, dtype="<u2") % 10).tofile(folder / "output" / f"{name}.ids")
     page = (ROOT / "docs" / "zero_shot.md").read_text()
     (folder / "tasks").mkdir()
     task = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1]
@@ -186,6 +187,7 @@ SEEDED = [
     ("ablation_tensorial", "adape_c4", {"equivariant": False}),
     ("checkpoints/all", "adape_c4", {}),
     ("add_tape", "add_adape", {}),
+    ("bases/adape", "llama_adape", {}),
 ]
 
 
@@ -216,10 +218,15 @@ def lay_out_results(folder: Path) -> None:
                 base = kind == "extension" and name in ("rope_c4", "passkey_rope_0")
                 lay_out(run, folder / ("" if base else places[0]) / name, places[1])
     shutil.copytree(folder / "add_adape_0", folder / "add_adape")
-    for evaluation in read_saved(results / "interventions_addition"):
-        *_, run, name = evaluation.folder.parts
-        evaluation.settings.pop("intervention", None)
-        lay_out(evaluation, folder / run, name)
+    (base,) = (x for x in read_saved(results / "extension") if x.folder.name == "passkey_rope_0")
+    for of in ("addition", "keys"):
+        for evaluation in read_saved(results / f"interventions_{of}"):
+            *_, run, name = evaluation.folder.parts
+            evaluation.settings.pop("intervention", None)
+            if run == "adape_0":  # from the base that the other results have
+                evaluation.settings["base_weights"] = base.asked["passkey"]["model"]
+            if not run.startswith("passkey"):
+                lay_out(evaluation, folder / ("bases" if "adape" in run else "") / run, name)
     for seed in range(2):
         for source, name, changed in (
             (f"add_adape_{seed}", f"add_wide_adape_{seed}", {"position.width": 64}),
@@ -283,8 +290,14 @@ def layout(tmp_path_factory):
             copy_run(folder / "output" / base, folder / "output" / f"{run}_{seed}", seed, changed)
     lay_out_results(folder / "measured")
     tasks = (f"task_rates_rope_{task}_100" for task in ("copy", "counting"))
-    for name in ("rates_rope_100", "bigrams_rates_rope_100", *tasks, "scaling_tiny_rope_0"):
-        (folder / "measured" / name).mkdir()
+    rates = (
+        "rates_rope_100",
+        "bigrams_rates_rope_100",
+        "needle_rates_rope_100",
+        "bases_rates/lora_7",
+    )
+    for name in (*rates, *tasks, "scaling_tiny_rope_0"):
+        (folder / "measured" / name).mkdir(parents=True)
     return folder
 
 

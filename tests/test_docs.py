@@ -198,7 +198,12 @@ MAIN = ["add_a*", "add_fault*", "add_fire*", "add_[nrt]*", "add_xpos*"]
 FULL = str(RESULTS / "ablations" / "ablation_full_0")
 TABLES = [
     ("addition", "arithmetic", {"across": ["data.abacus_offset", FAULT], "only": MAIN}, "tape"),
-    ("addition", "arithmetic", {"only": ["add_[rs]*", "add_adape*", "add_t*"]}, "randpe"),
+    (
+        "addition",
+        "arithmetic",
+        {"only": ["add_[rs]*", "add_adape*", "add_t*", "add_factor*"]},
+        "randpe",
+    ),
     ("addition_ablations", "arithmetic", {"across": ["model.num_recurrences"]}, None),
     ("passkey", "retrieval", {}, None),
     ("extension", "context_extension", {}, "adape"),
@@ -222,10 +227,19 @@ def test_tables_are_those_of_the_results(results, page, chosen, baseline):
     assert found.text(baseline) in (ROOT / "docs" / f"{page}.md").read_text()
 
 
-def test_the_suite_is_that_of_the_results(tmp_path):
-    contrasts = shlex.split(OmegaConf.load(CONFIG / "sweep" / "suite.yaml").contrasts)
-    text, missing = suite([RESULTS / "suite"], None, "synthetic", tmp_path, contrasts)
-    assert not missing and text in (ROOT / "docs" / "suite.md").read_text()
+NEEDLE = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
+
+
+@pytest.mark.parametrize(
+    ("results", "page", "contrasts"),
+    [
+        ("suite", "suite", OmegaConf.load(CONFIG / "sweep" / "suite.yaml").contrasts),
+        ("needle", "retrieval", NEEDLE),
+    ],
+)
+def test_the_suite_is_that_of_the_results(results, page, contrasts, tmp_path):
+    text, missing = suite([RESULTS / results], None, "synthetic", tmp_path, shlex.split(contrasts))
+    assert not missing and text in (ROOT / "docs" / f"{page}.md").read_text()
 
 
 def test_results_are_few_files():
