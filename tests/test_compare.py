@@ -65,6 +65,8 @@ def test_evaluations_with_another_state_are_rows_of_their_own(runs, tmp_path):
     """Saved results keep them apart, too."""
     tapes = [run for run in runs if "tape" in run.name]
     changed = [grid(run / "grid_initial", 0, {"intervention": "initial"}) for run in tapes]
+    shutil.copy(tapes[0] / "grid" / "grid.csv", tapes[0])  # the run's own folder remains a run
+    assert labels(runs) == {"tape": 3, "rope": 2}
     own = [run / "grid" for run in tapes]
     given = [*own, *changed, *(run / "grid" for run in runs if run not in tapes)]
     expected = {"tape": 3, "tape intervention=initial": 3, "rope": 2}

@@ -245,6 +245,10 @@ def test_each_seed_may_have_a_base_of_its_own(tmp_path):
     text = read(runs, **within).text()
     assert "| lora | 2 | 65.0 ± 63.5 |" in text and "| adape | 2 |" in text
 
+    other = make_run(tmp_path / "ft_0", "ft", 0, right={4: 10, 8: 9}, base_weights="1" * 64)
+    with pytest.raises(ValueError, match=r"lora_0 and .*ft_0 were .* base_weights: 0+ -> 1+;"):
+        read([*runs, other], **within)
+
     base = make_run(tmp_path / "base_1", None, 1, right={4: 10, 8: 0})
     with pytest.raises(ValueError, match=r"lora_1 was adapted from other weights than .*base_1"):
         read([*runs, base], **within)

@@ -94,26 +94,27 @@ def check_given(
     runs: Sequence[Run], across: Sequence[str] = (), within: Sequence[str] = ()
 ) -> None:
     """Raises a ValueError unless runs had one budget, and methods adapted one base, or one per seed
-    if their weights may differ within a row."""
+    if their weights may differ within a row: runs of one seed are equal in what is `within`."""
     methods = [run for run in runs if is_method(run)]
     bases = [run for run in runs if not is_method(run)] if methods else []
     free = METHOD_SETTINGS if methods else ENCODING_SETTINGS
 
-    def given(run: Run) -> dict[str, Any]:
+    def given(run: Run, varied: Sequence[str]) -> dict[str, Any]:
         return {
             key: value
             for key, value in run.settings.items()
-            if not re.fullmatch(free, key) and not _matches(key, (*across, *within))
+            if not re.fullmatch(free, key) and not _matches(key, (*across, *varied))
         }
 
-    first, *others = methods or runs
-    for run in others:
-        if changes := differences(given(first), given(run)):
-            raise ValueError(
-                f"{first.folder} and {run.folder} were trained with different settings: "
-                f"{'; '.join(changes)}; compare runs with the same budget, or name settings that "
-                "may differ with --across"
-            )
+    first, peers = (methods or runs)[0], {}
+    for run in methods or runs:
+        for other, varied in ((first, within), (peers.setdefault(run.seed, run), ())):
+            if changes := differences(given(other, varied), given(run, varied)):
+                raise ValueError(
+                    f"{other.folder} and {run.folder} were trained with different settings: "
+                    f"{'; '.join(changes)}; compare runs with the same budget, or name settings "
+                    "that may differ with --across"
+                )
     several = _matches(WEIGHTS, within)
     if len(bases) > 1 and not several:
         raise ValueError(
@@ -122,8 +123,9 @@ def check_given(
         )
     for base in bases:
         weights = next(iter(base.asked.values()))["model"]
-        for run in methods if not several else [x for x in methods if x.seed == base.seed]:
-            if not str(run.settings.get(WEIGHTS)).startswith(weights):
+        for run in methods:
+            own = run.seed == base.seed or not several
+            if own and not str(run.settings.get(WEIGHTS)).startswith(weights):
                 raise ValueError(
                     f"{run.folder} was adapted from other weights than those evaluated in "
                     f"{base.folder}: give its own base"

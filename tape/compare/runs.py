@@ -143,8 +143,8 @@ def shared_name(runs: Sequence[Path]) -> str | None:
 
 
 def is_evaluation(folder: Path) -> bool:
-    """Whether a folder holds the results of an evaluation."""
-    return any((folder / file).is_file() for file, _ in EVALUATIONS.values())
+    """Whether a folder is one of the evaluations in that of a run."""
+    return (folder.parent / TRAINED).is_file()
 
 
 def read_run(folder: Path, name: str) -> Run:
