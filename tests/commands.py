@@ -85,8 +85,6 @@ def _process_state(folder: Path, environment: Mapping[str, str | None]) -> Itera
     """Restores what a command may change in its process."""
     arguments, variables, here = sys.argv, dict(os.environ), os.getcwd()
     path = sys.path[:]
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
     random = torch.get_rng_state()
     for name, value in environment.items():
         if value is None:
@@ -95,11 +93,23 @@ def _process_state(folder: Path, environment: Mapping[str, str | None]) -> Itera
             os.environ[name] = value
     os.chdir(folder)
     try:
-        yield
+        with unchanged_logging():
+            yield
     finally:
         os.chdir(here)
         sys.argv, sys.path[:] = arguments, path
         os.environ.clear()
         os.environ.update(variables)
-        root.handlers[:], root.level = handlers, level
         torch.set_rng_state(random)
+
+
+@contextlib.contextmanager
+def unchanged_logging() -> Iterator[None]:
+    """Restores the root logger, which Hydra gives a level and a handler of its own."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)

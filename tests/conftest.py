@@ -19,6 +19,7 @@ import absl.logging
 import numpy as np
 import pytest
 import torch
+from commands import unchanged_logging
 from hydra import compose, initialize_config_dir
 
 import train
@@ -190,6 +191,13 @@ def small_reports():
         whole = report.SAMPLE
         patch.setattr(report, "SAMPLE", 12)
         yield whole
+
+
+@pytest.fixture(autouse=True)
+def logging_stays():
+    """No test finds the logging that another one set up."""
+    with unchanged_logging():
+        yield
 
 
 @pytest.fixture
