@@ -63,7 +63,7 @@ def plan(
     each = 2 if problems.spaces else 1
 
     def tokens(question: Question) -> int:
-        return each * problems.answer_width(question.n, question.m) + 1
+        return each * (problems.answer_width(question.n, question.m) + 1)  # with EOS
 
     batches = []
     for prompt, group in groups.items():

@@ -58,7 +58,8 @@ class Task:
         small to be split: their problems may be drawn in either case.
         """
         widths = self.operand_widths(n, m)
-        split = widths.sum(axis=1) * math.log10(self.base) >= math.log10(MIN_SPLIT_STRINGS)
+        split = self._is_split(widths.sum(axis=1))
+        count = (widths > 0).sum(axis=1)
         digits = np.empty((*widths.shape, widths.max()), dtype=np.int64)
         lengths = np.empty_like(widths)
         missing = np.arange(len(widths))
@@ -66,8 +67,14 @@ class Task:
             drawn = self._numbers(rng, widths[missing], digits.shape[-1], leading_zeros)
             digits[missing], lengths[missing] = drawn
             wrong = is_held_out(*drawn) != held_out
+            if held_out:  # none that training draws for a smaller cell, which is not split
+                wrong |= ~self._is_split(count[missing] * drawn[1].max(axis=1))
             missing = missing[wrong & split[missing]]
         return digits, lengths
+
+    def _is_split(self, digits: np.ndarray) -> np.ndarray:
+        """Whether cells whose operands have so many digits in all are split."""
+        return digits * math.log10(self.base) >= math.log10(MIN_SPLIT_STRINGS)
 
     def _numbers(
         self, rng: np.random.Generator, widths: np.ndarray, longest: int, leading_zeros: bool

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 PLACEHOLDER = re.compile(r"\{(\w+)(?:\*(\d+))?(?:/(\d+))?\}")
 # Data that the settings of a run determine; others are read from files, which may change.
+GENERATED = ("local", "bigrams")  # as names of data
 FROM_SETTINGS = ("LocalCorpus", "Problems", "Passkeys", "Synthetic")
 
 
@@ -104,8 +106,13 @@ class Run:
 
     def reads_files(self) -> bool:
         """Returns whether the run, or its evaluation, depends on files that may change."""
-        if any("/" in word or word in ("--data", "--files") for word in self.evaluation):
+        if any("/" in word for word in self.evaluation):
             return True
+        for command in self.evaluations():
+            for word, following in pairwise((*command, "")):
+                flag, _, value = word.partition("=")
+                if flag in ("--data", "--files") and (value or following) not in GENERATED:
+                    return True
         trained = json.loads((self.folder / "trained.json").read_text())
         base = self.base and str(self.base.folder)
         return (

@@ -40,8 +40,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
     batches = plan(problems, lengths, arguments.samples, arguments.seed, arguments.batch_tokens)
     needed = max(batch.tokens.shape[1] for batch in batches)
     check_length(model, needed, f"max_length={lengths[-1]}")
-    criterion = read_configuration(folder, TRAINED)["task.criterion"]
-    step = reached(read_metrics(folder / MetricsFile.FILE), criterion)
+    trained = read_configuration(folder, TRAINED)
+    criterion, most = trained["task.criterion"], trained["trainer.max_steps"]
+    rows = read_metrics(folder / MetricsFile.FILE)  # some may be of a continuation
+    step = reached((row for row in rows if row["step"] <= most), criterion)
     header = {
         "model": fingerprint(folder),
         **asdict(problems),

@@ -21,6 +21,7 @@ from tape.training.generated import Answered, GeneratedTask
 
 INSIDE = 8  # trained lengths of a validation
 BATCH_TOKENS = 16_384
+FROM_THE_LAST_RATE = ("reduce_lr_on_plateau", "greedy")  # schedules
 
 
 class Question(NamedTuple):
@@ -62,6 +63,11 @@ All lengths and their picture: python -m synthetic.evaluate --model {folder}
     ):
         if criterion is not None:
             check_fraction("task.criterion", criterion)
+            if (kind := arguments.lr_scheduler_type) in FROM_THE_LAST_RATE:
+                raise ValueError(
+                    f"trainer.lr_scheduler_type={kind.value} with task.criterion: the rate must "
+                    "follow from the step alone; give linear, cosine or constant"
+                )
         self.criterion = criterion
         tokenizer = words_tokenizer()
         super().__init__(problems, SyntheticSequences, tokenizer, settings, arguments, samples)

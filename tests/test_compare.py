@@ -18,12 +18,15 @@ from tape.training.runs import TRAINED, register_run
 PROBLEMS = Problems(max_first=1, max_second=1)
 
 
-def make_run(folder, position, seed, outside, asked=(), trainer=(), hidden=8, **settings):
+def make_run(
+    folder, position, seed, outside, asked=(), trainer=(), hidden=8, text="one", **settings
+):
     """A run with a `grid`."""
     trainer = {"seed": seed, "max_steps": 5, "eval_steps": seed + 1, **dict(trainer)}
     configuration = {
         **{"name": folder.name, "seed": seed, "length": 7, "model": {"hidden_size": hidden}},
         **{"position": {"name": position, **settings}, "trainer": trainer},
+        "tokens": {"train": text},
     }
     write_text(folder / TRAINED, json.dumps(register_run(folder, configuration)))
     grid(folder / "grid", outside, asked)
@@ -74,6 +77,11 @@ def test_evaluations_with_another_state_are_rows_of_their_own(runs, tmp_path):
     text, _ = compare([*own, *changed], tmp_path / "saved", across=ALL, baseline="tape")
     assert labels([tmp_path / "saved", *given[6:]]) == expected
     assert read([tmp_path / "saved"], across=ALL).text("tape") == text
+    for chosen in ("add_tape_0", "grid_initial"):
+        found = read([tmp_path / "saved"], across=ALL, only=[chosen]).rows
+        again = read(given, across=ALL, only=[chosen]).rows
+        assert [row.label for row in found] == [row.label for row in again]
+        assert len(found) == (2 if chosen == "add_tape_0" else 1)
 
 
 def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
@@ -122,6 +130,7 @@ def test_saved_results_are_the_runs_in_them(runs, tmp_path):
         ("results.csv", lambda text: text.replace("add_rope_0", "other"), "is not in both"),
         ("results.csv", lambda text: text.replace(",1.0,10", ",one,10", 1), "damaged|one"),
         ("settings.json", lambda text: text.replace('"seed"', '"sed"', 1), "damaged"),
+        ("settings.json", lambda text: text.replace('"rope"', '"fire"', 1), "of other settings"),
     ],
 )
 def test_damaged_results_are_refused(name, change, message, runs, tmp_path):
@@ -239,6 +248,9 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path):
     wide = make_run(tmp_path / "wide", "tape", 7, 1, hidden=16)
     with pytest.raises(ValueError, match=r"model\.hidden_size: 8 -> 16; .* with --across"):
         read([*runs, wide], "grid")
+    text = make_run(tmp_path / "text", "tape", 7, 1, text="another")
+    with pytest.raises(ValueError, match=r"tokens\.train: one -> another; .* with --across"):
+        read([*runs, text], "grid")
     twice = make_run(tmp_path / "twice", "tape", 2, 1)
     with pytest.raises(ValueError, match=r"add_tape_2 and .*twice are the same run, seed 2"):
         read([*runs, twice], "grid")

@@ -257,6 +257,12 @@ def test_each_seed_may_have_a_base_of_its_own(tmp_path):
     for seed, folder in trained.items():
         make_run(folder, None, seed, right={4: 10, 8: 0}, weights=str(seed) * 64)
     assert "| not extended | 2 |" in read([*runs, *trained.values()], **within).text()
+    path = trained[1] / "trained.json"
+    path.write_text(path.read_text().replace('"max_steps": ', '"max_steps": 9'))
+    with pytest.raises(ValueError, match=r"base_0 and .*base_1 were .* trainer\.max_steps: "):
+        read([*runs, *trained.values()], **within)
+    with pytest.raises(ValueError, match=r"base_0 and .*base_1 are both not extended"):
+        read([*runs, *trained.values()], across=["trainer.*"], **within)
 
 
 def test_command(runs, tmp_path, capsys):

@@ -183,6 +183,15 @@ def test_a_sixteenth_of_a_cell_is_held_out(settings, cell, size):
     assert others and {p for p in others if len(p) == problems.prompt_width(*cell)} < held_out
 
 
+def test_no_sorting_of_a_split_cell_is_trained_on():
+    """Neither by a cell of shorter numbers, which is trained on as a whole."""
+    problems = Problems("sorting", max_first=3, max_second=3)
+    trained = prompts_of(ProblemSequences(problems, TOKENIZER, 40 * CHUNK, seed=0))
+    for cell in ((1, 4), (2, 2), (3, 2), (2, 5)):
+        asked = {prompt for prompt, _ in problems.evaluation(*cell, 500, seed=0)}
+        assert asked and not asked & trained, cell
+
+
 def test_small_cells_are_trained_on_and_evaluated_as_a_whole():
     problems = Problems(max_first=1, max_second=2)
     trained = prompts_of(ProblemSequences(problems, TOKENIZER, 20 * CHUNK, seed=0))

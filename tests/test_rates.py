@@ -62,6 +62,12 @@ def test_the_lowest_loss_is_chosen_and_a_boundary_is_marked(runs):
     assert [line.get_markerfacecolor() for line in stars] == ["C0", "none"]
 
 
+def test_losses_of_other_validations_are_refused(runs, tmp_path):
+    runs += [make_run(tmp_path / "more", "fire", 0.001, 2.0, eval_blocks=9)]
+    with pytest.raises(ValueError, match=r"eval_blocks: \(absent\) -> 9"):
+        found(runs)
+
+
 def test_a_rate_counts_with_all_seeds_only(runs, tmp_path):
     more = [
         make_run(tmp_path / f"more_{rate}", "rope", rate, loss, seed=8)

@@ -69,6 +69,16 @@ def test_the_law_comes_out_again(runs):
     assert len(lines) == 6
 
 
+def test_rates_of_the_encoding_are_rows_of_their_own(runs, tmp_path):
+    factor = {"optimizer": {"encoding_factor": 10}}
+    others = [
+        make_run(tmp_path / f"f{width}", "tape", width, steps, 0, **factor)
+        for width, steps in ((16, 10), (32, 40), (64, 160))
+    ]
+    points = points_of([read_run(run) for run in [*runs, *others]])
+    assert set(points["label"]) == {*GAINS, "tape encoding_factor=10"}
+
+
 def test_command(runs, tmp_path, capsys):
     given = [*map(str, runs), "--samples", "20"]
     main([*given, "--out", str(tmp_path / "out")])
@@ -80,6 +90,9 @@ def test_command(runs, tmp_path, capsys):
     low, high = map(float, rows[0][3].split(" to "))
     assert low < 2.0 * 1.05 and high > 2.0 / 1.05 and high - low < 0.5
     assert rows[1][2:4] == ["1.00", "-"]
+    main([*map(str, runs[::3]), "--out", str(tmp_path / "one")])  # a seed of each
+    printed = capsys.readouterr().out
+    assert "No\nintervals: they need" in printed and " to " not in printed.split("\n\n")[0]
     main([str(tmp_path / "out"), "--samples", "20", "--out", str(tmp_path / "again")])
     assert (tmp_path / "again" / "table.md").read_text() == first
 

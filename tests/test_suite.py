@@ -16,13 +16,15 @@ from test_training import assert_same_weights, losses, weights
 import train
 from config import options
 from synthetic import TASKS, Synthetic, scoring, words_tokenizer
-from synthetic.results import accuracies, longest_solved
+from synthetic.results import accuracies, has_reached, longest_solved
 from synthetic.scoring import plan, score
 from synthetic.suite import Cell, contrast, draw, matrix, predicted, suite
 from tape import TapeConfig, TapeForCausalLM
 from tape.compare.__main__ import compare
 from tape.evaluation.decoding import greedy
 from tape.report.__main__ import main as report
+from tape.report.experiment import Folder
+from tape.report.training import read_run
 from tape.training import criterion
 from tape.training.criterion import last_step, reached
 from tape.training.progress import read_metrics
@@ -72,6 +74,12 @@ def test_a_run_ends_soon_after_its_criterion(start):
     for n in range(step, end):  # of the step that follows step n
         assert rates[n + 1] == pytest.approx(5e-3 * (end - n) / (end - step))
     assert Synthetic.load(folder) == Synthetic("parity", 1, 2)
+    files = frozenset(path.name for path in folder.iterdir())
+    run = read_run(Folder(folder, files, frozenset()))
+    assert (run.left, run.steps, run.report["criterion_step"]) == (None, end, step)
+    for setting in ("task.samples=5", "trainer.eval_steps=1"):  # they decide whether it is reached
+        with pytest.raises(ValueError, match=setting.partition("=")[0]):
+            start("position=rope", setting)
 
 
 def test_a_finished_run_is_not_trained_again_and_a_continued_one_equals_it(start, tmp_path, capsys):
@@ -88,10 +96,15 @@ def test_a_finished_run_is_not_trained_again_and_a_continued_one_equals_it(start
     assert losses(whole) == losses(parts)
 
 
-def test_a_run_that_fails_its_criterion_says_so(start):
+def test_a_run_that_fails_its_criterion_says_so(start, tmp_path):
     folder = start("position=rope", "task.criterion=0.999", "trainer.max_steps=10")
     assert json.loads((folder / "report" / "report.json").read_text())["criterion_step"] is None
     assert "Failed to reach 100% right" in (folder / "report" / "report.md").read_text()
+    with (folder / "metrics.jsonl").open("a") as file:  # a continuation, not saved yet
+        file.writelines(f'{{"step": {n}, "eval_accuracy_in": 1.0}}\n' for n in (15, 20))
+    words = ("-m", "synthetic.evaluate", "--model", folder, "--samples", 2)
+    assert run_command(*words, folder=tmp_path).status == 0
+    assert not has_reached(pd.read_csv(folder / "synthetic" / "synthetic.csv"))
 
 
 def small_model(tokenizer):
@@ -202,7 +215,8 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     assert again == text
     table, _ = compare(evaluated, tmp_path / "compared", "synthetic")
     cells = next(line for line in table.splitlines() if line.startswith("| rope | 3 "))
-    assert f"| {100 * twice:.1f} ±" in cells
+    assert f"| {100 * twice:.1f} ±" in cells and cells.count(" (n = 2) |") == 3
+    assert "(n = ...): the mean of fewer runs" in table
 
 
 def test_predictions_are_tested_by_the_lengths_of_all_runs():
@@ -270,6 +284,7 @@ def test_the_picture_names_what_was_not_learned():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["trainer.lr_scheduler_type=reduce_lr_on_plateau"], r"the rate must follow from the step"),
         (["task.criterion=2.0"], r"task\.criterion=2\.0 must lie in \(0, 1\)"),
         (["length=5"], r"length=5: these problems have 4 tokens; give length=4"),
         (["rates_of=cpoy"], r"rates_of='cpoy' must be copy or counting"),

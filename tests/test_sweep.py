@@ -140,6 +140,8 @@ def test_a_run_is_checked_again_where_something_changed(change, capfd):
         lambda: make_run("rope", "output/base"),  # the weights of another run
         lambda: make_run("rope", evaluation=("--data", "text")),
         lambda: make_run("rope", evaluation=("texts/",)),
+        lambda: make_run("rope", evaluation=("--data=mine.bin",)),
+        lambda: make_run("rope", evaluate=(f"{EVALUATE} --data mine.bin",)),
     ],
 )
 def test_runs_that_read_files_are_always_checked(run):

@@ -20,7 +20,7 @@ from tape import origin
 from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.compare.figures import write_figures
 from tape.compare.rows import BASE, Row, kinds_of, rows_of
-from tape.compare.runs import read_all, view_of, write_runs
+from tape.compare.runs import names_of, read_all, view_of, write_runs
 from tape.compare.table import latex, markdown
 from tape.files import write_text
 
@@ -65,15 +65,19 @@ def read(
         folders: of runs, or of results that were saved.
         name: see `read_all`.
         across, within: see `rows_of`.
-        only: patterns of the names of runs to take.
+        only: patterns of the names of runs to take, or of evaluations given alone.
 
     Raises:
         ValueError: if no run can be read, or runs cannot be compared.
     """
     found, missing = read_all(folders, name)
-    runs = [run for run in found if any(fnmatchcase(run.folder.name, each) for each in only)]
+    runs = [
+        run
+        for run in found
+        if any(fnmatchcase(name, each) for name in names_of(run.folder) for each in only)
+    ]
     if found and not runs:
-        names = ", ".join(run.folder.name for run in found)
+        names = ", ".join("/".join(names_of(run.folder)) for run in found)
         raise ValueError(f"--only {' '.join(only)} matches none of the runs: {names}")
     if not runs:
         raise ValueError("; ".join(missing.values()) or "no runs were given")

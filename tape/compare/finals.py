@@ -13,8 +13,10 @@ from tape.command import in_one_line
 from tape.compare.runs import Run, is_saved, read_saved, settings_of
 from tape.evaluation.checkpoint import read_config
 from tape.training.progress import metric_rows
+from tape.training.runs import TRAINED, read_configuration
 
 LOSS, COMPUTE = "validation loss", "compute"
+BLOCKS = "eval_blocks"
 
 
 def read_run(folder: Path) -> Run:
@@ -25,6 +27,9 @@ def read_run(folder: Path) -> Run:
     """
     seed, settings = settings_of(folder)
     last, length = settings["trainer.max_steps"], settings["length"]
+    blocks = read_configuration(folder, TRAINED).get(BLOCKS)
+    if blocks is not None:  # of the validation
+        settings[BLOCKS] = blocks
     losses = [
         row for row in metric_rows(folder) if (row["measure"], row.get("step")) == (LOSS, last)
     ]

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from tape.command import Parser, expected_errors, result_folder
 from tape.compare.finals import LOSS, end, read_all, value
-from tape.compare.rows import METHOD, RATE, check_given, labels_of
+from tape.compare.rows import METHOD, RATE, check_given, kind_of, labels_of
 from tape.compare.runs import Run, write_runs
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table
@@ -40,12 +40,14 @@ class Choice:
 
     Attributes:
         label: its name, and settings that tell it from others of that name.
-        name: of the encoding, or of the method of adaptation.
+        kind: "encoding" or "method" (of adaptation).
+        name: of that encoding or method.
         losses: learning rate -> seed -> loss.
         seeds: of all encodings.
     """
 
     label: str
+    kind: str
     name: str
     losses: dict[float, dict[int, float]]
     seeds: frozenset[int]
@@ -85,9 +87,9 @@ def choices(runs: Sequence[Run]) -> list[Choice]:
             raise ValueError(f"{run.folder} is given twice, or is as another run; give one of them")
         rate[run.seed] = value(run, LOSS)
     seeds = frozenset(run.seed for run in runs)
-    labels = labels_of([settings for settings, _ in groups])
+    labels, kind = labels_of([settings for settings, _ in groups]), kind_of(runs)
     return [
-        Choice(label, settings.get(METHOD, settings["position.name"]), losses, seeds)
+        Choice(label, kind, settings.get(METHOD, settings["position.name"]), losses, seeds)
         for label, (settings, losses) in zip(labels, groups, strict=True)
     ]
 
@@ -95,7 +97,7 @@ def choices(runs: Sequence[Run]) -> list[Choice]:
 def table(found: Sequence[Choice]) -> str:
     """Returns the losses by encoding and rate, and the chosen rates, as markdown."""
     rates = sorted({rate for each in found for rate in each.losses})
-    lines = [["encoding", *(f"{rate:g}" for rate in rates), "chosen"]]
+    lines = [[found[0].kind, *(f"{rate:g}" for rate in rates), "chosen"]]
     for each in found:
         cells = [f"{each.means[rate]:.4f}" if rate in each.means else "-" for rate in rates]
         chosen = "-" if each.rate is None else f"{each.rate:g}" + " *" * each.at_boundary

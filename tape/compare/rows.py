@@ -7,7 +7,7 @@ other settings they must be equal, unless these are named: nothing unequal is co
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,12 +16,13 @@ from tape.compare.runs import EVALUATIONS, INTERVENTION, Run, view_of
 from tape.evaluation.view import Column
 from tape.training.runs import differences
 
-DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"  # from other settings
+# Not in labels, unless nothing else tells two rows apart.
+DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"
 RATE = "trainer.learning_rate"
 RATES = rf"{re.escape(RATE)}|learning_rates(\..*)?"
 NAMED = ("optimizer.encoding_factor", INTERVENTION)  # in a label wherever given
 OWN = "|".join(map(re.escape, NAMED))
-ENCODING_SETTINGS = rf"position\..*|{RATES}|{OWN}|{DERIVED_SETTINGS}"
+ENCODING_SETTINGS = rf"position\..*|{RATES}|{OWN}|model\.max_position_embeddings"
 METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|base_model|tokenizer|{OWN}"
 METHOD, WEIGHTS = "peft.name", "base_weights"
 BASE = "not extended"
@@ -61,7 +62,13 @@ def rows_of(
         _check_asked(asked, kind)
         check_given(asked, across, within)
         for label, group in grouped(asked, within):
-            rows.setdefault(label, Row(label)).runs[kind] = group
+            row = rows.setdefault(label, Row(label))
+            if kind in row.runs:
+                raise ValueError(
+                    f"{row.runs[kind][0].folder} and {group[0].folder} are both {label} and were "
+                    "trained with different settings: give only one of them"
+                )
+            row.runs[kind] = group
     return list(rows.values())
 
 
@@ -72,6 +79,11 @@ def kinds_of(rows: Sequence[Row]) -> list[str]:
 
 def is_method(run: Run) -> bool:
     return METHOD in run.settings
+
+
+def kind_of(runs: Iterable[Run]) -> str:
+    """What the runs are compared in."""
+    return "method" if any(map(is_method, runs)) else "encoding"
 
 
 def _check_asked(runs: list[Run], kind: str) -> None:
@@ -106,21 +118,22 @@ def check_given(
             if not re.fullmatch(free, key) and not _matches(key, (*across, *varied))
         }
 
-    first, peers = (methods or runs)[0], {}
-    for run in methods or runs:
-        for other, varied in ((first, within), (peers.setdefault(run.seed, run), ())):
-            if changes := differences(given(other, varied), given(run, varied)):
-                raise ValueError(
-                    f"{other.folder} and {run.folder} were trained with different settings: "
-                    f"{'; '.join(changes)}; compare runs with the same budget, or name settings "
-                    "that may differ with --across"
-                )
     several = _matches(WEIGHTS, within)
     if len(bases) > 1 and not several:
         raise ValueError(
             f"{bases[0].folder} and {bases[1].folder} are both models without adaptation: give "
             "only one of them"
         )
+    for group in (methods or runs, bases):
+        peers: dict[int, Run] = {}
+        for run in group:
+            for other, varied in ((group[0], within), (peers.setdefault(run.seed, run), ())):
+                if changes := differences(given(other, varied), given(run, varied)):
+                    raise ValueError(
+                        f"{other.folder} and {run.folder} were trained with different settings: "
+                        f"{'; '.join(changes)}; compare runs with the same budget, or name "
+                        "settings that may differ with --across"
+                    )
     for base in bases:
         weights = next(iter(base.asked.values()))["model"]
         for run in methods:

@@ -147,6 +147,14 @@ def is_evaluation(folder: Path) -> bool:
     return (folder.parent / TRAINED).is_file()
 
 
+def names_of(folder: Path) -> tuple[str, ...]:
+    """The name of a run, and that of its evaluation if that was given alone."""
+    for depth, parent in enumerate(folder.parents, 1):
+        if is_saved(parent):
+            return folder.parts[-depth:]
+    return folder.parts[-1 - is_evaluation(folder) :]
+
+
 def read_run(folder: Path, name: str) -> Run:
     """Reads a run with its evaluation in the folder `name`. The state that the model was evaluated
     with (`tape.analysis.intervene`) is among its settings, as `intervention`.
@@ -287,6 +295,10 @@ def read_saved(folder: Path) -> list[Run]:
         if unknown := sorted({*groups} ^ {*names}):
             raise ValueError(f"the run {unknown[0]} is not in both {RESULTS} and {SETTINGS}")
         own = ["run", "encoding", "settings", "seed"]
+        for run, name in zip(runs, names, strict=True):
+            about = groups[name][own[1:]].drop_duplicates().itertuples(index=False, name=None)
+            if {*about} != {(run.encoding, run.digest, run.seed)}:
+                raise ValueError(f"its rows of {name} are of other settings than {SETTINGS} has")
         return [
             replace(run, rows=groups[name].drop(columns=own))
             for run, name in zip(runs, names, strict=True)

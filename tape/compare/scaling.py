@@ -21,7 +21,7 @@ from scipy.optimize import least_squares
 
 from tape.command import Parser, expected_errors, integer, result_folder
 from tape.compare.finals import COMPUTE, LOSS, end, read_all, value
-from tape.compare.rows import check_given, row_labels
+from tape.compare.rows import NAMED, check_given, row_labels
 from tape.compare.runs import Run, write_runs
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table
@@ -32,10 +32,14 @@ OF_A_SIZE = ("model.*", "trainer.max_steps", "sequences_per_step")
 BOOTSTRAP = 1000
 NOTE = """\
 L = {floor:.3f} + b C^-{exponent:.3f}, L in nats per token and C in FLOPs; E and the exponent are
-shared. Gain: how many times as much compute {baseline} needs for the same loss. Intervals: the
-2.5th to 97.5th percentile of {samples} fits to seeds drawn again within each encoding and size.
+shared. Gain: how many times as much compute {baseline} needs for the same loss. {intervals}
 Residual: root mean square of the losses around the fit; the largest deviation of a size's mean is
 {worst:+.4f} nats ({where})."""
+
+INTERVALS = """\
+Intervals: the
+2.5th to 97.5th percentile of {:,} fits to seeds drawn again within each encoding and size."""
+NO_INTERVALS = "No\nintervals: they need --samples, and two seeds of each encoding and size."
 
 
 class Fit(NamedTuple):
@@ -67,7 +71,10 @@ def points_of(runs: Sequence[Run]) -> pd.DataFrame:
             fewer than three sizes.
     """
     check_given(runs, OF_A_SIZE)
-    own = [{k: v for k, v in run.settings.items() if k.startswith("position.")} for run in runs]
+    own = [
+        {k: v for k, v in run.settings.items() if k.startswith("position.") or k in NAMED}
+        for run in runs
+    ]
     kinds = [x for n, x in enumerate(own) if x not in own[:n]]
     labels = row_labels(kinds)
     points = pd.DataFrame(
@@ -130,6 +137,8 @@ def table(points: pd.DataFrame, baseline: str, samples: int) -> tuple[str, Fit]:
     if baseline not in found.scales:
         raise ValueError(f"--baseline {baseline!r} is none of {', '.join(found.scales)}")
     random = np.random.Generator(np.random.PCG64(0))
+    if points.groupby(["label", "size"]).size().min() < 2:
+        samples = 0  # a group of one run has nothing to draw from
     again = [fit(drawn_again(points, random)) for _ in range(samples)]
     errors = points["loss"] - np.concatenate(
         [found.loss(row.label, np.array([row.compute])) for row in points.itertuples()]
@@ -150,7 +159,7 @@ def table(points: pd.DataFrame, baseline: str, samples: int) -> tuple[str, Fit]:
         floor=found.floor,
         exponent=found.exponent,
         baseline=baseline,
-        samples=f"{samples:,}",
+        intervals=INTERVALS.format(samples) if samples else NO_INTERVALS,
         worst=means[where],
         where=f"{where[0]}, {where[1]}",
     )

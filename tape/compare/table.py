@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tape.compare.rows import RATE, Row, is_method, kinds_of
+from tape.compare.rows import RATE, Row, kind_of, kinds_of
 from tape.compare.runs import view_of
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.evaluation.view import Column
 from tape.statistics import differences, holm
 
 NOTE = "Mean and 95 % interval (Student) over seeds."
+FEWER = """\
+(n = ...): the mean of fewer runs than the row has; the others have no value, as they did not reach
+the criterion of their training."""
 COMPARED = """\
 Δ is the difference to {}.
 Its 95 % interval, p (corrected for the number of rows, Holm) and the smallest detectable difference
@@ -48,8 +51,7 @@ def tables_of(rows: Sequence[Row], baseline: Row | None = None) -> list[Cells]:
 
 
 def _first(rows: Sequence[Row]) -> str:
-    runs = (run for row in rows for found in row.runs.values() for run in found)
-    return "method" if any(map(is_method, runs)) else "encoding"
+    return kind_of(run for row in rows for found in row.runs.values() for run in found)
 
 
 def _results(rows: Sequence[Row], kind: str, columns: Sequence[Column]) -> Cells:
@@ -59,8 +61,10 @@ def _results(rows: Sequence[Row], kind: str, columns: Sequence[Column]) -> Cells
             continue
         line = [row.label, str(len(row.runs[kind]))]
         for column in columns:
-            values = map(column.scale.of, row.values(kind, column).values())
-            line.append(over_seeds(list(values), column.scale.digits))
+            values = [*map(column.scale.of, row.values(kind, column).values())]
+            fewer = 0 < len(values) < len(row.runs[kind])
+            note = f" (n = {len(values)})" if fewer else ""
+            line.append(over_seeds(values, column.scale.digits) + note)
         lines.append(line)
     return lines
 
@@ -87,6 +91,8 @@ def markdown(rows: Sequence[Row], baseline: Row | None = None) -> str:
     if baseline is not None:
         note = COMPARED if "Δ" in tables[-1][0] else NOT_COMPARED
         notes += "\n" + note.format(baseline.label)
+    if any("(n = " in cell for cells in tables for line in cells for cell in line):
+        notes += "\n" + FEWER
     notes += _own_rates(rows)
     return "\n\n".join([*map(markdown_table, tables), notes])
 

@@ -17,6 +17,7 @@ from tape.compare.runs import (
     Run,
     check_weights,
     module_of,
+    read_saved,
     read_settings,
     view_of,
 )
@@ -119,10 +120,13 @@ def comparisons(holds: Callable[[Sequence[Run]], bool], command: str) -> Kind:
 
 def read_comparison(folder: Folder) -> list[Block]:
     """The table of a comparison, computed from the rows if it was not kept."""
+    if folder.has(TABLE):
+        read_saved(folder.path)
+        return blocks_of(folder.path / TABLE)
     found = read([folder.path], across=["*"])
     if found.missing:
         raise ValueError(found.missing[folder.path])
-    return blocks_of(folder.path / TABLE) if folder.has(TABLE) else [Markdown(found.text())]
+    return [Markdown(found.text())]
 
 
 # ---- evaluations of single runs

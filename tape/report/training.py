@@ -13,6 +13,7 @@ from tape.adapters import ADAPTER
 from tape.evaluation.checkpoint import WEIGHTS
 from tape.report.experiment import Folder, Kind, Read, is_png
 from tape.report.html import Block, Code, Details, Markdown, Paragraph, Pictures, number, records
+from tape.training.criterion import last_step, reached
 from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import CONFIGURATION, TRAINED, read_configuration
 
@@ -79,6 +80,8 @@ def read_run(folder: Folder) -> TrainingRun:
         if len(metrics) + 1 < len(path.read_text().splitlines()):  # the last may be half-written
             raise ValueError(f"{path}, line {len(metrics) + 1}, is damaged")
     steps = max(row["step"] for row in metrics) if metrics else None
+    most, criterion = planned, settings.get("task.criterion")
+    planned = last_step(reached(metrics, criterion), most)
     path = folder.path / "report" / "report.json"
     report = json.loads(path.read_text()) if path.is_file() else None
     if not report or report["steps"] != planned:
@@ -87,7 +90,7 @@ def read_run(folder: Folder) -> TrainingRun:
     done, left = f"{steps or 0:,} of {planned:,} steps are done", None
     if steps is not None and steps < planned:
         left = f"{done}: the same command continues"
-    elif not trained or trained["trainer.max_steps"] != planned:
+    elif not trained or trained["trainer.max_steps"] != most:
         left = f"{done}, and {TRAINED} is missing or of others"
     elif not report and (folder.has(WEIGHTS) or folder.has(ADAPTER)):
         left = "trained, and no report written: the same command writes it"

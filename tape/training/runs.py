@@ -41,6 +41,8 @@ NO_INFLUENCE = (
     r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
     r"trainer\.ddp_.*",
 )
+# Except in training to a criterion, which these decide.
+OF_A_CRITERION = r"task\.samples|trainer\.eval_(steps|strategy)"
 # A resumed run may also have more or fewer steps.
 MAY_CHANGE = (*NO_INFLUENCE, r"trainer\.max_steps", EARLIER)
 
@@ -107,10 +109,11 @@ def influential(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(patterns: tuple[str, ...], settings: dict[str, Any]) -> dict[str, Any]:
+    kept = OF_A_CRITERION if settings.get("task.criterion") is not None else ""
     return {
         key: value
         for key, value in settings.items()
-        if not any(re.fullmatch(pattern, key) for pattern in patterns)
+        if re.fullmatch(kept, key) or not any(re.fullmatch(pattern, key) for pattern in patterns)
     }
 
 
