@@ -23,7 +23,7 @@ from arithmetic.plan import check_positions, plan
 from arithmetic.problems import Problems
 from config.command import call
 from tape.command import expected_errors
-from tape.evaluation.checkpoint import fingerprint
+from tape.evaluation.checkpoint import identified
 from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.workers import answering
 from tape.names import check_flag, check_integer, check_path
@@ -57,7 +57,7 @@ def run(cfg: DictConfig) -> None:
     longest = max(batch.length for batch in batches)
     check_positions(model, problems, (max_length, max_length), longest, f"max_length={max_length}")
     header = {
-        "model": fingerprint(folder),
+        **identified(folder),
         **{f"problems.{name}": value for name, value in asdict(problems).items()},
         "max_length": max_length,
         **{name: cfg[name] for name in ("samples", "seed", "batch_size", "wrong")},

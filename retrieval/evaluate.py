@@ -18,7 +18,7 @@ from retrieval.results import PASSKEY, WRONG, mark
 from retrieval.sequences import Passkeys
 from tape.analysis.intervene import INTERVENTIONS, load
 from tape.command import Parser, expected_errors
-from tape.evaluation.checkpoint import check_length, fingerprint
+from tape.evaluation.checkpoint import check_length, identified
 from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.view import Evaluation
 from tape.evaluation.workers import answering
@@ -73,7 +73,7 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
     check_length(model, needed, f"max_tokens={questions.max_tokens}")
     asked = asdict(questions)
     header = {
-        "model": fingerprint(folder),
+        **identified(folder),
         "trained": trained.max_length if trained else model.config.max_position_embeddings,
         **asked.pop("needles"),
         **asked,

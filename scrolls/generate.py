@@ -23,7 +23,7 @@ from scrolls.generation import Sampling, answers, plan
 from scrolls.prompts import Prompts, budget_of, trained_budget
 from scrolls.tasks import SPLITS, task_named
 from tape.command import expected_errors
-from tape.evaluation.checkpoint import check_length, fingerprint, load, weight_files
+from tape.evaluation.checkpoint import check_length, identified, load, weight_files
 from tape.evaluation.journal import Incomplete, Shard, join, journals
 from tape.evaluation.workers import answering, complete_shard
 from tape.files import write_text
@@ -85,7 +85,7 @@ def run(cfg: DictConfig) -> None:
     rows = examples.questions_spread(cfg.limit)
     batches = plan(examples, prompts, rows, cfg.max_batch_tokens)
     header = {
-        "model": fingerprint(folder),
+        **identified(folder),
         "task": task.name,
         "split": cfg.split,
         "tokens": examples.fingerprint,

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from scrolls.examples import Examples
 from scrolls.prompts import Budget, Prompts
-from tape.evaluation.decoding import left_padded
+from tape.evaluation.decoding import left_padded, plain_generation
 from tape.modeling import TapeForCausalLM
 
 
@@ -82,7 +82,8 @@ def answers(
     padding = end if padding is None else padding
     ids, mask = (x.to(model.device) for x in left_padded(batch.prompts, padding))
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), model.evaluation_length(batch.budget.length):
+    length = model.evaluation_length(batch.budget.length)
+    with torch.random.fork_rng(devices), length, plain_generation(model):
         choice: dict[str, float] = {"do_sample": False}
         if sampling is not None:
             temperature, top_p, seed = sampling

@@ -18,7 +18,7 @@ from synthetic.problems import Synthetic
 from synthetic.results import FOLDER, SYNTHETIC, mark
 from synthetic.scoring import lengths_to, plan, score
 from tape.command import Parser, expected_errors, folder_name
-from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.checkpoint import check_length, identified, load
 from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.workers import answering
 from tape.names import check_integer
@@ -45,7 +45,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     rows = read_metrics(folder / MetricsFile.FILE)  # some may be of a continuation
     step = reached((row for row in rows if row["step"] <= most), criterion)
     header = {
-        "model": fingerprint(folder),
+        **identified(folder),
         **asdict(problems),
         **{"trained": problems.max_length, "max_length": lengths[-1]},
         **{"criterion": criterion, "criterion_step": step},

@@ -25,6 +25,7 @@ from tape.names import check_arguments, check_flag, check_integer, check_text, i
 from tape.positions import PositionModule
 
 ADAPTER = "adapter_model.safetensors"
+BFLOAT16 = "bfloat16"  # storage of frozen weights
 # Trained in full next to LoRA or the encoding, as in LongLoRA and the TAPE paper.
 EXTRA = ("embed_tokens", "norm", "input_layernorm", "post_attention_layernorm")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -107,7 +108,11 @@ def _check_fields(owner: str, given: Any, cls: type) -> None:
 
 
 def adapt(
-    model: TapeForCausalLM, method: Method, base: str, base_weights: str
+    model: TapeForCausalLM,
+    method: Method,
+    base: str,
+    base_weights: str,
+    frozen: str | None = None,
 ) -> TapeForCausalLM | PeftModel:
     """Enables the method's trainable parameters and records method and base model in the
     configuration.
@@ -115,6 +120,7 @@ def adapt(
     Args:
         base: folder or hub name that the model was loaded from.
         base_weights: its hash or revision.
+        frozen: storage of frozen weights (`tape.frozen`).
 
     Raises:
         ValueError: if nothing would train, or for groups that do not fit the training length.
@@ -128,7 +134,7 @@ def adapt(
             )
         model.set_shifted_attention(length // method.groups)
     adaptation = {"base_model": base, "base_weights": base_weights, "method": asdict(method)}
-    model.config.adaptation = adaptation
+    model.config.adaptation = adaptation | ({"frozen": frozen} if frozen else {})
     whole = {*EXTRA} if method.extra else set()
     for name in weights_of_encoding(model):
         whole.add("context" if ".context." in name else "position")

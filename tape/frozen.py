@@ -10,10 +10,9 @@ import torch
 from torch import nn
 from transformers import BitsAndBytesConfig
 
-from tape.adapters import Method
+from tape.adapters import BFLOAT16, Method
 from tape.names import look_up
 
-BFLOAT16 = "bfloat16"
 QUANTIZED = {
     "int8": {"load_in_8bit": True},  # LLM.int8(), Dettmers et al. 2022, arXiv 2208.07339
     "nf4": {  # QLoRA, Dettmers et al. 2023, arXiv 2305.14314

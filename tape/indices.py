@@ -121,13 +121,13 @@ def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> 
 
 def real_tokens(mask: Tensor | None, slots: Tensor) -> Tensor | None:
     """Returns (B|1, S), False at padding, for new tokens in these slots; None without padding. By a
-    4-D mask a new token is real if it sees itself, and a cached one if the newest token sees it."""
+    4-D mask a new token is real if it sees itself, and a cached one if a new token sees it."""
     if mask is None or mask.ndim == 2:
         return mask
     seen = mask[:, 0]  # (B, T, S)
     seen = seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2
     itself = seen.gather(2, slots[None, :, None].expand(len(seen), -1, -1))[..., 0]
-    return seen[:, -1].index_copy(1, slots, itself)
+    return seen.any(1).index_copy(1, slots, itself)
 
 
 def check_mask(mask: Tensor | None, T: int, cache: Cache | None, training: bool = False) -> None:

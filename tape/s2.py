@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tape.payload import Attended
-from tape.positions import ENCODINGS, PositionEncoding
+from tape.positions import ENCODINGS, LayerPosition, PositionEncoding
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -61,6 +61,11 @@ def check_layers(model: nn.Module, group: int) -> None:
         raise ValueError(
             f"{trying} with windows of {', '.join(map(str, windows))} tokens: groups replace the "
             "mask; allowed: layers without a window"
+        )
+    if any(type(layer.context).bias is not LayerPosition.bias for layer in layers):
+        raise ValueError(
+            f"{trying} with an encoding that adds a bias to the scores, which groups leave out; "
+            "allowed: encodings without one, such as rope or tape"
         )
     if any(layer.context.needs_lse for layer in layers):
         raise ValueError(

@@ -332,6 +332,8 @@ def test_frozen_weights_in_bfloat16_and_trained_ones_in_float32(extend, blocks, 
             assert weight.dtype == (torch.float32 if trains else torch.bfloat16), name
     model = load_model(folder)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+    frozen = [p for name, p in model.named_parameters() if ".mlp." in name]
+    assert frozen and all(torch.equal(p, p.bfloat16().float()) for p in frozen)
     if method == "adape":  # what a base was rounded to, it was trained on
         with torch.autocast("cpu", torch.bfloat16):
             assert loss_of(model, blocks) == pytest.approx(logged_loss(folder), abs=1e-5)

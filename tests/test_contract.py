@@ -279,6 +279,17 @@ def test_bfloat16_is_as_close_as_rope_is(position, mode):
     assert error(position) < 4 * error("rope") < 0.2
 
 
+@all_positions
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_constants_are_not_rounded_by_loading(position, dtype, tmp_path):
+    model = make_model(position)
+    model.save_pretrained(tmp_path)
+    loaded = TapeForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    expected = dict(model.named_buffers())
+    for name, buffer in loaded.named_buffers():
+        torch.testing.assert_close(buffer, expected[name], atol=0, rtol=0, msg=name)
+
+
 @torch.no_grad()
 @all_models
 def test_bfloat16_decodes_with_a_cache(position, kernel):

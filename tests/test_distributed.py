@@ -163,11 +163,17 @@ def test_sharding_changes_no_bit_of_what_is_trained_in_bfloat16(start, start_two
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("processes", "shared"), [(2, ()), (2, ("sequence_parallel=2",)), (4, ("sequence_parallel=2",))]
+    ("processes", "shared", "further"),
+    [
+        (2, (), ()),
+        (2, (), ("data.documents=mask",)),
+        (2, ("sequence_parallel=2",), ()),
+        (4, ("sequence_parallel=2",), ()),
+    ],
 )
-def test_processes_share_a_stream(start_two, cache, tmp_path, processes, shared):
+def test_processes_share_a_stream(start_two, cache, tmp_path, processes, shared, further):
     shards = write_shards(tmp_path / "en")
-    data = ("data=c4", f"data.dir={shards}", "data.window=7")
+    data = ("data=c4", f"data.dir={shards}", "data.window=7", *further)
     settings = ["experiment=quick", *data, f"cache_dir={cache}", f"output_dir={tmp_path / 'one'}"]
     steps = ["trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4"]
     train.run(composed(*settings, "vocab_size=300", *steps, *SETTINGS))

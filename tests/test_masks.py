@@ -121,6 +121,23 @@ def test_masks_that_the_caller_made_are_narrowed(kernel, flex):  # noqa: F811
         torch.testing.assert_close(model(tokens, attention_mask=mask).logits, expected, **EXACT)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "tape", "fox", "cope", "path", "selective"])
+def test_a_cached_token_that_any_new_one_sees_is_real(position):
+    """In pieces as long as a window that the caller's mask makes."""
+    model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 12)
+    place = torch.arange(12)
+    far = place[:, None] - place
+    mask = ((far >= 0) & (far < 6))[None, None].expand(2, 1, 12, 12)
+    cache = test_contract.make_cache(model, "dynamic")
+    pieces = [
+        model(tokens[:, part], attention_mask=mask[:, :, part, : part.stop], past_key_values=cache)
+        for part in (slice(0, 6), slice(6, 12))
+    ]
+    logits = torch.cat([piece.logits for piece in pieces], dim=1)
+    torch.testing.assert_close(logits, model(tokens, attention_mask=mask).logits, **EXACT)
+
+
 def test_what_has_no_window_is_refused():
     model = make_model("rope", **WINDOW)
     with pytest.raises(ValueError, match=r"groups of 4 tokens with windows of 3 tokens"):

@@ -377,6 +377,13 @@ def test_what_is_done_is_not_done_again(folder, text_file, monkeypatch):
     assert [row["dtype"] for row in rows][1:3] == ["float32", "bfloat16"]
     assert len({row["model_hash"] for row in rows}) == 2
     assert float(rows[2]["nll"]) == pytest.approx(float(rows[1]["nll"]), rel=0.1)
+    path = folder / "config.json"  # these weights in another configuration
+    config = json.loads(path.read_text())
+    config["rope_parameters"]["rope_theta"] = 10.0
+    path.write_text(json.dumps(config))
+    evaluate(folder, text_file)
+    again = table(folder / "perplexity.csv")
+    assert float(again[-1]["nll"]) != float(rows[-1]["nll"])
 
 
 def test_losses_by_position_add_up(folder, text_file):

@@ -219,7 +219,7 @@ def test_the_first_numbers_are_the_answer(values, written, found):
     tokenizer = plain_tokenizer()
 
     class Model:
-        device = torch.device("cpu")
+        device, generation_config = torch.device("cpu"), None
 
         def evaluation_length(self, length):
             return torch.no_grad()

@@ -130,7 +130,9 @@ def test_scores_are_those_of_greedy_decoding():
     model, problems = small_model(tokenizer), Synthetic("copy", 2, 5)
     tokens, labels = problems.evaluation(5, 8, seed=0)
     prompts = [row[:6] for row in tokens]
+    model.generation_config.repetition_penalty = 5.0  # of a base model
     written = greedy(model, prompts, -1, 6, 12)
+    assert model.generation_config.repetition_penalty == 5.0
     for n in range(0, 8, 2):
         tokens[n, 6:], labels[n, 6:] = written[n], written[n]
     scores = score(model, tokenizer, scoring.Batch(5, tokens, labels))

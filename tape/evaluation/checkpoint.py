@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from tape.adapters import ADAPTER, merged, weights_of_encoding
+from tape.adapters import ADAPTER, BFLOAT16, merged, weights_of_encoding
 from tape.configuration import TapeConfig
 from tape.files import read_object, reading
 from tape.modeling import TapeForCausalLM
@@ -22,6 +23,7 @@ from tape.modeling import TapeForCausalLM
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files
 CONFIG = "config.json"
+WITHOUT_EFFECT = ("adaptation", "transformers_version", "_name_or_path")  # fields of CONFIG
 SHA256 = 64  # digits; a revision on the hub has fewer
 
 
@@ -93,6 +95,9 @@ def load_model(
         **where,
     )
     if adapted:
+        if config.adaptation.get("frozen") == BFLOAT16:  # as in training
+            for weight in model.parameters():
+                weight.data = weight.bfloat16().to(weight.dtype)
         with reading(folder / ADAPTER):
             model = merged(model, folder)
     elif left := [name for name in left if "inv_freq" not in name]:
@@ -259,6 +264,14 @@ def fingerprint(folder: Path) -> str:
     if path.name == ADAPTER:
         found.append(_adaptation(folder, read_config(folder))["base_weights"])
     return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
+
+
+def identified(folder: Path) -> dict[str, str]:
+    """Returns hashes of what determines the results of a model: its weights and configuration."""
+    settings = read_object(folder / CONFIG)
+    told = {key: value for key, value in settings.items() if key not in WITHOUT_EFFECT}
+    content = json.dumps(told, sort_keys=True).encode()
+    return {"model": fingerprint(folder), "config": hashlib.sha256(content).hexdigest()[:16]}
 
 
 def check_length(

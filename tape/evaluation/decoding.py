@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from tape.modeling import TapeForCausalLM
 
@@ -20,6 +22,16 @@ def left_padded(prompts: Sequence[Sequence[int]], padding: int) -> tuple[Tensor,
         ids[row, longest - len(prompt) :] = torch.as_tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
     return ids, mask
+
+
+@contextmanager
+def plain_generation(model: TapeForCausalLM) -> Iterator[None]:
+    """Generation without the penalties and sampling settings that a base model may have."""
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 @torch.no_grad()
@@ -39,7 +51,7 @@ def greedy(
         how: further arguments of `generate`.
     """
     ids, mask = left_padded(prompts, 0)  # padding is masked, so any token will do
-    with model.evaluation_length(length):
+    with model.evaluation_length(length), plain_generation(model):
         output = model.generate(
             ids.to(model.device),
             attention_mask=mask.to(model.device),

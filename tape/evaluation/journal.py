@@ -115,7 +115,7 @@ class Journal:
             os.truncate(self.path, size)
         if found is None or not self.rows:  # nothing has been answered yet
             write_text(self.path, json.dumps(header) + "\n")
-        elif changes := differences(found, header):
+        elif changes := _changes(found, header):
             raise ValueError(
                 f"{self.path} holds another evaluation ({'; '.join(changes)}); choose another "
                 f"folder for this one, or remove {results} and the files created from it"
@@ -158,6 +158,14 @@ def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return evaluated, [row for _, rows in found.values() for row in rows]
 
 
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Lists the differences between headers; those of earlier versions have no hash of the model's
+    configuration."""
+    if "config" not in before.keys() & now.keys():
+        before, now = ({**header, "config": None} for header in (before, now))
+    return differences(before, now)
+
+
 def _owners(headers: dict[Path, dict[str, Any]]) -> dict[int, Path]:
     """Returns the journal of each batch.
 
@@ -167,7 +175,7 @@ def _owners(headers: dict[Path, dict[str, Any]]) -> dict[int, Path]:
     found: dict[int, Path] = {}
     first, expected = next(iter(headers.items()))
     for path, header in headers.items():
-        if changes := differences(expected | {"shard": header["shard"]}, header):
+        if changes := _changes(expected | {"shard": header["shard"]}, header):
             raise ValueError(
                 f"{first} and {path} belong to different evaluations ({'; '.join(changes)}); use "
                 "the same settings, give one of them another name=..., or remove one"

@@ -19,7 +19,7 @@ import yaml
 
 from tape.command import Distinct, Parser, expected_errors, integer
 from tape.evaluation import zero_shot
-from tape.evaluation.checkpoint import check_length, fingerprint, load
+from tape.evaluation.checkpoint import check_length, identified, load
 from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.tables import Row, check_addable
 from tape.files import read_object, reading
@@ -65,14 +65,16 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     metadata: dict[str, Any] = {"tokenizer": str(arguments.model)}
     if arguments.lengths:
         metadata["max_seq_lengths"] = arguments.lengths
+    model = identified(arguments.model)
     about = {
         "model": arguments.model.resolve().name,
-        "model_hash": fingerprint(arguments.model)[:16],
+        "model_hash": model["model"][:16],
         "max_length": max_length,
         "dtype": arguments.dtype,
         "lm_eval": lm_eval.__version__,
     }
-    digest = hashlib.sha256(json.dumps(about | {"truncate": arguments.truncate}).encode())
+    further = {"truncate": arguments.truncate, **model}
+    digest = hashlib.sha256(json.dumps(about | further).encode())
     # Not beside the model but where only this program writes: lm-eval unpickles them.
     answers = Path(os.environ.get("TAPE_CACHE", "cache"), "lm_eval")
     answers /= f"{about['model']}-{digest.hexdigest()[:12]}"

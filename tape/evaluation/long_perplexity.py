@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from tape.command import Parser, expected_errors, integer
-from tape.evaluation.checkpoint import check_length, fingerprint, load_model
+from tape.evaluation.checkpoint import check_length, fingerprint, identified, load_model
 from tape.evaluation.journal import Shard, join
 from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.scoring import BATCH_TOKENS, exp, losses, windows_at_once
@@ -74,8 +74,9 @@ def measure(
             windows = [x for x in windows if np.diff(np.searchsorted(keys, [x.first, x.stop]))]
         batches += batches_of(windows, length, windows_at_once(length, arguments.batch_tokens))
     header = {
-        "model": fingerprint(arguments.model),
+        **identified(arguments.model),
         "text": text.fingerprint(),
+        "keys": None if keys is None else hashlib.sha256(keys.tobytes()).hexdigest(),
         "lengths": lengths,
         "dtype": arguments.dtype,
         "batch_tokens": arguments.batch_tokens,

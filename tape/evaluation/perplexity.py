@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from tape.command import Distinct, Parser, expected_errors, integer
-from tape.evaluation.checkpoint import check_length, fingerprint, load_model
+from tape.evaluation.checkpoint import check_length, identified, load_model
 from tape.evaluation.curves import COLUMNS, Binned, binned, read_curves, write
 from tape.evaluation.journal import Incomplete, Shard, join
 from tape.evaluation.picture import draw
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> list[Perplexity]:
     text.check(model.config.vocab_size)
 
     header = {
-        "model": fingerprint(folder),
+        **identified(folder),
         "text": text.fingerprint(),
         "lengths": list(strides),
         "strides": list(strides.values()),

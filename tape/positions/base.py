@@ -206,8 +206,8 @@ class PositionEncoding(PositionModule):
     def register_constant(self, name: str, value_on_cpu: Tensor) -> None:
         """Registers a non-persistent buffer that follows the device but keeps its dtype. Its value
         must be made with device="cpu": a model that is loaded is built on the meta device."""
-        if value_on_cpu.device.type != "cpu":
-            raise ValueError(f"{name}: make this constant with device='cpu'")
+        if value_on_cpu.device.type != "cpu" or value_on_cpu.element_size() == 2:
+            raise ValueError(f"{name}: make this constant with device='cpu', and in float32")
         self._constants[name] = value_on_cpu
         self.register_buffer(name, value_on_cpu.clone(), persistent=False)
 

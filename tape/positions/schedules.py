@@ -59,7 +59,7 @@ def clipped(frequencies: Tensor, length: int) -> Tensor:
     slow = frequencies * length < 2 * math.pi
     n = slow.sum()
     place = slow.cumsum(0) - 1 + (n == 1)  # a single one is the lowest
-    window = (1 + (math.pi * place / (n - 1).clamp(min=1)).cos()) / 2
+    window = (1 + (math.pi * place.float() / (n - 1).clamp(min=1)).cos()) / 2
     return frequencies * window.where(slow, 1.0)
 
 
@@ -120,7 +120,7 @@ def settled(
             raise ValueError(
                 f"rotary positions: {less}={scaling[less]} must be below {more}={scaling[more]}"
             )
-    if scaling.get("factor", 1) < 1:
+    if (scaling.get("factor") or 1) < 1:
         raise ValueError(f"rotary positions: factor={scaling['factor']} must be a number >= 1")
     if rope_type == "ntk":  # known from here on by its theta
         exponent = config.head_dim / max(config.head_dim - 2, 1)

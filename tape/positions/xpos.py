@@ -41,7 +41,7 @@ class XPos(RoPE):
         D = config.head_dim
         with torch.device("cpu"):
             self.register_constant(
-                "log_zeta", ((torch.arange(0, D, 2) + 0.4 * D) / (1.4 * D)).log()
+                "log_zeta", ((torch.arange(0, D, 2).float() + 0.4 * D) / (1.4 * D)).log()
             )
 
     @classmethod

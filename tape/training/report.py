@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from tape.data.blocks import TokenStream
+from tape.evaluation.decoding import plain_generation
 from tape.evaluation.scoring import Perplexity, perplexity
 from tape.evaluation.windows import Window, spread
 from tape.files import write_text
@@ -75,7 +76,7 @@ def continuation(
     total = min(SAMPLE, model.model.position.max_positions or SAMPLE)
     ids = torch.from_numpy(stream.tokens[: total // 3].astype("int64"))[None].to(model.device)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    with torch.no_grad(), model.evaluation_length(total):
+    with torch.no_grad(), model.evaluation_length(total), plain_generation(model):
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -132,7 +132,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             task.describe(),
         )
         if method:
-            model = adapt(model, method, base, recorded["base_weights"])
+            model = adapt(model, method, base, recorded["base_weights"], settings["frozen"])
             cast_frozen(model, settings["frozen"])
             log.info(describe(model))
         if finished:

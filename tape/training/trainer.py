@@ -20,7 +20,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import (
     PrinterCallback,
     ProgressCallback,
@@ -51,10 +51,16 @@ from tape.ulysses import shard_sequence
 
 class Ready:
     """Collates sequences to a `multiple` of tokens, and decides what a GPU would have to wait for
-    the CPU to decide: which labels are predicted, and whether anything is padded."""
+    the CPU to decide: which labels are predicted, and whether anything is padded. If batches are
+    `joined` later, which labels are predicted is left out: their number differs."""
 
-    def __init__(self, collate: Callable[[list[Any]], dict[str, torch.Tensor]], multiple: int = 1):
-        self.collate, self.multiple = collate, multiple
+    def __init__(
+        self,
+        collate: Callable[[list[Any]], dict[str, torch.Tensor]],
+        multiple: int = 1,
+        joined: bool = False,
+    ):
+        self.collate, self.multiple, self.joined = collate, multiple, joined
 
     def __call__(self, sequences: list[Any]) -> dict[str, torch.Tensor]:
         batch = self.collate(sequences)
@@ -64,7 +70,8 @@ class Ready:
             for name, tokens in batch.items():
                 filling = IGNORED if name == "labels" else 0
                 batch[name] = F.pad(tokens, (0, further), value=filling)
-        if (positions := label_positions(batch["labels"])) is not None:
+        positions = None if self.joined else label_positions(batch["labels"])
+        if positions is not None:
             batch["label_positions"] = positions
         return batch
 
@@ -86,7 +93,9 @@ class LanguageModelTrainer(Trainer):
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
-        self.data_collator = Ready(data_collator, sharing(self.args))
+        # Accelerate reads a stream in one process, and joins the batches of all.
+        joined = isinstance(self.train_dataset, IterableDataset) and self.args.world_size > 1
+        self.data_collator = Ready(data_collator, sharing(self.args), joined)
         self.decoder = next(x for x in self.model.modules() if isinstance(x, TapeModel))
         if sharing(self.args) > 1:
             mesh = self.accelerator.torch_device_mesh
