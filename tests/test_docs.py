@@ -201,7 +201,7 @@ TABLES = [
     (
         "addition",
         "arithmetic",
-        {"only": ["add_[rs]*", "add_adape*", "add_t*", "add_factor*"]},
+        {"only": ["add_[rs]*", "add_adape*", "add_t*", "add_factor*", "add_xavier*"]},
         "randpe",
     ),
     ("addition_ablations", "arithmetic", {"across": ["model.num_recurrences"]}, None),
