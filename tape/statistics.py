@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from statistics import NormalDist, mean, stdev
+from statistics import NormalDist, stdev
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binomtest, nct, permutation_test, rankdata, studentized_range, t
+from scipy.stats import binomtest, nct, permutation_test, rankdata, t
 
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -169,22 +169,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
         adjusted[place] = largest
     return adjusted
-
-
-def tukey(groups: Sequence[Sequence[float]]) -> float:
-    """Returns the half-width of simultaneous intervals of all differences between the means of
-    groups, with their pooled error (Tukey 1953, Kramer 1956 for unequal sizes: the widest)."""
-    error, free = pooled_error(groups)
-    quantile = float(studentized_range.ppf(CONFIDENCE, len(groups), free))
-    smallest, second = sorted(map(len, groups))[:2]
-    return quantile * error * ((1 / smallest + 1 / second) / 2) ** 0.5
-
-
-def pooled_error(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Returns the standard deviation within groups, and its degrees of freedom."""
-    free = sum(len(group) - 1 for group in groups)
-    squares = sum(sum((x - mean(group)) ** 2 for x in group) for group in groups)
-    return (squares / free) ** 0.5, free
 
 
 def smallest_detectable(error: float, free: int, power: float = 0.8) -> float:
