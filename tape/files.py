@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,8 +70,10 @@ def new_folder(target: Path, most: int = 0) -> Iterator[Path]:
     """
     make_folder(target.parent)
     for left in target.parent.glob(f".{target.name}-*"):  # left by killed processes
-        if left.stat().st_mtime < time.time() - 24 * 3600:
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(FileNotFoundError):  # renamed or removed meanwhile
+            changed = max(path.stat().st_mtime for path in (left, *left.rglob("*")))
+            if changed < time.time() - 24 * 3600:
+                shutil.rmtree(left, ignore_errors=True)
     try:
         work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     except OSError as error:

@@ -54,6 +54,16 @@ def test_torch_counts_what_the_formulas_say(position, shape):
     assert flops == formulas.flops(config, length) > 2 * macs
 
 
+@pytest.mark.parametrize("recurrences", [1, 2])
+@pytest.mark.parametrize("pattern", [["tape", "rope"], ["rope", "tape"], ["tape", "tape", "nope"]])
+def test_mixtures_count_updates_before_other_encodings(pattern, recurrences):
+    position = {"name": "mixed", "pattern": pattern}
+    config = make_config(position, num_hidden_layers=4, num_recurrences=recurrences)
+    macs, flops = counting.operations(fake_model(config, "eager"), 16)
+    assert macs == sum(formulas.multiply_adds(config, 16).values())
+    assert flops == formulas.flops(config, 16)
+
+
 @pytest.mark.parametrize("position", ["rope", "fire", "tape", "tape_neither_form"])
 def test_tensors_without_data_count_as_real_ones_do(position):
     config = make_config(position)

@@ -128,6 +128,21 @@ def test_text_corpus_reads_every_kind(tmp_path):
     assert sum(map(len, both_splits(some))) == 4
 
 
+def test_links_are_followed_and_read_once(tmp_path):
+    """A file that is held out is not trained on under another name either."""
+    for folder, name in (("corpus", "a"), ("held", "validation"), ("more", "b")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.txt").write_text(name)
+    corpus = tmp_path / "corpus"
+    (corpus / "link.txt").symlink_to(tmp_path / "held" / "validation.txt")
+    (corpus / "again.txt").symlink_to(corpus / "a.txt")
+    (corpus / "more").symlink_to(tmp_path / "more")
+    (corpus / "more" / "above").symlink_to(corpus)
+    for held_out in (corpus / "link.txt", tmp_path / "held"):
+        train, validation = both_splits(TextCorpus(corpus, held_out))
+        assert (sorted(train), validation) == (["a", "b"], ["validation"])
+
+
 def test_documents_are_split_by_content(tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [json.dumps({"text": text}) for text in DOCUMENTS]
@@ -478,12 +493,20 @@ def test_folders_and_files_appear_whole_or_not_at_all(tmp_path):
 
 def test_what_a_killed_process_left_in_the_cache_goes_after_a_day(tmp_path):
     old, fresh = tmp_path / ".tokens-abc", tmp_path / ".tokens-def"
-    for folder in (old, fresh):
+    going = tmp_path / ".tokens-ghi"  # only its file changes
+    for folder in (old, fresh, going):
         folder.mkdir()
-    os.utime(old, (0, 0))
+    (going / "tokens.bin").touch()
+    for folder in (old, going):
+        os.utime(folder, (0, 0))
     with new_folder(tmp_path / "tokens") as work:
         (work / "file").touch()
-    assert not old.exists() and fresh.exists() and (tmp_path / "tokens" / "file").exists()
+    assert (
+        not old.exists()
+        and fresh.exists()
+        and going.exists()
+        and (tmp_path / "tokens" / "file").exists()
+    )
 
 
 DAMAGES = {

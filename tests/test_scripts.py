@@ -76,6 +76,13 @@ def test_the_papers_recipe_goes_on_slice_by_slice(run_script, tmp_path):
     assert (tmp_path / "output" / "addition_20_heatmaps.png").exists()
 
 
+@pytest.mark.parametrize("setting", ["name=long", "output_dir=output/long"])
+def test_a_synthetic_run_has_its_own_folder(run_script, setting):
+    refused = run_script("train_synthetic.sh", setting, TYPE="rope")
+    printed, _ = refused.communicate()
+    assert refused.returncode == 1 and f"error: {setting}: the result is in output/" in printed
+
+
 @pytest.mark.slow
 def test_the_shape_of_a_llama_is_measured(done, tmp_path):
     outcome = done("gpu/llama_step.sh", SHAPE="small", LENGTH="64", NEW="3")

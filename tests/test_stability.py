@@ -1,5 +1,6 @@
 """What is inside a model, and how it changes when a text is moved."""
 
+import argparse
 import csv
 import json
 import math
@@ -16,7 +17,7 @@ from test_scrolls import byte_tokenizer
 from tape.analysis import faults, stability, visualize
 from tape.analysis.inside import look_inside
 from tape.analysis.stability import attention_change, changes, dot_change, moved
-from tape.analysis.texts import models
+from tape.analysis.texts import models, tabulate
 from tape.positions import Positions
 from tape.statistics import student
 from tape.training.runs import TRAINED
@@ -267,6 +268,20 @@ def test_what_one_model_refuses_does_not_stop_the_others(
     assert ended.value.code == 1 and "| rope |" in text and "| short |" not in text
     assert f"Not in the tables:\n\n* {short}: " in text
     assert "positions, but the model's 'learned' has 20" in text
+
+
+def test_a_model_that_fails_midway_has_no_rows(tmp_path):
+    folders = [make_folder(tmp_path / name, "rope") for name in ("a", "b")]
+
+    def measure(model):
+        yield {"model": model.folder.name}
+        if model.folder.name == "b":
+            raise ValueError("out of windows")
+
+    given = argparse.Namespace(model=folders, out=tmp_path / "out")
+    text, whole = tabulate(given, "table", measure, lambda rows: f"{len(rows)} row")
+    assert text.startswith("1 row\n\nNot in the tables:") and not whole
+    assert (tmp_path / "out" / "table.csv").read_text().split() == ["model", "a"]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -7,6 +7,7 @@ one multiply-add per summed entry of a matrix product. Shapes as in `tape.positi
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from tape import TapeConfig
 from tape.positions.mixed import parts_of
@@ -28,8 +29,12 @@ def multiply_adds(config: TapeConfig, length: int) -> dict[str, int]:
     return decoder | of_encoding(config, length)
 
 
-def of_encoding(config: TapeConfig, length: int) -> dict[str, int]:
-    """Returns those that a decoder without positions (NoPE) does not need."""
+def of_encoding(config: TapeConfig, length: int, ends: bool = True) -> dict[str, int]:
+    """Returns those that a decoder without positions (NoPE) does not need.
+
+    Args:
+        ends: whether the decoder's last layer has this encoding; others may follow in a mixture.
+    """
     position, layers = config.position, config.num_hidden_layers * config.num_recurrences
     C, H, D, N = config.hidden_size, config.num_attention_heads, config.head_dim, length
     match position["name"]:
@@ -54,11 +59,11 @@ def of_encoding(config: TapeConfig, length: int) -> dict[str, int]:
         case "path":
             return of_path(config, length)
         case "tape" | "tape_yarn":
-            return of_tape(config, length)
+            return of_tape(config, length, ends)
         case "mixed":
             found = Counter()
-            for part in parts_of(config, position["pattern"])[1]:
-                found.update(of_encoding(part, length))
+            for part, last in _parts(config):
+                found.update(of_encoding(part, length, last))
             return dict(found)
     return {}
 
@@ -79,15 +84,29 @@ def of_path(config: TapeConfig, length: int) -> dict[str, int]:
     }
 
 
-def of_tape(config: TapeConfig, length: int) -> dict[str, int]:
-    """Returns those of TAPE and its ablations. Every layer but the last updates the state.
+def _parts(config: TapeConfig) -> Iterator[tuple[TapeConfig, bool]]:
+    """Yields the parts of a mixture, and whether the last layer is one of them."""
+    places, parts = parts_of(config, config.position["pattern"])
+    for place, part in enumerate(parts):
+        yield part, place == places[-1]
+
+
+def updates_of(config: TapeConfig, ends: bool) -> int:
+    """Returns how often TAPE's state is updated: in every layer but its last, of the last
+    recurrence; there, too, if layers of other encodings follow, because it is made before them."""
+    layers, recurrences = config.num_hidden_layers, config.num_recurrences
+    return layers * recurrences - (ends or recurrences == 1)
+
+
+def of_tape(config: TapeConfig, length: int, ends: bool = True) -> dict[str, int]:
+    """Returns those of TAPE and its ablations.
 
     In the notation of `tape.positions.tape` the maps mix axis M of the state, in G sets, and leave
     axis N alone: a map I x M takes G I M N multiply-adds per token.
     """
     position, N = config.position, length
     H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    updates, width = config.num_hidden_layers * config.num_recurrences - 1, position["width"]
+    updates, width = updates_of(config, ends), position["width"]
     M, attended = (K, H) if position["tensorial"] else (D // 2, D // 2)
     sets = 1 if position["equivariant"] else 2
     if not (position["tensorial"] or position["equivariant"]):
@@ -115,15 +134,15 @@ def nonlinear(config: TapeConfig, length: int) -> int:
     return softmax + silu + gates(config, length)
 
 
-def gates(config: TapeConfig, length: int) -> int:
+def gates(config: TapeConfig, length: int, ends: bool = True) -> int:
     """Returns the number of inputs of SiLU and ReLU in the encoding."""
     layers, position = config.num_hidden_layers * config.num_recurrences, config.position
     if position["name"] == "fire":
         return layers * length**2 * position["hidden"]
     if position["name"] in ("tape", "tape_yarn") and position["feed_forward"]:
-        return (layers - 1) * length * position["width"]
+        return updates_of(config, ends) * length * position["width"]
     if position["name"] == "mixed":
-        return sum(gates(part, length) for part in parts_of(config, position["pattern"])[1])
+        return sum(gates(part, length, last) for part, last in _parts(config))
     return 0
 
 

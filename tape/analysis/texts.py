@@ -127,7 +127,7 @@ def tabulate(
     refused: dict[Path, str] = {}
     for model in models(arguments.model):
         try:
-            rows += measure(model)
+            rows += [*measure(model)]  # all or none
         except EXPECTED as error:
             refused[model.folder] = in_one_line(error)
     if not rows:

@@ -169,7 +169,8 @@ class TextCorpus(FileCorpus):
         super().__init__(name, documents)
         self.field, self.validation_fraction = field, validation_fraction
         self.held_out = [] if validation is None else _expand("data.validation", validation)
-        self.paths = [p for p in _expand("data.files", files) if p not in self.held_out]
+        held_out = {path.resolve() for path in self.held_out}
+        self.paths = [p for p in _expand("data.files", files) if p.resolve() not in held_out]
         if not self.paths:
             raise FileNotFoundError("every file of data.files is in data.validation as well")
 
@@ -218,11 +219,11 @@ def no_documents(corpus: Corpus, split: Split) -> ValueError:
 
 
 def _expand(setting: str, patterns: Paths) -> list[Path]:
-    """Expands paths, folders and globs to sorted files without duplicates."""
+    """Expands paths, folders and globs to sorted files without duplicates, also by links."""
     several = isinstance(patterns, list | tuple)
     if several and not patterns:
         raise ValueError(f"{setting}={patterns!r} must be a path, a folder or a glob, or several")
-    found: set[Path] = set()
+    found: dict[Path, Path] = {}
     for pattern in patterns if several else [patterns]:
         literal = check_path(setting, pattern).exists()  # file names may contain brackets
         found_here = [str(pattern)] if literal else glob.glob(str(pattern), recursive=True)
@@ -231,8 +232,9 @@ def _expand(setting: str, patterns: Paths) -> list[Path]:
         for match in map(Path, found_here):
             if not match.exists():
                 raise FileNotFoundError(f"{setting}: {match} is a broken link")
-            found.update(_inside(setting, match.resolve()))
-    return sorted(found)
+            for file in _inside(setting, match.resolve()):
+                found.setdefault(file.resolve(), file)
+    return sorted(found.values())
 
 
 def _inside(setting: str, path: Path) -> list[Path]:
@@ -247,9 +249,14 @@ def _inside(setting: str, path: Path) -> list[Path]:
     def refuse(error: OSError) -> NoReturn:
         raise error
 
-    tree = os.walk(path, onerror=refuse)
-    files = (Path(folder, name) for folder, _, names in tree for name in names)
-    inside = [file for file in files if file.name.endswith(KNOWN) and file.is_file()]
+    inside, known = [], set()
+    for folder, folders, names in os.walk(path, onerror=refuse, followlinks=True):
+        if (place := os.path.realpath(folder)) in known:  # a link to a folder above it
+            folders.clear()
+            continue
+        known.add(place)
+        files = (Path(folder, name) for name in names if name.endswith(KNOWN))
+        inside += [file for file in files if file.is_file()]
     if not inside:
         raise FileNotFoundError(f"{setting}: no {', '.join(KNOWN)} in folder {path}")
     return inside
