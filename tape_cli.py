@@ -96,10 +96,12 @@ def main() -> None:
         hint = f"did you mean {close[0]!r}?" if close else "tape --help lists the commands"
         sys.exit(f"error: unknown command {name!r}; {hint}")
     target = TARGETS[name]
-    file = ROOT / target
+    # The checkout that one is in, if it is not that of the installation.
+    root = next(place for place in (Path.cwd(), ROOT) if (place / Path(__file__).name).is_file())
+    file = root / target
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.parent if target.endswith(".py") else Path.cwd()))
-    sys.path.append(str(ROOT))  # `config` is not an installed package
+    sys.path.append(str(root))  # `config` is not an installed package
     if target.endswith(".py"):
         runpy.run_path(str(file), run_name="__main__")
     else:

@@ -123,7 +123,8 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
         setting = override.key_or_group
         there = setting in groups or setting in known or setting.startswith("hydra")
         if not (there or is_added(override)):
-            return no_setting(override, known)
+            of_runs = "; settings of the runs follow --" if name == "sweep" else ""
+            return no_setting(override, known) + of_runs
     return None
 
 

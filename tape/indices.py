@@ -83,7 +83,7 @@ def token_indices(
                 rises >= real if padded else rises,
                 "position_ids must increase from token to token, also after cached tokens, or "
                 "tokens see other documents; give one document per row, or an attention_mask of "
-                "(B, 1, T, S) that separates documents",
+                "(B, 1, T, S) that separates documents; pad prompts of generate() on the left",
                 now=T > 1 and not training,
             )
     if cache is None:

@@ -30,6 +30,17 @@ def test_a_command_answers_help(name, tmp_path, monkeypatch):
     assert outcome.status == 0 and len(outcome.out.splitlines()) > 2, outcome.err
 
 
+def test_commands_are_those_of_the_checkout_that_one_is_in(tmp_path):
+    (tmp_path / "tape" / "evaluation").mkdir(parents=True)
+    for file in ("tape_cli.py", "train.py", "tape/__init__.py", "tape/evaluation/__init__.py"):
+        (tmp_path / file).write_text("print('here')")
+    (tmp_path / "tape" / "evaluation" / "perplexity.py").write_text("print('here')")
+    for name in ("train", "perplexity"):
+        command = [sys.executable, str(ROOT / "tape_cli.py"), name]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert set(done.stdout.split()) == {"here"}, done.stderr
+
+
 @pytest.mark.parametrize("name", ["train", "perplexity"])
 def test_a_command_gets_its_arguments(name, tmp_path):
     """As its file or module does."""

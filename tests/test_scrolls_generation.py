@@ -270,7 +270,7 @@ def test_the_validation_loss_is_that_of_all_tokens(base, data, tmp_path):
         (["length=512"], r"length=512: budget demo has 256 tokens; give budget=demo"),
         (["data.task=qmsm"], "unknown data.task 'qmsm'"),
         (["base_model=/nowhere"], "/nowhere"),
-        (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; use model=keep"),
+        (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; use model=keep, and"),
         (["+position.length=3"], "takes no argument 'length'"),
         (["+position.width=4"], r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
         (

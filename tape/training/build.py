@@ -130,7 +130,7 @@ def adapted_config(
         if changes[name] != getattr(before, name):
             raise ValueError(
                 f"model.{name}={changes[name]}, but {base} has {getattr(before, name)}; "
-                f"use model=keep"
+                f"use model=keep, and model.{name}=null if the experiment sets it"
             )
     return before, config
 

@@ -19,7 +19,7 @@ def check_muon(rate: float | None, arguments: TrainingArguments, method: Method 
     """Raises a ValueError for settings that are in conflict with a `rate` of Muon."""
     conflicts = {
         "trainer.deepspeed": (arguments.deepspeed, "which flattens matrices; take launcher=ddp"),
-        "peft": (method and method.name, "which trains few or no hidden matrices"),
+        "peft": (method and method.name, "which trains few or no hidden matrices; take peft=null"),
         "trainer.optim": (
             arguments.optim if "adamw_torch" not in arguments.optim else None,
             "but all other parameters are AdamW's; take trainer.optim=adamw_torch",
