@@ -107,7 +107,7 @@ def test_runs_of_a_sweep_compose(name):
         (["sweep=passkey", "partial=2"], r"partial=2 must be true or false"),
         (["sweep=passkey", "cluster=pbs"], r"cluster='pbs' must be null, slurm or local"),
         (["sweep=passkey", "name=../outside"], r"name='\.\./outside' must be one folder of "),
-        (["sweep=passkey", "length=64"], r"length=64: there is .*; settings of the runs follow --$"),
+        (["sweep=passkey", "length=64"], r"length=64: .*; settings of the runs follow --$"),
         (["sweep=passkey", "jbos=3"], r"jbos=3: there is no such setting; did you mean 'jobs'"),
         (["sweep=passkey", "-m"], r"--multirun is for train\.py"),
         (["sweep=passkey", "vary.seed=[1,2]"], r"vary\.seed is set by the sweep; give name="),
