@@ -783,7 +783,7 @@ FILES = [
     (f"{GENERATED}number", r"scrolls\.json is damaged .*give budget=\.\.\."),
     (f"{GENERATED}key", r"scrolls\.json is damaged .*give budget=\.\.\."),
     (f"{GENERATED}type", r"unknown budget 5.*Known: demo"),
-    (f"{GENERATED}rows model={{given}}/file", r"file has no model\.safetensors"),
+    (f"{GENERATED}rows model={{given}}/file", r"file is not a folder"),
     (f"{GENERATED}rows model=null", r"model=None must be a path"),
     (f"{GENERATED}rows output=null", r"output=None must be a path"),
     (f"{GENERATED}rows output=''", r"output='' must be a path"),
@@ -992,16 +992,17 @@ EVALUATIONS = [
         for file in ("config.json", "model.safetensors")
     ),
     *(
-        (f"{PERPLEXITY} {{made}}/{name}", rf"{name} has no model\.safetensors")
-        for name in ("file", "loop", "empty", "nothing")
+        (f"{PERPLEXITY} {{made}}/{name}", rf"{name} is not a folder")
+        for name in ("file", "loop", "nothing")
     ),
+    (f"{PERPLEXITY} {{made}}/empty", r"empty has no model\.safetensors"),
     (f"{STABILITY} {{made}}/config_gpt2", r"model_type 'gpt2'; allowed: 'tape'"),
     (f"{STABILITY} {{made}}/tokenizer_nested", r"tokenizer\.json is damaged \(RecursionError"),
     ("-m tape.analysis.faults --out o --model {made}/model_text", r"safetensors is damaged"),
     ("-m tape.export --out o {made}/config_gpt2", r"model_type 'gpt2'; allowed: 'tape'"),
     ("-m tape.export --out o {made}/model_text", r"model\.safetensors is damaged"),
     ("-m tape.export --out o {made}/loop", r"loop is not a folder"),
-    (f"{KEYS}prompts --base_model {{made}}/loop", r"loop has no model\.safetensors"),
+    (f"{KEYS}prompts --base_model {{made}}/loop", r"loop is not a folder"),
     *(
         (f"{command} {{made}}/nan", r"made\d+/nan: some weights are not finite, such as model\.")
         for command in (

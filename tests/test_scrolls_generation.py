@@ -202,7 +202,7 @@ def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
         (["split=valid"], "unknown split 'valid'"),
         (["budget=null"], "has no scrolls.json: it was not fine-tuned on a task; give budget="),
         (["budget=big"], "unknown budget 'big'"),
-        (["model=/nowhere", "budget=null"], r"/nowhere has no model\.safetensors: give the folder"),
+        (["model=/nowhere", "budget=null"], r"/nowhere is not a folder: give that of"),
         (["sample=no"], "sample='no' must be true or false"),
         (["shard=4/3"], "must be i/n"),
         (["sample=true", "top_p=0"], r"top_p=0 must lie in \(0, 1\]"),

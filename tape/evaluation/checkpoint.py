@@ -252,7 +252,7 @@ def weight_files(folder: Path) -> list[Path]:
                     raise ValueError(f"names {name!r}, which is not a file in the same folder")
             return [folder / name for name in names]
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}: give that of a run that has finished")
+        raise ValueError(f"{folder} is not a folder: give that of a run that has finished")
     raise ValueError(f"{folder} has no {WEIGHTS}: give the folder of a run that has finished")
 
 

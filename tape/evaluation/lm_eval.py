@@ -65,15 +65,15 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     metadata: dict[str, Any] = {"tokenizer": str(arguments.model)}
     if arguments.lengths:
         metadata["max_seq_lengths"] = arguments.lengths
-    model = identified(arguments.model)
+    weights = identified(arguments.model)
     about = {
         "model": arguments.model.resolve().name,
-        "model_hash": model["model"][:16],
+        "model_hash": weights["model"][:16],
         "max_length": max_length,
         "dtype": arguments.dtype,
         "lm_eval": lm_eval.__version__,
     }
-    further = {"truncate": arguments.truncate, **model}
+    further = {"truncate": arguments.truncate, **weights}
     digest = hashlib.sha256(json.dumps(about | further).encode())
     # Not beside the model but where only this program writes: lm-eval unpickles them.
     answers = Path(os.environ.get("TAPE_CACHE", "cache"), "lm_eval")
