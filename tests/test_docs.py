@@ -234,7 +234,7 @@ NEEDLE = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
     ("results", "page", "contrasts"),
     [
         ("suite", "suite", OmegaConf.load(CONFIG / "sweep" / "suite.yaml").contrasts),
-        ("needle", "retrieval", NEEDLE),
+        ("needle_long", "retrieval", NEEDLE),
     ],
 )
 def test_the_suite_is_that_of_the_results(results, page, contrasts, tmp_path):
