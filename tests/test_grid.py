@@ -412,7 +412,7 @@ def test_commands(folder, monkeypatch, capsys, tmp_path):
         call(entry)
     with pytest.raises(SystemExit, match=r"error: .* contains no evaluation"):
         call(merging, folder)
-    with pytest.raises(SystemExit, match=r"error: .* has no evaluation with a heat map"):
+    with pytest.raises(SystemExit, match=r"error: no evaluation with a heat map in .*grid: "):
         heatmap.main([str(folder), "--name", "grid"])
     call(entry, f"model={folder}", "samples=1")  # twice the trained lengths
     assert len(read_evaluation(folder / "grid").rows) == 4 * 4 and not list(

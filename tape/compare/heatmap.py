@@ -37,15 +37,17 @@ def main(given: list[str] | None = None) -> None:
     add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
     add("--out", type=picture, default=Path("output/heatmaps"), help="file, as .png and .svg")
     arguments = parser.parse_args(given)
-    found = []
+    found, missing = [], []
     name = arguments.name or shared_name(arguments.runs) or "grid"
     for run in arguments.runs:
-        folder = run / name
-        if not (drawn := maps_in(folder, run.name)):
-            raise ValueError(f"{folder} has no evaluation with a heat map: evaluate that run first")
+        drawn = maps_in(run / name, run.name)
         found += drawn
-    write_figure(side_by_side(found), arguments.out)
-    print(f"{arguments.out}.png and {arguments.out}.svg")
+        missing += [] if drawn else [str(run / name)]
+    if found:
+        write_figure(side_by_side(found), arguments.out)
+        print(f"{arguments.out}.png and {arguments.out}.svg")
+    if missing:
+        raise ValueError(f"no evaluation with a heat map in {', '.join(missing)}: evaluate first")
 
 
 if __name__ == "__main__":
