@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tape.payload import Attended
-from tape.positions import ENCODINGS, LayerPosition, PositionEncoding
+from tape.positions import LayerPosition, PositionEncoding
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -33,7 +33,6 @@ def check_groups(implementation: str, config: PretrainedConfig, group: int) -> N
     """Raises a ValueError unless a model can train in groups of `group` tokens with this attention
     backend."""
     trying = f"training in shifted groups of {group} tokens"
-    able = [name for name, cls in ENCODINGS.items() if cls.biases is PositionEncoding.biases]
     if type(group) is not int or group < 2 or group % 2:
         raise ValueError(
             f"{trying}: it must be an even integer >= 2, because groups are shifted by half"
@@ -42,11 +41,6 @@ def check_groups(implementation: str, config: PretrainedConfig, group: int) -> N
         raise ValueError(
             f"{trying} with attn_implementation={implementation!r}; allowed: "
             f"{', '.join(SUPPORTED_BACKENDS)}"
-        )
-    if (name := config.position["name"]) not in able:
-        raise ValueError(
-            f"{trying} with position {name!r}, which adds a bias to the scores; allowed: "
-            f"{', '.join(able)}"
         )
     if config.num_attention_heads % 2:
         raise ValueError(f"{trying}: num_attention_heads={config.num_attention_heads} is odd")
@@ -62,10 +56,12 @@ def check_layers(model: nn.Module, group: int) -> None:
             f"{trying} with windows of {', '.join(map(str, windows))} tokens: groups replace the "
             "mask; allowed: layers without a window"
         )
-    if any(type(layer.context).bias is not LayerPosition.bias for layer in layers):
+    if type(model.position).biases is not PositionEncoding.biases or any(
+        type(layer.context).bias is not LayerPosition.bias for layer in layers
+    ):
         raise ValueError(
-            f"{trying} with an encoding that adds a bias to the scores, which groups leave out; "
-            "allowed: encodings without one, such as rope or tape"
+            f"{trying} with position {model.config.position['name']!r}, which adds a bias to the "
+            "scores; allowed: nope, rope, tape and others without one"
         )
     if any(layer.context.needs_lse for layer in layers):
         raise ValueError(

@@ -92,7 +92,7 @@ def test_command(runs, tmp_path, capsys):
     assert rows[1][2:4] == ["1.00", "-"]
     main([*map(str, runs[::3]), "--out", str(tmp_path / "one")])  # a seed of each
     printed = capsys.readouterr().out
-    assert "No\nintervals: they need" in printed and " to " not in printed.split("\n\n")[0]
+    assert "No intervals: they need" in printed and " to " not in printed.split("\n\n")[0]
     main([str(tmp_path / "out"), "--samples", "20", "--out", str(tmp_path / "again")])
     assert (tmp_path / "again" / "table.md").read_text() == first
 

@@ -96,16 +96,18 @@ def test_the_shape_of_a_llama_is_measured(done, tmp_path):
 
 @pytest.mark.slow
 def test_all_that_needs_a_gpu_is_rehearsed_slice_by_slice(run_script, tmp_path):
-    first = run_script("gpu/all.sh", SLICE="1", PARTS="layer text")
-    printed, _ = first.communicate()
-    assert first.returncode == 75 and "| text: tape | waits |" in printed, printed
     folder = tmp_path / "output" / "gpu_rehearsal"
-    rows = (folder / "layer" / "speed.csv").read_text()
-    assert rows.startswith("scope,work,")  # in a second, perhaps without a row
+    for seconds in ("1", "4", "8"):  # until a row was measured, also where others share the cores
+        first = run_script("gpu/all.sh", SLICE=seconds, PARTS="layer text")
+        printed, _ = first.communicate()
+        assert first.returncode == 75 and "| text: tape | waits |" in printed, printed
+        if len(rows := (folder / "layer" / "speed.csv").read_text().splitlines()) > 1:
+            break
+    assert len(rows) > 1
     parts = "layer training steps decoding llama addition text"
     second = run_script("gpu/all.sh", SLICE="1800", PARTS=parts)
     printed, _ = second.communicate()
-    assert (folder / "layer" / "speed.csv").read_text().startswith(rows)
+    assert (folder / "layer" / "speed.csv").read_text().splitlines()[: len(rows)] == rows
     logs = "".join(path.read_text()[-2000:] for path in (folder / "logs").iterdir())
     assert second.returncode == 0, printed + logs
     assert (folder / "report.md").read_text() in printed and printed.count("| finished |") == 12

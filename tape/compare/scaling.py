@@ -32,14 +32,15 @@ OF_A_SIZE = ("model.*", "trainer.max_steps", "sequences_per_step")
 BOOTSTRAP = 1000
 NOTE = """\
 L = {floor:.3f} + b C^-{exponent:.3f}, L in nats per token and C in FLOPs; E and the exponent are
-shared. Gain: how many times as much compute {baseline} needs for the same loss. {intervals}
+shared. Gain: how many times as much compute {baseline} needs for the same loss.
+{intervals}
 Residual: root mean square of the losses around the fit; the largest deviation of a size's mean is
 {worst:+.4f} nats ({where})."""
 
 INTERVALS = """\
-Intervals: the
-2.5th to 97.5th percentile of {:,} fits to seeds drawn again within each encoding and size."""
-NO_INTERVALS = "No\nintervals: they need --samples, and two seeds of each encoding and size."
+Intervals: the 2.5th to 97.5th percentile of {:,} fits to seeds drawn again within each encoding and
+size."""
+NO_INTERVALS = "No intervals: they need --samples, and two seeds of each encoding and size."
 
 
 class Fit(NamedTuple):

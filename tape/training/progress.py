@@ -134,8 +134,8 @@ class Console(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if self.flops is not None:
-            half = torch.float16 if args.fp16 else torch.float32
-            dtype = torch.bfloat16 if args.bf16 else half
+            without_bf16 = torch.float16 if args.fp16 else torch.float32
+            dtype = torch.bfloat16 if args.bf16 else without_bf16
             self.peak = product_flops(args.device, dtype) * args.world_size
         if state.is_world_process_zero:
             self.bar = tqdm(
