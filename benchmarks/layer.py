@@ -3,8 +3,6 @@
 python benchmarks/layer.py --shape base
 """
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,8 +10,9 @@ from torch import Tensor
 from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import SHAPES, TOKENS
 from benchmarks.optimisations import inputs, step
-from tape.blockwise import causal_attention
 from tape.command import expected_errors
+from tape.cpu import attend
+from tape.payload import Values
 
 
 def parts(shape: str) -> dict[str, tuple]:
@@ -25,7 +24,9 @@ def parts(shape: str) -> dict[str, tuple]:
     def fused(q: Tensor, k: Tensor, *values: Tensor) -> list[Tensor]:
         return [F.scaled_dot_product_attention(q, k, x, is_causal=True) for x in values]
 
-    blockwise = partial(causal_attention, scaling=q.shape[-1] ** -0.5)
+    def blockwise(q: Tensor, k: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+        return attend(q, k, Values(*values), None, q.shape[-1] ** -0.5)
+
     return {
         "rope: attention": (fused, q, k, v),
         "tape: attention, two fused calls": (fused, q, k, v, payload),

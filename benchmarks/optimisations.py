@@ -25,7 +25,7 @@ from benchmarks.timing import Work
 from tape.analysis.cost import configuration
 from tape.attention import eager, flex, sdpa
 from tape.command import expected_errors
-from tape.payload import Payload
+from tape.payload import Values
 from tape.positions import Positions
 from tape.positions.rotary import apply_rotary
 from tape.positions.tape import TapeLayer
@@ -46,14 +46,14 @@ def rotate_whole(x: Tensor, e: Tensor) -> Tensor:
     return x * e[..., 0, :] + torch.cat((-second, first), dim=-1) * e[..., 1, :]
 
 
-def in_one_call(kernel, q: Tensor, k: Tensor, v: Tensor, payload: Payload) -> Averages:
+def in_one_call(kernel, q: Tensor, k: Tensor, v: Tensor, payload: Tensor | None) -> Averages:
     """Causal averages of values and payload by one of the attention kernels."""
     T, mask = q.shape[2], None
     if kernel is eager:
         mask = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()[None, None]
     elif kernel is flex:
         mask = causal_blocks(T)
-    return kernel(q, k, v, payload, mask, None, q.shape[-1] ** -0.5, 0.0)[:2]
+    return kernel(q, k, Values(v, payload), mask, None, q.shape[-1] ** -0.5, 0.0)[:2]
 
 
 @cache

@@ -1,11 +1,10 @@
 """Attention backends with one signature.
 
-    attended = kernel(q, k, v, payload, mask, bias, scaling, dropout, needs_lse)
+    attended = kernel(q, k, values, mask, bias, scaling, dropout, needs_lse)
 
-q (B, H, T, D); k and v (B, K, S, D); payload (B|1, K|1, S, P), None, or its width P if the cache
-stores it as the last channels of the values (`tape.payload`); mask as the library's mask builder
-for the same backend returns it; bias a `ScoreBias` or None. The result is an `Attended`, whose log-
-sum-exp is None unless `needs_lse`.
+q (B, H, T, D); k (B, K, S, D); values and their payload as `Values` (`tape.payload`); mask as the
+mask builder of transformers for the same backend returns it; bias a `ScoreBias` or None. The result
+is an `Attended`, whose log-sum-exp is None unless `needs_lse`.
 
 Backend names are the library's, so `attn_implementation=`, `set_attn_implementation` and the mask
 builders keep working. An unsupported request raises an error; there is no silent fallback.
@@ -21,19 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import Cache, StaticCache
+from transformers import StaticCache
 from transformers.utils import is_flash_attn_2_available
 
 from tape import cpu, gpu
 from tape.flash import flash, ragged
 from tape.flex import WITH_DROPOUT, flex
-from tape.masks import build_mask, num_slots, restrict, unpadded_blocks
+from tape.masks import Batch, build_mask
 from tape.names import suggestion
-from tape.payload import Attended, Payload, concat_payload, per_query_head, split, split_payload
+from tape.payload import Attended, Values, per_query_head
 from tape.positions import ENCODINGS, ScoreBias
 from tape.positions.scores import masked
 from tape.refusal import refuse_unless
-from tape.s2 import check_groups, shifted_groups
+from tape.s2 import check_groups, padding, shifted_groups
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -46,8 +45,7 @@ NOT_ITS_SCORES = "it computes scores as products of queries and keys, which this
 def eager(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
-    payload: Payload,
+    values: Values,
     mask: Tensor | None,
     bias: ScoreBias | None,
     scaling: float,
@@ -55,8 +53,7 @@ def eager(
     needs_lse: bool = False,
 ) -> Attended:
     """Reference implementation, and the only backend that returns attention weights."""
-    H = q.shape[1]
-    v, payload = split_payload(v, payload)
+    B, H = q.shape[:2]
     scores = q @ per_query_head(k, H).transpose(-1, -2) * scaling
     if bias is not None:
         scores = scores + bias.dense(scores.dtype)
@@ -65,16 +62,15 @@ def eager(
     lse = scores.to(wide).logsumexp(-1) if needs_lse else None
     weights = F.softmax(scores, dim=-1, dtype=wide)
     weights = F.dropout(weights.to(q.dtype), dropout)
-    attended = weights @ per_query_head(v, H)
-    payload = None if payload is None else weights @ per_query_head(payload, H)
-    return Attended(attended, payload, weights, lse)
+    values = values.per_query_head(H, B)
+    payload = None if values.payload is None else weights @ values.payload
+    return Attended(weights @ values.v, payload, weights, lse)
 
 
 def sdpa(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
-    payload: Payload,
+    values: Values,
     mask: Tensor | None,
     bias: ScoreBias | None,
     scaling: float,
@@ -87,42 +83,47 @@ def sdpa(
     width, which falls back to unfused code. Some inputs have faster paths there (`tape.cpu`). No
     kernel returns the log-sum-exp: with it the scores are computed as by `eager`.
     """
-    B, H, T, _ = q.shape
+    B, H, T, D = q.shape
+    plain = values.payload is None and k.shape[1] == H
     is_causal = mask is None and T > 1  # the builder leaves causality to us
     if needs_lse:
         if is_causal:
             mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril()
-        return eager(q, k, v, payload, mask, bias, scaling, dropout, needs_lse)._replace(
-            weights=None
-        )
-    for applies, run in cpu.PATHS:
-        if bias is None and not dropout and applies(q, k, payload, mask):
-            return Attended(*run(q, k, v, payload, mask, scaling))
-    v, payload = split_payload(v, payload)
+        attended = eager(q, k, values, mask, bias, scaling, dropout, needs_lse)
+        return attended._replace(weights=None)
+    if bias is None and not (plain or dropout) and q.device.type == "cpu":
+        averages = cpu.attend(q, k, values, mask, scaling)
+        if averages is not None:
+            return Attended(*averages)
     if bias is not None:
         mask, is_causal = bias.masked(mask, q.dtype, causal=is_causal), False
-    elif is_causal:
-        # Slots of a static cache after the last query are free: drop them.
-        k, v = k[:, :, :T], v[:, :, :T]
-        payload = None if payload is None else payload[:, :, :T]
+    elif is_causal and k.shape[2] > T:  # drop the free slots of a static cache, after the queries
+        k = k[:, :, :T]
+        values = Values(*(None if x is None else x[:, :, :T] for x in values))
     if q.is_cuda:
-        return Attended(*gpu.attend(q, k, v, payload, mask, scaling, dropout, is_causal))
-
-    def attend(values: Tensor) -> Tensor:
-        missing = q.shape[-1] - values.shape[-1]
-        if missing > 0:  # fused kernels need one width; zero channels average to zero
-            return attend(F.pad(values, (0, missing)))[..., :-missing]
-        return F.scaled_dot_product_attention(
-            q, k, values, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scaling
+        return Attended(*gpu.attend(q, k, values, mask, scaling, dropout, is_causal))
+    if not plain:
+        k, values = per_query_head(k, H).expand(B, H, -1, -1), values.per_query_head(H, B)
+    if values.payload is None:
+        parts = [values.v]
+    else:  # with dropout one call: two would draw different dropout masks
+        parts = [values.concat()] if dropout else [values.v, values.payload]
+    averages = []
+    for part in parts:
+        missing = max(0, D - part.shape[-1])  # fused kernels need one width
+        average = F.scaled_dot_product_attention(
+            q,
+            k,
+            F.pad(part, (0, missing)) if missing else part,  # zero channels average to zero
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=is_causal,
+            scale=scaling,
         )
-
-    k, v = (per_query_head(x, H).expand(B, H, *x.shape[-2:]) for x in (k, v))
-    if payload is None:
-        return Attended(attend(v), None)
-    payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
-    if dropout:  # one call: two would draw different dropout masks
-        return Attended(*split(attend(concat_payload(v, payload)), payload))
-    return Attended(attend(v), attend(payload))
+        averages.append(average[..., :-missing] if missing else average)
+    if values.payload is None:
+        return Attended(averages[0], None)
+    return Attended(*values.split(averages[0])) if dropout else Attended(*averages)
 
 
 KERNELS: dict[str, Kernel] = {
@@ -133,32 +134,16 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
-def of_windows(
-    config: PretrainedConfig,
-    windows: set[int | None],
-    x_BTC: Tensor,
-    attention_mask: Tensor | None,
-    cache: Cache | None,
-    real: Tensor | None,
-    slots: Tensor,
-    documents: Tensor | None,
-) -> dict[int | None, tuple[Kernel, Tensor | BlockMask | None]]:
-    """Returns the backend of a forward pass and its mask, for each window (`tape.masks`)."""
-    found, implementation = {}, config._attn_implementation
-    for window in windows:
-        kernel = KERNELS[implementation]
-        if implementation == "flash_attention_2":
-            kernel = partial(kernel, window=window)
-        usual, mask = False, None
-        if implementation == "flex_attention" and attention_mask is None and documents is None:
-            usual, mask = unpadded_blocks(window, x_BTC, cache)
-        if not usual:
-            allowed = restrict(window, real, documents, num_slots(x_BTC, cache))
-            mask = build_mask(config, x_BTC, attention_mask, cache, slots, allowed)
-            if implementation == "flash_attention_2":
-                mask = ragged(mask, documents, x_BTC.shape[1])
-        found[window] = kernel, mask
-    return found
+def kernel_and_mask(
+    config: PretrainedConfig, window: int | None, batch: Batch
+) -> tuple[Kernel, Tensor | BlockMask | None]:
+    """Returns the backend of layers with this window, and their mask (`tape.masks`)."""
+    implementation = config._attn_implementation
+    kernel, mask = KERNELS[implementation], build_mask(config, window, batch)
+    if implementation == "flash_attention_2":
+        mask = ragged(mask, batch.documents, batch.x_BTC.shape[1])
+        kernel = partial(kernel, window=window)
+    return kernel, mask
 
 
 def require(implementation: str, config: PretrainedConfig) -> None:
@@ -186,41 +171,39 @@ def require(implementation: str, config: PretrainedConfig) -> None:
         raise ValueError(WITH_DROPOUT.format(config.attention_dropout))
 
 
-def shifted(implementation: str, config: PretrainedConfig, group: int) -> Kernel:
-    """Returns S2 attention in groups of `group` tokens (`tape.s2`), computed by this backend.
+def shifted(config: PretrainedConfig, group: int, batch: Batch) -> tuple[Kernel, Tensor | None]:
+    """Returns S2 attention in groups of `group` tokens (`tape.s2`), computed by the backend of the
+    configuration, and its mask.
 
     S2 is a training-time pattern and has no backend name of its own, because all named backends
-    compute the same function. Its mask is (B, T), False at padding, or None.
+    compute the same function.
 
     Raises:
-        ValueError: for an unsupported backend or configuration.
+        ValueError: for an unsupported backend, configuration or mask.
     """
-    check_groups(implementation, config, group)
-    return partial(shifted_groups, KERNELS[implementation], group)
+    check_groups(config._attn_implementation, config, group)
+    kernel = partial(shifted_groups, KERNELS[config._attn_implementation], group)
+    return kernel, padding(batch.mask, batch.documents)
 
 
 def check_flash(
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-    key: Tensor,
-    cache: Cache | None,
-    bias: ScoreBias | None,
+    batch: Batch, position_ids: Tensor | None, key: Tensor, bias: ScoreBias | None
 ) -> None:
     """Refuses inputs that flash_attention_2 would misread: it knows neither the free slots of a
-    static cache nor the token indices `key` (B|1, S).
+    static cache nor the positions `key` (B|1, S).
 
     Raises:
         ValueError: for a static cache; for ALiBi with indices that do not count the real tokens.
     """
     conflict = "attn_implementation='flash_attention_2' with"
-    if isinstance(cache, StaticCache):
+    if isinstance(batch.cache, StaticCache):
         raise ValueError(
             f"{conflict} a static cache: it would attend to the free slots; use a dynamic cache, "
             f"or sdpa, flex_attention or eager"
         )
     if bias is None or position_ids is None:
         return
-    real = torch.ones_like(key) if attention_mask is None else attention_mask[:, : key.shape[-1]]
+    real = torch.ones_like(key) if batch.mask is None else batch.mask[:, : key.shape[-1]]
     real = real.bool()
     offset = key - real.cumsum(-1)
     lowest, highest = offset.amin(-1, keepdim=True), offset.amax(-1, keepdim=True)

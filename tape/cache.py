@@ -11,15 +11,32 @@ from torch.compiler import is_compiling
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from tape.payload import Values
 
-def cached_memo(cache: Cache | None, layer_idx: int, width: int) -> Tensor | None:
+
+def cached_memo(cache: Cache, layer_idx: int, width: int) -> Tensor | None:
     """Returns the last `width` channels of a layer's cached keys, (B, K, S, width); None if there
     are none. A static cache has free slots at its end."""
-    if not width or cache is None or layer_idx >= len(cache.layers):
+    if not width or layer_idx >= len(cache.layers):
         return None
     if not cache.layers[layer_idx].is_initialized:
         return None
     return cached_keys(cache, layer_idx)[..., -width:]
+
+
+def stored(
+    cache: Cache, layer_idx: int, k: Tensor, memo: Tensor | None, values: Values
+) -> tuple[Tensor, Tensor | None, Values]:
+    """Appends new tokens to a cache; returns keys, memo and values of all tokens.
+
+    Memo and payload of a token depend on no later token, so they can be cached. They are stored as
+    extra channels of keys and values, which all caches of transformers allow.
+    """
+    keys = k if memo is None else torch.cat((k, memo), dim=-1)
+    keys, all_values = cache.update(keys, values.concat(), layer_idx)
+    if memo is not None:
+        keys, memo = keys.split((k.shape[-1], memo.shape[-1]), dim=-1)
+    return keys, memo, Values.of_joined(all_values, values.width)
 
 
 def cached_keys(cache: Cache, layer_idx: int) -> Tensor:

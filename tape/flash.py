@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tape.payload import Attended, Payload, concat_payload, split, split_payload
+from tape.payload import Attended, Values
 from tape.positions import ScoreBias
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -75,8 +75,7 @@ def functions() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
 def flash(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
-    payload: Payload,
+    values: Values,
     mask: Ragged | Tensor | None,
     bias: ScoreBias | None,
     scaling: float,
@@ -102,17 +101,13 @@ def flash(
         settings["return_attn_probs"] = True
     if isinstance(mask, Tensor):
         mask = Ragged.of(mask, None, q.shape[2])
-    v, payload = split_payload(v, payload)
     attend = partial(_attend, q, k, ragged=mask, settings=settings)
-    if payload is None:
-        values, lse = attend(v)
-        return Attended(values, None, lse=lse)
-    payload = payload.expand(*k.shape[:-1], -1)
-    if dropout:  # one call: two would draw different dropout masks
-        attended, lse = attend(concat_payload(v, payload))
-        return Attended(*split(attended, payload), lse=lse)
-    values, lse = attend(v)
-    return Attended(values, attend(payload)[0], lse=lse)
+    if dropout or values.payload is None:  # one call: two would draw different dropout masks
+        averages, lse = attend(values.concat())
+        return Attended(*values.split(averages), lse=lse)
+    averages, lse = attend(values.v)
+    payload, _ = attend(values.payload.expand(*k.shape[:-1], -1))
+    return Attended(averages, payload, lse=lse)
 
 
 def _check(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from tape.payload import Attended, Payload, concat_payload, split
+from tape.payload import Attended, Values
 from tape.positions import ScoreBias
 from tape.positions.scores import ScoreMod
 
@@ -133,8 +133,7 @@ def _check(q: Tensor, dropout: float, needs_gradient: bool) -> None:
 def flex(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
-    payload: Payload,
+    values: Values,
     mask: BlockMask | Tensor | None,
     bias: ScoreBias | None,
     scaling: float,
@@ -145,9 +144,9 @@ def flex(
 
     Compiled on a GPU; unfused on a CPU, where torch has no gradients for it.
     """
-    _check(q, dropout, any(x.requires_grad for x in (q, k, v)))
+    _check(q, dropout, any(x.requires_grad for x in (q, k, values.v)))
     (B, H, T, _), K, S = q.shape, *k.shape[1:3]
-    values = concat_payload(v, payload)
+    joined = values.concat()
     score_mod = None
     if bias is not None:
         score_mod = bias.score_mod(torch.promote_types(q.dtype, torch.float32))
@@ -155,10 +154,10 @@ def flex(
         mask, score_mod = None, _masked_mod(mask.expand(B, H, T, S), score_mod)
     settings = {"score_mod": score_mod, "block_mask": mask, "scale": scaling, "enable_gqa": K != H}
     settings["return_aux"] = AuxRequest(lse=needs_lse)
-    settings["kernel_options"] = _options(q, values)
+    settings["kernel_options"] = _options(q, joined)
     if torch.compiler.is_compiling() or not q.is_cuda:
-        attended, aux = flex_attention(q, k, values, **settings)
+        attended, aux = flex_attention(q, k, joined, **settings)
     else:  # variants: payload, gradients, cache; one length, then any: more than the default
         with torch._dynamo.config.patch(recompile_limit=64):
-            attended, aux = _compiled()(q, k, values, **settings)
-    return Attended(*split(attended, payload), lse=aux.lse)
+            attended, aux = _compiled()(q, k, joined, **settings)
+    return Attended(*values.split(attended), lse=aux.lse)

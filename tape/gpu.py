@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tape.payload import concat_payload, per_query_head, split
+from tape.payload import Values, per_query_head
 
 WIDEST = 128  # channels of values and payload in one call
 ANY = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
@@ -31,8 +31,7 @@ def kernels(q: Tensor, values: Tensor, mask: Tensor | None) -> list[SDPBackend]:
 def attend(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
-    payload: Tensor | None,
+    values: Values,
     mask: Tensor | None,
     scaling: float,
     dropout: float,
@@ -41,20 +40,20 @@ def attend(
     """Averages values and payload, in one call where they have at most 128 channels."""
     (B, H, _, _), grouped = q.shape, k.shape[1] != q.shape[1]
     # Only the kernels that take neither a mask, float32 nor unequal widths take grouped queries.
-    grouped &= payload is None and mask is None and q.element_size() == 2
+    grouped &= values.payload is None and mask is None and q.element_size() == 2
     if not grouped:
-        k, v = (per_query_head(x, H).expand(B, H, *x.shape[-2:]) for x in (k, v))
+        k, values = per_query_head(k, H).expand(B, H, -1, -1), values.per_query_head(H, B)
 
-    def average(values: Tensor) -> Tensor:
-        with sdpa_kernel(kernels(q, values, mask)):
+    def average(x: Tensor) -> Tensor:
+        with sdpa_kernel(kernels(q, x, mask)):
             return F.scaled_dot_product_attention(
-                *(q, k, values, mask, dropout, is_causal), scale=scaling, enable_gqa=grouped
+                q, k, x, mask, dropout, is_causal, scale=scaling, enable_gqa=grouped
             )
 
+    v, payload = values.v, values.payload
     if payload is None:
         return average(v), None
-    payload = per_query_head(payload, H).expand(B, H, *payload.shape[-2:])
     # Two calls would draw different dropout masks.
     if dropout or v.shape[-1] + payload.shape[-1] <= WIDEST:
-        return split(average(concat_payload(v, payload)), payload)
+        return values.split(average(values.concat()))
     return average(v), average(payload.contiguous())  # cuDNN refused expanded ones

@@ -15,14 +15,13 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from tape.cache import cached_keys
+from tape.masks import Batch
 from tape.refusal import refuse_unless
 
 
 def token_indices(
-    x_BTC: Tensor,
-    attention_mask: Tensor | None,
+    batch: Batch,
     position_ids: Tensor | None,
-    cache: Cache | None,
     cache_layer_idx: int,
     ordered: bool = True,
     training: bool = False,
@@ -40,7 +39,8 @@ def token_indices(
         ValueError: for `ordered` position_ids that do not increase from one real token to the next,
             unless a 4-D mask says which tokens see each other.
     """
-    (B, T), device = x_BTC.shape[:2], x_BTC.device
+    (B, T), device = batch.x_BTC.shape[:2], batch.x_BTC.device
+    attention_mask, cache = batch.mask, batch.cache
     past, kept, S = 0, 0, T
     if cache is not None:
         past, kept = cache.get_seq_length(), cache.get_seq_length(cache_layer_idx)

@@ -18,12 +18,12 @@ from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from tape import attention
-from tape.cache import cached_memo
+from tape.cache import cached_memo, stored
 from tape.configuration import TapeConfig
-from tape.options import AttentionSink, temperature
-from tape.payload import concat_payload, split, width
-from tape.positions import LayerPosition, Tokens
+from tape.inputs import LayerInputs
+from tape.options import AttentionSink, warmed
+from tape.payload import Values
+from tape.positions import LayerPosition
 
 
 class RMSNorm(LlamaRMSNorm):
@@ -66,54 +66,50 @@ class Attention(nn.Module):
         x_BTC: Tensor,
         e: Tensor | None,
         position: LayerPosition,
-        tokens: Tokens,
-        mask: Tensor | None,
-        kernel: attention.Kernel,
-        past_key_values: Cache | None,
-        cache_layer_idx: int,
-        final: bool,
+        inputs: LayerInputs,
+        cache: Cache | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights. The
         `final` layer has no payload."""
-        B, T, _ = x_BTC.shape
-        D = self.config.head_dim
-        q = self.q_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
-        v = self.v_proj(x_BTC).view(B, T, -1, D).transpose(1, 2)  # (B, K, T, D)
+        tokens, shape = inputs.tokens, (*x_BTC.shape[:2], -1, self.config.head_dim)
+        q = self.q_proj(x_BTC).view(shape).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
+        v = self.v_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        past = cached_memo(past_key_values, cache_layer_idx, position.memo_width)
+        past = None
+        if cache is not None:
+            past = cached_memo(cache, inputs.cache_layer_idx, position.memo_width)
         q, k, memo = position.prepare(x_BTC, q, k, e, tokens, past)
         if self.config.query_temperature is not None:
-            wide = torch.promote_types(q.dtype, torch.float32)
-            factor = temperature(tokens.positions.query.to(wide), **self.config.query_temperature)
-            q = (q * factor[:, None, :, None]).to(q.dtype)
-        payload = None if final else position.payload(e, v.dtype)
-        if past_key_values is not None:
-            # State and memo of a token depend on no later token, so they can be cached. They are
-            # stored as extra channels of values and keys, which all of the library's caches allow.
-            k, v = past_key_values.update(
-                concat_payload(k, memo), concat_payload(v, payload), cache_layer_idx
-            )
-            payload = None if payload is None else width(payload)
-            k, memo = split(k, position.memo_width or None)
+            q = warmed(q, tokens.positions.query, **self.config.query_temperature)
+        values = Values(v, None if inputs.final else position.payload(e, v.dtype))
+        if cache is not None:
+            k, memo, values = stored(cache, inputs.cache_layer_idx, k, memo, values)
         bias = position.bias(x_BTC, q, k, memo, tokens)
         if bias is not None and bias.replaces_products:
             q, k = q[..., :0], k[..., :0]
         dropout = self.config.attention_dropout if self.training else 0.0
         needs_lse = position.needs_lse or self.sink is not None
-        *averages, lse = kernel(q, k, v, payload, mask, bias, self.scaling, dropout, needs_lse)
+        *averages, lse = inputs.kernel(
+            q, k, values, inputs.mask, bias, self.scaling, dropout, needs_lse
+        )
         if position.needs_lse:  # weights are the averages of unit vectors
             averages = [None if x is None else position.finish(x, lse) for x in averages]
         if self.sink is not None:
             averages = [None if x is None else self.sink(x, lse) for x in averages]
         attended, payload, weights = averages
-        return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1)), payload, weights
+        return self.o_proj(attended.transpose(1, 2).flatten(2)), payload, weights
 
 
 class DecoderLayer(GradientCheckpointingLayer):
     """One layer: x' = f(x, e), e' = g(x, e). X does not depend on E between attention and MLP, so g
-    is called once, after both."""
+    is called once, after both.
+
+    Attributes:
+        context: the encoding in this layer.
+        window: that of the encoding, or else of the configuration.
+    """
 
     def __init__(self, config: TapeConfig, context: LayerPosition):
         super().__init__()
@@ -122,34 +118,22 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.context = context
-
-    @property
-    def window(self) -> int | None:
-        """The encoding's window, or else the configuration's."""
-        own = self.context.window
-        return self.self_attn.config.sliding_window if own is None else own
+        self.window = config.sliding_window if context.window is None else context.window
 
     def forward(
         self,
         x_BTC: Tensor,
         e: Tensor | None,
         *,
-        tokens: Tokens,
-        mask: Tensor | None,
-        kernel: attention.Kernel,
+        inputs: LayerInputs,
         past_key_values: Cache | None = None,
-        cache_layer_idx: int = 0,
-        final: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Computes x' and e'; a recurrence has `cache_layer_idx`es of its own. The `final` layer
-        returns e as it is, because its result would not be used."""
-        own = e if tokens.state is None else tokens.state
-        attended, attended_e, _ = self.self_attn(
-            self.input_layernorm(x_BTC),
-            *(own, self.context, tokens, mask, kernel, past_key_values, cache_layer_idx, final),
-        )
+        """Computes x' and e'. The `final` layer returns e as it is: its result would not be
+        used."""
+        normed = self.input_layernorm(x_BTC)
+        attended, attended_e, _ = self.self_attn(normed, e, self.context, inputs, past_key_values)
         x_BTC = x_BTC + attended
         mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
-        if not final and tokens.state is None:
+        if not inputs.final:
             e = self.context.next_state(e, attended_e, mlp_out)
         return x_BTC + mlp_out, e

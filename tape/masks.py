@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,17 @@ from tape.positions.scores import lookup
 
 # (batch, head, query slot, key slot) -> whether they attend; of scalars, or tensors that broadcast.
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Batch(NamedTuple):
+    """The new tokens of a forward pass, and what they may attend to."""
+
+    x_BTC: Tensor  # embeddings
+    mask: Tensor | None  # (B, S) boolean, False at padding, or (B, 1, T, S) as given
+    cache: Cache | None
+    slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
+    real: Tensor | None  # (B|1, S) False at padding; None without padding
+    documents: Tensor | None  # (B, T) numbers of packed documents; only without a cache
 
 
 def restrict(
@@ -68,20 +80,18 @@ def unpadded_blocks(
     return T == 1 and window is None and not cache.is_compileable, None
 
 
-def build_mask(
-    config: TapeConfig,
-    x_BTC: Tensor,
-    attention_mask: Tensor | None,
-    cache: Cache | None,
-    slots: Tensor,
-    allowed: Allowed | None,
-) -> Tensor | BlockMask | None:
-    """Returns the mask for the backend of the configuration, as the library's mask builder does,
-    where `allowed` is a further condition. Flash attention takes it as arguments of its own.
-
-    Args:
-        slots: (T,) cache slots of the new tokens.
-    """
+def build_mask(config: TapeConfig, window: int | None, batch: Batch) -> Tensor | BlockMask | None:
+    """Returns the mask for the backend of the configuration, as the mask builder of transformers
+    does, with a window and documents (`restrict`). Flash attention takes these two as arguments of
+    its own."""
+    x_BTC, attention_mask, cache, slots, real, documents = batch
+    implementation, allowed = config._attn_implementation, None
+    if implementation == "flex_attention" and attention_mask is None and documents is None:
+        serves, blocks = unpadded_blocks(window, x_BTC, cache)
+        if serves:
+            return blocks
+    if window is not None or documents is not None:
+        allowed = restrict(window, real, documents, num_slots(x_BTC, cache))
     given = {
         "config": config,
         "inputs_embeds": x_BTC,
@@ -90,7 +100,6 @@ def build_mask(
         # gap in them for the border of a packed document.
         "past_key_values": None if cache is None else CacheSizes(cache),
     }
-    implementation = config._attn_implementation
     if implementation == "flex_attention" and (attention_mask is None or attention_mask.ndim == 2):
         return create_causal_mask(**given, and_mask_function=allowed)
     mask = create_causal_mask(**given)

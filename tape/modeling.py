@@ -11,23 +11,21 @@ from functools import reduce
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from tape import attention, indices, positions
-from tape.cache import GrowingCache
+from tape import attention, positions
 from tape.configuration import TapeConfig
-from tape.documents import check_documents, number_documents
 from tape.generation import TapeGenerationMixin
+from tape.inputs import Call, prepare
 from tape.layer import Attention, DecoderLayer, RMSNorm
 from tape.loss import Head
-from tape.positions import PositionModule, Positions, Tokens
-from tape.s2 import check_layers, padding
+from tape.positions import PositionModule
+from tape.s2 import check_groups, check_layers
 from tape.ulysses import Shard, check_tensor_parallelism
 
 
@@ -103,7 +101,7 @@ class TapePreTrainedModel(PreTrainedModel):
         """
         if group is not None:
             check_layers(self.base_model, group)
-            attention.shifted(self.config._attn_implementation, self.config, group)
+            check_groups(self.config._attn_implementation, self.config, group)
         self.base_model.group = group
 
 
@@ -141,109 +139,31 @@ class TapeModel(TapePreTrainedModel):
         """
         Args:
             input_ids: (B, T) the new tokens; or `inputs_embeds`, (B, T, C).
-            attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S),
-                used as given.
+            attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S).
             position_ids: (B|1, T) indices of the new tokens, by default a count of the real ones.
                 They must increase (`tape.indices`) unless the encoding is not `ordered`.
-            past_key_values: any of the library's caches.
+            past_key_values: any cache of transformers.
             use_cache: create a cache if none is given; by default as configured, never in training.
-            output_hidden_states, output_attentions: also return them for every layer of every
-                recurrence.
-            document_ids: (B, T) integers, equal within a document and different in the next.
-                Tokens attend within their document, and token indices restart in each, as if it
-                were a row by itself. All documents share one draw of positions. Without a cache.
+            output_hidden_states, output_attentions: return them of all layers and recurrences.
+            document_ids: (B, T) integers, equal within a document and different in the next. Tokens
+                attend within their document, and token indices restart in each. Without a cache.
 
         Raises:
-            ValueError: unless exactly one of `input_ids` and `inputs_embeds` is given; for
-                attention weights of a backend without them; for inconsistent masks, indices and
-                caches (`tape.indices`); for documents with a cache or position_ids.
+            ValueError: for contradictory arguments, and for what the backend does not support.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        if output_attentions and self.config._attn_implementation != "eager":
-            raise ValueError(
-                "output_attentions=True with "
-                f"attn_implementation={self.config._attn_implementation!r}, which does not return "
-                "attention weights; use 'eager'"
-            )
-        x_BTC = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if document_ids is not None:
-            check_documents(document_ids, x_BTC, position_ids, past_key_values, use_cache)
-        elif use_cache is None:
-            use_cache = self.config.use_cache and not self.training and self.shard is None
-        if use_cache and past_key_values is None:
-            # The library's cache for compiled and exported models.
-            past_key_values = DynamicCache() if is_compiling() else GrowingCache()
-
-        indices.check_mask(attention_mask, x_BTC.shape[1], past_key_values, self.training)
-        if attention_mask is not None and attention_mask.ndim == 2:
-            attention_mask = attention_mask.to(x_BTC.device, torch.bool)
-        indices_layer = len(self.layers) * self.config.num_recurrences  # in the cache
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
-        real = indices.real_tokens(attention_mask, slots)
-        documents, index = number_documents(document_ids, real)
-        if self.group is not None and self.training and past_key_values is None:
-            kernel = attention.shifted(self.config._attn_implementation, self.config, self.group)
-            kernels = {None: (kernel, padding(attention_mask, documents))}
-        else:
-            kernels = attention.of_windows(
-                *(self.config, {layer.window for layer in self.layers}, x_BTC, attention_mask),
-                *(past_key_values, real, slots, documents),
-            )
-        if self.position.reads:
-            last = indices.last_index(past_key_values, indices_layer, slots)
-            new = None if real is None else real[:, slots]
-            position_ids = index = self.position.read(input_ids, new, last, documents)
-        if documents is not None:
-            query, key, kept = index, index, None
-        else:
-            query, key, kept = indices.token_indices(
-                *(x_BTC, attention_mask, position_ids, past_key_values, indices_layer),
-                ordered=self.position.ordered,
-                training=self.training,
-            )
-        sampler = self.position.sampler
-        indices.check_draw(sampler.draw, past_key_values)
-        extent = key.shape[-1] if position_ids is None and kept is None else None  # if they count
-        where = Positions(*sampler(query, key, self.training, extent))  # one draw for all layers
-        here = where  # of the tokens that this process has
-        if self.shard is not None:
-            x_BTC, where, here, real, slots = self.shard.own(x_BTC, where, real, slots)
-            kernels = self.shard.kernels(kernels, past_key_values, output_attentions)
-        x_BTC = self.position.embed(x_BTC, here)
-        wide = torch.promote_types(x_BTC.dtype, torch.float32)
-        e = self.position.state(here, wide)
-        states = self.position.states(here, wide, len(self.layers))
-        biases = self.position.biases(where, len(self.layers))
-        if self.config._attn_implementation == "flash_attention_2":
-            bias = next((bias for bias in biases if bias is not None), None)
-            attention.check_flash(attention_mask, position_ids, key, past_key_values, bias)
-        if kept is not None:  # after all checks
-            indices.keep_indices(past_key_values, indices_layer, kept, x_BTC.shape[1])
-        own = zip(biases, states, strict=True)
-        before = None if self.shard is None else self.shard.sum_before
-        tokens = [Tokens(here, bias, real, slots, state, documents, before) for bias, state in own]
-        layers = [*zip(self.layers, tokens, strict=True)] * self.config.num_recurrences
-        embedding = x_BTC
-        for idx, (layer, seen) in enumerate(layers):
-            if idx and idx % len(self.layers) == 0:  # the next recurrence
-                x_BTC = x_BTC + embedding
-            kernel, mask = kernels[layer.window]
+        ids, embeds = input_ids, inputs_embeds
+        call = Call(ids, embeds, attention_mask, position_ids, past_key_values, use_cache)
+        call = call._replace(output_attentions=output_attentions, document_ids=document_ids)
+        inputs = prepare(self, call)
+        x_BTC, states = inputs.x_BTC, inputs.states
+        for idx, own in enumerate(inputs.layers):
+            layer = self.layers[idx % len(self.layers)]
+            if idx and layer is self.layers[0]:  # the next recurrence
+                x_BTC = x_BTC + inputs.x_BTC
+            n = layer.context.entry
             # x and e are positional: reentrant checkpointing drops gradients of keyword arguments.
-            x_BTC, e = layer(
-                x_BTC,
-                e,
-                tokens=seen,
-                mask=mask,
-                kernel=kernel,
-                past_key_values=past_key_values,
-                cache_layer_idx=idx,
-                final=idx == len(layers) - 1,
-            )
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(x_BTC), past_key_values=past_key_values
-        )
+            x_BTC, states[n] = layer(x_BTC, states[n], inputs=own, past_key_values=inputs.cache)
+        return BaseModelOutputWithPast(self.norm(x_BTC), past_key_values=inputs.cache)
 
 
 class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):

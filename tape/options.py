@@ -26,7 +26,9 @@ class AttentionSink(PositionModule):
         return average_BHTP * share[..., None].to(average_BHTP.dtype)
 
 
-def temperature(positions: Tensor, scale: float, length: int) -> Tensor:
-    """Returns 1 + scale log(1 + floor((i + 1) / length)) of every position i: the factor of queries
-    in Llama 4, after Scalable-Softmax (arXiv 2501.19399)."""
-    return 1 + scale * torch.log1p(((positions + 1) / length).floor())
+def warmed(q_BHTD: Tensor, positions_BT: Tensor, scale: float, length: int) -> Tensor:
+    """Multiplies the query at position i by 1 + scale log(1 + floor((i + 1) / length)), as in Llama
+    4, after Scalable-Softmax (arXiv 2501.19399)."""
+    positions = positions_BT.to(torch.promote_types(q_BHTD.dtype, torch.float32))
+    factor = 1 + scale * torch.log1p(((positions + 1) / length).floor())
+    return (q_BHTD * factor[:, None, :, None]).to(q_BHTD.dtype)

@@ -1,7 +1,7 @@
-"""Payload: the slice of the positional state that attention averages next to the values.
+"""What attention takes and returns: values, and the payload that is averaged next to them.
 
-A payload is a tensor (B|1, K|1, S, P). A cache stores it as the last P channels of the values; it
-is then given as its width P, so that the cache is not copied.
+The payload is the slice of the positional state that attention averages under the same weights as
+the values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,47 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Payload = Tensor | int | None
+
+class Values(NamedTuple):
+    """What attention averages. A cache stores values and payload as one tensor, of which `v` and
+    `payload` are views then."""
+
+    v: Tensor  # (B, K, S, D)
+    payload: Tensor | None = None  # (B|1, K|1, S, P)
+    joined: Tensor | None = None  # (B, K, S, D + P), if there is one
+
+    @classmethod
+    def of_joined(cls, joined: Tensor, P: int) -> Values:
+        """Returns the last P channels as the payload, the others as values."""
+        return cls(*joined.split((joined.shape[-1] - P, P), dim=-1), joined) if P else cls(joined)
+
+    @property
+    def width(self) -> int:
+        """P, the width of the payload; 0 without one."""
+        return 0 if self.payload is None else self.payload.shape[-1]
+
+    def concat(self) -> Tensor:
+        """Returns values and payload in one tensor (B, K, S, D + P)."""
+        if self.payload is None:
+            return self.v
+        if self.joined is not None:
+            return self.joined
+        return torch.cat((self.v, self.payload.expand(*self.v.shape[:-1], -1)), dim=-1)
+
+    def split(self, averages: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the averages of `concat` as those of values and of the payload."""
+        if self.payload is None:
+            return averages, None
+        return averages.split((averages.shape[-1] - self.width, self.width), dim=-1)
+
+    def per_query_head(self, H: int, B: int) -> Values:
+        """Returns both with B sequences and H heads."""
+        shape = (B, H, -1, -1)
+        payload = self.payload
+        return Values(
+            per_query_head(self.v, H).expand(shape),
+            None if payload is None else per_query_head(payload, H).expand(shape),
+        )
 
 
 class Attended(NamedTuple):
@@ -21,30 +61,6 @@ class Attended(NamedTuple):
     payload: Tensor | None  # (B, H, T, P), averaged under the same weights
     weights: Tensor | None = None  # (B, H, T, S), if the backend has them
     lse: Tensor | None = None  # (B, H, T) log-sum-exp of the masked scores, if asked for
-
-
-def concat_payload(v: Tensor, payload: Payload) -> Tensor:
-    """Concatenates values and payload: (B, K, S, D + P)."""
-    if not isinstance(payload, Tensor):
-        return v
-    return torch.cat((v, payload.expand(*v.shape[:-1], -1)), dim=-1)
-
-
-def split(x: Tensor, payload: Payload) -> tuple[Tensor, Tensor | None]:
-    """Splits the result of `concat_payload`, or its average; None without a payload."""
-    if payload is None:
-        return x, None
-    P = width(payload)
-    return x.split((x.shape[-1] - P, P), dim=-1)
-
-
-def split_payload(v: Tensor, payload: Payload) -> tuple[Tensor, Tensor | None]:
-    """Returns values and payload as two tensors."""
-    return split(v, payload) if isinstance(payload, int) else (v, payload)
-
-
-def width(payload: Tensor | int) -> int:
-    return payload if isinstance(payload, int) else payload.shape[-1]
 
 
 def per_query_head(x_BKSD: Tensor, num_heads: int) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tape.payload import Attended
+from tape.payload import Attended, Values
 from tape.positions import LayerPosition, PositionEncoding
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ def shifted_groups(
     group: int,
     q: Tensor,
     k: Tensor,
-    v: Tensor,
-    payload: Tensor | None,
+    values: Values,
     mask: Tensor | None,
     bias: None,
     scaling: float,
@@ -118,12 +117,12 @@ def shifted_groups(
         size = min(size, T)
         folded = [_fold(x, size) for x in parts]
         q, k, v, payload = folded if len(folded) == 4 else (*folded, None)
-        found = within(q, k, v, payload, None, None, scaling, dropout, needs_lse)
+        found = within(q, k, Values(v, payload), None, None, scaling, dropout, needs_lse)
         lse = found.lse[..., None] if needs_lse else None
         averages = (found.values, found.payload, lse)
         return [_unfold(x, B, T) for x in averages if x is not None]
 
-    parts = [q, *_for_halves(q, [k, v] if payload is None else [k, v, payload])]
+    parts = [q, *_for_halves(q, [x for x in (k, values.v, values.payload) if x is not None])]
     if mask is not None:
         order = mask.int().argsort(dim=-1, descending=True, stable=True)  # real tokens first
         parts = [_reorder(x, order) for x in parts]
@@ -138,7 +137,7 @@ def shifted_groups(
     if mask is not None:
         averages = [_reorder(x, order.argsort(dim=-1)) for x in averages]
     lse = averages.pop()[..., 0] if needs_lse else None
-    return Attended(averages[0], None if payload is None else averages[1], lse=lse)
+    return Attended(averages[0], None if values.payload is None else averages[1], lse=lse)
 
 
 def _for_halves(q: Tensor, parts: Parts) -> Parts:

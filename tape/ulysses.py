@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tape.loss import IGNORED
-from tape.payload import Attended
+from tape.payload import Attended, Values
 from tape.positions import ENCODINGS, Positions, ScoreBias, sampling
 
 if TYPE_CHECKING:
@@ -143,8 +143,7 @@ class Shard:
         kernel: Kernel,
         q: Tensor,
         k: Tensor,
-        v: Tensor,
-        payload: Tensor | None,
+        values: Values,
         mask: Any,
         bias: ScoreBias | None,
         scaling: float,
@@ -152,13 +151,13 @@ class Shard:
         needs_lse: bool = False,
     ) -> Attended:
         """As the kernel; the mask is that of the whole text."""
-        heads = q.shape[1] // self.size
+        heads, payload = q.shape[1] // self.size, values.payload
         if payload is not None:
             payload = self.to_heads(payload.expand(*k.shape[:3], -1))
         if bias is not None:
             bias = bias.across(self.to_heads, self.rank * heads, heads)
-        q, k, v = map(self.to_heads, (q, k, v))
-        found = kernel(q, k, v, payload, mask, bias, scaling, dropout, needs_lse)
+        q, k, v = map(self.to_heads, (q, k, values.v))
+        found = kernel(q, k, Values(v, payload), mask, bias, scaling, dropout, needs_lse)
         payload = None if found.payload is None else self.to_tokens(found.payload)
         lse = None if found.lse is None else self.to_tokens(found.lse[..., None])[..., 0]
         return Attended(self.to_tokens(found.values), payload, None, lse)

@@ -9,7 +9,7 @@ from torch.nn.attention import flex_attention
 from transformers import DynamicCache, StaticCache, masking_utils
 
 from tape import TapeForCausalLM, attention, flash
-from tape.payload import Attended, split_payload
+from tape.payload import Attended, Values
 from tape.positions import LayerPosition
 
 LENGTH = 15
@@ -165,9 +165,9 @@ def test_flash_generates(position, flash_attn):
 
 def test_flash_drops_the_same_tokens_of_values_and_payload(flash_attn):
     q, k, v = torch.randn(3, 1, 2, 40, 8)
-    values, payload, *_ = flash.flash(q, k, v, v, None, None, 0.3, 0.5)
+    values, payload, *_ = flash.flash(q, k, Values(v, v), None, None, 0.3, 0.5)
     torch.testing.assert_close(values, payload)
-    assert not torch.allclose(values, flash.flash(q, k, v, v, None, None, 0.3, 0.0)[0])
+    assert not torch.allclose(values, flash.flash(q, k, Values(v, v), None, None, 0.3, 0.0)[0])
 
 
 @pytest.mark.parametrize("dropout", [0.0, 1e-12])
@@ -175,8 +175,8 @@ def test_flash_drops_the_same_tokens_of_values_and_payload(flash_attn):
 def test_flash_takes_a_payload_of_any_width(width, dropout, flash_attn):
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
     payload, mask = torch.randn(1, 1, 9, width), torch.ones(5, 9).tril(4).bool()
-    ours = flash.flash(q, k, v, payload, None, None, 0.3, dropout)
-    expected = attention.eager(q, k, v, payload, mask, None, 0.3, 0.0)
+    ours = flash.flash(q, k, Values(v, payload), None, None, 0.3, dropout)
+    expected = attention.eager(q, k, Values(v, payload), mask, None, 0.3, 0.0)
     for average, reference in zip(ours[:2], expected[:2], strict=True):
         torch.testing.assert_close(average, reference, **EXACT)
 
@@ -213,10 +213,10 @@ def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
     with pytest.raises(
         ValueError, match="head_dim=144 with values of width 288: both must be <= 256"
     ):
-        flash.flash(q, q, q, q, None, None, 1.0, 0.1)
+        flash.flash(q, q, Values(q, q), None, None, 1.0, 0.1)
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"torch.float32: it supports float16 and bfloat16"):
-        flash.flash(q, q, q, q, None, None, 1.0, 0.0)
+        flash.flash(q, q, Values(q, q), None, None, 1.0, 0.0)
 
 
 @torch.no_grad()
@@ -262,9 +262,9 @@ def test_flex_refuses_what_it_cannot_do():
         model.set_attn_implementation("flex_attention")
     q = torch.randn(1, 1, 3, 8, requires_grad=True)
     with pytest.raises(ValueError, match=message):
-        attention.flex(q, q, q, None, None, None, 1.0, 0.1)
+        attention.flex(q, q, Values(q), None, None, 1.0, 0.1)
     with pytest.raises(ValueError, match=r"gradients on cpu.*use sdpa or eager"):
-        attention.flex(q, q, q, None, None, None, 1.0, 0.0)
+        attention.flex(q, q, Values(q), None, None, 1.0, 0.0)
 
 
 class SinkLayer(LayerPosition):
@@ -275,7 +275,7 @@ class SinkLayer(LayerPosition):
     def __init__(self, inner, sinks):
         super().__init__()
         self.inner, self.sinks = inner, torch.nn.Parameter(sinks.clone())
-        for name in ("memo_width", "prepare", "bias", "payload", "next_state"):
+        for name in ("memo_width", "prepare", "bias", "payload", "next_state", "entry"):
             setattr(self, name, getattr(inner, name))
 
     def finish(self, attended_BHTD, lse_BHT):
@@ -295,12 +295,12 @@ def test_the_log_sum_exp_makes_a_sink(kernel, position, request, monkeypatch):
     for layer in model.model.layers:
         layer.context = SinkLayer(layer.context, sinks)
 
-    def with_a_key_more(q, k, v, payload, mask, bias, scaling, dropout, needs_lse):
+    def with_a_key_more(q, k, values, mask, bias, scaling, dropout, needs_lse):
         scores = q @ k.mT * scaling + mask + (0 if bias is None else bias.dense(q.dtype))
         last = sinks_of_all[:, None, None].expand(*q.shape[:3], 1)
         weights = torch.cat((scores, last), dim=-1).softmax(-1)[..., :-1]
-        v, payload = split_payload(v, payload)
-        return Attended(weights @ v, None if payload is None else weights @ payload, weights)
+        payload = None if values.payload is None else weights @ values.payload
+        return Attended(weights @ values.v, payload, weights)
 
     tokens, mask = padded()
     with monkeypatch.context() as patch:

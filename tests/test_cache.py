@@ -127,7 +127,7 @@ def test_a_graph_makes_the_librarys():
     seen = []
     model = make_model("tape").eval()
     hook = model.register_forward_hook(lambda _, __, out: seen.append(type(out.past_key_values)))
-    with torch.no_grad(), mock.patch("tape.modeling.is_compiling", lambda: True):
+    with torch.no_grad(), mock.patch("tape.inputs.is_compiling", lambda: True):
         model(random_tokens(1, 4), use_cache=True)
     hook.remove()
     assert seen == [DynamicCache]

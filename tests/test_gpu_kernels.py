@@ -5,6 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from tape import attention, gpu
+from tape.payload import Values
 
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 H, T, D = 4, 9, 16
@@ -31,9 +32,9 @@ def test_equals_eager(kind, K, P):
     q, k, v, payload = tensors(K, P or 1, heads=1 if P == 8 else None)
     payload = None if P is None else payload
     mask = masks()[kind]
-    found = gpu.attend(q, k, v, payload, mask, 0.3, 0.0, is_causal=mask is None)
+    found = gpu.attend(q, k, Values(v, payload), mask, 0.3, 0.0, is_causal=mask is None)
     shown = torch.ones(T, T, dtype=torch.bool).tril() if mask is None else mask
-    expected = attention.eager(q, k, v, payload, shown, None, 0.3, 0.0)[:2]
+    expected = attention.eager(q, k, Values(v, payload), shown, None, 0.3, 0.0)[:2]
     inputs = [x for x in (q, k, v, payload) if x is not None]
     gradients = []
     for averages in (found, expected):
@@ -44,7 +45,7 @@ def test_equals_eager(kind, K, P):
     torch.testing.assert_close(*gradients, **EXACT)
 
 
-def calls(monkeypatch, *given, dropout=0.0):
+def calls(monkeypatch, q, k, v, payload, mask, dropout=0.0):
     """What each call of torch's function gets: allowed kernels, widths of the values, heads."""
     found = []
 
@@ -65,8 +66,7 @@ def calls(monkeypatch, *given, dropout=0.0):
 
     monkeypatch.setattr(gpu, "sdpa_kernel", Allowed)
     monkeypatch.setattr(gpu.F, "scaled_dot_product_attention", attend)
-    mask = given[-1]
-    gpu.attend(*given, 1.0, dropout, mask is None)
+    gpu.attend(q, k, Values(v, payload), mask, 1.0, dropout, mask is None)
     return found
 
 
@@ -104,5 +104,5 @@ def test_runs_in_one_graph():
     q, k, v, payload = tensors(H, dtype=torch.float32)
     torch._dynamo.reset()
     compiled = torch.compile(gpu.attend, backend="aot_eager", fullgraph=True)
-    given = (q, k, v, payload, None, 0.3, 0.0, True)
+    given = (q, k, Values(v, payload), None, 0.3, 0.0, True)
     torch.testing.assert_close(compiled(*given), gpu.attend(*given))

