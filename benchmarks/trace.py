@@ -39,7 +39,7 @@ class Trace(NamedTuple):
 
 
 def training_step(position: str) -> Trace:
-    """Traces the forward and backward pass of a model of one layer and its loss."""
+    """Traces the forward and backward pass of a small model and its loss."""
     torch.manual_seed(0)
     config = TapeConfig(
         vocab_size=64,
