@@ -1,0 +1,213 @@
+"""transformers' Trainer trains and evaluates the decoder as it does a Llama."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import make_model, random_tokens
+from tokenizers import Tokenizer, models
+from transformers import (
+    DataCollatorForLanguageModeling,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.utils import find_labels
+
+from tape import TapeForCausalLM
+from tape.positions import ENCODINGS
+
+wrong = pytest.mark.xfail(strict=True, reason="label_positions counts as a label; no logits")
+LENGTHS = [15, 9, 12, 4, 15, 7]
+
+
+def make_rows(lengths=LENGTHS):
+    tokens = random_tokens(len(lengths), max(lengths))
+    return [{"input_ids": row[:n].tolist()} for row, n in zip(tokens, lengths, strict=True)]
+
+
+def collate(rows):
+    """Padded on the right, as by DataCollatorForLanguageModeling."""
+    width = max(len(row["input_ids"]) for row in rows)
+    batch = {"input_ids": [], "attention_mask": [], "labels": []}
+    for row in rows:
+        tokens = torch.tensor(row["input_ids"])
+        further = (0, width - len(tokens))
+        batch["input_ids"].append(F.pad(tokens, further))
+        batch["attention_mask"].append(F.pad(torch.ones_like(tokens), further))
+        batch["labels"].append(F.pad(tokens, further, value=-100))
+    return {name: torch.stack(found) for name, found in batch.items()}
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    def make(model, kind=Trainer, *, compute_metrics=None, collator=collate, **arguments):
+        set_seed(0)
+        given = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2}
+        given |= {"max_steps": 3, "learning_rate": 1e-2, "save_strategy": "no"}
+        given |= {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
+        return kind(
+            model,
+            TrainingArguments(str(tmp_path), **given | arguments),
+            train_dataset=make_rows(),
+            eval_dataset=make_rows(),
+            data_collator=collator,
+            compute_metrics=compute_metrics,
+        )
+
+    return make
+
+
+def a_llama():
+    """A Llama, and the decoder with its weights."""
+    ours = make_model("rope")
+    shape = {name: getattr(ours.config, name) for name in LlamaConfig().to_dict()}
+    shape = {name: value for name, value in shape.items() if name != "architectures"}
+    llama = LlamaForCausalLM(LlamaConfig(**shape | {"model_type": "llama"}))
+    llama.load_state_dict(ours.state_dict())
+    return llama, ours
+
+
+@wrong
+@pytest.mark.parametrize("position", ENCODINGS)
+def test_evaluation_has_the_loss_of_its_logits(position, trainer):
+    """With metrics of the logits; the mean over batches is that of transformers."""
+    seen = []
+
+    def metrics(found):
+        seen.append((torch.tensor(found.predictions), torch.tensor(found.label_ids)))
+        return {"seen": 1.0}
+
+    positions = {"mixed": "mixed", "abacus": "abacus"}  # these need arguments
+    model = make_model(positions.get(position, {"name": position}))
+    rows = len(LENGTHS)
+    found = trainer(model, compute_metrics=metrics, per_device_eval_batch_size=rows).evaluate()
+    ((logits, labels),) = seen
+    assert logits.shape == (rows, max(LENGTHS), model.config.vocab_size)
+    expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    assert found["eval_loss"] == pytest.approx(expected.item(), abs=1e-5)
+    assert found["eval_seen"] == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"label_smoothing_factor": 1e-9},
+        {"label_smoothing_factor": 0.2},
+        {"gradient_accumulation_steps": 3},
+        {"train_sampling_strategy": "group_by_length"},
+        {"activation_checkpointing": True},
+    ],
+    ids=str,
+)
+@wrong
+def test_training_and_evaluation_equal_a_llamas(settings, trainer):
+    results = []
+    for model in a_llama():
+        run = trainer(model, **settings)
+        losses = [run.evaluate()["eval_loss"], run.train().training_loss]
+        predicted = run.predict(make_rows())
+        results.append([*losses, predicted.metrics["test_loss"], predicted.predictions])
+    (*expected, their_logits), (*found, logits) = results
+    assert found == pytest.approx(expected, abs=1e-5)
+    real = predicted.label_ids != -100
+    np.testing.assert_allclose(logits[real], their_logits[real], atol=1e-4)
+
+
+@wrong
+def test_smoothing_by_almost_nothing_changes_no_loss(trainer):
+    losses = []
+    for smoothing in (0, 1e-9):
+        run = trainer(make_model("tape"), label_smoothing_factor=smoothing)
+        losses.append([run.evaluate()["eval_loss"], run.train().training_loss])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_accumulated_batches_are_one_large_one(trainer):
+    weights = []
+    for size, accumulated in ((6, 1), (2, 3)):
+        model = make_model("tape")
+        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated}
+        trainer(model, optim="sgd", **sizes).train()
+        weights.append(model.state_dict())
+    torch.testing.assert_close(*weights, atol=1e-6, rtol=1e-5)
+
+
+@wrong
+def test_the_best_of_the_models_is_loaded_at_the_end(trainer):
+    """The learning rate is so high that the first evaluation is the best."""
+    model = make_model("tape")
+    every = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1, "save_steps": 1}
+    run = trainer(model, load_best_model_at_end=True, **every, learning_rate=0.5)
+    run.train()
+    losses = [row["eval_loss"] for row in run.state.log_history if "eval_loss" in row]
+    assert run.state.best_metric == min(losses) < losses[-1]
+    assert run.evaluate()["eval_loss"] == pytest.approx(min(losses), abs=1e-5)
+
+
+@wrong
+def test_a_loss_of_ones_own_sees_logits_in_training(trainer):
+    class Own(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **given):
+            outputs = model(**inputs)
+            logits, labels = outputs.logits[:, :-1], inputs["labels"][:, 1:]
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            return (loss, outputs) if return_outputs else loss
+
+    results = []
+    for model in a_llama():
+        run = trainer(model, Own)
+        results.append([run.train().training_loss, run.evaluate()["eval_loss"]])
+    assert results[0] == pytest.approx(results[1], abs=1e-5)
+
+
+@wrong
+def test_the_collator_of_transformers(trainer):
+    words = Tokenizer(models.WordLevel({str(n): n for n in range(61)}, unk_token="0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0")
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    results = []
+    for model in a_llama():
+        run = trainer(model, collator=collator)
+        results.append([run.train().training_loss, run.evaluate()["eval_loss"]])
+    assert results[0] == pytest.approx(results[1], abs=1e-5)
+
+
+@wrong
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_gives_loss_and_logits_or_the_loss_alone(training):
+    model, tokens = make_model("tape").train(training), random_tokens(2, 9)
+    both = model(tokens, labels=tokens)
+    alone = model(tokens, labels=tokens, skip_logits=True)
+    assert both.logits.shape == (2, 9, 61) and alone.logits is None
+    torch.testing.assert_close(alone.loss, both.loss)
+    torch.testing.assert_close(model(tokens).logits, both.logits)
+    with pytest.raises(ValueError, match="skip_logits=True without labels"):
+        model(tokens, skip_logits=True)
+
+
+@wrong
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("keep", [1, torch.tensor([2, 3])], ids=["number", "indices"])
+def test_labels_with_some_of_the_logits_are_refused(training, keep):
+    model, tokens = make_model("tape").train(training), random_tokens(2, 9)
+    with pytest.raises(ValueError, match="labels with logits_to_keep"):
+        model(tokens, labels=tokens, logits_to_keep=keep)
+
+
+@wrong
+def test_the_head_of_an_adapted_vocabulary_gives_the_loss_alone_as_well():
+    model, tokens = make_model("tape"), random_tokens(2, 9)
+    model.resize_token_embeddings(70)
+    alone = model(tokens, labels=tokens, skip_logits=True)
+    assert alone.logits is None
+    torch.testing.assert_close(alone.loss, model(tokens, labels=tokens).loss)
+
+
+@wrong
+def test_labels_are_the_only_argument_that_is_taken_for_labels():
+    assert find_labels(TapeForCausalLM) == ["labels"]
