@@ -47,7 +47,7 @@ def step_of(arguments: argparse.Namespace, method: str) -> Work:
 
     def step() -> None:
         with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=half):
-            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+            loss = model(input_ids=tokens, labels=tokens, use_cache=False, skip_logits=True).loss
         loss.backward()
         optimizer.step()
         model.zero_grad(set_to_none=True)

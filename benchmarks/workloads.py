@@ -162,9 +162,11 @@ def of_model(model: nn.Module, load: Load) -> Callable[[], None]:
         with torch.no_grad():
             model(tokens, past_key_values=cache, logits_to_keep=1)
 
+    loss_alone = {"skip_logits": True} if isinstance(model, TapeForCausalLM) else {}
+
     def training() -> None:
         with load.autocast():
-            loss = call(tokens, labels=tokens, use_cache=False).loss
+            loss = call(tokens, labels=tokens, use_cache=False, **loss_alone).loss
         loss.backward()
         model.zero_grad(set_to_none=True)
 

@@ -1,12 +1,15 @@
 """TAPE and its baselines: Llama decoders with pluggable positional encodings."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tape.configuration import TapeConfig
 from tape.modeling import TapeForCausalLM, TapeModel, TapePreTrainedModel
 
 __all__ = ["TapeConfig", "TapeForCausalLM", "TapeModel", "TapePreTrainedModel"]
 
+# transformers' Trainer shifts the labels of these models when it smooths them.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TapeConfig.model_type] = TapeForCausalLM.__name__
 AutoConfig.register(TapeConfig.model_type, TapeConfig)
 AutoModel.register(TapeConfig, TapeModel)
 AutoModelForCausalLM.register(TapeConfig, TapeForCausalLM)

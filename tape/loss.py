@@ -36,7 +36,7 @@ class Head(nn.Linear):
             labels: token ids, -100 for tokens that are not predicted.
             num_items: divisor of the sum; the number of predicted tokens by default.
             positions: (B, M) of all labels that are not -100 and not the first of their row, -1
-                where a row has fewer (`label_positions`): the others are not computed. To look for
+                where a row has fewer (`predicted_positions`): the others are not computed. To look for
                 them here, a CPU would have to wait for the GPU.
         """
         if labels is None:
@@ -57,7 +57,19 @@ class Head(nn.Linear):
         return total / ((targets != IGNORED).sum() if num_items is None else num_items)
 
 
-def label_positions(labels: Tensor) -> Tensor | None:
+def next_token_loss(
+    logits_BTV: Tensor, labels: Tensor, num_items: Tensor | int | None = None
+) -> Tensor:
+    """Returns what `Head` returns with labels, from logits."""
+    wide = logits_BTV[:, :-1].flatten(0, 1)
+    wide = wide.to(torch.promote_types(wide.dtype, torch.float32))
+    targets = labels[:, 1:].flatten().to(wide.device)
+    total = F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
+    count = (targets != IGNORED).sum() if num_items is None else num_items
+    return total / (count.to(total.device) if isinstance(count, Tensor) else count)
+
+
+def predicted_positions(labels: Tensor) -> Tensor | None:
     """Returns the positions (B, M) that `Head` computes for labels (B, T): those of all labels but
     the first that are not -100, -1 where a row has fewer; None if it has to compute all."""
     predicted = labels != IGNORED

@@ -23,7 +23,7 @@ from tape.configuration import TapeConfig
 from tape.generation import TapeGenerationMixin
 from tape.inputs import Call, prepare
 from tape.layer import Attention, DecoderLayer, RMSNorm
-from tape.loss import Head
+from tape.loss import Head, next_token_loss
 from tape.positions import PositionModule
 from tape.s2 import check_groups, check_layers
 from tape.ulysses import Shard, check_tensor_parallelism
@@ -199,7 +199,8 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         output_attentions: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         document_ids: Tensor | None = None,
-        label_positions: Tensor | None = None,
+        predicted_positions: Tensor | None = None,
+        skip_logits: bool = False,
     ) -> CausalLMOutputWithPast:
         """Takes the arguments of `TapeModel`, and:
 
@@ -208,11 +209,18 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
                 of a document's first token is predicted from the last one of the document before.
             logits_to_keep: number of last tokens, or their indices, to compute logits for; 0: all.
             num_items_in_batch: divisor of the summed loss; the number of labels by default.
-            label_positions: of the labels to predict (`tape.loss`), to compute no others.
+            skip_logits: return the loss alone, for which the head is applied to chunks of tokens:
+                the logits of all tokens are never in memory.
+            predicted_positions: of the labels to predict (`tape.loss`), to compute no others; only
+                with skip_logits.
 
-        In training with labels only the loss is returned, without logits: the head is applied to
-        chunks of tokens.
+        Raises:
+            ValueError: also for labels with logits_to_keep, and for skip_logits without labels.
         """
+        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError("labels with logits_to_keep: the loss needs all logits; omit one")
+        if skip_logits and labels is None:
+            raise ValueError("skip_logits=True without labels leaves nothing to return; give labels")
         optional = {
             "output_hidden_states": output_hidden_states,
             "output_attentions": output_attentions,
@@ -230,22 +238,20 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         x_BTC, loss, logits = outputs.last_hidden_state, None, None
         # Compute logits if the head was replaced (by an adapter or a resized vocabulary) or if its
         # weight is sharded over devices. A head that FSDP2 wraps gathers its weight when called.
-        head, fused = self.lm_head, labels is not None and self.training
-        fused = fused and isinstance(head, Head)
+        head, fused = self.lm_head, skip_logits and isinstance(self.lm_head, Head)
         if labels is not None and self.model.shard is not None:
             labels, num_items_in_batch = self.model.shard.labels(labels, num_items_in_batch)
-            x_BTC, label_positions = F.pad(x_BTC, (0, 0, 0, 1)), None
+            x_BTC, predicted_positions = F.pad(x_BTC, (0, 0, 0, 1)), None
         if fused and (isinstance(head, FSDPModule) or not isinstance(head.weight, DTensor)):
-            loss = head(x_BTC, labels, num_items_in_batch, label_positions)
+            loss = head(x_BTC, labels, num_items_in_batch, predicted_positions)
         else:
             keep = logits_to_keep
             kept = slice(-keep, None) if isinstance(keep, int) else keep
             logits = head(x_BTC[:, kept])
             if labels is not None:
-                loss = self.loss_function(
-                    logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
-                )
-                logits = logits[:, : outputs.last_hidden_state.shape[1]]
+                loss = next_token_loss(logits, labels, num_items_in_batch)
+                T = outputs.last_hidden_state.shape[1]
+                logits = None if skip_logits else logits[:, :T]
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

@@ -303,7 +303,7 @@ def test_batches_are_filled_up_for_all_processes():
         batch = Ready(default_data_collator, 4)(given)
         assert batch["input_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 0, 0]] * 2
         assert batch["labels"].tolist() == [[0, 1, 2, 3, 4, -100, -100, -100]] * 2
-        assert batch["label_positions"].tolist() == [[1, 2, 3, 4]] * 2
+        assert batch["predicted_positions"].tolist() == [[1, 2, 3, 4]] * 2
         if mask.all():  # tokens never attend to later ones
             assert "attention_mask" not in batch
         else:

@@ -5,7 +5,7 @@ import torch
 from conftest import make_model, random_tokens
 
 from tape import loss as module
-from tape.loss import IGNORED, Head, label_positions
+from tape.loss import IGNORED, Head, predicted_positions
 
 
 def setting(dtype=torch.float64, kept=0.7):
@@ -34,7 +34,7 @@ def test_loss_and_gradients_are_those_of_all_logits(at_once, num_items, kept, gi
     monkeypatch.setitem(module.CHUNK_LOGITS, "cpu", at_once)
     head, x, labels = setting(kept=kept)
     labels[0, 4] = 3
-    positions = label_positions(labels) if given else None
+    positions = predicted_positions(labels) if given else None
     expected, found = plain(head, x, labels, num_items), head(x, labels, num_items, positions)
     torch.testing.assert_close(found, expected, atol=0, rtol=1e-6)
     for one, other in zip(
@@ -43,11 +43,11 @@ def test_loss_and_gradients_are_those_of_all_logits(at_once, num_items, kept, gi
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
 
 
-def test_label_positions_are_those_of_the_labels_to_predict():
+def test_predicted_positions_are_those_of_the_labels_to_predict():
     labels = torch.tensor([[5, IGNORED, 6, 7], [8, IGNORED, IGNORED, 9]])
-    assert label_positions(labels).tolist() == [[2, 3], [3, -1]]
-    assert label_positions(torch.tensor([[IGNORED, 1, 2], [3, 4, 5]])) is None
-    assert label_positions(torch.full((2, 3), IGNORED)).shape == (2, 0)
+    assert predicted_positions(labels).tolist() == [[2, 3], [3, -1]]
+    assert predicted_positions(torch.tensor([[IGNORED, 1, 2], [3, 4, 5]])) is None
+    assert predicted_positions(torch.full((2, 3), IGNORED)).shape == (2, 0)
 
 
 def test_a_frozen_head_and_frozen_inputs():

@@ -20,7 +20,6 @@ from transformers.utils import find_labels
 from tape import TapeForCausalLM
 from tape.positions import ENCODINGS
 
-wrong = pytest.mark.xfail(strict=True, reason="label_positions counts as a label; no logits")
 LENGTHS = [15, 9, 12, 4, 15, 7]
 
 
@@ -71,7 +70,6 @@ def a_llama():
     return llama, ours
 
 
-@wrong
 @pytest.mark.parametrize("position", ENCODINGS)
 def test_evaluation_has_the_loss_of_its_logits(position, trainer):
     """With metrics of the logits; the mean over batches is that of transformers."""
@@ -104,7 +102,6 @@ def test_evaluation_has_the_loss_of_its_logits(position, trainer):
     ],
     ids=str,
 )
-@wrong
 def test_training_and_evaluation_equal_a_llamas(settings, trainer):
     results = []
     for model in a_llama():
@@ -118,7 +115,6 @@ def test_training_and_evaluation_equal_a_llamas(settings, trainer):
     np.testing.assert_allclose(logits[real], their_logits[real], atol=1e-4)
 
 
-@wrong
 def test_smoothing_by_almost_nothing_changes_no_loss(trainer):
     losses = []
     for smoothing in (0, 1e-9):
@@ -137,7 +133,6 @@ def test_accumulated_batches_are_one_large_one(trainer):
     torch.testing.assert_close(*weights, atol=1e-6, rtol=1e-5)
 
 
-@wrong
 def test_the_best_of_the_models_is_loaded_at_the_end(trainer):
     """The learning rate is so high that the first evaluation is the best."""
     model = make_model("tape")
@@ -149,7 +144,6 @@ def test_the_best_of_the_models_is_loaded_at_the_end(trainer):
     assert run.evaluate()["eval_loss"] == pytest.approx(min(losses), abs=1e-5)
 
 
-@wrong
 def test_a_loss_of_ones_own_sees_logits_in_training(trainer):
     class Own(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, **given):
@@ -165,7 +159,6 @@ def test_a_loss_of_ones_own_sees_logits_in_training(trainer):
     assert results[0] == pytest.approx(results[1], abs=1e-5)
 
 
-@wrong
 def test_the_collator_of_transformers(trainer):
     words = Tokenizer(models.WordLevel({str(n): n for n in range(61)}, unk_token="0"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0")
@@ -177,7 +170,6 @@ def test_the_collator_of_transformers(trainer):
     assert results[0] == pytest.approx(results[1], abs=1e-5)
 
 
-@wrong
 @pytest.mark.parametrize("training", [False, True])
 def test_a_model_gives_loss_and_logits_or_the_loss_alone(training):
     model, tokens = make_model("tape").train(training), random_tokens(2, 9)
@@ -190,7 +182,6 @@ def test_a_model_gives_loss_and_logits_or_the_loss_alone(training):
         model(tokens, skip_logits=True)
 
 
-@wrong
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("keep", [1, torch.tensor([2, 3])], ids=["number", "indices"])
 def test_labels_with_some_of_the_logits_are_refused(training, keep):
@@ -199,7 +190,6 @@ def test_labels_with_some_of_the_logits_are_refused(training, keep):
         model(tokens, labels=tokens, logits_to_keep=keep)
 
 
-@wrong
 def test_the_head_of_an_adapted_vocabulary_gives_the_loss_alone_as_well():
     model, tokens = make_model("tape"), random_tokens(2, 9)
     model.resize_token_embeddings(70)
@@ -208,6 +198,5 @@ def test_the_head_of_an_adapted_vocabulary_gives_the_loss_alone_as_well():
     torch.testing.assert_close(alone.loss, model(tokens, labels=tokens).loss)
 
 
-@wrong
 def test_labels_are_the_only_argument_that_is_taken_for_labels():
     assert find_labels(TapeForCausalLM) == ["labels"]

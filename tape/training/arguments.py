@@ -83,7 +83,7 @@ def check_training(arguments: TrainingArguments) -> None:
         ),
         "label_smoothing_factor": (
             arguments.label_smoothing_factor != 0,
-            "the library's smoothed loss does not shift the labels of this model; give 0",
+            "a run computes its loss without logits, which smoothing needs; give 0",
         ),
         "parallelism_config": (
             arguments.parallelism_config is not None,

@@ -33,7 +33,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from tape.adapters import save_configuration
 from tape.analysis.formulas import training_flops
 from tape.files import write_text
-from tape.loss import IGNORED, label_positions
+from tape.loss import IGNORED, predicted_positions
 from tape.modeling import TapeModel
 from tape.training.arguments import sharing
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
@@ -70,9 +70,9 @@ class Ready:
             for name, tokens in batch.items():
                 filling = IGNORED if name == "labels" else 0
                 batch[name] = F.pad(tokens, (0, further), value=filling)
-        positions = None if self.joined else label_positions(batch["labels"])
+        positions = None if self.joined else predicted_positions(batch["labels"])
         if positions is not None:
-            batch["label_positions"] = positions
+            batch["predicted_positions"] = positions
         return batch
 
 
@@ -196,6 +196,9 @@ class LanguageModelTrainer(Trainer):
         self.console.tokens += inputs["input_ids"].numel() * groups
         return loss
 
+    def compute_loss(self, model, inputs, *args, **kwargs) -> Any:
+        return super().compute_loss(model, inputs | {"skip_logits": True}, *args, **kwargs)
+
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         return super().floating_point_ops(inputs) // sharing(self.args)  # each has whole texts
 
@@ -246,7 +249,7 @@ class LanguageModelTrainer(Trainer):
 
     def prediction_step(self, model, inputs, *args, **kwargs) -> tuple:
         inputs = self._prepare_inputs(inputs)
-        inputs.pop("label_positions", None)
+        inputs.pop("predicted_positions", None)
         labels = F.pad(inputs.pop("labels")[:, 1:], (0, 1), value=IGNORED)
         with torch.no_grad(), self.compute_loss_context_manager():
             logits = model(**inputs).logits
