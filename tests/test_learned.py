@@ -1,0 +1,110 @@
+"""Parameters of encodings: all of them learn, and those under weight decay are known by name."""
+
+import pytest
+import torch
+from conftest import POSITIONS, make_config, make_model, random_tokens
+
+from tape import TapeForCausalLM
+from tape.positions.bias import KerpleLayer
+from tape.training.optimizer import encoding_parameters
+
+LEARNED = [
+    name
+    for name in POSITIONS
+    if encoding_parameters(TapeForCausalLM(make_config(name)))  # no parameters: nothing to learn
+]
+
+
+clamped = pytest.mark.xfail(strict=True, reason="a clamp blocks the gradient")
+every = pytest.mark.xfail(strict=True, reason="whatever has two dimensions decays")
+STUCK = ("pope", "mixed_read", "kerple")
+
+
+@pytest.mark.parametrize(
+    "position",
+    [pytest.param(name, marks=clamped) if name in STUCK else name for name in LEARNED],
+)
+def test_every_parameter_still_learns_after_twenty_steps(position):
+    torch.manual_seed(0)
+    model = TapeForCausalLM(make_config(position)).train()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    for step in range(21):
+        tokens = random_tokens(4, 16, seed=step)
+        optimizer.zero_grad()
+        model(tokens, labels=tokens).loss.backward()
+        if step < 20:
+            optimizer.step()
+    own = encoding_parameters(model)
+    for name, parameter in model.named_parameters():
+        moved = (parameter != before[name]).float().mean()
+        learns = (parameter.grad != 0).float().mean()
+        # Rows of a table that no token reads stay as they are, and so do ReLUs that are never on.
+        partly = ("table", "profiles", "hidden", "output")
+        least = 0.9 if parameter in own and not any(part in name for part in partly) else 0
+        assert moved > least, f"{name}: {moved:.0%} moved"
+        assert learns > least, f"{name}: {learns:.0%} have a gradient"
+
+
+@clamped
+@pytest.mark.parametrize("name", ["slope", "scale"])
+def test_a_parameter_below_its_bound_comes_back(name):
+    from tape.positions import Positions
+
+    layer = KerpleLayer(4)
+    layer.reset_parameters()
+    index = torch.arange(6)[None]
+    with torch.no_grad():
+        getattr(layer, name).fill_(-0.5)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(40):  # towards stronger biases
+        optimizer.zero_grad()
+        layer(Positions(index, index)).sum().backward()
+        optimizer.step()
+    assert (getattr(layer, name) > 0.01).all()
+
+
+def test_a_parameter_at_its_bound_is_not_pushed_further():
+    from tape.positions import Positions
+
+    layer = KerpleLayer(4)
+    layer.reset_parameters()
+    index = torch.arange(6)[None]
+    with torch.no_grad():
+        layer.slope.fill_(0.005)
+    (-layer(Positions(index, index)).sum()).backward()  # towards weaker biases
+    assert not layer.slope.grad.any() and layer.scale.grad.any()
+
+
+# Matrices that multiply tokens or their states; everything else of an encoding does not decay.
+DECAYED = {
+    "relative": {"reader.weight"},
+    "fox": {"gate.weight"},
+    "selective": {"convolution.down.weight", "convolution.up.weight"},
+    "path": {"convolution.down.weight", "convolution.up.weight", "gate.weight"},
+    "tape": {"mix.weight", "gate.weight", "up.weight", "down.weight"},
+    "tape_attention": {"mix.weight"},
+    "tape_feed_forward": {"gate.weight", "up.weight", "down.weight"},
+}
+DECAYED |= dict.fromkeys(
+    (
+        *("tape_shift", "tape_subset", "tape_yarn", "tape_not_equivariant", "mixed_tape"),
+        *("tape_not_tensorial", "tape_neither_form"),
+    ),
+    DECAYED["tape"],
+)
+DECAYED["mixed_read"] = DECAYED["path"]
+
+
+@every
+@pytest.mark.parametrize("position", LEARNED)
+def test_matrices_that_multiply_tokens_decay(position):
+    from tape.training.optimizer import decayed
+
+    model = make_model(position)
+    own = {name for name, p in model.named_parameters() if p in encoding_parameters(model)}
+    found = {name for name in decayed(model) if name in own}
+    assert {name.split("context.")[-1] for name in found} == DECAYED.get(position, set())
+    # Outside the encoding all matrices and tables do, and no vector.
+    others = {name for name, p in model.named_parameters() if p.ndim > 1 and name not in own}
+    assert {name for name in decayed(model) if name not in own} == others
