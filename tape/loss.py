@@ -36,8 +36,8 @@ class Head(nn.Linear):
             labels: token ids, -100 for tokens that are not predicted.
             num_items: divisor of the sum; the number of predicted tokens by default.
             positions: (B, M) of all labels that are not -100 and not the first of their row, -1
-                where a row has fewer (`predicted_positions`): the others are not computed. To look for
-                them here, a CPU would have to wait for the GPU.
+                where a row has fewer (`predicted_positions`): the others are not computed. To look
+                for them here, a CPU would have to wait for the GPU.
         """
         if labels is None:
             return super().forward(x_BTC)

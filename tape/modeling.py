@@ -220,7 +220,7 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("labels with logits_to_keep: the loss needs all logits; omit one")
         if skip_logits and labels is None:
-            raise ValueError("skip_logits=True without labels leaves nothing to return; give labels")
+            raise ValueError("skip_logits=True without labels: nothing is left; give labels")
         optional = {
             "output_hidden_states": output_hidden_states,
             "output_attentions": output_attentions,

@@ -62,6 +62,16 @@ def bucket(distance: int, buckets: int, maximum: int) -> int:
     return min(exact + large, buckets - 1)
 
 
+def at_least(x: Tensor, lowest: float) -> Tensor:
+    """max(x, lowest); below, the sum of the gradients of all uses passes if it leads back."""
+    if not hasattr(x, "bounded"):
+        low, bounded = x < lowest, x.clone()
+        x.bounded = torch.where(low, lowest + bounded - bounded.detach(), bounded)
+        if x.requires_grad:
+            bounded.register_hook(lambda grad: torch.where(low & (grad > 0), 0, grad))
+    return x.bounded
+
+
 def score_term(weights, config, layer: int, h: int, i: int, j: int) -> Tensor | float:
     """b_h(i, j) for coordinates j <= i."""
     arguments = config.position
@@ -83,7 +93,7 @@ def score_term(weights, config, layer: int, h: int, i: int, j: int) -> Tensor | 
         output = weights[prefix + "output.weight"] @ hidden.relu()
         return (output + weights[prefix + "output.bias"])[h]
     if arguments["name"] in ("kerple", "dape"):
-        p, a = (weights[prefix + name][h].clamp(min=0.01) for name in ("slope", "scale"))
+        p, a = (at_least(weights[prefix + name], 0.01)[h] for name in ("slope", "scale"))
         return -p * torch.log(1 + a * (i - j))
     return 0.0
 
@@ -289,7 +299,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 k[t] = [head / grow for head in k[t]]
             if name == "pope":
                 base = config.position["base"]
-                shift = weights[at + "context.shift"].clamp(-2 * math.pi, 0)
+                shift = weights[at + "context.shift"]
                 q[t] = [polar(q[t][h], p[t], 0.0, base) for h in range(H)]
                 k[t] = [polar(k[t][g], p[t], shift[g, 0], base) for g in range(K)]
             if config.query_temperature is not None:

@@ -396,6 +396,7 @@ def test_the_querys_profile_is_inklings_in_transformers_and_x_transformers():
 def test_popes_scores_are_those_of_x_transformers():
     model = make_model("pope", dtype=torch.float64)
     layer, index = model.model.layers[0].context, torch.arange(17)
+    layer.shift.copy_(-layer.shift.abs())  # theirs are clamped to [-2 pi, 0]
     positions = Positions(index[None], index[None])
     q, k = torch.randn(2, 2, 4, 17, 8, dtype=torch.float64)
     state = model.model.position.state(positions, torch.float64)

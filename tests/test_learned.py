@@ -5,8 +5,9 @@ import torch
 from conftest import POSITIONS, make_config, make_model, random_tokens
 
 from tape import TapeForCausalLM
+from tape.positions import Positions
 from tape.positions.bias import KerpleLayer
-from tape.training.optimizer import encoding_parameters
+from tape.training.optimizer import decayed, encoding_parameters
 
 LEARNED = [
     name
@@ -15,15 +16,7 @@ LEARNED = [
 ]
 
 
-clamped = pytest.mark.xfail(strict=True, reason="a clamp blocks the gradient")
-every = pytest.mark.xfail(strict=True, reason="whatever has two dimensions decays")
-STUCK = ("pope", "mixed_read", "kerple")
-
-
-@pytest.mark.parametrize(
-    "position",
-    [pytest.param(name, marks=clamped) if name in STUCK else name for name in LEARNED],
-)
+@pytest.mark.parametrize("position", LEARNED)
 def test_every_parameter_still_learns_after_twenty_steps(position):
     torch.manual_seed(0)
     model = TapeForCausalLM(make_config(position)).train()
@@ -46,11 +39,8 @@ def test_every_parameter_still_learns_after_twenty_steps(position):
         assert learns > least, f"{name}: {learns:.0%} have a gradient"
 
 
-@clamped
 @pytest.mark.parametrize("name", ["slope", "scale"])
 def test_a_parameter_below_its_bound_comes_back(name):
-    from tape.positions import Positions
-
     layer = KerpleLayer(4)
     layer.reset_parameters()
     index = torch.arange(6)[None]
@@ -65,8 +55,6 @@ def test_a_parameter_below_its_bound_comes_back(name):
 
 
 def test_a_parameter_at_its_bound_is_not_pushed_further():
-    from tape.positions import Positions
-
     layer = KerpleLayer(4)
     layer.reset_parameters()
     index = torch.arange(6)[None]
@@ -96,11 +84,8 @@ DECAYED |= dict.fromkeys(
 DECAYED["mixed_read"] = DECAYED["path"]
 
 
-@every
 @pytest.mark.parametrize("position", LEARNED)
 def test_matrices_that_multiply_tokens_decay(position):
-    from tape.training.optimizer import decayed
-
     model = make_model(position)
     own = {name for name, p in model.named_parameters() if p in encoding_parameters(model)}
     found = {name for name in decayed(model) if name in own}

@@ -17,6 +17,7 @@ from tape.training.optimizer import (
     MuonWithAdamW,
     check_factor,
     check_muon,
+    decayed,
     hidden_matrices,
     parameter_groups,
 )
@@ -89,8 +90,7 @@ def gradients(model, seed):
 
 
 def optimizer_of(model):
-    decayed = [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
-    groups = parameter_groups(model, decayed, 0.1, hidden=hidden_matrices(model))
+    groups = parameter_groups(model, decayed(model), 0.1, hidden=hidden_matrices(model))
     return MuonWithAdamW(groups, 0.02, {"lr": 1e-2})
 
 

@@ -15,12 +15,11 @@ import hydra
 import pytest
 import torch
 from commands import run_command
-from conftest import all_positions, composed, make_model
+from conftest import composed
 from omegaconf import OmegaConf
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    Trainer,
     TrainerCallback,
     TrainingArguments,
 )
@@ -195,21 +194,6 @@ def test_the_share_of_time_spent_waiting_for_data_is_measured(start, monkeypatch
     assert share == row["data_share"]
     text = (folder / "report" / "report.md").read_text()
     assert f", {share:.1%} of its time waiting for data (median)" in text
-
-
-@all_positions
-def test_weight_decay_is_the_librarys_but_for_vectors(position, tmp_path):
-    model = make_model(position, attention_bias=True)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
-    trainer = LanguageModelTrainer(model=model, args=arguments, length=16, measure=lambda _: {})
-    decayed, rest = trainer.create_optimizer().param_groups
-    assert (decayed["weight_decay"], rest["weight_decay"]) == (0.1, 0)
-    assert sorted(names[parameter] for parameter in decayed["params"]) == sorted(
-        name
-        for name in Trainer.get_decay_parameter_names(trainer, model)
-        if not name.endswith((".scale", ".multiplier", ".slope"))
-    )
 
 
 def test_a_run_whose_scalars_decayed_does_not_go_on(start, monkeypatch):

@@ -43,7 +43,14 @@ class PositionModule(nn.Module):
     The model calls `reset_parameters` after construction, and after loading a checkpoint for
     tensors missing from the file. It must only use `transformers.initialization`, which skips
     loaded tensors.
+
+    Attributes:
+        decays: names of the parameters, or of modules that hold them, that are matrices which
+            multiply tokens or their states. Only these are under weight decay: it would pull
+            tables, phases and functions of the distance towards no position.
     """
+
+    decays: ClassVar[tuple[str, ...]] = ()
 
     def reset_parameters(self) -> None:
         raise NotImplementedError

@@ -13,6 +13,8 @@ from tape.positions.base import PositionModule, Tokens
 class Convolution(PositionModule):
     """sum_n taps[c, n] (W2 W1 x_(t-n))_c over the last `kernel` real tokens. A memo keeps W1 x."""
 
+    decays = ("down", "up")
+
     def __init__(self, inputs: int, rank: int, channels: int, kernel: int):
         super().__init__()
         self.down = nn.Linear(inputs, rank, bias=False)

@@ -40,6 +40,8 @@ class ForgetBias(ScoreBias):
 class ForgetLayer(LayerPosition):
     """Keeps c_t for each token, split into `PARTS` numbers."""
 
+    decays = ("gate",)
+
     def __init__(self, config: PretrainedConfig, start: float):
         super().__init__()
         self.start = start

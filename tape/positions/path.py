@@ -108,6 +108,8 @@ class PathScores(ScoreBias):
 class PathLayer(LayerPosition):
     """Keeps w and beta of each token, and the input of the convolution, W1 x."""
 
+    decays = ("gate",)
+
     def __init__(self, config: PretrainedConfig, rank: int, kernel: int):
         super().__init__()
         K, D = config.num_key_value_heads, config.head_dim

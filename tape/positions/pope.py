@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +33,7 @@ class PolarLayer(LayerPosition):
         past_BKLM: None,
     ) -> tuple[Tensor, Tensor, None]:
         cosine, sine = e.unbind(-2)  # (B|1, 1, T, D)
-        shift = self.shift.to(e.dtype).clamp(-2 * math.pi, 0)
+        shift = self.shift.to(e.dtype)
         c, s = shift.cos(), shift.sin()
         key = cosine * c - sine * s, sine * c + cosine * s
         return polar(q_BHTD, cosine, sine), polar(k_BKTD, *key), None
@@ -49,8 +48,9 @@ def polar(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 class PoPE(PositionEncoding):
     """Channel c of query i is a complex number of size softplus(q_c) and phase i theta_c, that of
     key j of size softplus(k_c) and phase j theta_c + d_c; the score is the real part of their
-    product, with theta_c = base^(-c/D), and d_c in [-2 pi, 0], zero at first, learned per
-    key/value head.
+    product, with theta_c = base^(-c/D), and d_c, zero at first, learned per key/value head.
+    The paper bounds d_c by [-2 pi, 0]; phases are periodic, and a bound at the initial value would
+    block the gradient there.
 
     Queries and keys in the scores and in the cache are twice as wide as in other encodings.
     """

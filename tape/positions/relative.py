@@ -32,6 +32,8 @@ class ProfileBias(ScoreBias):
 
 
 class ProfileLayer(LayerPosition):
+    decays = ("reader",)
+
     def __init__(self, config: PretrainedConfig, dimension: int, extent: int):
         super().__init__()
         self.std = config.initializer_range

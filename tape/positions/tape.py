@@ -69,6 +69,8 @@ class TapeLayer(RotaryLayer):
         no         no           2     heads F    1
     """
 
+    decays = ("mix", "gate", "up", "down")
+
     def __init__(
         self,
         config: PretrainedConfig,

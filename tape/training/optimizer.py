@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 
 from tape.adapters import Method
 from tape.layer import DecoderLayer
-from tape.positions.base import LayerPosition, PositionEncoding
+from tape.positions.base import LayerPosition, PositionEncoding, PositionModule
 
 
 def check_muon(rate: float | None, arguments: TrainingArguments, method: Method | None) -> None:
@@ -68,6 +68,20 @@ def encoding_parameters(model: nn.Module) -> set[Tensor]:
         if isinstance(module, PositionEncoding | LayerPosition)
         for parameter in module.parameters()
     }
+
+
+def decayed(model: nn.Module) -> list[str]:
+    """Returns the names of the parameters with weight decay: matrices and tables, but of an
+    encoding only the matrices that multiply tokens (`PositionModule.decays`)."""
+    spared = encoding_parameters(model)
+    for module in model.modules():
+        if isinstance(module, PositionModule):
+            spared -= {
+                parameter
+                for name, parameter in module.named_parameters()
+                if name.split(".")[0] in module.decays
+            }
+    return [name for name, p in model.named_parameters() if p.ndim > 1 and p not in spared]
 
 
 def parameter_groups(

@@ -37,7 +37,7 @@ from tape.loss import IGNORED, predicted_positions
 from tape.modeling import TapeModel
 from tape.training.arguments import sharing
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
-from tape.training.optimizer import MuonWithAdamW, hidden_matrices, parameter_groups
+from tape.training.optimizer import MuonWithAdamW, decayed, hidden_matrices, parameter_groups
 from tape.training.progress import Console, MetricsFile, read_metrics
 from tape.training.runs import (
     TRAINED,
@@ -153,8 +153,7 @@ class LanguageModelTrainer(Trainer):
             return super().train(*args, **kwargs)
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
-        # Weight decay for matrices and tables, not for biases, norms and other vectors (FIRE's).
-        return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+        return decayed(model)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         rate, factor = self.matrix_learning_rate, self.encoding_factor
@@ -181,8 +180,9 @@ class LanguageModelTrainer(Trainer):
                 before, now = ([len(group["params"]) for group in each] for each in groups)
                 if before != now:
                     raise ValueError(
-                        f"{path} has different parameter groups: {before}, now {now} (FIRE's scale "
-                        "and multiplier no longer decay); start again with another name=..."
+                        f"{path} has different parameter groups: {before}, now {now} (of an "
+                        "encoding only matrices that multiply tokens decay); start again with "
+                        "another name=..."
                     )
             super()._load_optimizer_and_scheduler(checkpoint)
 
