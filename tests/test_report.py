@@ -91,7 +91,7 @@ def make_run(folder, settings=SETTINGS, steps=20, trained=True, perplexity=164.8
             for n in (1, 2)
         ]
         summary = {"position": {"name": "tape"}, "parameters": 1234567, "steps": steps}
-        summary |= {"perplexity": scores}
+        summary |= {"perplexity": scores, "scored_bytes": 99}
         text = f"# {folder.name}\n\nhere\n\n    said: <b>&amp; more</b>\n"
         publish(folder, metrics, summary, text)
         origin.record(folder)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 END, PADDING = "<|endoftext|>", "<|padding|>"
 BYTES = 256
 MAX_PIECE = 256  # characters per piece in texts with longer runs of characters
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token of a single byte in SentencePiece's vocabularies
 LONG_RUN = rf"\S{{{MAX_PIECE}}}|\s{{{MAX_PIECE}}}"
 
 
@@ -127,3 +130,36 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise ValueError(f"tokenizer={name_or_folder!r} has no EOS token to join documents with")
     return tokenizer
+
+
+def text_bytes(
+    tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray, which: np.ndarray
+) -> int | None:
+    """Returns the size in UTF-8 of the text that some tokens of a stream stand for. Special tokens
+    such as EOS stand for none; neither does the space that a tokenizer adds before a document.
+
+    Args:
+        tokens: (N,) documents, each followed by EOS.
+        which: (M,) places in `tokens`.
+
+    Returns:
+        None for a tokenizer whose tokens do not stand for bytes, such as one of whole words.
+    """
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = tokenizer.get_vocab()
+    if "ByteLevel" in json.dumps(backend["decoder"]):
+        sizes = {id_: len(token) for token, id_ in vocabulary.items()}  # a character for each byte
+    elif backend["model"].get("byte_fallback"):
+        sizes = {
+            id_: 1 if BYTE.fullmatch(token) else len(token.replace("\u2581", " ").encode())
+            for token, id_ in vocabulary.items()
+        }
+    else:
+        return None
+    for id_, token in tokenizer.added_tokens_decoder.items():
+        sizes[id_] = 0 if token.special else len(token.content.encode())
+    of = np.zeros(max(sizes) + 1, np.int64)
+    of[[*sizes]] = [*sizes.values()]
+    added = of[tokenizer("a", add_special_tokens=False)["input_ids"]].sum() - 1
+    begins = tokens[which - 1] == tokenizer.eos_token_id
+    return int(of[tokens[which]].sum() - added * begins.sum())

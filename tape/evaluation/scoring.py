@@ -34,9 +34,9 @@ class Perplexity(NamedTuple):
     def perplexity(self) -> float:
         return exp(self.nll)
 
-    def bits_per_byte(self, scored_bytes: float) -> float:
-        """`scored_bytes`: size of the scored text in UTF-8."""
-        return self.nll * self.tokens / math.log(2) / scored_bytes
+    def bits_per_byte(self, scored_bytes: int | None) -> float | None:
+        """`scored_bytes`: size of the scored text in UTF-8; None if unknown."""
+        return self.nll * self.tokens / math.log(2) / scored_bytes if scored_bytes else None
 
 
 def exp(nll: float) -> float:

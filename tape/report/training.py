@@ -21,7 +21,7 @@ Settings = dict[str, Any]  # flat
 # Keys of report.json that are no measurements, or have a column of their own.
 FACTS = (
     *("position", "attention", "parameters", "steps", "tokens_per_second", "peak_memory_gib"),
-    *("data_share", "mfu", "ngrams"),
+    *("data_share", "mfu", "ngrams", "scored_bytes"),
 )
 LOSSES = {"loss": "training", "eval_loss": "validation"}
 
@@ -116,7 +116,8 @@ def achieved_in(report: dict[str, Any]) -> dict[str, Any]:
     for name, value in report.items():
         if name == "perplexity":
             found |= {f"perplexity {row['times']}x": row["perplexity"] for row in value}
-            found |= {"bits per byte": value[0]["bits_per_byte"]}
+            if report.get("scored_bytes"):  # others: of the mean bytes per token of a whole text
+                found |= {"bits per byte": value[0]["bits_per_byte"]}
         elif isinstance(value, dict) and name not in FACTS:
             found |= {f"{name} {key}": each for key, each in value.items()}
         elif name not in FACTS:

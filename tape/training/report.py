@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from tape.data.blocks import TokenStream
+from tape.data.tokenizer import text_bytes
 from tape.evaluation.decoding import plain_generation
 from tape.evaluation.scoring import Perplexity, perplexity
 from tape.evaluation.windows import Window, spread
@@ -44,6 +45,11 @@ def scored_windows(
     return {n: spread(len(stream), n, lengths[-1], stride, tokens) for n in lengths}
 
 
+def places(windows: list[Window]) -> np.ndarray:
+    """Returns the places of the scored tokens in the text: (M,)."""
+    return np.concatenate([np.arange(window.first, window.stop) for window in windows])
+
+
 def counted(
     seen: np.ndarray, vocabulary: int, stream: TokenStream, windows: list[Window]
 ) -> dict[str, Perplexity]:
@@ -58,7 +64,7 @@ def counted(
     if not orders:
         return {}
     model = NGrams(seen, vocabulary, max(orders.values()))
-    scored = np.concatenate([np.arange(window.first, window.stop) for window in windows])
+    scored = places(windows)
     found = {}
     for name, n in orders.items():
         grams = stream.tokens[scored[:, None] + np.arange(1 - n, 1)]
@@ -133,12 +139,12 @@ def write_report(
     model.eval()
     windows = scored_windows(model, validation, length, tokens)
     results = [perplexity(model, validation.tokens, windows[n], n) for n in windows]
-    # EOS and tokens that end within a character have no bytes of their own: use the average.
-    scored_bytes = results[0].tokens * validation.bytes / len(validation)
+    scored_bytes = text_bytes(tokenizer, validation.tokens, places(windows[length]))
     prompt, added = continuation(model, tokenizer, validation, seed)
     metrics = read_metrics(folder / "metrics.jsonl")
     summary = facts(model, metrics) | {
         "scored_tokens": results[0].tokens,
+        "scored_bytes": scored_bytes,
         "perplexity": [
             {
                 "length": result.length,
@@ -179,16 +185,13 @@ def publish(
 
 
 def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, added: str) -> str:
-    rows = [
-        f"| {row['length']} ({row['times']}x) | {row['perplexity']:.2f} | "
-        f"{row['bits_per_byte']:.4f} |"
-        for row in summary["perplexity"]
-    ]
     ngrams = summary.get("ngrams", {"tokens": 0, "models": []})
-    rows += [
-        f"| {row['model']} | {row['perplexity']:.2f} | {row['bits_per_byte']:.4f} |"
-        for row in ngrams["models"]
-    ]
+    titles = [f"{row['length']} ({row['times']}x)" for row in summary["perplexity"]]
+    titles += [row["model"] for row in ngrams["models"]]
+    rows = []
+    for title, row in zip(titles, [*summary["perplexity"], *ngrams["models"]], strict=True):
+        bits = "-" if row["bits_per_byte"] is None else f"{row['bits_per_byte']:.4f}"
+        rows.append(f"| {title} | {row['perplexity']:.2f} | {bits} |")
     counting = [
         "The n-gram models are interpolated Kneser-Ney models of the "
         f"{ngrams['tokens']:,} training tokens that the run saw.",
