@@ -141,8 +141,8 @@ class TapeModel(TapePreTrainedModel):
         """
         Args:
             input_ids: (B, T) the new tokens; or `inputs_embeds`, (B, T, C).
-            attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S),
-                used as given.
+            attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S):
+                True or 0 where a query sees a key, False or -1000 and less where it does not.
             position_ids: (B|1, T) indices of the new tokens, by default a count of the real ones.
                 They must increase (`tape.indices`) unless the encoding is not `ordered`.
             past_key_values: any of the library's caches.
@@ -175,9 +175,7 @@ class TapeModel(TapePreTrainedModel):
             # The library's cache for compiled and exported models.
             past_key_values = DynamicCache() if is_compiling() else GrowingCache()
 
-        indices.check_mask(attention_mask, x_BTC.shape[1], past_key_values, self.training)
-        if attention_mask is not None and attention_mask.ndim == 2:
-            attention_mask = attention_mask.to(x_BTC.device, torch.bool)
+        attention_mask = indices.read_mask(attention_mask, x_BTC, past_key_values, self.training)
         indices_layer = len(self.layers) * self.config.num_recurrences  # in the cache
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
