@@ -227,7 +227,6 @@ def test_frequencies_come_back(trained):
     assert yarn | expected | {"original_max_position_embeddings": SHORT} == yarn
 
 
-@pytest.mark.xfail(strict=True, reason="YaRN's schedule replaces the one that the base has")
 def test_yarn_on_a_base_that_is_scaled_is_refused(base, tmp_path):
     folder = shutil.copytree(base, tmp_path / "base")
     saved = json.loads((folder / "config.json").read_text())

@@ -161,7 +161,6 @@ VARYING = {
         **{"short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
     },
 }
-PARTIAL = pytest.mark.xfail(strict=True, reason="a part of each head is rotated, unlike a Llama's")
 
 
 def llama_folder(folder, rope):
@@ -175,9 +174,7 @@ def llama_folder(folder, rope):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "kind", [pytest.param(x, marks=PARTIAL if "partial" in x else ()) for x in ROPES]
-)
+@pytest.mark.parametrize("kind", ROPES)
 def test_a_llama_rotates_as_in_the_library(tmp_path, kind):
     folder, tokens = llama_folder(tmp_path, ROPES[kind]), random_tokens(2, 23)
     expected = LlamaForCausalLM.from_pretrained(folder).eval()(tokens).logits
@@ -206,7 +203,6 @@ def test_yarn_keeps_the_yarn_of_a_llama(tmp_path, position, kind):
 
 @pytest.mark.parametrize("position", ["yarn", "tape_yarn", {"name": "mixed", "pattern": ["yarn"]}])
 @pytest.mark.parametrize("kind", ["linear", "linear, old", "llama3", "proportional", *VARYING])
-@pytest.mark.xfail(strict=True, reason="YaRN's schedule replaces the one that the base has")
 def test_yarn_on_frequencies_that_are_scaled_is_refused(tmp_path, position, kind):
     rope = ROPES.get(kind) or {"rope_parameters": {"rope_type": kind} | VARYING[kind]}
     with pytest.raises(ValueError, match=r"position yarn on frequencies with rope_type='\w+'"):
