@@ -136,6 +136,7 @@ class TapeConfig(LlamaConfig):
         if family == "llama":
             config_dict = config_dict | {"model_type": cls.model_type, "position": "rope"}
             config_dict.pop("architectures", None)
+            _ignore_partial_default(config_dict)
         elif family != cls.model_type:
             raise ValueError(
                 f"{pretrained_model_name_or_path} is a checkpoint of model_type {family!r}; "
@@ -162,3 +163,12 @@ class TapeConfig(LlamaConfig):
         if self._auto_class is None:
             saved.pop("auto_map", None)
         return saved
+
+
+def _ignore_partial_default(llama: dict[str, Any]) -> None:
+    """Removes `partial_rotary_factor` from a Llama's configuration with the default schedule, where
+    the library's Llama rotates whole heads all the same."""
+    rope = llama.get("rope_scaling") or llama.get("rope_parameters") or {}
+    if rope.get("rope_type", rope.get("type", "default")) == "default":
+        for owner in (llama, rope):
+            owner.pop("partial_rotary_factor", None)

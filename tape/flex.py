@@ -104,12 +104,11 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def _masked_mod(mask_BHTS: Tensor, score_mod: ScoreMod | None) -> ScoreMod:
-    """Applies a user-supplied mask, boolean or additive, after `score_mod`."""
+    """Applies a boolean mask that the caller made after `score_mod`."""
 
     def apply(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         score = score if score_mod is None else score_mod(score, b, h, i, j)
-        value = mask_BHTS[b, h, i, j]
-        return torch.where(value, score, -torch.inf) if value.dtype == torch.bool else score + value
+        return torch.where(mask_BHTS[b, h, i, j], score, -torch.inf)
 
     return apply
 

@@ -9,7 +9,7 @@ from transformers.masking_utils import create_masks_for_generate
 
 from tape.cache import GrowingCache
 from tape.configuration import TapeConfig
-from tape.indices import check_mask
+from tape.indices import read_mask
 
 
 class TapeGenerationMixin(GenerationMixin):
@@ -36,10 +36,10 @@ class TapeGenerationMixin(GenerationMixin):
         whose mask is not a tensor keeps the padding mask, from which the decoder builds it."""
         if config._attn_implementation == "flex_attention":
             return attention_mask
-        cache, T = arguments["past_key_values"], arguments["inputs_embeds"].shape[1]
-        check_mask(attention_mask, T, cache)  # before the values are hidden in the built mask
+        # Checked before the values are hidden in the mask that is built from them.
+        mask = read_mask(attention_mask, arguments["inputs_embeds"], arguments["past_key_values"])
         whole = config.get_text_config(decoder=True)
-        return create_masks_for_generate(attention_mask=attention_mask, config=whole, **arguments)
+        return create_masks_for_generate(attention_mask=mask, config=whole, **arguments)
 
     def _get_static_cache_init_shape(self) -> None:
         """None: the cache takes its shape from its first values, which may be wider than the keys.

@@ -18,6 +18,8 @@ from tape.cache import cached_keys
 from tape.masks import Batch
 from tape.refusal import refuse_unless
 
+HIDDEN = -1000  # added to a score, this or less leaves no weight in any dtype
+
 
 def token_indices(
     batch: Batch,
@@ -29,7 +31,7 @@ def token_indices(
     """Computes token indices.
 
     `position_ids` are indices of the new tokens and override the count. A 4-D mask does not
-    determine indices: without `position_ids` they are cache slots then. A 2-D mask is boolean.
+    determine indices: without `position_ids` they are cache slots then. Masks are boolean.
 
     Returns:
         Indices of the new tokens (B|1, T), indices of the keys in all slots (B|1, S), and the
@@ -125,26 +127,41 @@ def real_tokens(mask: Tensor | None, slots: Tensor) -> Tensor | None:
     if mask is None or mask.ndim == 2:
         return mask
     seen = mask[:, 0]  # (B, T, S)
-    seen = seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2
     itself = seen.gather(2, slots[None, :, None].expand(len(seen), -1, -1))[..., 0]
     return seen.any(1).index_copy(1, slots, itself)
 
 
-def check_mask(mask: Tensor | None, T: int, cache: Cache | None, training: bool = False) -> None:
-    """Refuses masks that backends would misread, or that do not cover all tokens."""
+def read_mask(
+    mask: Tensor | None, x_BTC: Tensor, cache: Cache | None, training: bool = False
+) -> Tensor | None:
+    """Returns a mask as booleans: True at the real tokens of (B, S), and where a query sees a key
+    in (B|1, 1, T, S). This decides for all encodings and backends what is hidden.
+
+    Raises:
+        ValueError: for masks that backends would misread, or that do not cover all tokens.
+    """
     if mask is None:
-        return
+        return None
     if mask.ndim not in (2, 4):
         raise ValueError(
             f"attention_mask of shape {tuple(mask.shape)}: allowed: (B, S), 0 at padding, or (B, "
             "1, T, S)"
         )
+    T, now = x_BTC.shape[1], x_BTC.shape[1] > 1 and not training
     if mask.ndim == 4:
         if not (mask.dtype == torch.bool or mask.is_floating_point()):
             raise ValueError(
                 f"a 4-D attention_mask must be boolean (True attends) or additive, not {mask.dtype}"
             )
-        return
+        if mask.dtype != torch.bool:
+            refuse_unless(
+                (mask == 0) | (mask <= HIDDEN),
+                "a 4-D attention_mask of other numbers: allowed: 0 where a query sees a key and "
+                f"{HIDDEN} or less where it does not; give these, or a boolean one",
+                now=now,
+            )
+            mask = mask > HIDDEN
+        return mask.to(x_BTC.device)
     past = 0 if cache is None else cache.get_seq_length()
     if isinstance(past, int) and mask.shape[1] < past + T:
         raise ValueError(
@@ -156,8 +173,9 @@ def check_mask(mask: Tensor | None, T: int, cache: Cache | None, training: bool 
             mask == mask.bool(),
             "attention_mask of (B, S) must be 0 at padding and 1 at tokens; for anything else, "
             "such as several documents per row, give one of (B, 1, T, S)",
-            now=T > 1 and not training,
+            now=now,
         )
+    return mask.to(x_BTC.device, torch.bool)
 
 
 def check_draw(draw: tuple[int, ...] | None, cache: Cache | None) -> None:

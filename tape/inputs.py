@@ -122,8 +122,7 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
     mask, real, documents, index = call.attention_mask, None, None, None
     if mask is not None:
-        indices.check_mask(mask, x_BTC.shape[1], cache, model.training)
-        mask = mask.to(x_BTC.device, torch.bool) if mask.ndim == 2 else mask
+        mask = indices.read_mask(mask, x_BTC, cache, model.training)
         real = indices.real_tokens(mask, slots)
     if call.document_ids is not None:
         documents, index = number_documents(call.document_ids, real)

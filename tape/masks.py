@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     """The new tokens of a forward pass, and what they may attend to."""
 
     x_BTC: Tensor  # embeddings
-    mask: Tensor | None  # (B, S) boolean, False at padding, or (B, 1, T, S) as given
+    mask: Tensor | None  # boolean: (B, S), False at padding, or (B, 1, T, S)
     cache: Cache | None
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
     real: Tensor | None  # (B|1, S) False at padding; None without padding

@@ -227,6 +227,16 @@ def test_frequencies_come_back(trained):
     assert yarn | expected | {"original_max_position_embeddings": SHORT} == yarn
 
 
+def test_yarn_on_a_base_that_is_scaled_is_refused(base, tmp_path):
+    folder = shutil.copytree(base, tmp_path / "base")
+    saved = json.loads((folder / "config.json").read_text())
+    saved["rope_parameters"] |= {"rope_type": "linear", "factor": 4.0}
+    (folder / "config.json").write_text(json.dumps(saved))
+    adapted(folder, "lora")
+    with pytest.raises(ValueError, match=r"base_model=.*base: position yarn .*rope_type='linear'"):
+        adapted(folder, "yarn")
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("method", ["adape", "adape_lora", "lora"])
 def test_before_the_first_step_it_is_the_llama(base, blocks, method):

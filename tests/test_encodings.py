@@ -1,5 +1,6 @@
 """Every encoding against the loops of references.py, and against other people's code."""
 
+import json
 import math
 
 import pytest
@@ -123,6 +124,89 @@ def test_rope_is_the_librarys_llama(position, heads):
     ours.loss.backward()
     for (name, one), other in zip(model.named_parameters(), llama.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4, msg=name)
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# Fields of a Llama's config.json, also in the form before `rope_parameters`.
+ROPES = {
+    "theta": {"rope_theta": 500.0},
+    "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
+    "linear, old": {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "llama3": {
+        "rope_parameters": {
+            **{"rope_type": "llama3", "rope_theta": 500.0, "original_max_position_embeddings": 8},
+            **LLAMA3,
+        }
+    },
+    "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}},
+    "yarn, in full": {
+        "original_max_position_embeddings": 8,
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "beta_fast": 4.0},
+            **{"beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False},
+        },
+    },
+    "proportional": {
+        "partial_rotary_factor": 0.5,
+        "rope_parameters": {"rope_type": "proportional"},
+    },
+    "partial": {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    "partial, default": {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    "partial, old": {"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}},
+}
+VARYING = {
+    "dynamic": {"factor": 4.0},
+    "longrope": {
+        **{"factor": 2.0, "original_max_position_embeddings": 8},
+        **{"short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+    },
+}
+
+
+def llama_folder(folder, rope):
+    """The checkpoint of a Llama with such fields in its config.json."""
+    llama, _ = llama_and_ours()
+    llama.save_pretrained(folder)
+    saved = json.loads((folder / "config.json").read_text())
+    del saved["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps(saved | rope))
+    return folder
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ROPES)
+def test_a_llama_rotates_as_in_the_library(tmp_path, kind):
+    folder, tokens = llama_folder(tmp_path, ROPES[kind]), random_tokens(2, 23)
+    expected = LlamaForCausalLM.from_pretrained(folder).eval()(tokens).logits
+    for position in ("rope", "tape", {"name": "mixed", "pattern": ["rope", "tape"]}):
+        model = TapeForCausalLM.from_pretrained(folder, position=position).eval()
+        torch.testing.assert_close(model(tokens).logits, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", VARYING)
+def test_a_llama_whose_frequencies_depend_on_the_length_is_refused(tmp_path, kind):
+    folder = llama_folder(tmp_path, {"rope_parameters": {"rope_type": kind} | VARYING[kind]})
+    for position in ("rope", "tape"):
+        with pytest.raises(ValueError, match=f"rope_type='{kind}': only schedules that are fixed"):
+            TapeForCausalLM.from_pretrained(folder, position=position)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["yarn", "tape_yarn"])
+@pytest.mark.parametrize("kind", ["yarn", "yarn, in full"])
+def test_yarn_keeps_the_yarn_of_a_llama(tmp_path, position, kind):
+    folder, tokens = llama_folder(tmp_path, ROPES[kind]), random_tokens(2, 23)
+    expected = LlamaForCausalLM.from_pretrained(folder).eval()(tokens).logits
+    model = TapeForCausalLM.from_pretrained(folder, position=position).eval()
+    torch.testing.assert_close(model(tokens).logits, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("position", ["yarn", "tape_yarn", {"name": "mixed", "pattern": ["yarn"]}])
+@pytest.mark.parametrize("kind", ["linear", "linear, old", "llama3", "proportional", *VARYING])
+def test_yarn_on_frequencies_that_are_scaled_is_refused(tmp_path, position, kind):
+    rope = ROPES.get(kind) or {"rope_parameters": {"rope_type": kind} | VARYING[kind]}
+    with pytest.raises(ValueError, match=r"position yarn on frequencies with rope_type='\w+'"):
+        TapeForCausalLM.from_pretrained(llama_folder(tmp_path, rope), position=position)
 
 
 @pytest.mark.parametrize("heads", [4, 2])

@@ -1,9 +1,11 @@
 """Windows: every encoding and backend against loops, padding, caches and the library's Mistral."""
 
+import itertools
+
 import pytest
 import test_contract
 import torch
-from conftest import FLASH, FLEX, make_config, make_model, random_tokens
+from conftest import FLASH, FLEX, all_positions, make_config, make_model, random_tokens
 from test_attention import EXACT, assert_equals_eager, flash_attn, flex, pytestmark  # noqa: F401
 from test_encodings import check_against_loops, loops_of
 from transformers import MistralConfig, MistralForCausalLM
@@ -147,3 +149,59 @@ def test_what_has_no_window_is_refused():
     for window in (0, -1, 2.5, True):
         with pytest.raises(ValueError, match="sliding_window"):
             TapeForCausalLM(make_config("rope", sliding_window=window))
+
+
+def hiding_values():
+    """The smallest number of each dtype, and what else stands for minus infinity in practice."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for value in (-torch.inf, torch.finfo(dtype).min, -1e4, -1e9):
+            if value >= torch.finfo(dtype).min or value == -torch.inf:
+                yield dtype, value
+
+
+def padded_anywhere():
+    """Tokens with padding on the left, on the right and between, as a mask of each kind."""
+    tokens, real = random_tokens(3, 12), torch.ones(3, 12, dtype=torch.bool)
+    real[0, :4] = real[1, 9:] = real[2, 5:8] = False
+    seen = real[:, None, None] & torch.ones(12, 12, dtype=torch.bool).tril()
+    return tokens, real, seen
+
+
+@torch.no_grad()
+@all_positions
+def test_what_a_4d_mask_hides_does_not_depend_on_its_values(position):
+    tokens, real, seen = padded_anywhere()
+    given = {"position_ids": (real.cumsum(-1) - 1).clamp(min=0), "use_cache": False}
+    for kernel, window in itertools.product(("sdpa", "eager"), (4, None)):
+        model = make_model(position, kernel=kernel, sliding_window=window)
+        expected = model(tokens, attention_mask=real, use_cache=False).logits[real]
+        logits = model(tokens, attention_mask=seen, **given).logits[real]
+        torch.testing.assert_close(logits, expected, **EXACT)
+        for dtype, value in hiding_values():
+            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, value)
+            found = model(tokens, attention_mask=mask, **given).logits[real]
+            assert torch.equal(found, logits), (dtype, value)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("value", [1.0, -1.0, -100.0, torch.nan, torch.inf])
+@pytest.mark.parametrize("training", [False, True])
+def test_values_of_a_4d_mask_that_neither_show_nor_hide_are_refused(value, training):
+    model = make_model("rope").train(training)
+    tokens, _, seen = padded_anywhere()
+    mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+    mask[2, 0, 3, 1] = value
+    with pytest.raises(ValueError, match=r"4-D attention_mask .* 0 .* -1000 or less .* boolean"):
+        model(tokens, attention_mask=mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_a_mask_need_not_have_the_dtype_of_the_model(kernel):
+    model = make_model("rope", kernel=kernel, dtype=torch.float64)
+    tokens, real, seen = padded_anywhere()
+    expected = model(tokens, attention_mask=seen).logits[real]
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+        logits = model(tokens, attention_mask=mask).logits[real]
+        torch.testing.assert_close(logits, expected, **EXACT)

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
 from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens
-from tape.positions.schedules import inverse_frequencies, settled
+from tape.positions.schedules import inverse_frequencies, settled, yarn
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -134,7 +134,8 @@ class RoPE(PositionEncoding):
 class YaRN(RoPE):
     """RoPE with the YaRN schedule (Peng et al. 2023, arXiv 2309.00071): frequencies between
     `beta_fast` and `beta_slow` turns within the training length are interpolated gradually by
-    `factor`, and cosine and sine are multiplied by 0.1 ln(factor) + 1."""
+    `factor`, and cosine and sine are multiplied by 0.1 ln(factor) + 1. A schedule that the
+    frequencies have already is kept if it is YaRN, and otherwise refused."""
 
     config_arguments = ("factor", "beta_fast", "beta_slow", "original_length")
 
@@ -145,9 +146,6 @@ class YaRN(RoPE):
                 "position yarn sets the scaling itself: give factor, beta_fast, beta_slow, or use "
                 "position rope with a scaling"
             )
-        current = dict(config.rope_parameters or {})
-        if current.get("rope_type") != "yarn":
-            current = {"factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
         given = {
             "factor": arguments.pop("factor"),
             "beta_fast": arguments.pop("beta_fast"),
@@ -155,5 +153,5 @@ class YaRN(RoPE):
             "original_max_position_embeddings": arguments.pop("original_length"),
         }
         given = {name: value for name, value in given.items() if value is not None}
-        arguments["scaling"] = {**current, **given, "rope_type": "yarn"}
+        arguments["scaling"] = yarn(config.rope_parameters or {}) | given
         return super().configure(config, arguments)

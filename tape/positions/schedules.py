@@ -127,3 +127,22 @@ def settled(
         theta = scaling["rope_theta"] * scaling["factor"] ** exponent
         scaling = {"rope_type": "default", "rope_theta": theta}
     return scaling
+
+
+def yarn(current: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns YaRN's schedule: that of the current `rope_parameters`, or else the default one.
+
+    Raises:
+        ValueError: for frequencies with another schedule, which YaRN would replace.
+    """
+    schedule, share = current.get("rope_type", "default"), current.get("partial_rotary_factor")
+    if schedule not in ("default", "yarn") or share not in (None, 1.0):
+        partial = "" if share is None else f" and partial_rotary_factor={share}"
+        raise ValueError(
+            f"position yarn on frequencies with rope_type={schedule!r}{partial}: allowed: "
+            "frequencies without a schedule, or with YaRN's; choose position rope or tape, which "
+            "keep the schedule"
+        )
+    if schedule == "yarn":
+        return dict(current)
+    return {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
