@@ -57,14 +57,7 @@ def training_step(position: str) -> Trace:
     def note(frame: FrameType, event: str, argument: Any) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(ROOT) and frame.f_code.co_name[0] != "<":
-            calls.append(
-                (
-                    str(path.relative_to(ROOT)),
-                    frame.f_code.co_qualname
-                    if hasattr(frame.f_code, "co_qualname")
-                    else frame.f_code.co_name,
-                )
-            )
+            calls.append((str(path.relative_to(ROOT)), frame.f_code.co_qualname))
 
     sys.setprofile(note)
     try:

@@ -137,8 +137,9 @@ KERNELS: dict[str, Kernel] = {
 def kernel_and_mask(
     config: PretrainedConfig, window: int | None, batch: Batch
 ) -> tuple[Kernel, Tensor | BlockMask | None]:
-    """Returns the backend of layers with this window, and their mask (`tape.masks`)."""
-    implementation = config._attn_implementation
+    """Returns the backend of layers with this window, or with that of the configuration, and their
+    mask (`tape.masks`)."""
+    implementation, window = config._attn_implementation, window or config.sliding_window
     kernel, mask = KERNELS[implementation], build_mask(config, window, batch)
     if implementation == "flash_attention_2":
         mask = ragged(mask, batch.documents, batch.x_BTC.shape[1])

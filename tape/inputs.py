@@ -69,7 +69,7 @@ def prepare(model: PreTrainedModel, call: Call) -> Inputs:
     if model.group is not None and model.training and batch.cache is None:
         kernels = {None: attention.shifted(model.config, model.group, batch)}
     else:
-        windows = {layer.window for layer in model.layers}
+        windows = {layer.context.window for layer in model.layers}
         kernels = {each: attention.kernel_and_mask(model.config, each, batch) for each in windows}
     where, kept = _positions(model, batch, call, index)
     x_BTC, here, real, slots = batch.x_BTC, where, batch.real, batch.slots
@@ -90,7 +90,7 @@ def prepare(model: PreTrainedModel, call: Call) -> Inputs:
         position.embed(x_BTC, here),
         position.states(here, torch.promote_types(x_BTC.dtype, torch.float32)),
         [
-            LayerInputs(seen, *kernels[layer.window], idx, final=idx == len(applied) - 1)
+            LayerInputs(seen, *kernels[layer.context.window], idx, final=idx == len(applied) - 1)
             for idx, (layer, seen) in enumerate(applied)
         ],
         batch.cache,

@@ -108,7 +108,6 @@ class DecoderLayer(GradientCheckpointingLayer):
 
     Attributes:
         context: the encoding in this layer.
-        window: that of the encoding, or else of the configuration.
     """
 
     def __init__(self, config: TapeConfig, context: LayerPosition):
@@ -118,7 +117,6 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.context = context
-        self.window = config.sliding_window if context.window is None else context.window
 
     def forward(
         self,

@@ -51,7 +51,9 @@ def check_layers(model: nn.Module, group: int) -> None:
     layers, trying = model.layers, f"training in shifted groups of {group} tokens"
     if model.shard is not None:
         raise ValueError(f"{trying} with sequence parallelism: choose one")
-    if windows := sorted({layer.window for layer in layers} - {None}):
+    if windows := sorted(
+        {model.config.sliding_window, *(layer.context.window for layer in layers)} - {None}
+    ):
         raise ValueError(
             f"{trying} with windows of {', '.join(map(str, windows))} tokens: groups replace the "
             "mask; allowed: layers without a window"

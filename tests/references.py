@@ -63,13 +63,8 @@ def bucket(distance: int, buckets: int, maximum: int) -> int:
 
 
 def at_least(x: Tensor, lowest: float) -> Tensor:
-    """max(x, lowest); below, the sum of the gradients of all uses passes if it leads back."""
-    if not hasattr(x, "bounded"):
-        low, bounded = x < lowest, x.clone()
-        x.bounded = torch.where(low, lowest + bounded - bounded.detach(), bounded)
-        if x.requires_grad:
-            bounded.register_hook(lambda grad: torch.where(low & (grad > 0), 0, grad))
-    return x.bounded
+    """x, mirrored at the lowest value."""
+    return torch.where(x < lowest, 2 * lowest - x, x)
 
 
 def score_term(weights, config, layer: int, h: int, i: int, j: int) -> Tensor | float:

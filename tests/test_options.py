@@ -12,6 +12,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from tape.attention import eager
 from tape.export.llama import require_llama
 from tape.options import AttentionSink
+from tape.payload import Values
 from tape.positions import ENCODINGS
 
 TEMPERATURE = {"query_temperature": {"scale": 0.5, "length": 3}}
@@ -154,7 +155,7 @@ def test_the_sink_is_that_of_gpt_oss():
     module.sinks, module.num_key_value_groups = sink.s, 2
     additive = torch.zeros(7, 7).masked_fill(~seen, torch.finfo(torch.float32).min)
     expected, _ = modeling_gpt_oss.eager_attention_forward(module, q, k, v, additive, 0.3)
-    found = eager(q, k, v, None, seen, None, 0.3, 0.0, needs_lse=True)
+    found = eager(q, k, Values(v, None), seen, None, 0.3, 0.0, needs_lse=True)
     averages = sink(found.values, found.lse)
     torch.testing.assert_close(averages.transpose(1, 2), expected)
 

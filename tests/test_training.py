@@ -531,7 +531,7 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
         (["+trainer.resume_from_checkpoint=x"], r"resume_from_checkpoint=x: .* in its folder"),
         (["+trainer.auto_find_batch_size=true"], r"auto_find_batch_size=True: all steps"),
         (["+trainer.push_to_hub=true"], r"push_to_hub=True: upload an export"),
-        (["+trainer.label_smoothing_factor=0.1"], r"factor=0\.1: .* does not shift the labels"),
+        (["+trainer.label_smoothing_factor=0.1"], r"factor=0\.1: .* which smoothing needs"),
         (["trainer.output_dir=elsewhere"], r"output_dir=elsewhere and output_dir="),
         (["model.vocab_size=50"], r"tokenizer has 300 tokens, more than model\.vocab_size=50"),
         (["data.files=null"], r"data=text needs data\.files"),

@@ -32,7 +32,8 @@ def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> s
     cls = type(position)
     if (recurrences := model.config.num_recurrences) > 1:
         return f"a Llama applies its layers once, not num_recurrences={recurrences} times"
-    if any(layer.window is not None for layer in model.model.layers):
+    windows = [layer.context.window for layer in model.model.layers]
+    if any(window is not None for window in [*windows, model.config.sliding_window]):
         return "a Llama attends to all tokens, not within a window"
     for option in ("qk_norm", "attention_sink", "query_temperature"):
         if getattr(model.config, option):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from transformers import initialization as init
 
 from tape.positions.base import ALL_BACKENDS, PositionEncoding, PositionModule, Positions, distances
@@ -240,22 +239,6 @@ class FIRE(LearnedBiasEncoding):
         )
 
 
-class AtLeast(torch.autograd.Function):
-    """max(x, lowest), element by element. Below `lowest` a gradient that leads back to it passes,
-    so that no parameter is stuck there; one that leads further down does not."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, lowest: float) -> Tensor:
-        ctx.save_for_backward(x < lowest)
-        return x.clamp(min=lowest)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        (below,) = ctx.saved_tensors
-        return grad.masked_fill(below & (grad > 0), 0), None
-
-
 class KerpleLayer(PositionModule):
     LOWEST = 0.01  # of both parameters
 
@@ -270,10 +253,12 @@ class KerpleLayer(PositionModule):
 
     def forward(self, positions: Positions) -> Tensor:
         dtype = torch.promote_types(self.slope.dtype, torch.float32)
-        p, a = (
-            AtLeast.apply(x.to(dtype), self.LOWEST)[:, None, None] for x in (self.slope, self.scale)
-        )
+        p, a = (self.bounded(x.to(dtype))[:, None, None] for x in (self.slope, self.scale))
         return -p * (a * distances(positions).to(dtype)[:, None]).log1p()
+
+    def bounded(self, x: Tensor) -> Tensor:
+        """Mirrors x at `LOWEST`, where a clamp would end its gradient."""
+        return torch.where(x < self.LOWEST, 2 * self.LOWEST - x, x)
 
 
 class Kerple(LearnedBiasEncoding):
