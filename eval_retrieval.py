@@ -4,7 +4,7 @@ python eval_retrieval.py --base_model output/llama_adape --max_tokens 8192 --int
 python eval_retrieval.py --base_model output/passkey_tape_0    # trained by experiment=passkey
 """
 
-from retrieval.evaluate import main
+from tape.tasks.passkey.evaluate import main
 
 if __name__ == "__main__":
     main()

@@ -21,11 +21,11 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from config import CONFIG, options
-from config.command import call, is_expected, listed, refuse
-from config.settings import SETTINGS as OF_A_RUN
-from config.settings import Kind, integer, shown
-from sweeps.checks import (
+from tape.settings.composition import call, is_expected, listed, refuse
+from tape.settings.groups import CONFIG, options
+from tape.settings.schema import SETTINGS as OF_A_RUN
+from tape.settings.schema import Kind, integer, shown
+from tape.sweep.checks import (
     OF_THE_SWEEP,
     SUBMITTED,
     check_comparison,
@@ -35,9 +35,9 @@ from sweeps.checks import (
     check_own,
     check_runs,
 )
-from sweeps.engine import perform
-from sweeps.estimate import estimate
-from sweeps.plan import Run, Sweep, fill
+from tape.sweep.engine import perform
+from tape.sweep.estimate import estimate
+from tape.sweep.plan import Run, Sweep, fill
 
 
 def words(value: Any) -> list[Any]:
@@ -192,7 +192,7 @@ def main(cfg: DictConfig) -> None:
             print("\n".join(shlex.join(command) for command in sweep.commands()))
             return
         if cfg.cluster in SUBMITTED:
-            from sweeps.cluster import executor_of
+            from tape.sweep.cluster import executor_of
 
             parameters = OmegaConf.to_container(cfg.submitit, resolve=True)
             executor = executor_of(cfg.cluster, sweep.out / ".jobs", parameters)

@@ -17,8 +17,8 @@ import hydra
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from config.command import call, is_expected, refuse
-from config.settings import check_groups, check_settings
+from tape.settings.composition import call, is_expected, refuse
+from tape.settings.schema import check_groups, check_settings
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
-from arithmetic.plan import Batch
+from arithmetic.grid_plan import Batch
 from tape import TapeForCausalLM
 from tape.evaluation.decoding import greedy
 

@@ -19,14 +19,14 @@ from omegaconf import DictConfig, OmegaConf
 from arithmetic.decoding import answers
 from arithmetic.fault import load
 from arithmetic.grid import GRID, mark
-from arithmetic.plan import check_positions, plan
+from arithmetic.grid_plan import check_positions, plan
 from arithmetic.problems import Problems
-from config.command import call
 from tape.command import expected_errors
-from tape.evaluation.checkpoint import identified
 from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.workers import answering
-from tape.names import check_flag, check_integer, check_path
+from tape.model.checkpoint import identified
+from tape.settings.composition import call
+from tape.validation import check_flag, check_integer, check_path
 
 MAX_DIGITS = 1000  # digits of an operand; the grid has their square
 CONFIG, SETTINGS = Path(__file__).parent.parent / "config" / "arithmetic", "evaluate_add"

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from tape.analysis import intervene
-from tape.modeling import TapeForCausalLM
+from tape.model.modeling import TapeForCausalLM
 from tape.positions.rotary import RotaryLayer
-from tape.training.runs import TRAINED, read_configuration
+from tape.runs.folder import TRAINED, read_configuration
 
 SETTING = "task.original_fault"
 

@@ -6,11 +6,11 @@ from dataclasses import fields
 
 import pandas as pd
 
-from arithmetic.plan import Batch
+from arithmetic.grid_plan import Batch
 from arithmetic.problems import Problems
-from tape.compare.heatmap import draw
 from tape.evaluation.accuracy import Accuracy, Marked, Measure
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View
+from tape.results.heatmap import draw
 
 
 def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict:

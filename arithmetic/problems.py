@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from arithmetic.tasks import TASKS, Task, significant
 from tape.data.tokenizer import END, PADDING
-from tape.names import check_flag, check_integer, look_up
 from tape.settings import load, save
 from tape.training.generated import GeneratedSequences
+from tape.validation import check_flag, check_integer, look_up
 
 GAP, EOS = 0, 1
 FILE = "problems.json"

@@ -16,9 +16,9 @@ from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import DEVICE, TOKENS, build, random_tokens
 from benchmarks.timing import Work
 from benchmarks.train_step import add_tokens
-from tape.adapters import Method, adapt
 from tape.command import expected_errors
-from tape.frozen import BFLOAT16, cast_frozen
+from tape.model.adapters import Method, adapt
+from tape.model.frozen import BFLOAT16, cast_frozen
 
 LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 PLAIN = {"everything": False, "lora": None, "groups": None}

@@ -17,7 +17,7 @@ import transformers
 
 from arithmetic import Problems, character_tokenizer
 from arithmetic.decoding import answers
-from arithmetic.plan import Batch, plan
+from arithmetic.grid_plan import Batch, plan
 from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import SMALL, decoder
 from benchmarks.timing import Work

@@ -3,7 +3,7 @@
     EXTRAS=dev,kernels bash script/setup.sh                               # installs triton
     python benchmarks/flex_blocks.py
 
-torch's own templates are filled in with a causal mask and the block sizes of `tape.flex`, or those
+torch's own templates are filled in with a causal mask and the block sizes of `tape.attention.flex`, or those
 that Inductor chooses by the width of the queries, and compiled down to machine code: shared memory,
 registers and spilled bytes of each kernel.
 """
@@ -25,10 +25,10 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
+from tape.attention.flex import kernel_options
 from tape.command import Parser, expected_errors, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
-from tape.flex import kernel_options
 
 LIMIT = 232_448  # bytes of shared memory of a block on sm_90
 TEMPLATES = Path(torch.__file__).parent / "_inductor" / "kernel" / "flex" / "templates"
@@ -72,7 +72,7 @@ def of_inductor(kernel: str, width: int, dtype: torch.dtype) -> dict[str, int]:
 
 
 def of_tape(kernel: str, queries: int, values: int, limit: int = LIMIT) -> dict[str, int]:
-    """The block sizes of `tape.flex` for these widths; {}: Inductor's."""
+    """The block sizes of `tape.attention.flex` for these widths; {}: Inductor's."""
     options, prefix = kernel_options(queries, values, limit), f"{kernel}_"
     return {name[4:]: size for name, size in options.items() if name.startswith(prefix)}
 
@@ -228,7 +228,7 @@ def rows() -> list[dict[str, Any]]:
         values = queries * factor
         choices = {"Inductor": of_inductor(kernel, queries, dtype)}
         if dtype.itemsize == 2 and (ours := of_tape(kernel, queries, values)):
-            choices["tape.flex"] = ours
+            choices["tape.attention.flex"] = ours
         for whose, blocks in choices.items():
             made = compiled(kernel, queries, values, dtype, blocks)
             cells = [kernel, DTYPES[dtype], queries, values, whose, sizes(kernel, blocks)]

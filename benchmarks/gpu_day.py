@@ -28,7 +28,7 @@ from benchmarks.harness import CONTINUES
 from tape.command import Distinct, Parser, expected_errors, integer, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
-from tape.training.progress import MetricsFile, read_metrics
+from tape.training.console import MetricsFile, read_metrics
 
 GPU = torch.cuda.is_available()
 GRACE = 60  # seconds for a part to save
@@ -89,7 +89,7 @@ def training(folder: Path, encoding: str, length: int, *words: str) -> Part:
 
 def addition(folder: Path) -> Part:
     """The paper's addition experiment, with its heat maps."""
-    maps = f"python -m tape.compare.heatmap {{runs}} --name grid --out {folder / 'heatmaps'}"
+    maps = f"python -m tape.results.heatmap {{runs}} --name grid --out {folder / 'heatmaps'}"
     words = ["sweep=addition_gpu", "seconds={left}", f"compare='{maps}'"]
     words += [f"runs='{folder}/{{row}}_{{seed}}'"]
     if not GPU:

@@ -31,12 +31,12 @@ from tqdm import tqdm
 import tape
 from benchmarks.models import DEVICE, SHAPES
 from benchmarks.timing import Spread, Work, in_turn, limit_memory, memory_in_use, observed
-from tape import origin
+from tape import provenance as origin
 from tape.attention import KERNELS
 from tape.command import Distinct, Parser, integer, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.files import read_object, reading, write_text
-from tape.training.runs import differences
+from tape.runs.folder import differences
 
 LEAST = 0.02 if DEVICE.type == "cuda" else 0.002  # seconds of a measurement
 CONTINUES = 75  # exit status if work is left for the same command

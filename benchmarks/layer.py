@@ -10,9 +10,9 @@ from torch import Tensor
 from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import SHAPES, TOKENS
 from benchmarks.optimisations import inputs, step
+from tape.attention.cpu import attend
+from tape.attention.payload import Values
 from tape.command import expected_errors
-from tape.cpu import attend
-from tape.payload import Values
 
 
 def parts(shape: str) -> dict[str, tuple]:

@@ -24,8 +24,8 @@ from benchmarks.models import DEVICE, SMALL, decoder
 from benchmarks.timing import Work
 from tape.analysis.cost import configuration
 from tape.attention import eager, flex, sdpa
+from tape.attention.payload import Values
 from tape.command import expected_errors
-from tape.payload import Values
 from tape.positions import Positions
 from tape.positions.rotary import apply_rotary
 from tape.positions.tape import TapeLayer

@@ -23,10 +23,10 @@ from benchmarks.models import BASE, DEVICE, SMALL, decoder, library_llama
 from benchmarks.timing import Work, matrix_product
 from benchmarks.workloads import WORK, Load
 from tape import TapeConfig
-from tape.analysis import formulas
 from tape.analysis.cost import HELP, configuration
 from tape.attention import KERNELS
 from tape.command import Distinct, expected_errors, integer
+from tape.model import flops as formulas
 from tape.positions import ENCODINGS
 
 SCOPES = ("layer", "model")

@@ -21,8 +21,8 @@ from tape import TapeForCausalLM
 from tape.command import Distinct, expected_errors
 from tape.evaluation.tables import markdown_table
 from tape.files import read_object
-from tape.training.progress import MetricsFile, read_metrics
-from tape.training.runs import TRAINED, last_complete, read_configuration, step_of
+from tape.runs.folder import TRAINED, last_complete, read_configuration, step_of
+from tape.training.console import MetricsFile, read_metrics
 
 COLUMNS = ("run", "steps", "tokens/s", "TFLOP/s", "peak", "MFU")
 

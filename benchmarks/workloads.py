@@ -14,7 +14,7 @@ from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
 from benchmarks.models import DEVICE, random_tokens
 from tape import TapeConfig, TapeForCausalLM
-from tape.cache import GrowingCache, GrowingLayer
+from tape.model.cache import GrowingCache, GrowingLayer
 from tape.positions.tape import TapeLayer
 
 WORK = ("forward", "training", "prefill", "decoding")

@@ -25,9 +25,9 @@ from scrolls.scoring import (
 from scrolls.sources import HUB, in_hub_cache
 from scrolls.table import csv_of, markdown, table
 from scrolls.tasks import BENCHMARK, HARD, TASKS
-from tape import origin
+from tape import provenance
 from tape.files import write_text
-from tape.names import look_up
+from tape.validation import look_up
 
 ON_REQUEST = "narrative_qa"  # gigabytes: downloaded only if requested by name
 SUBMITTED = ("Task", "ID", "Prediction")  # columns of a submission
@@ -150,7 +150,7 @@ def score_all(
     rows = table(scores, f"here, {golds.split}")
     write_text(out / "table.md", markdown(rows) + "\n")
     write_text(out / "table.csv", csv_of(rows))
-    origin.record(out)
+    provenance.record(out)
     print(f"{markdown(rows)}\n\nalso in {out}, with the metrics of each task")
     if not summary_level:
         log.warning(NO_SUMMARY_LEVEL)

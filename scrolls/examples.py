@@ -21,7 +21,7 @@ from scrolls.sources import find, identity
 from scrolls.tasks import TASKS, Split, Task
 from tape.data.blocks import batches, token_dtype, tokenize, tokenizer_fingerprint
 from tape.files import new_folder, read_or_discard
-from tape.names import check_path, look_up
+from tape.validation import check_path, look_up
 
 TEXTS = ("documents", "questions", "answers")
 

@@ -17,17 +17,17 @@ import hydra
 import transformers
 from omegaconf import DictConfig, OmegaConf
 
-from config.command import call
 from scrolls.examples import tokenize_split
 from scrolls.generation import Sampling, answers, plan
 from scrolls.prompts import Prompts, budget_of, trained_budget
 from scrolls.tasks import SPLITS, task_named
 from tape.command import expected_errors
-from tape.evaluation.checkpoint import check_length, identified, load, weight_files
 from tape.evaluation.journal import Incomplete, Shard, join, journals
 from tape.evaluation.workers import answering, complete_shard
 from tape.files import write_text
-from tape.names import check_flag, check_integer, check_path, look_up
+from tape.model.checkpoint import check_length, identified, load, weight_files
+from tape.settings.composition import call
+from tape.validation import check_flag, check_integer, check_path, look_up
 
 CONFIG = Path(__file__).parent.parent / "config" / "scrolls"
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from scrolls.examples import Examples
 from scrolls.prompts import Budget, Prompts
 from tape.evaluation.decoding import left_padded, plain_generation
-from tape.modeling import TapeForCausalLM
+from tape.model.modeling import TapeForCausalLM
 
 
 class Batch(NamedTuple):

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from scrolls.tasks import Task
 from tape.data.blocks import tokenize
-from tape.names import look_up
 from tape.training.trainer import IGNORED
+from tape.validation import look_up
 
 TAILS = {"answer": "\n\nAnswer:", "summary": "\n\nSummary:"}
 

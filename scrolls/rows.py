@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from scrolls.sources import Source, lines_of
 from scrolls.tasks import HARD, Split, Task
-from tape.names import encodable
+from tape.validation import encodable
 
 
 class Row(NamedTuple):

@@ -19,7 +19,7 @@ from scrolls.rows import Question, Row, questions_of, read_rows
 from scrolls.sources import Source, find
 from scrolls.tasks import BENCHMARK, HARD, SPLITS, TASKS, Split, Task
 from tape.files import make_folder, write_text
-from tape.names import encodable
+from tape.validation import encodable
 
 log = logging.getLogger(__name__)
 METRIC = Path(__file__).with_name("metric.py")

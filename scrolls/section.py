@@ -9,10 +9,10 @@ from typing import Any
 from scrolls.scoring import read_predictions
 from scrolls.table import COLUMNS
 from scrolls.tasks import TASKS
-from tape.report.experiment import Experiment, Folder, Kind, Read
-from tape.report.html import Block, Details, Paragraph, Table, number
-from tape.report.results import blocks_of, has_columns, rows_of, show
-from tape.report.training import runs, task_of
+from tape.results.experiment import Experiment, Folder, Kind, Read
+from tape.results.html import Block, Details, Paragraph, Table, number
+from tape.results.run_section import runs, task_of
+from tape.results.sections import blocks_of, has_columns, rows_of, show
 
 METRICS = "_metrics.json"
 SHOWN = 12  # questions

@@ -15,7 +15,7 @@ from scrolls.scoring import Golds, add_task
 from scrolls.tasks import TASKS
 from tape.command import Parser, expected_errors
 from tape.files import check_replaceable, write_text
-from tape.report.html import mark, page
+from tape.results.html import mark, page
 
 PROGRAM = "scrolls.show"
 WIDTH = 100

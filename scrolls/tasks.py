@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from tape.names import look_up
+from tape.validation import look_up
 
 Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")

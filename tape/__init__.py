@@ -3,8 +3,8 @@
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tape.configuration import TapeConfig
-from tape.modeling import TapeForCausalLM, TapeModel, TapePreTrainedModel
+from tape.model.configuration import TapeConfig
+from tape.model.modeling import TapeForCausalLM, TapeModel, TapePreTrainedModel
 
 __all__ = ["TapeConfig", "TapeForCausalLM", "TapeModel", "TapePreTrainedModel"]
 

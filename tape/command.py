@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from tape.files import check_folder
-from tape.names import check_name
+from tape.validation import check_name
 
 EXPECTED = (ValueError, OSError, MemoryError, SafetensorError, torch.OutOfMemoryError)
 MOST = 10**12

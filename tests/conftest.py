@@ -23,9 +23,9 @@ from commands import unchanged_logging
 from hydra import compose, initialize_config_dir
 
 import train
-from config import CONFIG
 from tape import TapeConfig, TapeForCausalLM
 from tape.positions import ENCODINGS
+from tape.settings.groups import CONFIG
 
 # rouge_score has absl log to the stderr of the moment, here pytest's; Hydra's set-up of logging has
 # absl close it, if it is not this one.

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from tape.runs.folder import checkpoints, unfinished
 from tape.training.guard import STOPPED
-from tape.training.runs import checkpoints, unfinished
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = [

@@ -16,7 +16,7 @@ import torch
 from conftest import make_config, random_tokens
 
 from tape import TapeForCausalLM
-from tape.modeling import TapeModel
+from tape.model.modeling import TapeModel
 
 # Its tests import these, which are not in the distribution.
 MISSING = {

@@ -4,10 +4,10 @@ import json
 import math
 
 from arithmetic.grid import GRID
-from retrieval.results import PASSKEY
 from tape.evaluation.curves import ABOUT, COLUMNS, POSITION_COLUMNS
 from tape.evaluation.tables import csv_table
 from tape.files import write_text
+from tape.tasks.passkey.results import PASSKEY
 
 PLACES = {"perplexity": "compare", "arithmetic": "grid", "passkey": "passkey"}
 

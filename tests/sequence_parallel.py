@@ -11,7 +11,7 @@ import torch
 from conftest import make_model
 from torch import distributed
 
-from tape.ulysses import shard_sequence
+from tape.model.sequence_parallel import shard_sequence
 
 LENGTH, STEPS = 16, 8
 

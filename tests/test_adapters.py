@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from tape import TapeForCausalLM
-from tape.adapters import Method, adapt, trainable
 from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
-from tape.evaluation.checkpoint import fingerprint, load, load_model
 from tape.export.llama import require_llama, write_llama_config
 from tape.export.source import Source
-from tape.frozen import cast_frozen, loading
+from tape.model.adapters import Method, adapt, trainable
+from tape.model.checkpoint import fingerprint, load, load_model
+from tape.model.frozen import cast_frozen, loading
 from tape.training.build import adapt_model, adapted_config, identity
-from tape.training.progress import read_metrics
+from tape.training.console import read_metrics
 
 WHOLE = ["adape", "ft", "norms", "drope"]  # saved as whole models
 METHODS = ["lora", "longlora", "thetalora", "yarn", "adape_lora", *WHOLE]

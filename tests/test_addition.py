@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 
 import train
 from arithmetic import Problems, fault
-from tape.compare.rows import check_given
-from tape.compare.runs import Run, settings_of
-from tape.evaluation import checkpoint
-from tape.training.progress import read_metrics
+from tape.model import checkpoint
+from tape.results.rows import check_given
+from tape.results.runs import Run, settings_of
+from tape.training.console import read_metrics
 
 SETTINGS = [
     "experiment=addition",

@@ -8,8 +8,10 @@ from conftest import FLASH, FLEX, make_config, make_model, random_tokens
 from torch.nn.attention import flex_attention
 from transformers import DynamicCache, StaticCache, masking_utils
 
-from tape import TapeForCausalLM, attention, flash
-from tape.payload import Attended, Values
+from tape import TapeForCausalLM
+from tape.attention import backends as attention
+from tape.attention import flash
+from tape.attention.payload import Attended, Values
 from tape.positions import LayerPosition
 
 LENGTH = 15
@@ -112,7 +114,7 @@ def test_gradients_equal_those_of_eager(kernel, position, request, monkeypatch):
     """torch refuses gradients of flex on a CPU, although its unfused form has them: the terms on
     the scores are tested by taking the refusals away."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
-    monkeypatch.setattr("tape.flex._check", lambda *arguments: None)
+    monkeypatch.setattr("tape.attention.flex._check", lambda *arguments: None)
     model = make_model(position, kernel="eager", num_hidden_layers=2)
     expected = gradients(model)
     request.getfixturevalue(kernel)(model)
@@ -289,7 +291,7 @@ def test_the_log_sum_exp_makes_a_sink(kernel, position, request, monkeypatch):
     if kernel == "flash_attn" and position not in FLASH:
         pytest.skip("flash attention has no such bias")
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
-    monkeypatch.setattr("tape.flex._check", lambda *arguments: None)
+    monkeypatch.setattr("tape.attention.flex._check", lambda *arguments: None)
     model, sinks = make_model(position, kernel="eager"), torch.tensor([0.5, -1.0, 2.0, 0.0])
     sinks_of_all = sinks.clone().requires_grad_()
     for layer in model.model.layers:

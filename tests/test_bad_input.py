@@ -27,8 +27,8 @@ from test_scrolls import byte_tokenizer
 
 from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
+from tape.runs.folder import HASHES, finalize_checkpoint
 from tape.statistics import with_interval
-from tape.training.runs import HASHES, finalize_checkpoint
 
 # --- settings of a run
 
@@ -971,7 +971,7 @@ MEASURED = f"{PERPLEXITY} {GOOD}"
 LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai --out o.csv --model {GOOD}"
 STABILITY = "-m tape.analysis.stability --length 16 --windows 1 --out o --model"
 PICTURES = f"-m tape.analysis.visualize --out o --model {GOOD}"
-COMPARE, HEATMAP = "-m tape.compare", "-m tape.compare.heatmap"
+COMPARE, HEATMAP = "-m tape.compare", "-m tape.results.heatmap"
 PASSKEYS = f"{KEYS}prompts --max_tokens 80 --interval 80"
 NO_NAME = r"it must be a single folder name of letters"
 EVALUATIONS = [
@@ -1259,6 +1259,8 @@ def test_evaluations_and_results(words, message, given, made, tmp_path):
 @pytest.mark.parametrize("damage", DAMAGED["metrics.jsonl"])
 def test_a_damaged_log_of_a_run_is_listed(made, tmp_path, damage):
     """The page shows the other runs."""
-    outcome = run_command("-m", "tape.report", str(made / f"metrics_{damage}"), folder=tmp_path)
+    outcome = run_command(
+        "-m", "tape.results.report", str(made / f"metrics_{damage}"), folder=tmp_path
+    )
     assert outcome.status == 0 and "Traceback" not in outcome.err, outcome.err
     assert f"metrics_{damage}" in (tmp_path / "report" / "index.html").read_text()

@@ -10,7 +10,7 @@ from conftest import POSITIONS, make_model, random_tokens
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from tape.cache import GrowingCache
+from tape.model.cache import GrowingCache
 
 
 def tokens(count, seed, batch=2):
@@ -127,7 +127,7 @@ def test_a_graph_makes_the_librarys():
     seen = []
     model = make_model("tape").eval()
     hook = model.register_forward_hook(lambda _, __, out: seen.append(type(out.past_key_values)))
-    with torch.no_grad(), mock.patch("tape.inputs.is_compiling", lambda: True):
+    with torch.no_grad(), mock.patch("tape.model.inputs.is_compiling", lambda: True):
         model(random_tokens(1, 4), use_cache=True)
     hook.remove()
     assert seen == [DynamicCache]

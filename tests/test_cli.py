@@ -8,35 +8,35 @@ import pytest
 from commands import ROOT, run_command
 from test_commands import COMMANDS
 
-import tape_cli
+import tape.cli
 
 
 def test_help_lists_the_commands_without_heavy_imports():
     code = (
-        "import sys, tape_cli; tape_cli.main(); sys.exit(bool({'torch', 'hydra'} & {*sys.modules}))"
+        "import sys, tape.cli; tape.cli.main(); sys.exit(bool({'torch', 'hydra'} & {*sys.modules}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    for name, target in tape_cli.TARGETS.items():
+    for name, target in tape.cli.TARGETS.items():
         assert re.search(rf"^  {name} +\S.* \({re.escape(target)}\)$", done.stdout, re.MULTILINE)
-    assert all(f"\n{task}:\n" in done.stdout for task in tape_cli.COMMANDS)
+    assert all(f"\n{task}:\n" in done.stdout for task in tape.cli.COMMANDS)
 
 
-@pytest.mark.parametrize("name", tape_cli.TARGETS)
+@pytest.mark.parametrize("name", tape.cli.TARGETS)
 def test_a_command_answers_help(name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # of their own first import
-    outcome = run_command("tape_cli.py", name, "--help", folder=tmp_path)
+    outcome = run_command("tape/cli.py", name, "--help", folder=tmp_path)
     assert outcome.status == 0 and len(outcome.out.splitlines()) > 2, outcome.err
 
 
 def test_commands_are_those_of_the_checkout_that_one_is_in(tmp_path):
     (tmp_path / "tape" / "evaluation").mkdir(parents=True)
-    for file in ("tape_cli.py", "train.py", "tape/__init__.py", "tape/evaluation/__init__.py"):
+    for file in ("tape/cli.py", "train.py", "tape/__init__.py", "tape/evaluation/__init__.py"):
         (tmp_path / file).write_text("print('here')")
     (tmp_path / "tape" / "evaluation" / "perplexity.py").write_text("print('here')")
     for name in ("train", "perplexity"):
-        command = [sys.executable, str(ROOT / "tape_cli.py"), name]
+        command = [sys.executable, str(ROOT / "tape/cli.py"), name]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert set(done.stdout.split()) == {"here"}, done.stderr
 
@@ -44,11 +44,11 @@ def test_commands_are_those_of_the_checkout_that_one_is_in(tmp_path):
 @pytest.mark.parametrize("name", ["train", "perplexity"])
 def test_a_command_gets_its_arguments(name, tmp_path):
     """As its file or module does."""
-    target = tape_cli.TARGETS[name]
+    target = tape.cli.TARGETS[name]
     words = [target] if target.endswith(".py") else ["-m", target]
     for argument in ("--help", "--wrong"):
         direct = run_command(*words, argument, folder=tmp_path)
-        assert run_command("tape_cli.py", name, argument, folder=tmp_path) == direct
+        assert run_command("tape/cli.py", name, argument, folder=tmp_path) == direct
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_a_command_gets_its_arguments(name, tmp_path):
     ],
 )
 def test_an_unknown_command_is_refused_in_one_line(word, hint, tmp_path):
-    outcome = run_command("tape_cli.py", word, folder=tmp_path)
+    outcome = run_command("tape/cli.py", word, folder=tmp_path)
     assert outcome.status == 1 and outcome.lines == [f"error: unknown command '{word}'; {hint}"]
 
 
 def test_the_documentation_lists_the_names():
     page = (ROOT / "docs" / "commands.md").read_text()
-    rows = "".join(f"| `{target}` | `{name}` |\n" for name, target in tape_cli.TARGETS.items())
+    rows = "".join(f"| `{target}` | `{name}` |\n" for name, target in tape.cli.TARGETS.items())
     assert f"|---|---|\n{rows}" in page
 
 
@@ -77,14 +77,14 @@ def test_the_table_names_every_documented_command():
         for module in re.findall(r"python -m ([\w.]+)", command)
         if module.partition(".")[0] in ours
     }
-    assert modules and modules <= {*tape_cli.TARGETS.values()}
+    assert modules and modules <= {*tape.cli.TARGETS.values()}
 
 
 def test_the_table_names_every_command_of_the_project():
     """Every file that runs as a program, but for those that other commands or developers call."""
-    internal = {"tape_cli.py", "scrolls/default.py", "tape/export/check.py"}
+    internal = {"tape/cli.py", "scrolls/default.py", "tape/export/check.py"}
     internal |= {"benchmarks/gpu_day.py", "benchmarks/trace.py"}
-    folders = (ROOT / module.partition(".")[0] for module in tape_cli.TARGETS.values())
+    folders = (ROOT / module.partition(".")[0] for module in tape.cli.TARGETS.values())
     files = {path for folder in folders for path in folder.rglob("*.py")} | {*ROOT.glob("*.py")}
     programs = {
         str(path.relative_to(ROOT))
@@ -93,7 +93,7 @@ def test_the_table_names_every_command_of_the_project():
     }
     found = {
         target if target.endswith(".py") else file_of(target)
-        for target in tape_cli.TARGETS.values()
+        for target in tape.cli.TARGETS.values()
     }
     assert found == programs - internal
 

@@ -32,15 +32,15 @@ from scrolls_data import write_task
 from shards import write_shards
 from torch.distributed.run import get_args_parser
 
-import tape_cli
+import tape.cli
 import train
-from tape.compare.runs import read_saved
-from tape.report.experiments import experiments
+from tape.results.experiments import experiments
+from tape.results.runs import read_saved
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES += sorted(ROOT.glob("docs/*.md"))
 PROGRAMS = ("python", "torchrun", "accelerate", "hf")
-NAMED = rf"(?:\.venv/bin/)?tape (?:{'|'.join(tape_cli.TARGETS)})"
+NAMED = rf"(?:\.venv/bin/)?tape (?:{'|'.join(tape.cli.TARGETS)})"
 BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{'|'.join(PROGRAMS)}|{NAMED}|bash|srun) "
 # What a page leaves to its reader, and what is taken here.
 PLACEHOLDERS = {
@@ -270,7 +270,9 @@ def layout(tmp_path_factory):
             )
         learn("add_adape", "experiment=addition", *TINY_MODEL, "task.samples=1")
         learn("parity_tape", *PARITY, *TINY_MODEL)
-        done("-m", "synthetic.evaluate", "--model", "output/parity_tape", "--samples", "1")
+        done(
+            "-m", "tape.tasks.synthetic.evaluate", "--model", "output/parity_tape", "--samples", "1"
+        )
         for name in ("parity_adape", "suite_parity_tape_0"):
             shutil.copytree("output/parity_tape", f"output/{name}")
         quality = ["experiment=scrolls", "base_model=output/adape_c4", "data.data_dir=zips"]
@@ -463,16 +465,16 @@ RULES = {
             *("--backends", "sdpa", "--scopes", "layer", "--work", "forward", "--peers"),
         ]
     ),
-    "tape.report": Rule([]),
+    "tape.results.report": Rule([]),
     "tape.export": Rule([], needs=True),
     "arithmetic.evaluate": Rule(["max_length=2", "samples=1", "processes=1"]),
     "arithmetic.merge": Rule([]),
-    "synthetic.evaluate": Rule(["--samples", "1", "--name", "new", *ALONE]),
-    "synthetic.suite": Rule([], needs=True),
-    "tape.compare": Rule([], needs=True),
-    "tape.compare.rates": Rule(),
-    "tape.compare.scaling": Rule(),
-    "tape.compare.heatmap": Rule([]),
+    "tape.tasks.synthetic.evaluate": Rule(["--samples", "1", "--name", "new", *ALONE]),
+    "tape.tasks.synthetic.suite": Rule([], needs=True),
+    "tape.results.compare": Rule([], needs=True),
+    "tape.results.rates": Rule(),
+    "tape.results.scaling": Rule(),
+    "tape.results.heatmap": Rule([]),
     "eval_scrolls.py": Rule(["--data_dir", "zips"]),
     "scrolls.show": Rule(["--data_dir", "zips"], needs=True),
     "scrolls.generate": Rule(["data_dir=zips", "processes=1", "output=new.json"], needs=True),
@@ -509,7 +511,7 @@ def check_call(program: str, words: list[str], project: Path, whole: bool) -> No
         check_hf(words)
     elif program == "tape":
         name, *given = words
-        target = tape_cli.TARGETS[name]
+        target = tape.cli.TARGETS[name]
         words = [target] if target.endswith(".py") else ["-m", target]
         check_ours([*words, *given], project, whole)
     elif program == "accelerate":

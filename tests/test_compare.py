@@ -9,11 +9,11 @@ import pytest
 
 from arithmetic import Problems
 from arithmetic.grid import GRID, VIEW
-from tape.compare.__main__ import compare, main, read
-from tape.compare.figures import grid_of
-from tape.compare.rows import row_labels
 from tape.files import write_text
-from tape.training.runs import TRAINED, register_run
+from tape.results.compare import compare, main, read
+from tape.results.figures import grid_of
+from tape.results.rows import row_labels
+from tape.runs.folder import TRAINED, register_run
 
 PROBLEMS = Problems(max_first=1, max_second=1)
 

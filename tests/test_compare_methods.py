@@ -8,13 +8,13 @@ import shutil
 import pytest
 from conftest import composed
 
-from retrieval import Passkeys
-from retrieval.results import PASSKEY
-from tape.compare.__main__ import compare, main, read
-from tape.compare.figures import curves
 from tape.evaluation.curves import binned, write
 from tape.files import write_text
-from tape.training.runs import TRAINED, register_run
+from tape.results.compare import compare, main, read
+from tape.results.figures import curves
+from tape.runs.folder import TRAINED, register_run
+from tape.tasks.passkey import Passkeys
+from tape.tasks.passkey.results import PASSKEY
 
 BASE_HASH = 4 * "0123456789abcdef"
 ABOUT = {

@@ -11,15 +11,15 @@ import pandas as pd
 import pytest
 from conftest import composed
 
-from config import ABLATIONS
 from tape import TapeConfig, report
-from tape.compare.__main__ import compare, main, read
-from tape.compare.figures import curves
-from tape.compare.table import columns_of
 from tape.evaluation.curves import binned, context_gain, write
 from tape.files import write_text
+from tape.results.compare import compare, main, read
+from tape.results.figures import curves
+from tape.results.table import columns_of
+from tape.runs.folder import TRAINED, register_run
+from tape.settings.groups import ABLATIONS
 from tape.statistics import differences
-from tape.training.runs import TRAINED, register_run
 
 LENGTHS = (8, 16, 32)
 

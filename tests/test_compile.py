@@ -10,7 +10,7 @@ from transformers import CompileConfig, DynamicCache, StaticCache, masking_utils
 from transformers.models.llama import modeling_llama
 
 from benchmarks.models import library_llama
-from tape import flex
+from tape.attention import flex
 
 
 def every_position(*quick):

@@ -13,7 +13,8 @@ from conftest import make_config, make_model, random_tokens
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import tape
-from tape import TapeConfig, TapeForCausalLM, TapeModel, attention
+from tape import TapeConfig, TapeForCausalLM, TapeModel
+from tape.attention import backends as attention
 from tape.positions import ALIASES, ENCODINGS
 
 

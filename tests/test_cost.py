@@ -10,7 +10,7 @@ import torch
 from conftest import GROUPED, POSITIONS, make_config, make_model, random_tokens
 from torch.utils.flop_counter import FlopCounterMode
 
-from tape.analysis import counting, formulas
+from tape.analysis import counting
 from tape.analysis.cost import (
     MEMORY,
     PAPER,
@@ -26,6 +26,7 @@ from tape.analysis.cost import (
     run,
 )
 from tape.analysis.counting import fake_model
+from tape.model import flops as formulas
 
 PAGE = Path(__file__).parent.parent / "docs" / "efficiency.md"
 TINY = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "vocabulary": 61}

@@ -5,8 +5,8 @@ import torch
 from conftest import make_model, random_tokens
 from torch.autograd import gradcheck
 
-from tape.cpu import BLOCK, attend
-from tape.payload import Values
+from tape.attention.cpu import BLOCK, attend
+from tape.attention.payload import Values
 from tape.positions.rotary import apply_rotary
 
 

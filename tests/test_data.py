@@ -31,7 +31,7 @@ from tape.data import (
 from tape.data import blocks as blocks_module
 from tape.data.tokenizer import load_tokenizer
 from tape.files import new_folder, write_text
-from tape.training.runs import register_run
+from tape.runs.folder import register_run
 
 DOCUMENTS = [f"document {n}: " + "the quick brown fox jumps over the dog. " * 20 for n in range(60)]
 

@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, default_data_collator
 from unequal_labels import sequence
 
 import train
-from tape.evaluation.checkpoint import fingerprint, load_model
+from tape.model.checkpoint import fingerprint, load_model
+from tape.model.sequence_parallel import shard_sequence
 from tape.training.arguments import sequences_per_step, share_sequences, sharing
-from tape.training.progress import read_metrics
+from tape.training.console import read_metrics
 from tape.training.trainer import Ready
-from tape.ulysses import shard_sequence
 
 ROOT = Path(__file__).parent.parent
 # Five validation sequences divide by nothing.
@@ -237,8 +237,8 @@ def test_processes_that_share_a_text_equal_one(processes, encodings):
 @pytest.fixture
 def two_processes(monkeypatch):
     """A group, as far as is asked for before any message is sent."""
-    monkeypatch.setattr("tape.ulysses.dist.get_world_size", lambda group: 2)
-    monkeypatch.setattr("tape.ulysses.dist.get_rank", lambda group: 0)
+    monkeypatch.setattr("tape.model.sequence_parallel.dist.get_world_size", lambda group: 2)
+    monkeypatch.setattr("tape.model.sequence_parallel.dist.get_rank", lambda group: 0)
     return object()
 
 

@@ -17,12 +17,12 @@ from omegaconf import OmegaConf
 
 from arithmetic.fault import SETTING as FAULT
 from arithmetic.problems import character_tokenizer
-from config import ABLATIONS, CONFIG
-from synthetic.suite import suite
 from tape import TapeForCausalLM
 from tape.analysis import faults, optimum, stability, state, visualize
-from tape.compare.__main__ import read
 from tape.positions import ALIASES, ENCODINGS, Positions
+from tape.results.compare import read
+from tape.settings.groups import ABLATIONS, CONFIG
+from tape.tasks.synthetic.suite import suite
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"

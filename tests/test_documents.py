@@ -8,7 +8,7 @@ from test_attention import EXACT, flash_attn, flex, pytestmark  # noqa: F401
 from torch.nn.attention import flex_attention
 
 from tape.data.blocks import as_example
-from tape.documents import number_documents
+from tape.model.documents import number_documents
 from tape.positions import ENCODINGS
 from tape.training.text import separate
 
@@ -74,7 +74,7 @@ def test_as_alone(position, kernel, padded):
 @pytest.mark.parametrize("padded", [False, True])
 def test_as_alone_in_fused_kernels(kernel, position, padded, request, monkeypatch):
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
-    monkeypatch.setattr("tape.flex._check", lambda *arguments: None)
+    monkeypatch.setattr("tape.attention.flex._check", lambda *arguments: None)
     model = make_model(position, num_hidden_layers=2)
     request.getfixturevalue(kernel)(model)
     assert_as_alone(model, padded)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import flex_blocks
-from tape import flex
+from tape.attention import flex
 from tape.evaluation.tables import markdown_table
 
 WIDTHS = [(32, 32), (32, 64), (64, 64), (64, 128), (128, 128), (128, 256)]
@@ -70,7 +70,7 @@ def test_the_table_in_the_docs_is_that_of_its_rows():
     docs = Path(__file__).parents[1] / "docs"
     rows = pd.read_csv(docs / "results" / "flex_blocks" / "rows.csv", dtype=str)
     assert markdown_table(flex_blocks.shown(rows)) in (docs / "efficiency.md").read_text()
-    for row in rows[rows["blocks of"] == "tape.flex"].itertuples():
+    for row in rows[rows["blocks of"] == "tape.attention.flex"].itertuples():
         blocks = flex_blocks.of_tape(row.kernel, int(row.queries), int(row.values))
         assert row.blocks == flex_blocks.sizes(row.kernel, blocks)
         assert [row.stages, row.warps] == [str(blocks[part]) for part in flex_blocks.PARTS]

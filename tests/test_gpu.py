@@ -162,8 +162,8 @@ def test_an_offloaded_cache_changes_nothing(position):
 
 @needs_flash
 def test_flash_drops_the_same_tokens_of_values_and_payload():
-    from tape.flash import flash
-    from tape.payload import Values
+    from tape.attention.flash import flash
+    from tape.attention.payload import Values
 
     q, k, v = torch.randn(3, 1, 2, 40, 64, dtype=torch.bfloat16, device="cuda")
     values, payload, *_ = flash(q, k, Values(v, v), None, None, 0.1, 0.5)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from tape import attention, gpu
-from tape.payload import Values
+from tape.attention import backends as attention
+from tape.attention import gpu
+from tape.attention.payload import Values
 
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 H, T, D = 4, 9, 16

@@ -22,15 +22,15 @@ from arithmetic import Problems, character_tokenizer
 from arithmetic import merge as merging
 from arithmetic.decoding import answers
 from arithmetic.grid import read_evaluation
+from arithmetic.grid_plan import plan
 from arithmetic.merge import merge
-from arithmetic.plan import plan
 from tape import TapeConfig, TapeForCausalLM
-from tape.compare import heatmap
-from tape.compare.figures import Map, side_by_side
 from tape.evaluation import workers
 from tape.evaluation.accuracy import share
-from tape.evaluation.checkpoint import load
 from tape.evaluation.journal import FILE, Shard, read
+from tape.model.checkpoint import load
+from tape.results import heatmap
+from tape.results.figures import Map, side_by_side
 from tape.statistics import wilson
 
 RESULTS = ("grid.csv", "summary.json", "wrong.jsonl", "heatmap.png", "heatmap.svg")

@@ -7,7 +7,7 @@ import torch
 from conftest import POSITIONS, make_model, random_tokens
 from transformers import DynamicCache, StaticCache
 
-from tape.refusal import refuse_unless
+from tape.tensor_validation import refuse_unless
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
 BIASED = ["alibi", "fire", "t5", "alibi_subset"]  # these need the indices of cached keys
@@ -315,7 +315,7 @@ def test_nothing_waits_for_a_gpu_in_training_or_for_a_single_token(monkeypatch):
         assert holds.all() and len(message) < 255
         judged.append(now)
 
-    monkeypatch.setattr("tape.indices.refuse_unless", record)
+    monkeypatch.setattr("tape.model.indices.refuse_unless", record)
     model, tokens, mask = make_model("rope"), random_tokens(2, 9), left_padded_mask()
     for training, known, waits in ((False, 8, True), (False, 1, False), (True, 8, False)):
         judged.clear()

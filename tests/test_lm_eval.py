@@ -10,8 +10,8 @@ from test_scrolls import byte_tokenizer
 
 from tape.evaluation import lm_eval as entry
 from tape.evaluation import zero_shot
-from tape.evaluation.checkpoint import load
-from tape.modeling import TapeForCausalLM
+from tape.model.checkpoint import load
+from tape.model.modeling import TapeForCausalLM
 
 SUMS = """
 task: sums

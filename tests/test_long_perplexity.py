@@ -11,8 +11,8 @@ import torch
 from test_perplexity import make_folder, write_ids
 
 from tape.evaluation import long_perplexity as entry
-from tape.evaluation.checkpoint import load_model
 from tape.evaluation.tables import read_table
+from tape.model.checkpoint import load_model
 
 LENGTH, SHORT, TOKENS = 16, 4, 62
 ids = test_perplexity.ids

@@ -4,8 +4,8 @@ import pytest
 import torch
 from conftest import make_model, random_tokens
 
-from tape import loss as module
-from tape.loss import IGNORED, Head, predicted_positions
+from tape.model import loss as module
+from tape.model.loss import IGNORED, Head, predicted_positions
 
 
 def setting(dtype=torch.float64, kept=0.7):

@@ -9,8 +9,8 @@ import pytest
 
 from tape.data import TokenBlocks, TrainingOrder
 from tape.data.blocks import TokenStream
+from tape.data.ngrams import NGrams
 from tape.evaluation.windows import Window
-from tape.training.ngrams import NGrams
 from tape.training.report import counted
 
 V = 4

@@ -10,9 +10,9 @@ from transformers import Llama4ForCausalLM, Llama4TextConfig, Qwen3Config, Qwen3
 from transformers.models.gpt_oss import modeling_gpt_oss
 
 from tape.attention import eager
+from tape.attention.payload import Values
 from tape.export.llama import require_llama
-from tape.options import AttentionSink
-from tape.payload import Values
+from tape.model.options import AttentionSink
 from tape.positions import ENCODINGS
 
 TEMPERATURE = {"query_temperature": {"scale": 0.5, "length": 3}}

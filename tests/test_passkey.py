@@ -9,14 +9,14 @@ from conftest import composed
 from test_training import assert_same_weights, losses, weights
 
 import train
-from retrieval import Passkeys
-from retrieval import evaluate as entry
-from retrieval.results import PASSKEY
-from tape.compare.__main__ import compare, read
-from tape.compare.figures import curves
 from tape.files import write_text
-from tape.training.progress import read_metrics
-from tape.training.runs import TRAINED, register_run
+from tape.results.compare import compare, read
+from tape.results.figures import curves
+from tape.runs.folder import TRAINED, register_run
+from tape.tasks.passkey import Passkeys
+from tape.tasks.passkey import evaluate as entry
+from tape.tasks.passkey.results import PASSKEY
+from tape.training.console import read_metrics
 
 SETTINGS = [
     *("experiment=passkey", "length=38", "data.max_length=32", "encodings.randpe.length=280"),

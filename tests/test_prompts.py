@@ -9,10 +9,17 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, processo
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
-from retrieval import Draft, Needles, Passkeys, PromptSequences, original_prompt, plain_tokenizer
-from retrieval.prompts import token_counter
-from retrieval.texts import BENCHMARK, PLAIN
 from tape.settings import load, save
+from tape.tasks.passkey import (
+    Draft,
+    Needles,
+    Passkeys,
+    PromptSequences,
+    original_prompt,
+    plain_tokenizer,
+)
+from tape.tasks.passkey.prompts import token_counter
+from tape.tasks.passkey.texts import BENCHMARK, PLAIN
 
 WORDS = BENCHMARK.description, BENCHMARK.filler, BENCHMARK.question(None, False), "Remember it."
 

@@ -7,7 +7,7 @@ from conftest import POSITIONS, composed, make_config, make_model, random_tokens
 
 from tape import TapeForCausalLM
 from tape.attention import KERNELS
-from tape.inputs import LayerInputs
+from tape.model.inputs import LayerInputs
 from tape.positions import Positions, Tokens
 
 DRAWN = ["randpe", "alibi_subset", "tape_subset"]  # other indices have other distances

@@ -6,10 +6,10 @@ import pytest
 from conftest import composed, make_config
 from omegaconf import OmegaConf
 
-from config import CONFIG
-from tape.compare.rates import choices, draw, main, read_all, table
 from tape.files import write_text
-from tape.training.runs import TRAINED, register_run
+from tape.results.rates import choices, draw, main, read_all, table
+from tape.runs.folder import TRAINED, register_run
+from tape.settings.groups import CONFIG
 
 LOSSES = {
     "rope": {0.001: 3.0, 0.002: 2.5, 0.004: 2.75},

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from results import lay_out
 
-from retrieval.results import PASSKEY
 from scrolls.table import csv_of, markdown, table
-from tape import origin
+from tape import provenance as origin
 from tape.analysis import stability
-from tape.compare.__main__ import compare
-from tape.compare.heatmap import draw
-from tape.compare.runs import read_saved
 from tape.evaluation import curves, zero_shot
-from tape.report import html
-from tape.report.__main__ import main
-from tape.report.html import SCRIPT, Album, Markdown, Paragraph
+from tape.results import html
+from tape.results.compare import compare
+from tape.results.heatmap import draw
+from tape.results.html import SCRIPT, Album, Markdown, Paragraph
+from tape.results.report import main
+from tape.results.runs import read_saved
+from tape.tasks.passkey.results import PASSKEY
 from tape.training.report import publish
 
 ROOT = Path(__file__).parent.parent

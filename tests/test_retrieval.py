@@ -16,18 +16,18 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-import retrieval.evaluate as entry
+import tape.tasks.passkey.evaluate as entry
 from arithmetic import character_tokenizer
-from retrieval import Needles, Passkeys, Questions, plain_tokenizer
-from retrieval.decoding import Answer, answers, marked, marked_as_original
-from retrieval.plan import Batch, Question, plan
-from retrieval.prompts import Prompt
-from retrieval.results import PASSKEY, read_evaluation
 from tape import TapeConfig, TapeForCausalLM
-from tape.compare.figures import side_by_side
-from tape.compare.heatmap import maps_in
-from tape.evaluation.checkpoint import load
 from tape.evaluation.journal import FILE
+from tape.model.checkpoint import load
+from tape.results.figures import side_by_side
+from tape.results.heatmap import maps_in
+from tape.tasks.passkey import Needles, Passkeys, Questions, plain_tokenizer
+from tape.tasks.passkey.decoding import Answer, answers, marked, marked_as_original
+from tape.tasks.passkey.passkey_plan import Batch, Question, plan
+from tape.tasks.passkey.prompts import Prompt
+from tape.tasks.passkey.results import PASSKEY, read_evaluation
 
 RESULTS = ("passkey.csv", "summary.json", "wrong.jsonl")
 PICTURES = tuple(f"{name}.{kind}" for name in ("heatmap", "lengths") for kind in ("png", "svg"))

@@ -12,7 +12,7 @@ from test_scrolls import byte_tokenizer
 pytest.importorskip("lm_eval")
 from tape.evaluation import lm_eval as entry
 from tape.evaluation import ruler
-from tape.evaluation.checkpoint import load
+from tape.model.checkpoint import load
 
 own_cache = test_lm_eval.own_cache
 

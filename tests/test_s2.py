@@ -5,10 +5,9 @@ import pytest
 import torch
 from conftest import make_model, random_tokens
 
-from tape import flash
-from tape.attention import KERNELS
-from tape.payload import Values
-from tape.s2 import SUPPORTED_BACKENDS, shifted_groups
+from tape.attention import KERNELS, flash
+from tape.attention.payload import Values
+from tape.attention.shifted_sparse import SUPPORTED_BACKENDS, shifted_groups
 
 GROUP = 4
 

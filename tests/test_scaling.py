@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from conftest import make_config
 
-from tape.analysis.formulas import multiply_adds
-from tape.compare.finals import COMPUTE, read_run, value
-from tape.compare.scaling import draw, drawn_again, fit, main, points_of
 from tape.files import write_text
-from tape.training.runs import TRAINED, register_run
+from tape.model.flops import multiply_adds
+from tape.results.finals import COMPUTE, read_run, value
+from tape.results.scaling import draw, drawn_again, fit, main, points_of
+from tape.runs.folder import TRAINED, register_run
 
 FLOOR, EXPONENT, GAINS = 1.5, 0.25, {"rope": 1.0, "tape": 2.0, "alibi": 0.5}
 

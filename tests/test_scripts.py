@@ -19,7 +19,7 @@ from test_addition import SETTINGS
 from test_scrolls import byte_tokenizer
 from test_scrolls_generation import make_speaker
 
-from tape.training.runs import checkpoints, step_of
+from tape.runs.folder import checkpoints, step_of
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from scrolls.majority import majority
 from scrolls.prompts import BUDGETS, IGNORED, Budget, Prompts
 from scrolls.rows import questions_of, read_rows
 from scrolls.sample import DECISIONS, write_sample
+from scrolls.scrolls_task import RowSequences, TrainingRows, padded
 from scrolls.sources import find
 from scrolls.tasks import BENCHMARK, TASKS
-from scrolls.training import RowSequences, TrainingRows, padded
 
 ROOT = Path(__file__).parent.parent
 BUDGET = Budget(prompt=60, answer=8)

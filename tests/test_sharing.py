@@ -8,7 +8,7 @@ from conftest import make_model, random_tokens
 
 from tape.analysis.sharing import LENGTHS, parameters, sharing, table
 from tape.evaluation.tables import markdown_table
-from tape.ulysses import shard_sequence
+from tape.model.sequence_parallel import shard_sequence
 
 SIZE, LENGTH = 2, 12
 
@@ -28,7 +28,7 @@ def sent(monkeypatch):
         "broadcast": lambda x, group, group_src: None,
         "all_to_all_single": all_to_all_single,
     }.items():
-        monkeypatch.setattr(f"tape.ulysses.dist.{name}", function)
+        monkeypatch.setattr(f"tape.model.sequence_parallel.dist.{name}", function)
     return counted
 
 

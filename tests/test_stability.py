@@ -19,8 +19,8 @@ from tape.analysis.inside import look_inside
 from tape.analysis.stability import attention_change, changes, dot_change, moved
 from tape.analysis.texts import models, tabulate
 from tape.positions import Positions
+from tape.runs.folder import TRAINED
 from tape.statistics import student
-from tape.training.runs import TRAINED
 
 EQUIVARIANT = ("rope", "xpos", "yarn", "tape", "tape_yarn")
 RELATIVE = ("nope", "alibi", "t5")

@@ -14,20 +14,20 @@ from conftest import composed, perturb
 from test_training import assert_same_weights, losses, weights
 
 import train
-from config import options
-from synthetic import TASKS, Synthetic, scoring, words_tokenizer
-from synthetic.results import accuracies, has_reached, longest_solved
-from synthetic.scoring import plan, score
-from synthetic.suite import Cell, contrast, draw, matrix, predicted, suite
 from tape import TapeConfig, TapeForCausalLM
-from tape.compare.__main__ import compare
 from tape.evaluation.decoding import greedy
-from tape.report.__main__ import main as report
-from tape.report.experiment import Folder
-from tape.report.training import read_run
+from tape.results.compare import compare
+from tape.results.experiment import Folder
+from tape.results.report import main as report
+from tape.results.run_section import read_run
+from tape.settings.groups import options
+from tape.tasks.synthetic import TASKS, Synthetic, scoring, words_tokenizer
+from tape.tasks.synthetic.results import accuracies, has_reached, longest_solved
+from tape.tasks.synthetic.scoring import plan, score
+from tape.tasks.synthetic.suite import Cell, contrast, draw, matrix, predicted, suite
 from tape.training import criterion
+from tape.training.console import read_metrics
 from tape.training.criterion import last_step, reached
-from tape.training.progress import read_metrics
 
 SETTINGS = [
     *("experiment=synthetic", "data.min_length=1", "data.max_length=2", "length=4"),
@@ -102,7 +102,7 @@ def test_a_run_that_fails_its_criterion_says_so(start, tmp_path):
     assert "Failed to reach 100% right" in (folder / "report" / "report.md").read_text()
     with (folder / "metrics.jsonl").open("a") as file:  # a continuation, not saved yet
         file.writelines(f'{{"step": {n}, "eval_accuracy_in": 1.0}}\n' for n in (15, 20))
-    words = ("-m", "synthetic.evaluate", "--model", folder, "--samples", 2)
+    words = ("-m", "tape.tasks.synthetic.evaluate", "--model", folder, "--samples", 2)
     assert run_command(*words, folder=tmp_path).status == 0
     assert not has_reached(pd.read_csv(folder / "synthetic" / "synthetic.csv"))
 
@@ -181,7 +181,7 @@ def evaluated(start, tmp_path):
     for seed, settings in enumerate(([], [], ["task.criterion=0.3", "trainer.max_steps=10"])):
         folder = tmp_path / f"parity_rope_{seed}"
         start("position=rope", f"seed={seed}", *settings, folder=folder)
-        words = ("-m", "synthetic.evaluate", "--model", folder, "--samples", 10)
+        words = ("-m", "tape.tasks.synthetic.evaluate", "--model", folder, "--samples", 10)
         done = run_command(*words, folder=tmp_path)
         assert done.status == 0, done.err
         folders.append(folder)
@@ -252,7 +252,7 @@ def test_predictions_are_tested_by_the_lengths_of_all_runs():
 def test_a_cell_has_the_same_name_whatever_else_was_run(start, position, name, tmp_path):
     folder = start(f"position={position}", "trainer.max_steps=1", "trainer.eval_steps=1")
     done = run_command(
-        "-m", "synthetic.evaluate", "--model", folder, "--samples", 1, folder=tmp_path
+        "-m", "tape.tasks.synthetic.evaluate", "--model", folder, "--samples", 1, folder=tmp_path
     )
     assert done.status == 0, done.err
     suite([folder], None, "synthetic", tmp_path / "out")
@@ -315,6 +315,6 @@ def test_bad_evaluations_are_refused(evaluated, tmp_path):
         (("--samples", 0), "samples=0 must be an integer >= 1"),
     ):
         done = run_command(
-            "-m", "synthetic.evaluate", "--model", evaluated[0], *words, folder=tmp_path
+            "-m", "tape.tasks.synthetic.evaluate", "--model", evaluated[0], *words, folder=tmp_path
         )
         assert done.status and message in done.lines[-1]

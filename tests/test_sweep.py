@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import engine, plan
-from sweeps.engine import perform
-from sweeps.plan import Run, Sweep
+from tape.sweep import engine, plan
+from tape.sweep.engine import perform
+from tape.sweep.plan import Run, Sweep
 
 STAND_IN = """
 import json, pathlib, signal, sys, time
@@ -291,7 +291,7 @@ def test_nothing_starts_from_a_base_model_that_does_not_fit(length, told, messag
 
 
 def test_runs_are_jobs_of_a_cluster(capfd):
-    from sweeps.cluster import executor_of
+    from tape.sweep.cluster import executor_of
 
     cluster = executor_of("local", Path("jobs"), {"timeout_min": 1})
     runs = [make_run("rope"), make_run("tape", "fail")]
@@ -304,7 +304,7 @@ def test_runs_are_jobs_of_a_cluster(capfd):
 
 @pytest.mark.slow
 def test_a_cancelled_job_saves(capfd):
-    from sweeps.cluster import executor_of
+    from tape.sweep.cluster import executor_of
 
     run = make_run("rope", "wait")
     signal_when(run.folder / "begun", signal.SIGTERM)

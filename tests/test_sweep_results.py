@@ -11,8 +11,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.singleton import Singleton
 from test_addition import SETTINGS
 
-from sweeps import checks
-from sweeps.engine import Engine
+from tape.sweep import checks
+from tape.sweep.engine import Engine
 
 
 def of_a_sweep(settings):

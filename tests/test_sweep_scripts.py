@@ -10,7 +10,7 @@ import pytest
 from commands import ROOT, run_command
 from script_folder import commands_of, lay_out
 
-from config import options
+from tape.settings.groups import options
 
 SEVEN = "adape rope fire randrope nope alibi xpos"
 
@@ -402,7 +402,15 @@ def test_variables_of_the_extensions(run_script):
     folders = [given(run, "output_dir") for run in found if "trainer.max_steps=5" in run]
     assert folders == [["output/n/text_ft_0"], ["output/n/passkey_ft_0"]]
     runs = ["output/rope_c4", "output/passkey_rope_0", *(folder for (folder,) in folders)]
-    assert found[-1] == ["-m", "tape.compare", *runs, "--name", "extend", "--out", "output/n"]
+    assert found[-1] == [
+        "-m",
+        "tape.results.compare",
+        *runs,
+        "--name",
+        "extend",
+        "--out",
+        "output/n",
+    ]
 
 
 def test_variables_of_the_slices_on_a_gpu(run_script):
@@ -414,4 +422,4 @@ def test_variables_of_the_slices_on_a_gpu(run_script):
     ]
     assert found[1][2:4] == [f"model={run}", "batch_size=8"]
     heatmaps = ["--name", "grid", "--out", "output/addition_40_heatmaps"]
-    assert found[2] == ["-m", "tape.compare.heatmap", run, *heatmaps]
+    assert found[2] == ["-m", "tape.results.heatmap", run, *heatmaps]

@@ -6,7 +6,7 @@ from conftest import POSITIONS, make_model, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from tape import indices
+from tape.model import indices
 from tape.positions import absolute
 
 aten = torch.ops.aten

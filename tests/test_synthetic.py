@@ -8,10 +8,17 @@ import time
 import numpy as np
 import pytest
 
-from synthetic import TASKS, Synthetic, SyntheticSequences, example, generators, words_tokenizer
-from synthetic.generators import NO_LABEL
-from synthetic.problems import EVALUATION, HELD_OUT, TRAINING, is_held_out
-from synthetic.words import NAMES, PAD, Draws, keys_of
+from tape.tasks.synthetic import (
+    TASKS,
+    Synthetic,
+    SyntheticSequences,
+    example,
+    generators,
+    words_tokenizer,
+)
+from tape.tasks.synthetic.generators import NO_LABEL
+from tape.tasks.synthetic.problems import EVALUATION, HELD_OUT, TRAINING, is_held_out
+from tape.tasks.synthetic.words import NAMES, PAD, Draws, keys_of
 
 
 def product(points, even):

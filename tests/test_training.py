@@ -25,13 +25,10 @@ from transformers import (
 )
 
 import train
-from config import options
 from tape import TapeConfig
 from tape.data import EpochOrder, TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
-from tape.training.guard import Guard, NonFiniteLoss, Stopped
-from tape.training.progress import read_metrics
-from tape.training.runs import (
+from tape.runs.folder import (
     clear_alias,
     last_complete,
     locked,
@@ -40,6 +37,9 @@ from tape.training.runs import (
     unfinished,
     verify_checkpoint,
 )
+from tape.settings.groups import options
+from tape.training.console import read_metrics
+from tape.training.guard import Guard, NonFiniteLoss, Stopped
 from tape.training.trainer import LanguageModelTrainer
 
 ROOT = Path(train.__file__).parent

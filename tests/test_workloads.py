@@ -8,7 +8,7 @@ from benchmarks import peers
 from benchmarks.models import decoder, random_tokens
 from benchmarks.speed import Case, Method
 from benchmarks.workloads import WORK, Load, attention_layer, last_call, of_layer, of_model
-from tape.analysis import formulas
+from tape.model import flops as formulas
 
 SHAPE = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": None, "mlp": 48, "vocabulary": 61}
 

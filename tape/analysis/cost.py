@@ -13,13 +13,14 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
-from tape import TapeConfig, origin
-from tape.analysis import counting, formulas
+from tape import TapeConfig, provenance
+from tape.analysis import counting
 from tape.command import Parser, expected_errors, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
-from tape.names import check_integer
+from tape.model import flops
 from tape.positions import ENCODINGS
+from tape.validation import check_integer
 
 # The paper's model trained from scratch, and the sequence length of its Table 3.
 SHAPE = {
@@ -46,7 +47,7 @@ MEMORY = {
 NOTE = """\
 MACs: multiply-adds of one forward pass, with the whole N x N attention. FLOPs: two for each of
 them, and one for each number that softmax, SiLU or ReLU is taken of. Both are counted by torch and
-equal the formulas of tape/analysis/formulas.py."""
+equal the formulas of tape/analysis/flops.py."""
 MEMORY_NOTE = """\
 In float32. Activations: what a forward pass up to the logits keeps for the backward pass, besides
 the weights. Cache: keys, values and TAPE's state."""
@@ -108,11 +109,11 @@ def cost_of(config: TapeConfig, encoding: str, length: int) -> dict[str, str | i
     """
     eager, sdpa = (counting.fake_model(config, kernel) for kernel in ("eager", "sdpa"))
     macs, flops = counting.operations(eager, length)
-    expected = sum(formulas.multiply_adds(config, length).values()), formulas.flops(config, length)
+    expected = sum(flops.multiply_adds(config, length).values()), flops.flops(config, length)
     if (macs, flops) != expected:
         raise ValueError(
             f"{encoding}: torch counts {macs} MACs and {flops} FLOPs, the formulas give "
-            f"{expected[0]} and {expected[1]}; add the difference to tape/analysis/formulas.py"
+            f"{expected[0]} and {expected[1]}; add the difference to tape/analysis/flops.py"
         )
     return {
         "encoding": encoding,
@@ -143,7 +144,7 @@ def run(shape: dict[str, int | None], out: Path) -> str:
     text = "\n\n".join(parts) + "\n"
     write_text(out / "cost.csv", costs.round(2).to_csv(index=False))
     write_text(out / "cost.md", text)
-    origin.record(out)
+    provenance.record(out)
     return text
 
 
@@ -174,8 +175,8 @@ def memory(costs: pd.DataFrame) -> str:
 
 def difference(tape: TapeConfig, length: int) -> str:
     """Tabulates the multiply-adds that TAPE adds to RoPE in the authors' code, and here."""
-    theirs, ours = formulas.original(tape, length), formulas.of_tape(tape, length)
-    counted = {name: macs * (name in formulas.COUNTED) for name, macs in theirs.items()}
+    theirs, ours = flops.original(tape, length), flops.of_tape(tape, length)
+    counted = {name: macs * (name in flops.COUNTED) for name, macs in theirs.items()}
     columns = (theirs, counted, ours)
     lines = [["TAPE adds, G MACs", "the authors' code", "of which in Table 3", "here"]]
     for name in {**theirs, **ours}:

@@ -27,12 +27,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
-from tape.cache import GrowingCache
 from tape.command import Distinct, integer
-from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.scoring import exp
 from tape.evaluation.tables import markdown_table, over_seeds
-from tape.modeling import TapeForCausalLM
+from tape.model.cache import GrowingCache
+from tape.model.checkpoint import check_length, load
+from tape.model.modeling import TapeForCausalLM
 from tape.positions import Positions
 from tape.positions.rotary import RoPE, apply_rotary
 from tape.training.build import check_memory

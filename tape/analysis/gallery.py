@@ -20,7 +20,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tape import TapeConfig, TapeForCausalLM, origin
+from tape import TapeConfig, TapeForCausalLM, provenance
 from tape.command import Parser, expected_errors, integer, result_folder
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
@@ -129,7 +129,7 @@ def run(names: Sequence[str], length: int, out: Path) -> None:
     write_text(out / "scores.csv", table.to_csv(index=False))
     write_figure(draw_curves(found), out / "curves")
     write_figure(draw_maps(found), out / "maps")
-    origin.record(out)
+    provenance.record(out)
 
 
 @expected_errors()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tape.modeling import TapeForCausalLM
+from tape.model.modeling import TapeForCausalLM
 from tape.training.build import check_memory
 
 

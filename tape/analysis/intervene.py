@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from tape.evaluation import checkpoint
-from tape.modeling import TapeForCausalLM
-from tape.names import look_up
+from tape.model import checkpoint
+from tape.model.modeling import TapeForCausalLM
 from tape.positions.tape import Tape, TapeLayer
+from tape.validation import look_up
 
 
 def magnitude(e: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Memory and communication when processes share texts (`tape.ulysses`), in closed form.
+"""Memory and communication when processes share texts (`tape.model.sequence_parallel`), in closed form.
 
     python -m tape.analysis.sharing
 

@@ -24,10 +24,10 @@ from tqdm import tqdm
 from tape.analysis.inside import Inside, check_size, look_inside
 from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
 from tape.command import Distinct, integer
-from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.tables import markdown_table, over_seeds
-from tape.modeling import TapeForCausalLM
+from tape.model.checkpoint import check_length, load
+from tape.model.modeling import TapeForCausalLM
 from tape.statistics import student
 
 SHOWN = (1, 2, 4, 8)  # layers in the paper's table

@@ -30,10 +30,10 @@ from tape.analysis.intervene import INTERVENTIONS, intervene, updating
 from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
 from tape.analysis.visualize import as_files, by_distance, magnitudes
 from tape.command import Distinct, integer
-from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
-from tape.modeling import TapeForCausalLM
+from tape.model.checkpoint import check_length, load
+from tape.model.modeling import TapeForCausalLM
 from tape.statistics import student
 
 NONE = "none"

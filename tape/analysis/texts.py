@@ -15,15 +15,15 @@ import torch
 import transformers
 from torch import Tensor
 
-from tape import origin
+from tape import provenance
 from tape.command import EXPECTED, Parser, expected_errors, in_one_line, integer, result_folder
-from tape.compare.rows import grouped
-from tape.compare.runs import Run, settings_of
-from tape.evaluation.checkpoint import fingerprint
 from tape.evaluation.texts import CORPORA, open_text
 from tape.files import write_text
-from tape.modeling import TapeForCausalLM
-from tape.training.runs import TRAINED
+from tape.model.checkpoint import fingerprint
+from tape.model.modeling import TapeForCausalLM
+from tape.results.rows import grouped
+from tape.results.runs import Run, settings_of
+from tape.runs.folder import TRAINED
 
 Rows = list[dict[str, Any]]
 
@@ -138,7 +138,7 @@ def tabulate(
         text = "\n\n".join([text, "Not in the tables:", "\n".join(lines)])
     write_text(arguments.out / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False))
     write_text(arguments.out / f"{name}.md", text + "\n")
-    origin.record(arguments.out)
+    provenance.record(arguments.out)
     return text, not refused
 
 

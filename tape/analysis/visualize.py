@@ -28,10 +28,10 @@ from tape.analysis.inside import Inside, check_size, look_inside
 from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
 from tape.command import integer
 from tape.data.blocks import writable
-from tape.evaluation.checkpoint import check_length, load
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
-from tape.names import encodable
+from tape.model.checkpoint import check_length, load
+from tape.validation import encodable
 
 PANEL = 1.9  # inches
 ATTENTION = "attention weight"

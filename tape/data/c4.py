@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tape.data.corpora import Corpus, Split
 from tape.data.shards import Fault, Shard, cached_folder, download, list_shards, text_of
-from tape.names import check_flag, check_integer, check_path, check_text
+from tape.validation import check_flag, check_integer, check_path, check_text
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import BinaryIO, Literal, NoReturn
 
 import pyarrow.parquet
 
-from tape.names import check_fraction, check_path, check_text, encodable
+from tape.validation import check_fraction, check_path, check_text, encodable
 
 Split = Literal["train", "validation"]
 Paths = str | Path | list[str | Path] | tuple[str | Path, ...]

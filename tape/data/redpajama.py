@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download
 
 from tape.data.corpora import Corpus, TextCorpus
-from tape.names import check_fraction, check_path
+from tape.validation import check_fraction, check_path
 
 HUB = "togethercomputer/RedPajama-Data-1T-Sample"
 CRAWLS = ("2019-30", "2020-05", "2021-04", "2022-05", "2023-06")

@@ -19,7 +19,7 @@ from huggingface_hub import constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tape.data.corpora import Split
-from tape.names import encodable
+from tape.validation import encodable
 
 OFFICIAL = re.compile(r"c4-(train|validation)\.\d{5}-of-(\d{5})\.json\.gz")
 NAMES = "c4-train.00000-of-01024.json.gz, c4-validation.00000-of-00008.json.gz"

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from tape.data.corpora import Corpus, no_documents
 from tape.files import new_folder, read_or_discard
-from tape.names import check_text
+from tape.validation import check_text
 
 log = logging.getLogger(__name__)
 

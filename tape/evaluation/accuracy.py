@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from tape.evaluation.checkpoint import fingerprint
 from tape.evaluation.journal import Incomplete, Shard, join
 from tape.evaluation.tables import read_table
 from tape.evaluation.view import Asked, Evaluation, View
 from tape.evaluation.workers import Answered, Batch, complete_shard
 from tape.files import read_object, reading, write_text
-from tape.names import check_integer
+from tape.model.checkpoint import fingerprint
 from tape.statistics import with_interval
+from tape.validation import check_integer
 
 SUMMARY = "summary.json"
 log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tape.data.ngrams import ORDERS
 from tape.evaluation.scoring import Perplexity, exp
 from tape.evaluation.tables import Row, add_rows, read_table
 from tape.evaluation.view import (
@@ -27,7 +28,6 @@ from tape.evaluation.view import (
     Points,
     View,
 )
-from tape.training.ngrams import ORDERS
 
 # What a row is about: it is there once.
 ABOUT = (

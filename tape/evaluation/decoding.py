@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from tape.modeling import TapeForCausalLM
+from tape.model.modeling import TapeForCausalLM
 
 
 def left_padded(prompts: Sequence[Sequence[int]], padding: int) -> tuple[Tensor, Tensor]:

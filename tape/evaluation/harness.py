@@ -12,8 +12,8 @@ from lm_eval.tasks import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from tape.evaluation.zero_shot import metric_name
-from tape.modeling import TapeForCausalLM
-from tape.names import suggestion
+from tape.model.modeling import TapeForCausalLM
+from tape.validation import suggestion
 
 # Its warnings are about settings of its own command line.
 logging.getLogger("lm_eval").setLevel(logging.ERROR)

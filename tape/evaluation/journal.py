@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tape.files import reading, write_text
-from tape.names import check_name
-from tape.training.runs import differences
+from tape.runs.folder import differences
+from tape.validation import check_name
 
 FILE = "parts.jsonl"
 MOST = 10**7  # batches

@@ -19,11 +19,11 @@ import yaml
 
 from tape.command import Distinct, Parser, expected_errors, integer
 from tape.evaluation import zero_shot
-from tape.evaluation.checkpoint import check_length, identified, load
 from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.tables import Row, check_addable
 from tape.files import read_object, reading
-from tape.training.runs import locked
+from tape.model.checkpoint import check_length, identified, load
+from tape.runs.folder import locked
 
 TOKENIZER = "tokenizer_config.json"
 LONGEST = 10**7  # tokens

@@ -23,7 +23,6 @@ import torch
 import transformers
 
 from tape.command import Parser, expected_errors, integer
-from tape.evaluation.checkpoint import check_length, fingerprint, identified, load_model
 from tape.evaluation.journal import Shard, join
 from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.scoring import BATCH_TOKENS, exp, losses, windows_at_once
@@ -32,7 +31,8 @@ from tape.evaluation.texts import CORPORA, Text, open_text
 from tape.evaluation.windows import Batch, batches_of, windows_of
 from tape.evaluation.workers import answering, complete_shard
 from tape.files import check_folder, read_object, reading, write_text
-from tape.modeling import TapeForCausalLM
+from tape.model.checkpoint import check_length, fingerprint, identified, load_model
+from tape.model.modeling import TapeForCausalLM
 
 GAIN, MOST = 2.0, 2.0  # nats: by the long context, at least; with it, at most
 ABOUT = ("model", "model_hash", "evaluator", "data", "data_hash", "length", "short", "dtype")

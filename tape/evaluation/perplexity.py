@@ -19,7 +19,6 @@ import torch
 import transformers
 
 from tape.command import Distinct, Parser, expected_errors, integer
-from tape.evaluation.checkpoint import check_length, identified, load_model
 from tape.evaluation.curves import COLUMNS, Binned, binned, read_curves, write
 from tape.evaluation.journal import Incomplete, Shard, join
 from tape.evaluation.picture import draw
@@ -36,7 +35,8 @@ from tape.evaluation.windows import (
 )
 from tape.evaluation.workers import answering, complete_shard
 from tape.files import reading
-from tape.modeling import TapeForCausalLM
+from tape.model.checkpoint import check_length, identified, load_model
+from tape.model.modeling import TapeForCausalLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tape.evaluation.windows import Batch, Window, batches_of
-from tape.modeling import TapeForCausalLM
+from tape.model.modeling import TapeForCausalLM
 
 BATCH_TOKENS = 2048  # to run at once
 LOGITS = 2**21  # to hold at once: 8 MiB in float32

@@ -18,7 +18,7 @@ from tape.data import (
     load_tokenizer,
     tokenize_corpus,
 )
-from tape.names import suggestion
+from tape.validation import suggestion
 
 CHUNK_TOKENS = 2**24  # tokens to check or hash
 CORPORA = ("local", "text", "c4", "bigrams")

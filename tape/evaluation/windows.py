@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tape.names import look_up
+from tape.validation import look_up
 
 STRIDE = 256  # the paper's and LongLoRA's
 

@@ -21,10 +21,10 @@ import transformers
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from tape.evaluation.checkpoint import load
 from tape.evaluation.journal import Journal, Shard
-from tape.modeling import TapeForCausalLM
-from tape.training.runs import locked
+from tape.model.checkpoint import load
+from tape.model.modeling import TapeForCausalLM
+from tape.runs.folder import locked
 
 
 class Batch(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from tape.evaluation.tables import Row, add_rows, markdown_table, read_table
-from tape.names import suggestion
+from tape.validation import suggestion
 
 # What a row is about, then the result.
 KEY = ("model", "model_hash", "task", "metric", "shots", "max_length", "dtype", "limit")

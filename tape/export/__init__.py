@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from tape.configuration import TapeConfig
 from tape.export import check
 from tape.export.card import model_card, shareable
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
 from tape.export.source import CHECKPOINT, Source
 from tape.files import new_folder
-from tape.modeling import TapeForCausalLM, TapeModel
+from tape.model.configuration import TapeConfig
+from tape.model.modeling import TapeForCausalLM, TapeModel
 
 FORMATS = ("tape", "llama")
 LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: backends may round differently

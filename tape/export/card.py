@@ -16,11 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from tape.export.source import REPORT, Source
 from tape.files import reading
-from tape.modeling import TapeForCausalLM
+from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS
 from tape.positions.tape import Tape
-from tape.training.progress import MetricsFile
-from tape.training.runs import CONFIGURATION
+from tape.runs.folder import CONFIGURATION
+from tape.training.console import MetricsFile
 
 TEMPLATE = Path(__file__).with_name("card.md")
 # Settings that are left out: local paths and secrets.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from transformers import LlamaConfig
 
-from tape.configuration import TapeConfig
-from tape.modeling import TapeForCausalLM
+from tape.model.configuration import TapeConfig
+from tape.model.modeling import TapeForCausalLM
 from tape.positions import PositionEncoding
 from tape.positions.rotary import RoPE, RotaryLayer
 from tape.positions.tape import TapeLayer

@@ -10,13 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from tape.adapters import ADAPTER
-from tape.configuration import TapeConfig
-from tape.evaluation.checkpoint import load_model, read_tokenizer
 from tape.files import read_object
-from tape.modeling import TapeForCausalLM
-from tape.training.progress import MetricsFile, read_metrics
-from tape.training.runs import (
+from tape.model.adapters import ADAPTER
+from tape.model.checkpoint import load_model, read_tokenizer
+from tape.model.configuration import TapeConfig
+from tape.model.modeling import TapeForCausalLM
+from tape.runs.folder import (
     CONFIGURATION,
     HASHES,
     checkpoints,
@@ -24,6 +23,7 @@ from tape.training.runs import (
     step_of,
     verify_checkpoint,
 )
+from tape.training.console import MetricsFile, read_metrics
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", ADAPTER)
 CHECKPOINT = re.compile(r"checkpoint-\d+")

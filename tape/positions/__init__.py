@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tape.names import check_arguments, look_up
 from tape.positions.abacus import Abacus
 from tape.positions.absolute import Learned, NoPE, SinCos
 from tape.positions.base import (
@@ -33,6 +32,7 @@ from tape.positions.scores import ScoreBias
 from tape.positions.selective import SelectiveRoPE
 from tape.positions.tape import Tape, TapeYaRN
 from tape.positions.xpos import XPos
+from tape.validation import check_arguments, look_up
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensor
 from transformers import initialization as init
 
 from tape.positions.base import PositionEncoding, Positions
-from tape.refusal import refuse_unless
+from tape.tensor_validation import refuse_unless
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -64,7 +64,7 @@ class Tokens(NamedTuple):
     real: Tensor | None  # (B, T) False at padding; None without padding
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
     documents: Tensor | None = None  # (B, T) numbers of packed documents; only without a cache
-    # The sum over processes that have earlier tokens of these texts (`tape.ulysses`).
+    # The sum over processes that have earlier tokens of these texts (`tape.model.sequence_parallel`).
     sum_before: Callable[[Tensor], Tensor] | None = None
 
 
@@ -153,7 +153,7 @@ class PositionEncoding(PositionModule):
         updates: whether layers update its state.
         reads: whether it takes token indices from the token ids (`read`).
         shards: whether layers prepare a token's queries, keys and payload from that token alone,
-            so that processes can share a text (`tape.ulysses`).
+            so that processes can share a text (`tape.model.sequence_parallel`).
         per_head: whether it has per-head parameters or mixes heads, which tensor parallelism would
             have to split.
     """

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tape import positions
-from tape.names import check_integer
 from tape.positions.base import LayerPosition, PositionEncoding, Positions
 from tape.positions.scores import ScoreBias
+from tape.validation import check_integer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from tape.names import check_arguments, look_up
+from tape.validation import check_arguments, look_up
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tape.names import suggestion
+from tape.validation import suggestion
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -64,7 +64,7 @@ class ScoreBias:
 
     def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
         """Returns the bias of `count` heads from `first` on, for processes that share a text
-        (`tape.ulysses`).
+        (`tape.model.sequence_parallel`).
 
         Args:
             to_heads: for a bias of numbers per token, (B, H, T, N) of this process's tokens -> (B,

@@ -13,8 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainingArguments, get_scheduler
 
 from tape.files import write_text
-from tape.training.progress import MetricsFile, read_metrics
-from tape.training.runs import (
+from tape.runs.folder import (
     EARLIER,
     clear_unfinished,
     conflicts,
@@ -23,6 +22,7 @@ from tape.training.runs import (
     unfinished,
     verify_checkpoint,
 )
+from tape.training.console import MetricsFile, read_metrics
 
 SCHEDULE = (r"trainer\.(lr_scheduler_type|warmup_steps)", r"trainer\.lr_scheduler_kwargs.*")
 

@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file, extract_commit_hash
 
-from tape.adapters import ADAPTER
-from tape.configuration import TapeConfig
-from tape.evaluation.checkpoint import check_finite, fingerprint, with_weights
-from tape.frozen import loading
-from tape.modeling import TapeForCausalLM
-from tape.names import check_arguments
+from tape.model.adapters import ADAPTER
+from tape.model.checkpoint import check_finite, fingerprint, with_weights
+from tape.model.configuration import TapeConfig
+from tape.model.frozen import loading
+from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS
+from tape.validation import check_arguments
 
 KEEP = "keep"  # keeps the position of a base model
 # Fields that change the shape, the number or the meaning of weights.
@@ -146,7 +146,7 @@ def adapt_model(
     adds are initialised; all others are the checkpoint's.
 
     Args:
-        frozen: storage of frozen weights (`tape.frozen`).
+        frozen: storage of frozen weights (`tape.model.frozen`).
 
     Raises:
         ValueError: if weights are missing, or for a tokenizer that does not fit.

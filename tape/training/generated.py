@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-from tape.modeling import TapeForCausalLM
-from tape.names import check_integer
+from tape.model.modeling import TapeForCausalLM
 from tape.training.arguments import training_order
+from tape.training.console import read_metrics
 from tape.training.criterion import reached
-from tape.training.progress import read_metrics
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task
+from tape.validation import check_integer
 
 
 class GeneratedSequences(Dataset):

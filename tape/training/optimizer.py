@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from transformers import TrainingArguments
 
-from tape.adapters import Method
-from tape.layer import DecoderLayer
+from tape.model.adapters import Method
+from tape.model.layer import DecoderLayer
 from tape.positions.base import LayerPosition, PositionEncoding, PositionModule
 
 

@@ -17,14 +17,14 @@ import torch
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from tape.data.blocks import TokenStream
+from tape.data.ngrams import ORDERS, NGrams
 from tape.data.tokenizer import text_bytes
 from tape.evaluation.decoding import plain_generation
 from tape.evaluation.scoring import Perplexity, perplexity
 from tape.evaluation.windows import Window, spread
 from tape.files import write_text
-from tape.modeling import TapeForCausalLM
-from tape.training.ngrams import ORDERS, NGrams
-from tape.training.progress import read_metrics
+from tape.model.modeling import TapeForCausalLM
+from tape.training.console import read_metrics
 
 SAMPLE = 144  # tokens of the prompt and its continuation
 

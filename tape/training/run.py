@@ -11,11 +11,20 @@ import transformers
 from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments, set_seed
 
-from tape import origin
-from tape.adapters import Method, adapt, describe, without_deprecations
+from tape import provenance
 from tape.data import StreamedBlocks
-from tape.evaluation.checkpoint import check_length, load_model, restore
-from tape.frozen import cast_frozen, check_frozen
+from tape.model.adapters import Method, adapt, describe, without_deprecations
+from tape.model.checkpoint import check_length, load_model, restore
+from tape.model.frozen import cast_frozen, check_frozen
+from tape.model.sequence_parallel import check_sharing
+from tape.runs.folder import (
+    clear_alias,
+    last_complete,
+    link_alias,
+    locked,
+    register_run,
+    step_of,
+)
 from tape.training.arguments import (
     check_fields,
     check_training,
@@ -31,21 +40,12 @@ from tape.training.build import (
     identity,
     new_config,
 )
+from tape.training.console import MetricsFile, read_metrics
 from tape.training.criterion import ToCriterion, last_step, reached
 from tape.training.guard import Stopped
 from tape.training.optimizer import check_factor, check_muon
-from tape.training.progress import MetricsFile, read_metrics
-from tape.training.runs import (
-    clear_alias,
-    last_complete,
-    link_alias,
-    locked,
-    register_run,
-    step_of,
-)
 from tape.training.streaming import ContinuedStream, Repeated, follow_stream
 from tape.training.trainer import LanguageModelTrainer
-from tape.ulysses import check_sharing
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ def begin(
         settings = register_run(folder, settings)
         if checkpoint is None and settings["trunk"]:
             checkpoint = branch(Path(settings["trunk"]), folder)
-        origin.record(folder)
+        provenance.record(folder)
     checkpoint = broadcast_object_list([checkpoint])[0]
     if checkpoint is None:
         return settings, None, False

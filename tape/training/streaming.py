@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tape.data.streaming import StreamedBlocks
+from tape.runs.folder import step_of
 from tape.training.arguments import sequences_per_step, sharing
-from tape.training.runs import step_of
 
 
 def follow_stream(

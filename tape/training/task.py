@@ -7,7 +7,7 @@ from pathlib import Path
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase, default_data_collator
 
-from tape.modeling import TapeForCausalLM
+from tape.model.modeling import TapeForCausalLM
 
 
 class Task:

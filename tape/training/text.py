@@ -20,11 +20,11 @@ from tape.data import (
     train_tokenizer,
     training_blocks,
 )
-from tape.modeling import TapeForCausalLM
-from tape.names import check_path
+from tape.model.modeling import TapeForCausalLM
 from tape.training.arguments import training_order
 from tape.training.report import write_report
 from tape.training.task import Task
+from tape.validation import check_path
 
 COUNTED = 2**24  # training tokens at most that the n-gram models of the report are fitted to
 log = logging.getLogger(__name__)

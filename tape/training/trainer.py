@@ -30,23 +30,23 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
-from tape.adapters import save_configuration
-from tape.analysis.formulas import training_flops
 from tape.files import write_text
-from tape.loss import IGNORED, predicted_positions
-from tape.modeling import TapeModel
-from tape.training.arguments import sharing
-from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
-from tape.training.optimizer import MuonWithAdamW, decayed, hidden_matrices, parameter_groups
-from tape.training.progress import Console, MetricsFile, read_metrics
-from tape.training.runs import (
+from tape.model.adapters import save_configuration
+from tape.model.flops import training_flops
+from tape.model.loss import IGNORED, predicted_positions
+from tape.model.modeling import TapeModel
+from tape.model.sequence_parallel import shard_sequence
+from tape.runs.folder import (
     TRAINED,
     clear_unfinished,
     finalize_checkpoint,
     remove_old,
     unfinished,
 )
-from tape.ulysses import shard_sequence
+from tape.training.arguments import sharing
+from tape.training.console import Console, MetricsFile, read_metrics
+from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
+from tape.training.optimizer import MuonWithAdamW, decayed, hidden_matrices, parameter_groups
 
 
 class Ready:

@@ -1,0 +1,1 @@
+"""Attention backends, masks, and the values that are averaged."""

@@ -1,0 +1,216 @@
+"""Attention backends with one signature.
+
+    attended = kernel(q, k, values, mask, bias, scaling, dropout, needs_lse)
+
+q (B, H, T, D); k (B, K, S, D); values and their payload as `Values` (`tape.attention.payload`); mask as the
+mask builder of transformers for the same backend returns it; bias a `ScoreBias` or None. The result
+is an `Attended`, whose log-sum-exp is None unless `needs_lse`.
+
+Backend names are the library's, so `attn_implementation=`, `set_attn_implementation` and the mask
+builders keep working. An unsupported request raises an error; there is no silent fallback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import StaticCache
+from transformers.utils import is_flash_attn_2_available
+
+from tape.attention import cpu, gpu
+from tape.attention.flash import flash, ragged
+from tape.attention.flex import WITH_DROPOUT, flex
+from tape.attention.masks import Batch, build_mask
+from tape.attention.payload import Attended, Values, per_query_head
+from tape.attention.shifted_sparse import check_groups, padding, shifted_groups
+from tape.positions import ENCODINGS, ScoreBias
+from tape.positions.scores import masked
+from tape.tensor_validation import refuse_unless
+from tape.validation import suggestion
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Kernel = Callable[..., Attended]
+
+NOT_ITS_SCORES = "it computes scores as products of queries and keys, which this encoding replaces"
+
+
+def eager(
+    q: Tensor,
+    k: Tensor,
+    values: Values,
+    mask: Tensor | None,
+    bias: ScoreBias | None,
+    scaling: float,
+    dropout: float,
+    needs_lse: bool = False,
+) -> Attended:
+    """Reference implementation, and the only backend that returns attention weights."""
+    B, H = q.shape[:2]
+    scores = q @ per_query_head(k, H).transpose(-1, -2) * scaling
+    if bias is not None:
+        scores = scores + bias.dense(scores.dtype)
+    scores = masked(scores, mask)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    lse = scores.to(wide).logsumexp(-1) if needs_lse else None
+    weights = F.softmax(scores, dim=-1, dtype=wide)
+    weights = F.dropout(weights.to(q.dtype), dropout)
+    values = values.per_query_head(H, B)
+    payload = None if values.payload is None else weights @ values.payload
+    return Attended(weights @ values.v, payload, weights, lse)
+
+
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    values: Values,
+    mask: Tensor | None,
+    bias: ScoreBias | None,
+    scaling: float,
+    dropout: float,
+    needs_lse: bool = False,
+) -> Attended:
+    """torch's fused kernels; `tape.attention.gpu` chooses among those of a GPU.
+
+    On a CPU, two calls of equal width, for values and payload, are faster than one of unequal
+    width, which falls back to unfused code. Some inputs have faster paths there (`tape.attention.cpu`). No
+    kernel returns the log-sum-exp: with it the scores are computed as by `eager`.
+    """
+    B, H, T, D = q.shape
+    plain = values.payload is None and k.shape[1] == H
+    is_causal = mask is None and T > 1  # the builder leaves causality to us
+    if needs_lse:
+        if is_causal:
+            mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril()
+        attended = eager(q, k, values, mask, bias, scaling, dropout, needs_lse)
+        return attended._replace(weights=None)
+    if bias is None and not (plain or dropout) and q.device.type == "cpu":
+        averages = cpu.attend(q, k, values, mask, scaling)
+        if averages is not None:
+            return Attended(*averages)
+    if bias is not None:
+        mask, is_causal = bias.masked(mask, q.dtype, causal=is_causal), False
+    elif is_causal and k.shape[2] > T:  # drop the free slots of a static cache, after the queries
+        k = k[:, :, :T]
+        values = Values(*(None if x is None else x[:, :, :T] for x in values))
+    if q.is_cuda:
+        return Attended(*gpu.attend(q, k, values, mask, scaling, dropout, is_causal))
+    if not plain:
+        k, values = per_query_head(k, H).expand(B, H, -1, -1), values.per_query_head(H, B)
+    if values.payload is None:
+        parts = [values.v]
+    else:  # with dropout one call: two would draw different dropout masks
+        parts = [values.concat()] if dropout else [values.v, values.payload]
+    averages = []
+    for part in parts:
+        missing = max(0, D - part.shape[-1])  # fused kernels need one width
+        average = F.scaled_dot_product_attention(
+            q,
+            k,
+            F.pad(part, (0, missing)) if missing else part,  # zero channels average to zero
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=is_causal,
+            scale=scaling,
+        )
+        averages.append(average[..., :-missing] if missing else average)
+    if values.payload is None:
+        return Attended(averages[0], None)
+    return Attended(*values.split(averages[0])) if dropout else Attended(*averages)
+
+
+KERNELS: dict[str, Kernel] = {
+    "eager": eager,
+    "sdpa": sdpa,
+    "flex_attention": flex,
+    "flash_attention_2": flash,
+}
+
+
+def kernel_and_mask(
+    config: PretrainedConfig, window: int | None, batch: Batch
+) -> tuple[Kernel, Tensor | BlockMask | None]:
+    """Returns the backend of layers with this window, or with that of the configuration, and their
+    mask (`tape.attention.masks`)."""
+    implementation, window = config._attn_implementation, window or config.sliding_window
+    kernel, mask = KERNELS[implementation], build_mask(config, window, batch)
+    if implementation == "flash_attention_2":
+        mask = ragged(mask, batch.documents, batch.x_BTC.shape[1])
+        kernel = partial(kernel, window=window)
+    return kernel, mask
+
+
+def require(implementation: str, config: PretrainedConfig) -> None:
+    """Raises a ValueError unless this backend supports this configuration.
+
+    The message names both settings and the alternatives.
+    """
+    encoding = config.position["name"]
+    able = ENCODINGS[encoding].able_backends(config.position)
+    missing = set() if is_flash_attn_2_available() else {"flash_attention_2"}
+    names = [name for name in KERNELS if name in able - missing]
+    conflict = f"attn_implementation={implementation!r} with position {encoding!r}"
+    if implementation not in KERNELS:
+        raise ValueError(f"{conflict}: no such implementation{suggestion(implementation, KERNELS)}")
+    if implementation not in able:
+        limit = "flash attention supports no score bias other than ALiBi's slopes at consecutive "
+        limit = f"{limit}positions" if implementation == "flash_attention_2" else NOT_ITS_SCORES
+        raise ValueError(f"{conflict}: {limit}; allowed here: {', '.join(names)}")
+    if implementation in missing:
+        raise ValueError(
+            f"{conflict}: the flash-attn package is missing, or there is no CUDA device for it "
+            f"(EXTRAS=dev,flash bash script/setup.sh); allowed here: {', '.join(names)}"
+        )
+    if implementation == "flex_attention" and config.attention_dropout:
+        raise ValueError(WITH_DROPOUT.format(config.attention_dropout))
+
+
+def shifted(config: PretrainedConfig, group: int, batch: Batch) -> tuple[Kernel, Tensor | None]:
+    """Returns S2 attention in groups of `group` tokens (`tape.attention.shifted_sparse`), computed by the backend of the
+    configuration, and its mask.
+
+    S2 is a training-time pattern and has no backend name of its own, because all named backends
+    compute the same function.
+
+    Raises:
+        ValueError: for an unsupported backend, configuration or mask.
+    """
+    check_groups(config._attn_implementation, config, group)
+    kernel = partial(shifted_groups, KERNELS[config._attn_implementation], group)
+    return kernel, padding(batch.mask, batch.documents)
+
+
+def check_flash(
+    batch: Batch, position_ids: Tensor | None, key: Tensor, bias: ScoreBias | None
+) -> None:
+    """Refuses inputs that flash_attention_2 would misread: it knows neither the free slots of a
+    static cache nor the positions `key` (B|1, S).
+
+    Raises:
+        ValueError: for a static cache; for ALiBi with indices that do not count the real tokens.
+    """
+    conflict = "attn_implementation='flash_attention_2' with"
+    if isinstance(batch.cache, StaticCache):
+        raise ValueError(
+            f"{conflict} a static cache: it would attend to the free slots; use a dynamic cache, "
+            f"or sdpa, flex_attention or eager"
+        )
+    if bias is None or position_ids is None:
+        return
+    real = torch.ones_like(key) if batch.mask is None else batch.mask[:, : key.shape[-1]]
+    real = real.bool()
+    offset = key - real.cumsum(-1)
+    lowest, highest = offset.amin(-1, keepdim=True), offset.amax(-1, keepdim=True)
+    refuse_unless(
+        offset.where(real, lowest).amax(-1) <= offset.where(real, highest).amin(-1),
+        f"{conflict} position_ids that do not count the real tokens one by one: it takes ALiBi's "
+        f"distances from their order; use sdpa, flex_attention or eager",
+        now=position_ids.shape[-1] > 1,
+    )

@@ -1,0 +1,162 @@
+"""torch's FlexAttention as a backend of `tape.attention.backends`: values and payload under one softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from tape.attention.payload import Attended, Values
+from tape.positions import ScoreBias
+from tape.positions.scores import ScoreMod
+
+WITH_DROPOUT = (
+    "attn_implementation='flex_attention' with attention_dropout={}: it has no dropout; set it "
+    "to 0, or use eager, sdpa or flash_attention_2"
+)
+
+
+class Blocks(NamedTuple):
+    """Block sizes of a kernel.
+
+    Attributes:
+        queries: their width, at most.
+        values: width of values and payload, at most.
+        shared: bytes of shared memory, as compiled for sm_90 (benchmarks/flex_blocks.py).
+    """
+
+    queries: int
+    values: int
+    shared: int
+    M: int
+    N: int
+    stages: int
+    warps: int
+
+
+# Inductor chooses block sizes by the width of the queries: with wider values, kernels need more
+# shared memory than there is, or spill. Of the rows for two widths, in the order of preference, the
+# first that fits is taken.
+FORWARD = (
+    Blocks(64, 128, 163_840, 128, 128, 3, 8),
+    Blocks(64, 128, 90_112, 128, 64, 3, 8),
+    Blocks(128, 128, 131_072, 128, 64, 3, 8),
+    Blocks(128, 256, 180_224, 128, 64, 3, 8),
+    Blocks(128, 256, 131_072, 128, 64, 2, 8),
+    Blocks(128, 256, 90_112, 64, 32, 3, 4),
+)
+BACKWARD = (
+    Blocks(64, 128, 123_904, 64, 128, 3, 8),
+    Blocks(64, 128, 74_752, 64, 64, 2, 8),
+    Blocks(128, 128, 132_096, 64, 64, 3, 8),
+    Blocks(128, 128, 99_328, 64, 64, 2, 8),
+    Blocks(128, 256, 99_328, 32, 64, 2, 8),
+)
+NAMES = {
+    "fwd": (("BLOCK_M",), ("BLOCK_N",)),
+    "bwd": (("BLOCK_M1", "BLOCK_N2"), ("BLOCK_N1", "BLOCK_M2")),
+}
+
+
+def kernel_options(queries: int, values: int, limit: int) -> dict[str, int]:
+    """Block sizes for 16-bit numbers; {}: Inductor's.
+
+    Args:
+        queries: width of queries and keys.
+        values: width of values and payload.
+        limit: bytes of shared memory of a block on the device.
+    """
+    found: dict[str, int] = {}
+    if queries == values < 64:
+        return found
+    for kernel, rows in (("fwd", FORWARD), ("bwd", BACKWARD)):
+        for row in rows:
+            if queries <= row.queries and values <= row.values and row.shared <= limit:
+                of_queries, of_keys = NAMES[kernel]
+                sizes = dict.fromkeys(of_queries, row.M) | dict.fromkeys(of_keys, row.N)
+                sizes |= {"num_stages": row.stages, "num_warps": row.warps}
+                found |= {f"{kernel}_{name}": size for name, size in sizes.items()}
+                break
+    return found
+
+
+@torch.compiler.assume_constant_result
+def _shared_memory(index: int) -> int:
+    return torch.cuda.get_device_properties(index).shared_memory_per_block_optin
+
+
+def _options(q: Tensor, values: Tensor) -> dict[str, int]:
+    """Leaves the choice to Inductor for the few queries of decoding and for float32, whose products
+    are no matrix instructions."""
+    if not q.is_cuda or q.element_size() != 2 or q.shape[-2] < 128:
+        return {}
+    return kernel_options(q.shape[-1], values.shape[-1], _shared_memory(q.device.index))
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    # fullgraph: past the recompilation limit it fails instead of silently running unfused.
+    return torch.compile(flex_attention, fullgraph=True)
+
+
+def _masked_mod(mask_BHTS: Tensor, score_mod: ScoreMod | None) -> ScoreMod:
+    """Applies a boolean mask that the caller made after `score_mod`."""
+
+    def apply(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        score = score if score_mod is None else score_mod(score, b, h, i, j)
+        return torch.where(mask_BHTS[b, h, i, j], score, -torch.inf)
+
+    return apply
+
+
+def _check(q: Tensor, dropout: float, needs_gradient: bool) -> None:
+    if dropout:
+        raise ValueError(WITH_DROPOUT.format(dropout))
+    if not q.is_cuda and needs_gradient and torch.is_grad_enabled():
+        raise ValueError(
+            f"attn_implementation='flex_attention' with gradients on {q.device.type}: torch "
+            "supports them on a GPU only; use sdpa or eager, or call the model under "
+            "torch.no_grad()"
+        )
+    if q.is_cuda and q.shape[-1] < 16:
+        raise ValueError(
+            f"attn_implementation='flex_attention' with head_dim={q.shape[-1]}: on a GPU it must "
+            "be at least 16; use sdpa or eager"
+        )
+
+
+def flex(
+    q: Tensor,
+    k: Tensor,
+    values: Values,
+    mask: BlockMask | Tensor | None,
+    bias: ScoreBias | None,
+    scaling: float,
+    dropout: float,
+    needs_lse: bool = False,
+) -> Attended:
+    """Backend of `tape.attention.backends`; the bias is a `score_mod`.
+
+    Compiled on a GPU; unfused on a CPU, where torch has no gradients for it.
+    """
+    _check(q, dropout, any(x.requires_grad for x in (q, k, values.v)))
+    (B, H, T, _), K, S = q.shape, *k.shape[1:3]
+    joined = values.concat()
+    score_mod = None
+    if bias is not None:
+        score_mod = bias.score_mod(torch.promote_types(q.dtype, torch.float32))
+    if isinstance(mask, Tensor):
+        mask, score_mod = None, _masked_mod(mask.expand(B, H, T, S), score_mod)
+    settings = {"score_mod": score_mod, "block_mask": mask, "scale": scaling, "enable_gqa": K != H}
+    settings["return_aux"] = AuxRequest(lse=needs_lse)
+    settings["kernel_options"] = _options(q, joined)
+    if torch.compiler.is_compiling() or not q.is_cuda:
+        attended, aux = flex_attention(q, k, joined, **settings)
+    else:  # variants: payload, gradients, cache; one length, then any: more than the default
+        with torch._dynamo.config.patch(recompile_limit=64):
+            attended, aux = _compiled()(q, k, joined, **settings)
+    return Attended(*values.split(attended), lse=aux.lse)

@@ -1,0 +1,59 @@
+"""torch's fused attention on a GPU: which kernel, and in how many calls.
+
+What the kernels take, in torch 2.13: FlashAttention and cuDNN 16-bit numbers, no mask of ours and
+grouped queries; cuDNN and the memory-efficient kernel values wider than queries, cuDNN up to 128
+channels in training; the memory-efficient kernel masks and float32, but no grouped queries. On
+recent GPUs torch prefers cuDNN, also with a mask, where its gradients may be NaN (pytorch issue
+196678).
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tape.attention.payload import Values, per_query_head
+
+WIDEST = 128  # channels of values and payload in one call
+ANY = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+UNEQUAL = [SDPBackend.CUDNN_ATTENTION]
+REST = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def kernels(q: Tensor, values: Tensor, mask: Tensor | None) -> list[SDPBackend]:
+    """The kernels that may run; torch chooses among those that support the rest of the input."""
+    if mask is not None:
+        return REST
+    return (ANY if q.shape[-1] == values.shape[-1] else UNEQUAL) + REST
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    values: Values,
+    mask: Tensor | None,
+    scaling: float,
+    dropout: float,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Averages values and payload, in one call where they have at most 128 channels."""
+    (B, H, _, _), grouped = q.shape, k.shape[1] != q.shape[1]
+    # Only the kernels that take neither a mask, float32 nor unequal widths take grouped queries.
+    grouped &= values.payload is None and mask is None and q.element_size() == 2
+    if not grouped:
+        k, values = per_query_head(k, H).expand(B, H, -1, -1), values.per_query_head(H, B)
+
+    def average(x: Tensor) -> Tensor:
+        with sdpa_kernel(kernels(q, x, mask)):
+            return F.scaled_dot_product_attention(
+                q, k, x, mask, dropout, is_causal, scale=scaling, enable_gqa=grouped
+            )
+
+    v, payload = values.v, values.payload
+    if payload is None:
+        return average(v), None
+    # Two calls would draw different dropout masks.
+    if dropout or v.shape[-1] + payload.shape[-1] <= WIDEST:
+        return values.split(average(values.concat()))
+    return average(v), average(payload.contiguous())  # cuDNN refused expanded ones

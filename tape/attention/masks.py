@@ -1,0 +1,137 @@
+"""Attention masks beyond the causal one: windows and packed documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import Cache
+from transformers.masking_utils import and_masks, create_causal_mask
+
+from tape.model.configuration import TapeConfig
+from tape.positions.scores import lookup
+
+# (batch, head, query slot, key slot) -> whether they attend; of scalars, or tensors that broadcast.
+Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Batch(NamedTuple):
+    """The new tokens of a forward pass, and what they may attend to."""
+
+    x_BTC: Tensor  # embeddings
+    mask: Tensor | None  # boolean: (B, S), False at padding, or (B, 1, T, S)
+    cache: Cache | None
+    slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
+    real: Tensor | None  # (B|1, S) False at padding; None without padding
+    documents: Tensor | None  # (B, T) numbers of packed documents; only without a cache
+
+
+def restrict(
+    window: int | None, real_BS: Tensor | None, documents_BT: Tensor | None, slots: int
+) -> Allowed | None:
+    """Returns whether a key is the query or one of the `window` - 1 real tokens before it, and in
+    the document of the query. None if neither is asked for.
+
+    Args:
+        real_BS: whether a slot has a real token; None: all do.
+        documents_BT: number of each token's document; only without a cache.
+        slots: the number of slots.
+    """
+    conditions: list[Allowed] = []
+    if window is not None and real_BS is None:
+        conditions.append(lambda b, h, i, j: i - j < window)
+    elif window is not None:
+        count = lookup(F.pad(real_BS, (0, slots - real_BS.shape[1])).cumsum(-1))
+        conditions.append(lambda b, h, i, j: count(b, i) - count(b, j) < window)
+    if documents_BT is not None:
+        number = lookup(documents_BT)
+        conditions.append(lambda b, h, i, j: number(b, i) == number(b, j))
+    return and_masks(*conditions) if conditions else None
+
+
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)  # a mask made for inference could not be saved for a gradient
+def causal_blocks(T: int, window: int | None, device: torch.device) -> BlockMask:
+    """Returns FlexAttention's mask of T tokens without padding, one for all sequences."""
+
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return j <= i if window is None else (j <= i) & (i - j < window)
+
+    create = torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
+    return create(seen, None, None, T, T, device=device)
+
+
+def unpadded_blocks(
+    window: int | None, x_BTC: Tensor, cache: Cache | None
+) -> tuple[bool, BlockMask | None]:
+    """Returns whether FlexAttention needs no mask of this text, and of this text only, and the one
+    that serves any: None for one token, which sees all of a dynamic cache."""
+    if is_compiling():
+        return False, None
+    T = x_BTC.shape[1]
+    if cache is None:
+        return True, causal_blocks(T, window, x_BTC.device)
+    return T == 1 and window is None and not cache.is_compileable, None
+
+
+def build_mask(config: TapeConfig, window: int | None, batch: Batch) -> Tensor | BlockMask | None:
+    """Returns the mask for the backend of the configuration, as the mask builder of transformers
+    does, with a window and documents (`restrict`). Flash attention takes these two as arguments of
+    its own."""
+    x_BTC, attention_mask, cache, slots, real, documents = batch
+    implementation, allowed = config._attn_implementation, None
+    if implementation == "flex_attention" and attention_mask is None and documents is None:
+        serves, blocks = unpadded_blocks(window, x_BTC, cache)
+        if serves:
+            return blocks
+    if window is not None or documents is not None:
+        allowed = restrict(window, real, documents, num_slots(x_BTC, cache))
+    given = {
+        "config": config,
+        "inputs_embeds": x_BTC,
+        "attention_mask": attention_mask,
+        # Masks depend on slots and padding only. Given position_ids, the builder would take a
+        # gap in them for the border of a packed document.
+        "past_key_values": None if cache is None else CacheSizes(cache),
+    }
+    if implementation == "flex_attention" and (attention_mask is None or attention_mask.ndim == 2):
+        return create_causal_mask(**given, and_mask_function=allowed)
+    mask = create_causal_mask(**given)
+    if allowed is None or implementation == "flash_attention_2":
+        return mask
+    batch = torch.arange(len(x_BTC), device=x_BTC.device)[:, None, None, None]
+    query, key = slots[:, None], torch.arange(num_slots(x_BTC, cache), device=x_BTC.device)
+    seen = allowed(batch, torch.zeros_like(batch), query, key)
+    if mask is None:  # the builder leaves causality to sdpa
+        return (seen & (key <= query)).expand(len(x_BTC), 1, -1, -1)
+    if mask.dtype == torch.bool:
+        return mask & seen
+    return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
+
+
+def num_slots(x_BTC: Tensor, cache: Cache | None) -> int:
+    """Returns S, the number of slots that queries see: all of a static cache."""
+    T = x_BTC.shape[1]
+    return T if cache is None else cache.get_mask_sizes(T, 0)[0]
+
+
+class CacheSizes:
+    """Cache sizes for the library's mask builder, taken before the forward pass.
+
+    A static cache keeps its length in a tensor, updated in place. FlexAttention evaluates its
+    mask after that update, and each query would see T slots too many.
+    """
+
+    def __init__(self, cache: Cache):
+        self.get_mask_sizes, self.is_compileable = cache.get_mask_sizes, cache.is_compileable
+        length = cache.get_query_offset()
+        self._length = length.clone() if isinstance(length, Tensor) else length
+
+    def get_query_offset(self, layer_idx: int) -> Tensor | int:
+        return self._length

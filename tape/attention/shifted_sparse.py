@@ -1,0 +1,175 @@
+"""S2, shifted sparse attention, for training on long sequences (LongLoRA, Chen et al. 2023, arXiv
+2309.12307).
+
+Tokens attend within groups of consecutive tokens. In the first half of the heads, groups start at
+multiples of the group size; in the second half they are shifted by half a group, so that tokens on
+both sides of a border attend to each other. There the first and last groups are shorter. (The
+original code rolls them into one group, in which the first tokens can see the last ones.)
+
+Groups count the real tokens of each sequence, so padding on either side changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tape.attention.payload import Attended, Values
+from tape.positions import LayerPosition, PositionEncoding
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Parts = list[Tensor]  # q, k, v and optionally the payload
+SUPPORTED_BACKENDS = ("sdpa", "flash_attention_2")  # causal without a mask
+
+
+def check_groups(implementation: str, config: PretrainedConfig, group: int) -> None:
+    """Raises a ValueError unless a model can train in groups of `group` tokens with this attention
+    backend."""
+    trying = f"training in shifted groups of {group} tokens"
+    if type(group) is not int or group < 2 or group % 2:
+        raise ValueError(
+            f"{trying}: it must be an even integer >= 2, because groups are shifted by half"
+        )
+    if implementation not in SUPPORTED_BACKENDS:
+        raise ValueError(
+            f"{trying} with attn_implementation={implementation!r}; allowed: "
+            f"{', '.join(SUPPORTED_BACKENDS)}"
+        )
+    if config.num_attention_heads % 2:
+        raise ValueError(f"{trying}: num_attention_heads={config.num_attention_heads} is odd")
+
+
+def check_layers(model: nn.Module, group: int) -> None:
+    """Raises a ValueError for a decoder that cannot train in groups of `group` tokens."""
+    layers, trying = model.layers, f"training in shifted groups of {group} tokens"
+    if model.shard is not None:
+        raise ValueError(f"{trying} with sequence parallelism: choose one")
+    if windows := sorted(
+        {model.config.sliding_window, *(layer.context.window for layer in layers)} - {None}
+    ):
+        raise ValueError(
+            f"{trying} with windows of {', '.join(map(str, windows))} tokens: groups replace the "
+            "mask; allowed: layers without a window"
+        )
+    if type(model.position).biases is not PositionEncoding.biases or any(
+        type(layer.context).bias is not LayerPosition.bias for layer in layers
+    ):
+        raise ValueError(
+            f"{trying} with position {model.config.position['name']!r}, which adds a bias to the "
+            "scores; allowed: nope, rope, tape and others without one"
+        )
+    if any(layer.context.needs_lse for layer in layers):
+        raise ValueError(
+            f"{trying} with an encoding that needs the log-sum-exp of the scores, which groups do "
+            "not return"
+        )
+
+
+def padding(attention_mask: Tensor | None, documents: Tensor | None = None) -> Tensor | None:
+    """Returns the mask of `shifted_groups`: (B, T), False at padding.
+
+    Raises:
+        ValueError: for a mask that is not 2-D, and for documents.
+    """
+    if documents is not None:
+        raise ValueError(
+            "training in shifted groups with document_ids: groups would join documents; give one "
+            "document per row"
+        )
+    if attention_mask is None:
+        return None
+    if attention_mask.ndim != 2:
+        raise ValueError(
+            f"training in shifted groups with an attention_mask of {attention_mask.ndim} "
+            "dimensions: it must be (B, T), zero at padding"
+        )
+    return attention_mask.bool()
+
+
+def shifted_groups(
+    within: Callable[..., Attended],
+    group: int,
+    q: Tensor,
+    k: Tensor,
+    values: Values,
+    mask: Tensor | None,
+    bias: None,
+    scaling: float,
+    dropout: float,
+    needs_lse: bool = False,
+) -> Attended:
+    """Backend of `tape.attention.backends` without a cache: as many queries as keys.
+
+    Args:
+        within: backend within a group, causal without a mask.
+        group: group size in tokens; an even number.
+        mask: None or (B, T), False at padding.
+    """
+
+    def attend(parts: Parts, size: int) -> Parts:
+        """Averages within groups of `size` tokens, counted from the first token."""
+        B, _, T, _ = parts[0].shape
+        size = min(size, T)
+        folded = [_fold(x, size) for x in parts]
+        q, k, v, payload = folded if len(folded) == 4 else (*folded, None)
+        found = within(q, k, Values(v, payload), None, None, scaling, dropout, needs_lse)
+        lse = found.lse[..., None] if needs_lse else None
+        averages = (found.values, found.payload, lse)
+        return [_unfold(x, B, T) for x in averages if x is not None]
+
+    parts = [q, *_for_halves(q, [x for x in (k, values.v, values.payload) if x is not None])]
+    if mask is not None:
+        order = mask.int().argsort(dim=-1, descending=True, stable=True)  # real tokens first
+        parts = [_reorder(x, order) for x in parts]
+    first, second = zip(*(_halves(x) for x in parts), strict=True)
+    begin, rest = zip(*(_cut(x, group // 2) for x in second), strict=True)
+    shifted = attend(list(begin), group)
+    if rest[0].shape[2]:
+        pairs = zip(shifted, attend(list(rest), group), strict=True)
+        shifted = [torch.cat(pair, dim=2) for pair in pairs]
+    halves = zip(attend(list(first), group), shifted, strict=True)
+    averages = [torch.cat(pair, dim=1) for pair in halves]
+    if mask is not None:
+        averages = [_reorder(x, order.argsort(dim=-1)) for x in averages]
+    lse = averages.pop()[..., 0] if needs_lse else None
+    return Attended(averages[0], None if values.payload is None else averages[1], lse=lse)
+
+
+def _for_halves(q: Tensor, parts: Parts) -> Parts:
+    """Expands keys, values and payload over the batch, with an even number of heads."""
+    (B, H), K = q.shape[:2], parts[0].shape[1]
+    parts = [x.expand(B, *x.shape[1:]) for x in parts]
+    return parts if K % 2 == 0 else [x.repeat_interleave(H // x.shape[1], dim=1) for x in parts]
+
+
+def _halves(x_BHTC: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the first and second half of the heads; a single head serves both."""
+    return x_BHTC.chunk(2, dim=1) if x_BHTC.shape[1] > 1 else (x_BHTC, x_BHTC)
+
+
+def _cut(x_BHTC: Tensor, place: int) -> tuple[Tensor, Tensor]:
+    return x_BHTC[:, :, :place], x_BHTC[:, :, place:]
+
+
+def _reorder(x_BHTC: Tensor, order_BT: Tensor) -> Tensor:
+    return x_BHTC.take_along_dim(order_BT[:, None, :, None], dim=2)
+
+
+def _fold(x_BHTC: Tensor, size: int) -> Tensor:
+    """Folds groups into the batch axis, (B n, H, size, C). The last group is padded at its end,
+    where causal attention does not look."""
+    n = math.ceil(x_BHTC.shape[2] / size)
+    x_BHTC = F.pad(x_BHTC, (0, 0, 0, n * size - x_BHTC.shape[2]))
+    return x_BHTC.unflatten(2, (n, size)).transpose(1, 2).flatten(0, 1)
+
+
+def _unfold(x: Tensor, B: int, T: int) -> Tensor:
+    """Inverse of `_fold`: (B n, H, size, C) to (B, H, T, C)."""
+    return x.unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)[:, :, :T]

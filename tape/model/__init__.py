@@ -1,0 +1,1 @@
+"""The decoder: configuration, layers, what is prepared before them, cache, loss, checkpoints."""

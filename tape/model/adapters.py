@@ -1,0 +1,228 @@
+"""Fine-tuning methods: which weights of a trained model train, and what a checkpoint saves.
+
+Without LoRA the other weights are frozen and a checkpoint holds the whole model. With LoRA the peft
+library wraps the model, and a checkpoint is an adapter: the trained weights and the decoder's
+configuration, which names the base model.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors import safe_open
+
+from tape.model.modeling import TapeForCausalLM
+from tape.positions import PositionModule
+from tape.validation import check_arguments, check_flag, check_integer, check_text, is_number
+
+ADAPTER = "adapter_model.safetensors"
+BFLOAT16 = "bfloat16"  # storage of frozen weights
+# Trained in full next to LoRA or the encoding, as in LongLoRA and the TAPE paper.
+EXTRA = ("embed_tokens", "norm", "input_layernorm", "post_attention_layernorm")
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Low-rank updates of linear maps (Hu et al. 2021, arXiv 2106.09685): W + alpha / rank B A."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    targets: list[str]
+
+    def __post_init__(self):
+        check_integer("peft.lora.rank", self.rank)
+        if not is_number(self.alpha) or self.alpha <= 0:
+            raise ValueError(f"peft.lora.alpha={self.alpha!r} must be a finite number > 0")
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ValueError(f"peft.lora.dropout={self.dropout!r} must lie in [0, 1)")
+        targets = self.targets if isinstance(self.targets, list) else []
+        if not targets or any(target not in LINEAR for target in targets):
+            allowed = ", ".join(LINEAR)
+            raise ValueError(f"peft.lora.targets={self.targets!r} must be a list from {allowed}")
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a base model is adapted. The encoding's own weights train with every method.
+
+    Attributes:
+        name: file name in config/peft; recorded, has no effect.
+        everything: train all weights.
+        lora: low-rank updates; None for none.
+        extra: train embeddings and norms.
+        groups: number of groups per training length for shifted sparse attention (`tape.attention.shifted_sparse`);
+            None for full attention.
+    """
+
+    name: str
+    everything: bool
+    lora: LoRA | None
+    extra: bool
+    groups: int | None
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> Method:
+        """Builds a method from its settings.
+
+        Raises:
+            ValueError: for settings that are unknown, missing or in conflict.
+        """
+        settings = {"lora": None} | settings
+        _check_fields("peft", settings, cls)
+        if settings["lora"] is not None:
+            _check_fields("peft.lora", settings["lora"], LoRA)
+            settings["lora"] = LoRA(**settings["lora"])
+        return cls(**settings)
+
+    def __post_init__(self):
+        check_text("peft.name", self.name)
+        check_flag("peft.everything", self.everything)
+        check_flag("peft.extra", self.extra)
+        if self.everything and self.lora is not None:
+            raise ValueError(
+                "peft.everything=true with peft.lora: fully trained weights need no low-rank "
+                "updates; set peft.lora=null"
+            )
+        if self.groups is not None:
+            check_integer("peft.groups", self.groups)
+
+
+def _check_fields(owner: str, given: Any, cls: type) -> None:
+    if not isinstance(given, dict):
+        raise ValueError(f"{owner}={given!r} must hold settings")
+    names = [field.name for field in fields(cls)]
+    check_arguments(owner, given, names)
+    if missing := [name for name in names if name not in given]:
+        raise ValueError(f"{owner} lacks {', '.join(missing)}")
+
+
+def adapt(
+    model: TapeForCausalLM,
+    method: Method,
+    base: str,
+    base_weights: str,
+    frozen: str | None = None,
+) -> TapeForCausalLM | PeftModel:
+    """Enables the method's trainable parameters and records method and base model in the
+    configuration.
+
+    Args:
+        base: folder or hub name that the model was loaded from.
+        base_weights: its hash or revision.
+        frozen: storage of frozen weights (`tape.model.frozen`).
+
+    Raises:
+        ValueError: if nothing would train, or for groups that do not fit the training length.
+    """
+    if method.groups is not None:
+        length = model.config.max_position_embeddings
+        if length % (2 * method.groups):
+            raise ValueError(
+                f"peft.groups={method.groups}: length={length} must be a multiple of "
+                f"{2 * method.groups}, so that groups can be shifted by half"
+            )
+        model.set_shifted_attention(length // method.groups)
+    adaptation = {"base_model": base, "base_weights": base_weights, "method": asdict(method)}
+    model.config.adaptation = adaptation | ({"frozen": frozen} if frozen else {})
+    whole = {*EXTRA} if method.extra else set()
+    for name in weights_of_encoding(model):
+        whole.add("context" if ".context." in name else "position")
+    if (lora := method.lora) is not None:
+        check_integer("peft.lora.rank", lora.rank, most=model.config.hidden_size)
+        config = LoraConfig(
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=base,
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=list(lora.targets),
+            modules_to_save=sorted(whole),
+            # Tied embeddings train as one matrix.
+            ensure_weight_tying=model.config.tie_word_embeddings and "embed_tokens" in whole,
+        )
+        with without_deprecations():
+            return get_peft_model(model, config)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(method.everything or not whole.isdisjoint(name.split(".")))
+    if not trainable(model):
+        name = model.config.position["name"]
+        raise ValueError(
+            f"peft={method.name}: nothing would be trained: position {name!r} has no weights, and "
+            "neither peft.lora nor peft.extra is set"
+        )
+    return model
+
+
+def weights_of_encoding(model: TapeForCausalLM) -> set[str]:
+    """Returns the names of the encoding's own weights."""
+    return {
+        f"{prefix}.{name}"
+        for prefix, module in model.named_modules()
+        if isinstance(module, PositionModule)
+        for name, _ in module.named_parameters()
+    }
+
+
+@contextmanager
+def without_deprecations() -> Iterator[None]:
+    """Silences warnings of transformers about a name that peft uses, and that its versions before
+    `activation_checkpointing` have."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing.* deprecated", FutureWarning)
+        yield
+
+
+def trainable(model: torch.nn.Module) -> dict[str, int]:
+    """Returns the number of trainable weights by module, summed over layers."""
+    wrapping = r"^base_model\.model\.|\.(default|modules_to_save|weight)(?=\.|$)"
+    counts: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            counts[re.sub(r"\.\d+\.", ".*.", re.sub(wrapping, "", name))] += parameter.numel()
+    return dict(counts)
+
+
+def describe(model: torch.nn.Module) -> str:
+    """Formats `trainable`, one line per module."""
+    counts = trainable(model)
+    lines = (f"  {name}  {count:,}" for name, count in counts.items())
+    return "\n".join([f"{sum(counts.values()):,} weights train:", *lines])
+
+
+def save_configuration(model: PeftModel, folder: Path) -> None:
+    """Adds the decoder's configuration to a saved adapter and removes peft's model card, a template
+    that contains the base model's local path."""
+    model.config.dtype = torch.float32  # dtype of the trained weights; the base is loaded in it too
+    model.config.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+
+
+def merged(model: TapeForCausalLM, folder: Path) -> TapeForCausalLM:
+    """Returns the base model with the adapter of a folder merged into its weights.
+
+    Raises:
+        ValueError: if the adapter does not belong to this model.
+    """
+    with without_deprecations():
+        adapted = PeftModel.from_pretrained(model, folder)
+    with safe_open(folder / ADAPTER, framework="pt") as file:
+        found = {*file.keys()}
+    wanted = {*get_peft_model_state_dict(adapted)}
+    if found != wanted:
+        example = min(found ^ wanted)
+        fault = f"{'it lacks' if example in wanted else 'there is no'} {example}"
+        raise ValueError(
+            f"{folder}: the adapter does not match the decoder in its config.json: {fault}"
+        )
+    return adapted.merge_and_unload().requires_grad_(True)

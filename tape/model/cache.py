@@ -1,0 +1,126 @@
+"""Dynamic KV cache that appends in place, with spare capacity.
+
+The library's cache copies all keys and values of every layer for each decoded token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from tape.attention.payload import Values
+
+
+def cached_memo(cache: Cache, layer_idx: int, width: int) -> Tensor | None:
+    """Returns the last `width` channels of a layer's cached keys, (B, K, S, width); None if there
+    are none. A static cache has free slots at its end."""
+    if not width or layer_idx >= len(cache.layers):
+        return None
+    if not cache.layers[layer_idx].is_initialized:
+        return None
+    return cached_keys(cache, layer_idx)[..., -width:]
+
+
+def stored(
+    cache: Cache, layer_idx: int, k: Tensor, memo: Tensor | None, values: Values
+) -> tuple[Tensor, Tensor | None, Values]:
+    """Appends new tokens to a cache; returns keys, memo and values of all tokens.
+
+    Memo and payload of a token depend on no later token, so they can be cached. They are stored as
+    extra channels of keys and values, which all caches of transformers allow.
+    """
+    keys = k if memo is None else torch.cat((k, memo), dim=-1)
+    keys, all_values = cache.update(keys, values.concat(), layer_idx)
+    if memo is not None:
+        keys, memo = keys.split((k.shape[-1], memo.shape[-1]), dim=-1)
+    return keys, memo, Values.of_joined(all_values, values.width)
+
+
+def cached_keys(cache: Cache, layer_idx: int) -> Tensor:
+    """Returns a layer's cached keys (B, K, S, D). An offloaded cache may be fetching them on a
+    stream of its own, and only waits for it when the layer is updated."""
+    layer = cache.layers[layer_idx]
+    if cache.offloading:
+        torch.cuda.default_stream(layer.device).wait_stream(cache.prefetch_stream)
+    return layer.keys.to(layer.device)
+
+
+class GrowableBuffer:
+    """Tensor (.., S, channels) with spare capacity of S / 8 + 64 tokens for appending."""
+
+    def __init__(self) -> None:
+        self.memory: Tensor | None = None
+        self.content: Tensor | None = None  # the view that `append` returned last
+
+    def append(self, content: Tensor, new: Tensor) -> Tensor:
+        """Returns `content` plus the new tokens; copies unless `content` is the latest view.
+
+        Cropping, reordering, assignment and a copy of the cache give a different tensor: tokens
+        that are still referenced are never overwritten. (Autograd counts in-place writes behind a
+        view, too: so backpropagate through cached tensors before the next append.)
+        """
+        start = content.shape[-2] if content.ndim > 1 else 0  # empty tensors have one axis
+        stop = start + new.shape[-2]
+        if content is not self.content or not self._fits(new, stop):
+            spare = new.new_empty((*new.shape[:-2], 64 + stop // 8, new.shape[-1]))
+            self.memory = torch.cat((content, new, spare), dim=-2)
+        else:
+            self.memory[..., start:stop, :] = new
+        self.content = self.memory[..., :stop, :]
+        return self.content
+
+    def _fits(self, new: Tensor, stop: int) -> bool:
+        memory = self.memory
+        return (
+            stop <= memory.shape[-2]
+            and new.shape[:-2] == memory.shape[:-2]
+            and new.dtype == memory.dtype
+            and memory.is_inference() == torch.is_inference_mode_enabled()
+        )
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values of a layer in growable buffers; with gradients, the library's layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset_buffers()
+
+    def reset_buffers(self) -> None:
+        """Drops the spare capacity after keys and values were replaced."""
+        self.buffers = GrowableBuffer(), GrowableBuffer()
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        if is_compiling() or torch.is_grad_enabled():
+            self.reset_buffers()
+            return super().update(key_states, value_states)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values = self.buffers
+        self.keys = keys.append(self.keys, key_states)
+        self.values = values.append(self.values, value_states)
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.reset_buffers()
+        super().reorder_cache(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reset_buffers()
+        super().batch_select_indices(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.reset_buffers()
+        super().batch_repeat_interleave(repeats)
+
+
+class GrowingCache(DynamicCache):
+    """Default cache of the decoder and of `generate`."""
+
+    def __init__(self) -> None:
+        Cache.__init__(self, layer_class_to_replicate=GrowingLayer)

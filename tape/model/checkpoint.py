@@ -1,0 +1,290 @@
+"""A trained model, ready to be evaluated, and what is asked of it before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from tape.files import read_object, reading
+from tape.model.adapters import ADAPTER, BFLOAT16, merged, weights_of_encoding
+from tape.model.configuration import TapeConfig
+from tape.model.modeling import TapeForCausalLM
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # of weights in several files
+CONFIG = "config.json"
+WITHOUT_EFFECT = ("adaptation", "transformers_version", "_name_or_path")  # fields of CONFIG
+SHA256 = 64  # digits; a revision on the hub has fewer
+
+
+def load(
+    folder: Path, dtype: torch.dtype | None = None
+) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
+    """Returns `load_model` and its tokenizer. Sampling settings and penalties that a base model may
+    have for generation are reset."""
+    model = load_model(folder, dtype)
+    model.generation_config = GenerationConfig()
+    return model, read_tokenizer(folder)
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer beside a model.
+
+    Raises:
+        ValueError: if there is none, or its files are damaged.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # damaged files raise anything
+        for path in (folder / "tokenizer_config.json", folder / "tokenizer.json"):
+            if path.is_file():
+                read_object(path)
+        raise ValueError(
+            f"{folder} has no tokenizer that can be loaded ({type(error).__name__}: {error}): add "
+            "the model's own tokenizer"
+        ) from error
+
+
+def read_config(folder: Path) -> TapeConfig:
+    """Returns the configuration beside a model.
+
+    Raises:
+        ValueError: if there is none, or it is neither of a model of ours nor of a Llama.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {CONFIG}: give the folder of a trained model")
+    read_object(path)
+    with reading(path):
+        return TapeConfig.from_pretrained(folder, local_files_only=True)
+
+
+def load_model(
+    folder: Path, dtype: torch.dtype | None = None, attn_implementation: str | None = None
+) -> TapeForCausalLM:
+    """Loads a model of ours, or a Llama as one with RoPE; an adapter is merged into its base. The
+    model is on a GPU if there is one.
+
+    Args:
+        dtype: None for the dtype that it was saved in, float32 for an adapter.
+        attn_implementation: None for the library's choice.
+
+    Raises:
+        ValueError: if the folder holds no trained model, not all of one, or more; for an adapter
+            without its base; for weights that are not finite.
+    """
+    adapted = weight_files(folder)[0].name == ADAPTER
+    config = read_config(folder)
+    source, where = _base(folder, config) if adapted else (folder, {"local_files_only": True})
+    model, left = with_weights(
+        source,
+        config,
+        new_encoding=adapted,  # the adapter has its weights
+        dtype=config.dtype if dtype is None else dtype,
+        attn_implementation=attn_implementation,
+        **where,
+    )
+    if adapted:
+        if config.adaptation.get("frozen") == BFLOAT16:  # as in training
+            for weight in model.parameters():
+                weight.data = weight.bfloat16().to(weight.dtype)
+        with reading(folder / ADAPTER):
+            model = merged(model, folder)
+    elif left := [name for name in left if "inv_freq" not in name]:
+        raise ValueError(
+            f"{folder}: {len(left)} weights do not belong to the model in {CONFIG}, such as "
+            f"{left[0]}"
+        )
+    model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    check_finite(folder, model)
+    return model
+
+
+def check_finite(source: str | Path, model: TapeForCausalLM) -> None:
+    """Raises a ValueError if a weight of the model, which comes from `source`, is not finite."""
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and not weight.is_meta and not weight.isfinite().all():
+            raise ValueError(f"{source}: some weights are not finite, such as {name}")
+
+
+def with_weights(
+    source: str | Path, config: TapeConfig, *, new_encoding: bool, **how: Any
+) -> tuple[TapeForCausalLM, list[str]]:
+    """Returns the decoder of a configuration with the weights of a checkpoint, and the names of the
+    weights that it does not take.
+
+    Args:
+        new_encoding: whether the encoding's own weights may be missing; they are initialised.
+        how: arguments of `from_pretrained`.
+
+    Raises:
+        ValueError: if weights are missing, or of other shapes.
+    """
+    if (folder := Path(source)).is_dir():
+        _check_weights(folder, config)
+    # The library's table of missing weights: they are expected, or an error.
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(no_report := lambda record: "LOAD REPORT" not in record.getMessage())
+    try:
+        with reading(folder):
+            model, loaded = TapeForCausalLM.from_pretrained(
+                source,
+                config=config,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are named below
+                output_loading_info=True,
+                **how,
+            )
+    except (ImportError, RuntimeError) as error:
+        if not hasattr(config, "quantization_config"):
+            raise
+        raise ValueError(f"{source}: quantization_config in its {CONFIG}: {error}") from error
+    finally:
+        logger.removeFilter(no_report)
+    _check_shapes(source, loaded["mismatched_keys"])
+    new = weights_of_encoding(model) if new_encoding else set()
+    if lost := sorted({*loaded["missing_keys"]} - new):
+        raise ValueError(
+            f"{source}: {len(lost)} weights of the model in config.json are missing, such as "
+            f"{lost[0]}"
+        )
+    return model, sorted(loaded["unexpected_keys"])
+
+
+def _check_weights(folder: Path, config: TapeConfig) -> None:
+    """Raises a ValueError if weights have other shapes than in the model of a configuration. That
+    model may be too large for this machine, so it is built on the meta device."""
+    shapes: dict[str, list[int]] = {}
+    for path in weight_files(folder):
+        with reading(path), safe_open(path, "pt") as weights:
+            shapes |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+    if config.num_hidden_layers > len(shapes):
+        raise ValueError(
+            f"{folder}: num_hidden_layers={config.num_hidden_layers} in its {CONFIG}, but there "
+            f"are only {len(shapes)} weights"
+        )
+    with reading(folder / CONFIG), torch.device("meta"):
+        model = TapeForCausalLM(config)
+    ours = model.state_dict().items()
+    _check_shapes(folder, [(name, shapes[name], x.shape) for name, x in ours if name in shapes])
+
+
+def _check_shapes(source: str | Path, shapes: Iterable[tuple[str, Any, Any]]) -> None:
+    """Raises a ValueError for the first name whose shapes, there and by the settings, differ."""
+    for name, theirs, ours in sorted(shapes):
+        if (*theirs,) != (*ours,):
+            raise ValueError(
+                f"{name} of {source} has the shape {(*theirs,)}, but {(*ours,)} by these settings"
+            )
+
+
+def _base(folder: Path, config: TapeConfig) -> tuple[str | Path, dict[str, Any]]:
+    """Returns where the base of an adapter is, for `from_pretrained`. A relative folder is sought
+    from here, then from each folder above the adapter."""
+    base, weights = (_adaptation(folder, config)[key] for key in ("base_model", "base_weights"))
+    if len(weights) != SHA256:
+        return base, {"revision": weights}
+    places = (above / base for above in (Path(), *folder.resolve().parents))
+    place = next((place for place in places if place.is_dir()), None)
+    if place is None:
+        raise ValueError(
+            f"{folder} is an adapter of base_model={base}, and that folder does not exist: restore "
+            "it, or run the command from the folder that its path is relative to"
+        )
+    if fingerprint(place) != weights:
+        raise ValueError(
+            f"{folder} is an adapter of base_model={base}, but the weights in {place} are not "
+            "those it was trained on"
+        )
+    return place, {"local_files_only": True}
+
+
+def _adaptation(folder: Path, config: TapeConfig) -> dict[str, str]:
+    """Returns the base of an adapter, `base_model`, and its hash or revision, `base_weights`."""
+    found = config.adaptation or {}
+    if not all(isinstance(found.get(key), str) for key in ("base_model", "base_weights")):
+        raise ValueError(
+            f"{folder} is an adapter whose base is not recorded in its {CONFIG}; give an adapter "
+            "that was trained with train.py peft=..."
+        )
+    return found
+
+
+def restore(model: TapeForCausalLM | PeftModel, checkpoint: Path) -> None:
+    """Loads the weights of a checkpoint of the same run into a model, in the model's dtypes."""
+    if isinstance(model, PeftModel):
+        model.load_adapter(checkpoint, model.active_adapter, is_trainable=True)
+        return
+    missing = {name for name, _ in model.named_parameters()}
+    for path in weight_files(checkpoint):
+        weights = load_file(path)
+        model.load_state_dict(weights, strict=False)
+        missing -= weights.keys()
+    if missing:
+        raise ValueError(f"{checkpoint} lacks {len(missing)} weights, such as {min(missing)}")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the files of a model's weights, or the file of an adapter.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    for name in (WEIGHTS, ADAPTER):
+        if (folder / name).is_file():
+            return [folder / name]
+    if (folder / INDEX).is_file():
+        index = read_object(folder / INDEX)
+        with reading(folder / INDEX):
+            names = sorted({*index["weight_map"].values()})
+            for name in names:
+                if Path(name).name != name or not (folder / name).is_file():
+                    raise ValueError(f"names {name!r}, which is not a file in the same folder")
+            return [folder / name for name in names]
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder: give that of a run that has finished")
+    raise ValueError(f"{folder} has no {WEIGHTS}: give the folder of a run that has finished")
+
+
+def fingerprint(folder: Path) -> str:
+    """Returns the SHA-256 of a model's weights; of several files, that of their hashes; of an
+    adapter, that of its own and its base's hash."""
+    found = []
+    for path in weight_files(folder):
+        with path.open("rb") as file:
+            found.append(hashlib.file_digest(file, "sha256").hexdigest())
+    if path.name == ADAPTER:
+        found.append(_adaptation(folder, read_config(folder))["base_weights"])
+    return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
+
+
+def identified(folder: Path) -> dict[str, str]:
+    """Returns hashes of what determines the results of a model: its weights and configuration."""
+    settings = read_object(folder / CONFIG)
+    told = {key: value for key, value in settings.items() if key not in WITHOUT_EFFECT}
+    content = json.dumps(told, sort_keys=True).encode()
+    return {"model": fingerprint(folder), "config": hashlib.sha256(content).hexdigest()[:16]}
+
+
+def check_length(
+    model: TapeForCausalLM, needed: int, purpose: str, longest: int | None = None
+) -> None:
+    """Raises a ValueError if the model's encoding has fewer than the `needed` positions, by default
+    one per token."""
+    longest = model.base_model.position.max_positions if longest is None else longest
+    if longest is not None and needed > longest:
+        raise ValueError(
+            f"{purpose} needs {needed} positions, but the model's "
+            f"{model.config.position['name']!r} has {longest}: use a model trained with a "
+            f"position.length of {needed} or more"
+        )

@@ -1,0 +1,174 @@
+"""Decoder configuration: Llama's, plus the positional encoding."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+
+from tape import positions
+from tape.validation import check_integer, is_number, suggestion
+
+MOST_LAYERS = 10_000  # applied one after the other, at most
+OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
+COUNTS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences"),
+    *("num_attention_heads", *OPTIONAL, "max_position_embeddings"),
+)
+
+
+@strict
+class TapeConfig(LlamaConfig):
+    """`LlamaConfig` with a `position`: {"name": "alibi", ...arguments}, or a bare name.
+
+    With `num_recurrences` = R > 1 the layers are applied R times, sharing all weights including
+    the encoding's, and the embeddings are added to the input of every recurrence.
+
+    With `sliding_window` = W a token attends to itself and the W - 1 tokens before it, in every
+    layer whose encoding has no window of its own. Padding does not count.
+
+    Three further options of attention, the same for every encoding (`tape.model.options`):
+    `qk_norm` normalises queries and keys, `attention_sink` adds a learned term to the denominator
+    of each head, and `query_temperature` = {"scale": a, "length": n} multiplies the query at
+    position i by 1 + a log(1 + floor((i + 1) / n)).
+
+    `adaptation` records which base model was adapted, and how (`tape.model.adapters`); otherwise None.
+
+    `max_position_embeddings` is the training length; longer inputs are not clamped. Frequencies of
+    rotary encodings are in `rope_parameters`, as for a Llama. Unknown names and arguments raise a
+    ValueError that lists the known ones.
+    """
+
+    model_type = "tape"
+
+    position: dict[str, Any] | str = "tape"
+    num_recurrences: int = 1
+    sliding_window: int | None = None
+    qk_norm: bool = False
+    attention_sink: bool = False
+    query_temperature: dict[str, Any] | None = None
+    adaptation: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs):
+        for name in kwargs:
+            if get_close_matches(name, ["position"], cutoff=0.8):
+                raise ValueError(f"TapeConfig has no field {name!r}; did you mean 'position'?")
+        self._check_bounds()
+        super().__post_init__(**kwargs)
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} must be a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+        self.position = positions.configure(self, self.position)
+        name = self.position["name"]
+        if self.query_temperature is not None and positions.ENCODINGS[name].reads:
+            raise ValueError(
+                f"query_temperature with position {name!r}, whose positions do not count tokens; "
+                "leave it out, or choose another position"
+            )
+
+    def _check_bounds(self) -> None:
+        """Validates bounds that the library does not check."""
+        for name in COUNTS:
+            if name not in OPTIONAL or getattr(self, name) is not None:
+                check_integer(name, getattr(self, name))
+        if self.num_hidden_layers * self.num_recurrences > MOST_LAYERS:
+            raise ValueError(
+                f"num_hidden_layers={self.num_hidden_layers} times num_recurrences="
+                f"{self.num_recurrences} must be at most {MOST_LAYERS:,}"
+            )
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(
+                f"unknown hidden_act {self.hidden_act!r}{suggestion(self.hidden_act, ACT2FN)}"
+            )
+        dropout, pad = self.attention_dropout, self.pad_token_id
+        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+            raise ValueError(f"attention_dropout={dropout!r} must be a number in [0, 1)")
+        if not self.rms_norm_eps > 0:
+            raise ValueError(f"rms_norm_eps={self.rms_norm_eps!r} must be a number > 0")
+        for name in ("qk_norm", "attention_sink"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be true or false")
+        if self.query_temperature is not None:
+            self._check_temperature(self.query_temperature)
+        if isinstance(pad, int) and pad >= self.vocab_size:
+            raise ValueError(f"pad_token_id={pad} must be below vocab_size={self.vocab_size}")
+
+    @staticmethod
+    def _check_temperature(given: Any) -> None:
+        if not isinstance(given, dict) or given.keys() != {"scale", "length"}:
+            raise ValueError(f"query_temperature={given!r} must have a scale and a length")
+        check_integer("query_temperature.length", given["length"])
+        scale = given["scale"]
+        if not is_number(scale) or scale < 0:
+            raise ValueError(f"query_temperature.scale={scale!r} must be a finite number >= 0")
+
+    def _validate_clipped_rope_parameters(self, rope_parameters, ignore_keys=None) -> None:
+        """Checked by `RoPE.configure`; the library warns of types that it has no function for."""
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None):
+        """As in the library, whose caches call it with decoder=True: they need a layer for each
+        decoder layer and recurrence, which keeps all keys."""
+        config = super().get_text_config(decoder=decoder, encoder=encoder)
+        if decoder and (self.num_recurrences > 1 or self.sliding_window is not None):
+            config = copy.copy(config)
+            config.num_hidden_layers *= self.num_recurrences
+            config.num_recurrences, config.sliding_window = 1, None
+        return config
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
+        """As in the library; a Llama configuration is read as a TapeConfig with RoPE.
+
+        Raises:
+            ValueError: if the checkpoint belongs to another family.
+        """
+        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if not config_dict:
+            raise OSError(f"{pretrained_model_name_or_path} has no config.json, or an empty one")
+        family = config_dict.get("model_type", cls.model_type)
+        if family == "llama":
+            config_dict = config_dict | {"model_type": cls.model_type, "position": "rope"}
+            config_dict.pop("architectures", None)
+            _ignore_partial_default(config_dict)
+        elif family != cls.model_type:
+            raise ValueError(
+                f"{pretrained_model_name_or_path} is a checkpoint of model_type {family!r}; "
+                f"allowed: {cls.model_type!r}, 'llama'"
+            )
+        return config_dict, kwargs
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """As in the library. `position` replaces the saved encoding; arguments of the same encoding
+        replace only the saved arguments of the same name."""
+        config_dict = copy.deepcopy(config_dict)
+        if (position := kwargs.pop("position", None)) is not None:
+            config_dict["position"] = positions.override(config_dict.get("position"), position)
+        # Derived fields are computed together with the fields they derive from.
+        for name in {field.name for field in fields(cls)} & kwargs.keys() - {"dtype"}:
+            config_dict[name] = kwargs.pop(name)
+        return super().from_dict(config_dict, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the library. `auto_map`, the code files of an exported model, is only saved by that
+        exported code, which is copied along."""
+        saved = super().to_dict()
+        if self._auto_class is None:
+            saved.pop("auto_map", None)
+        return saved
+
+
+def _ignore_partial_default(llama: dict[str, Any]) -> None:
+    """Removes `partial_rotary_factor` from a Llama's configuration with the default schedule, where
+    the library's Llama rotates whole heads all the same."""
+    rope = llama.get("rope_scaling") or llama.get("rope_parameters") or {}
+    if rope.get("rope_type", rope.get("type", "default")) == "default":
+        for owner in (llama, rope):
+            owner.pop("partial_rotary_factor", None)

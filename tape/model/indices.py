@@ -1,0 +1,192 @@
+"""Token indices from attention masks, position_ids and caches.
+
+An index counts the real tokens before a token, so padding on either side changes nothing;
+position_ids override it and may have gaps. From the first call with position_ids on, a cache keeps
+the indices of its tokens in an extra layer after those of the decoder, where they follow every
+operation on the cache.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer, StaticLayer
+
+from tape.attention.masks import Batch
+from tape.model.cache import cached_keys
+from tape.tensor_validation import refuse_unless
+
+HIDDEN = -1000  # added to a score, this or less leaves no weight in any dtype
+
+
+def token_indices(
+    batch: Batch,
+    position_ids: Tensor | None,
+    cache_layer_idx: int,
+    ordered: bool = True,
+    training: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Computes token indices.
+
+    `position_ids` are indices of the new tokens and override the count. A 4-D mask does not
+    determine indices: without `position_ids` they are cache slots then. Masks are boolean.
+
+    Returns:
+        Indices of the new tokens (B|1, T), indices of the keys in all slots (B|1, S), and the
+        counts for the cache to keep (`keep_indices`), or None.
+
+    Raises:
+        ValueError: for `ordered` position_ids that do not increase from one real token to the next,
+            unless a 4-D mask says which tokens see each other.
+    """
+    (B, T), device = batch.x_BTC.shape[:2], batch.x_BTC.device
+    attention_mask, cache = batch.mask, batch.cache
+    past, kept, S = 0, 0, T
+    if cache is not None:
+        past, kept = cache.get_seq_length(), cache.get_seq_length(cache_layer_idx)
+        S, _ = cache.get_mask_sizes(T, 0)
+    padded = attention_mask is not None and attention_mask.ndim == 2
+    static = isinstance(past, Tensor)
+    new = torch.arange(T, device=device) + past if static else slice(past, past + T)
+    # A count is an index plus one; padding has the count of the token before it.
+    counted = isinstance(kept, int) and kept == 0
+    if counted:
+        counts = torch.arange(1, S + 1, device=device)[None]
+        if padded:
+            width = attention_mask.shape[1]
+            counts = F.pad(attention_mask, (0, max(0, S - width)))[:, :S].cumsum(-1)
+        if position_ids is None:
+            key = (counts - 1).clamp(min=0)
+            return key[:, new], key, None
+    else:
+        counts = cached_keys(cache, cache_layer_idx)[:, 0, :, 0]
+    if static:
+        last = counts[:, new[:1] - 1] * (past > 0)
+    else:
+        last = counts[:, :past][:, -1:].sum(-1, keepdim=True)  # 0 if there is none
+    real = attention_mask[:, new] if padded else None
+    if position_ids is None:
+        steps = torch.arange(1, T + 1, device=device)[None] if real is None else real.cumsum(-1)
+        found = last + steps
+        query = (found - 1).clamp(min=0)
+    else:
+        query, found = position_ids, position_ids.long() + 1
+        if padded and ordered:
+            found = torch.maximum(found.where(real, 0), last).cummax(-1).values
+        elif padded:
+            before = torch.where(real, torch.arange(T, device=device), -1).cummax(-1).values
+            filled = found.expand(B, T).gather(1, before.clamp(min=0))
+            found = torch.where(before < 0, last, filled)
+        if ordered and (padded or attention_mask is None):
+            rises = found.expand(B, T).diff(dim=-1, prepend=last.expand(B, 1)) > 0
+            refuse_unless(
+                rises >= real if padded else rises,
+                "position_ids must increase from token to token, also after cached tokens, or "
+                "tokens see other documents; give one document per row, or an attention_mask of "
+                "(B, 1, T, S) that separates documents; pad prompts of generate() on the left",
+                now=T > 1 and not training,
+            )
+    if cache is None:
+        return query, (found - 1).clamp(min=0), None
+    found = found.expand(B, T)
+    if static or counted:  # one column per slot
+        counts = counts.expand(B, S).clone()
+        counts[:, new] = found
+    else:
+        counts = torch.cat((counts, found), dim=-1)
+    return query, (counts - 1).clamp(min=0), counts if counted else found
+
+
+def last_index(cache: Cache | None, cache_layer_idx: int, slots: Tensor) -> Tensor:
+    """Returns the kept index of the token before these slots, (B|1, 1); 0 without one."""
+    kept = 0 if cache is None else cache.get_seq_length(cache_layer_idx)
+    if isinstance(kept, int) and kept == 0:
+        return slots.new_zeros(1, 1)
+    counts = cached_keys(cache, cache_layer_idx)[:, 0, :, 0]
+    last = counts.index_select(1, (slots[:1] - 1).clamp(min=0)) - 1
+    return last.clamp(min=0) * (slots[0] > 0)
+
+
+def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> None:
+    """Writes counts, of the T new tokens or of all slots if the layer is new, to a cache layer."""
+    if cache.layer_class_to_replicate is None and cache_layer_idx == len(cache.layers):
+        size = cache.get_max_length()
+        cache.layers.append(StaticLayer(size) if cache.is_compileable else DynamicLayer())
+    length = cache.get_seq_length()
+    states = counts[:, None, :, None]
+    cache.update(states, states[..., :0], cache_layer_idx)
+    if cache.is_compileable and counts.shape[1] > T:
+        cache.layers[cache_layer_idx].cumulative_length.fill_(length + T)
+
+
+def real_tokens(mask: Tensor | None, slots: Tensor) -> Tensor | None:
+    """Returns (B|1, S), False at padding, for new tokens in these slots; None without padding. By a
+    4-D mask a new token is real if it sees itself, and a cached one if a new token sees it."""
+    if mask is None or mask.ndim == 2:
+        return mask
+    seen = mask[:, 0]  # (B, T, S)
+    itself = seen.gather(2, slots[None, :, None].expand(len(seen), -1, -1))[..., 0]
+    return seen.any(1).index_copy(1, slots, itself)
+
+
+def read_mask(
+    mask: Tensor | None, x_BTC: Tensor, cache: Cache | None, training: bool = False
+) -> Tensor | None:
+    """Returns a mask as booleans: True at the real tokens of (B, S), and where a query sees a key
+    in (B|1, 1, T, S). This decides for all encodings and backends what is hidden.
+
+    Raises:
+        ValueError: for masks that backends would misread, or that do not cover all tokens.
+    """
+    if mask is None:
+        return None
+    if mask.ndim not in (2, 4):
+        raise ValueError(
+            f"attention_mask of shape {tuple(mask.shape)}: allowed: (B, S), 0 at padding, or (B, "
+            "1, T, S)"
+        )
+    T, now = x_BTC.shape[1], x_BTC.shape[1] > 1 and not training
+    if mask.ndim == 4:
+        if not (mask.dtype == torch.bool or mask.is_floating_point()):
+            raise ValueError(
+                f"a 4-D attention_mask must be boolean (True attends) or additive, not {mask.dtype}"
+            )
+        if mask.dtype != torch.bool:
+            refuse_unless(
+                (mask == 0) | (mask <= HIDDEN),
+                "a 4-D attention_mask of other numbers: allowed: 0 where a query sees a key and "
+                f"{HIDDEN} or less where it does not; give these, or a boolean one",
+                now=now,
+            )
+            mask = mask > HIDDEN
+        return mask.to(x_BTC.device)
+    past = 0 if cache is None else cache.get_seq_length()
+    if isinstance(past, int) and mask.shape[1] < past + T:
+        raise ValueError(
+            f"attention_mask covers {mask.shape[1]} tokens, but there are {past} cached and {T} "
+            f"new tokens; give a mask for all {past + T}"
+        )
+    if mask.dtype != torch.bool:
+        refuse_unless(
+            mask == mask.bool(),
+            "attention_mask of (B, S) must be 0 at padding and 1 at tokens; for anything else, "
+            "such as several documents per row, give one of (B, 1, T, S)",
+            now=now,
+        )
+    return mask.to(x_BTC.device, torch.bool)
+
+
+def check_draw(draw: tuple[int, ...] | None, cache: Cache | None) -> None:
+    """Refuses cached keys rotated with another draw of positions than the current one."""
+    if draw is None or cache is None:
+        return
+    if not torch.compiler.is_compiling() and int(cache.get_seq_length()) == 0:
+        cache.tape_draw = draw
+    if getattr(cache, "tape_draw", draw) != draw:
+        raise ValueError(
+            f"the cached tokens have positions drawn for eval_length={cache.tape_draw[1]}, the new "
+            f"ones for {draw[1]}; wrap all calls that share a cache in one "
+            f"`with model.evaluation_length(n):`"
+        )

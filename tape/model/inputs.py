@@ -1,0 +1,160 @@
+"""What the layers of one forward pass share, prepared before the first of them: kernels and masks
+by window, token indices and documents, coordinates, the cache, and the part of a process that
+shares texts with others.
+
+The layers themselves (`tape.model.layer`) know none of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import Cache, DynamicCache
+
+from tape.attention import backends
+from tape.attention.masks import Batch
+from tape.model import indices
+from tape.model.cache import GrowingCache
+from tape.model.documents import check_documents, number_documents
+from tape.positions import Positions, Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Call(NamedTuple):
+    """The arguments of a forward pass (`TapeModel.forward`)."""
+
+    input_ids: Tensor | None
+    inputs_embeds: Tensor | None
+    attention_mask: Tensor | None
+    position_ids: Tensor | None
+    past_key_values: Cache | None
+    use_cache: bool | None
+    output_attentions: bool | None = None
+    document_ids: Tensor | None = None
+
+
+class LayerInputs(NamedTuple):
+    """What one layer gets besides X and E."""
+
+    tokens: Tokens
+    kernel: backends.Kernel
+    mask: Tensor | BlockMask | None  # of the backend
+    cache_layer_idx: int  # each recurrence has layers of its own in a cache
+    final: bool  # no layer follows: there is no payload, and E is not updated
+
+
+class Inputs(NamedTuple):
+    """What all layers of a forward pass need, in the order in which they are applied."""
+
+    x_BTC: Tensor  # embeddings, with absolute encodings added
+    states: list[Tensor | None]  # E of layer 0: one, or one for each encoding of a mixture
+    layers: list[LayerInputs]
+    cache: Cache | None
+
+
+def prepare(model: PreTrainedModel, call: Call) -> Inputs:
+    """Prepares a forward pass: embeds its tokens and finds what all layers need.
+
+    Raises:
+        ValueError: for arguments that contradict each other, or that the backend or the encoding
+            does not support.
+    """
+    position, shard, recurrences = model.position, model.shard, model.config.num_recurrences
+    batch, index = _batch(model, call)
+    if model.group is not None and model.training and batch.cache is None:
+        kernels = {None: backends.shifted(model.config, model.group, batch)}
+    else:
+        windows = {layer.context.window for layer in model.layers}
+        kernels = {each: backends.kernel_and_mask(model.config, each, batch) for each in windows}
+    where, kept = _positions(model, batch, call, index)
+    x_BTC, here, real, slots = batch.x_BTC, where, batch.real, batch.slots
+    if shard is not None:  # `here` are the tokens of this process
+        x_BTC, where, here, real, slots = shard.own(x_BTC, where, real, slots)
+        kernels = shard.kernels(kernels, batch.cache, call.output_attentions)
+    biases = position.biases(where, len(model.layers))
+    if model.config._attn_implementation == "flash_attention_2":
+        bias = next((bias for bias in biases if bias is not None), None)
+        backends.check_flash(batch, call.position_ids, where.key, bias)
+    if kept is not None:  # after all checks
+        T = x_BTC.shape[1]
+        indices.keep_indices(batch.cache, len(model.layers) * recurrences, kept, T)
+    before = None if shard is None else shard.sum_before
+    tokens = [Tokens(here, bias, real, slots, batch.documents, before) for bias in biases]
+    applied = [*zip(model.layers, tokens, strict=True)] * recurrences
+    return Inputs(
+        position.embed(x_BTC, here),
+        position.states(here, torch.promote_types(x_BTC.dtype, torch.float32)),
+        [
+            LayerInputs(seen, *kernels[layer.context.window], idx, final=idx == len(applied) - 1)
+            for idx, (layer, seen) in enumerate(applied)
+        ],
+        batch.cache,
+    )
+
+
+def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
+    """Returns the tokens of a call, and their indices if it has documents."""
+    implementation = model.config._attn_implementation
+    if (call.input_ids is None) == (call.inputs_embeds is None):
+        raise ValueError("give exactly one of input_ids and inputs_embeds")
+    if call.output_attentions and implementation != "eager":
+        raise ValueError(
+            f"output_attentions=True with attn_implementation={implementation!r}, which does not "
+            "return attention weights; use 'eager'"
+        )
+    cache, use_cache = call.past_key_values, call.use_cache
+    x_BTC = call.inputs_embeds
+    if x_BTC is None:
+        x_BTC = model.embed_tokens(call.input_ids)
+    if call.document_ids is not None:
+        check_documents(call.document_ids, x_BTC, call.position_ids, cache, use_cache)
+    elif use_cache is None:
+        use_cache = model.config.use_cache and not model.training and model.shard is None
+    if use_cache and cache is None:
+        # The library's cache for compiled and exported models.
+        cache = DynamicCache() if is_compiling() else GrowingCache()
+    past = 0 if cache is None else cache.get_seq_length()
+    slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
+    mask, real, documents, index = call.attention_mask, None, None, None
+    if mask is not None:
+        mask = indices.read_mask(mask, x_BTC, cache, model.training)
+        real = indices.real_tokens(mask, slots)
+    if call.document_ids is not None:
+        documents, index = number_documents(call.document_ids, real)
+    return Batch(x_BTC, mask, cache, slots, real, documents), index
+
+
+def _positions(
+    model: PreTrainedModel, batch: Batch, call: Call, index: Tensor | None
+) -> tuple[Positions, Tensor | None]:
+    """Returns the coordinates of the tokens, one draw for all layers, and what the cache has to
+    keep of their indices (`indices.keep_indices`).
+
+    Args:
+        index: (B, T) token indices within documents, or None.
+    """
+    position, ids, kept = model.position, call.position_ids, None
+    indices_layer = len(model.layers) * model.config.num_recurrences  # in the cache
+    if position.reads:
+        last = indices.last_index(batch.cache, indices_layer, batch.slots)
+        new = None if batch.real is None else batch.real[:, batch.slots]
+        ids = index = position.read(call.input_ids, new, last, batch.documents)
+    if batch.documents is not None:
+        query = key = index
+    elif ids is None and batch.mask is None and batch.cache is None:
+        query = key = batch.slots[None]
+    else:
+        query, key, kept = indices.token_indices(
+            batch, ids, indices_layer, ordered=position.ordered, training=model.training
+        )
+    sampler = position.sampler
+    if sampler.draw is not None:
+        indices.check_draw(sampler.draw, batch.cache)
+    extent = key.shape[-1] if ids is None and kept is None else None  # if they count
+    return Positions(*sampler(query, key, model.training, extent)), kept

@@ -1,0 +1,137 @@
+"""A decoder layer is two maps, X' = f(X, E) and E' = g(X, E):
+
+    a, attended E  =  attention(norm(X); queries and keys rotated by E, V and E averaged)
+    m              =  mlp(norm(X + a))
+    X'             =  X + a + m
+    E'             =  g(E, attended E, m)
+
+The encoding (`tape.positions`) defines E, what it does to queries, keys and scores, and g.
+Parameter names are those of the library's Llama.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+from tape.attention.payload import Values
+from tape.model.cache import cached_memo, stored
+from tape.model.configuration import TapeConfig
+from tape.model.inputs import LayerInputs
+from tape.model.options import AttentionSink, warmed
+from tape.positions import LayerPosition
+
+
+class RMSNorm(LlamaRMSNorm):
+    """The library's RMSNorm without rounding float64 to float32; uses torch's fused call where it
+    rounds identically."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype and x.dtype in (torch.float32, torch.float64):
+            return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal attention that averages the positional payload along with the values.
+
+    Queries and keys may be normalised before the encoding prepares them, as in Qwen3
+    (arXiv 2505.09388), and queries scaled after it, by position. An attention sink also changes the
+    averages of the payload.
+    """
+
+    def __init__(self, config: TapeConfig):
+        super().__init__()
+        self.config = config
+        self.scaling = config.head_dim**-0.5
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.sink = AttentionSink(config.num_attention_heads) if config.attention_sink else None
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        e: Tensor | None,
+        position: LayerPosition,
+        inputs: LayerInputs,
+        cache: Cache | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights. The
+        `final` layer has no payload."""
+        tokens, shape = inputs.tokens, (*x_BTC.shape[:2], -1, self.config.head_dim)
+        q = self.q_proj(x_BTC).view(shape).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
+        v = self.v_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        past = None
+        if cache is not None:
+            past = cached_memo(cache, inputs.cache_layer_idx, position.memo_width)
+        q, k, memo = position.prepare(x_BTC, q, k, e, tokens, past)
+        if self.config.query_temperature is not None:
+            q = warmed(q, tokens.positions.query, **self.config.query_temperature)
+        values = Values(v, None if inputs.final else position.payload(e, v.dtype))
+        if cache is not None:
+            k, memo, values = stored(cache, inputs.cache_layer_idx, k, memo, values)
+        bias = position.bias(x_BTC, q, k, memo, tokens)
+        if bias is not None and bias.replaces_products:
+            q, k = q[..., :0], k[..., :0]
+        dropout = self.config.attention_dropout if self.training else 0.0
+        needs_lse = position.needs_lse or self.sink is not None
+        *averages, lse = inputs.kernel(
+            q, k, values, inputs.mask, bias, self.scaling, dropout, needs_lse
+        )
+        if position.needs_lse:  # weights are the averages of unit vectors
+            averages = [None if x is None else position.finish(x, lse) for x in averages]
+        if self.sink is not None:
+            averages = [None if x is None else self.sink(x, lse) for x in averages]
+        attended, payload, weights = averages
+        return self.o_proj(attended.transpose(1, 2).flatten(2)), payload, weights
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """One layer: x' = f(x, e), e' = g(x, e). X does not depend on E between attention and MLP, so g
+    is called once, after both.
+
+    Attributes:
+        context: the encoding in this layer.
+    """
+
+    def __init__(self, config: TapeConfig, context: LayerPosition):
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.context = context
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        e: Tensor | None,
+        *,
+        inputs: LayerInputs,
+        past_key_values: Cache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Computes x' and e'. The `final` layer returns e as it is: its result would not be
+        used."""
+        normed = self.input_layernorm(x_BTC)
+        attended, attended_e, _ = self.self_attn(normed, e, self.context, inputs, past_key_values)
+        x_BTC = x_BTC + attended
+        mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
+        if not inputs.final:
+            e = self.context.next_state(e, attended_e, mlp_out)
+        return x_BTC + mlp_out, e

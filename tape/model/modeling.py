@@ -1,0 +1,263 @@
+"""The decoder: layers (`tape.model.layer`) around one positional encoding (`tape.positions`). It contains
+no code for specific encodings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from transformers import Cache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from tape import positions
+from tape.attention import backends
+from tape.attention.shifted_sparse import check_groups, check_layers
+from tape.model.configuration import TapeConfig
+from tape.model.generation import TapeGenerationMixin
+from tape.model.inputs import Call, prepare
+from tape.model.layer import Attention, DecoderLayer, RMSNorm
+from tape.model.loss import Head, next_token_loss
+from tape.model.sequence_parallel import Shard, check_tensor_parallelism
+from tape.positions import PositionModule
+
+
+class TapePreTrainedModel(PreTrainedModel):
+    config_class = TapeConfig
+    config: TapeConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_flash_attn = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {
+        "hidden_states": OutputRecorder(DecoderLayer, index=0),
+        "attentions": OutputRecorder(Attention, index=2),
+    }
+
+    def __init__(self, config: TapeConfig):
+        # Configure again: the caller may have changed the position since construction.
+        config.position = positions.configure(config, config.position)
+        super().__init__(config)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest dtype of the weights: the library saves it and loads all weights in it, which
+        must not round any."""
+        dtypes = (p.dtype for p in self.parameters() if p.is_floating_point())
+        return reduce(torch.promote_types, dtypes)
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return True  # otherwise the library searches this file for its own attention registry
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
+        if attn_implementation is not None:
+            backends.require(attn_implementation, self.config)
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    @classmethod
+    def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
+        """As in the library, but refuses tensor parallelism for encodings with per-head numbers."""
+        if distributed_config is not None and distributed_config.tp_size > 1:
+            check_tensor_parallelism(model.base_model, distributed_config.tp_size)
+        return super().maybe_distribute_model(model, distributed_config, mesh_manager)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, PositionModule):
+            module.reset_parameters()
+
+    @contextmanager
+    def evaluation_length(self, length: int) -> Iterator[None]:
+        """Evaluates inputs of up to `length` tokens inside this context, prompt and generated
+        tokens together.
+
+        Only encodings with random positions (RandPE) use it: they draw positions for `length`
+        tokens rather than for the batch, so results do not depend on the batch. They raise a
+        ValueError for a length beyond their training range.
+        """
+        with self.base_model.position.sampler.evaluation_length(length):
+            yield
+
+    def set_shifted_attention(self, group: int | None) -> None:
+        """Trains with shifted sparse attention (LongLoRA's S2, `tape.attention.shifted_sparse`) in groups of `group`
+        tokens; None for full attention. Evaluation and cached calls always use full attention.
+
+        The setting belongs to a training run; checkpoints do not store it.
+
+        Raises:
+            ValueError: for an odd number, or for a configuration that S2 does not support.
+        """
+        if group is not None:
+            check_layers(self.base_model, group)
+            check_groups(self.config._attn_implementation, self.config, group)
+        self.base_model.group = group
+
+
+class TapeModel(TapePreTrainedModel):
+    """The decoder without a language-modelling head."""
+
+    def __init__(self, config: TapeConfig):
+        super().__init__(config)
+        # No padding_idx: its row would not train, and the padding token may be a real one.
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position = positions.build(config)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, self.position.layer(layer_idx))
+            for layer_idx in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.group: int | None = None  # set by `set_shifted_attention`
+        self.shard: Shard | None = None  # set by `tape.model.sequence_parallel.shard_sequence`
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        document_ids: Tensor | None = None,
+    ) -> BaseModelOutputWithPast:
+        """
+        Args:
+            input_ids: (B, T) the new tokens; or `inputs_embeds`, (B, T, C).
+            attention_mask: (B, S), 0 at padding on either side and 1 at tokens, or (B, 1, T, S):
+                True or 0 where a query sees a key, False or -1000 and less where it does not.
+            position_ids: (B|1, T) indices of the new tokens, by default a count of the real ones.
+                They must increase (`tape.model.indices`) unless the encoding is not `ordered`.
+            past_key_values: any cache of transformers.
+            use_cache: create a cache if none is given; by default as configured, never in training.
+            output_hidden_states, output_attentions: return them of all layers and recurrences.
+            document_ids: (B, T) integers, equal within a document and different in the next. Tokens
+                attend within their document, and token indices restart in each. Without a cache.
+
+        Raises:
+            ValueError: for contradictory arguments, and for what the backend does not support.
+        """
+        ids, embeds = input_ids, inputs_embeds
+        call = Call(ids, embeds, attention_mask, position_ids, past_key_values, use_cache)
+        call = call._replace(output_attentions=output_attentions, document_ids=document_ids)
+        inputs = prepare(self, call)
+        x_BTC, states = inputs.x_BTC, inputs.states
+        for idx, own in enumerate(inputs.layers):
+            layer = self.layers[idx % len(self.layers)]
+            if idx and layer is self.layers[0]:  # the next recurrence
+                x_BTC = x_BTC + inputs.x_BTC
+            n = layer.context.entry
+            # x and e are positional: reentrant checkpointing drops gradients of keyword arguments.
+            x_BTC, states[n] = layer(x_BTC, states[n], inputs=own, past_key_values=inputs.cache)
+        return BaseModelOutputWithPast(self.norm(x_BTC), past_key_values=inputs.cache)
+
+
+class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
+    """The decoder with a language-modelling head.
+
+    `from_pretrained` also loads Llama checkpoints, with `position=` for the encoding: new
+    parameters are initialised, and a TAPE model made from a Llama starts with the Llama's logits.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    accepts_loss_kwargs = True  # Trainer passes num_items_in_batch: exact gradient accumulation
+
+    def __init__(self, config: TapeConfig):
+        super().__init__(config)
+        self.model = TapeModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = Head(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        document_ids: Tensor | None = None,
+        predicted_positions: Tensor | None = None,
+        skip_logits: bool = False,
+    ) -> CausalLMOutputWithPast:
+        """Takes the arguments of `TapeModel`, and:
+
+        Args:
+            labels: (B, T) token ids, shifted inside; -100 is ignored. With document_ids, the label
+                of a document's first token is predicted from the last one of the document before.
+            logits_to_keep: number of last tokens, or their indices, to compute logits for; 0: all.
+            num_items_in_batch: divisor of the summed loss; the number of labels by default.
+            skip_logits: return the loss alone, for which the head is applied to chunks of tokens:
+                the logits of all tokens are never in memory.
+            predicted_positions: of the labels to predict (`tape.model.loss`), to compute no others; only
+                with skip_logits.
+
+        Raises:
+            ValueError: also for labels with logits_to_keep, and for skip_logits without labels.
+        """
+        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError("labels with logits_to_keep: the loss needs all logits; omit one")
+        if skip_logits and labels is None:
+            raise ValueError("skip_logits=True without labels: nothing is left; give labels")
+        optional = {
+            "output_hidden_states": output_hidden_states,
+            "output_attentions": output_attentions,
+            "document_ids": document_ids,
+        }
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **{name: choice for name, choice in optional.items() if choice is not None},
+        )
+        x_BTC, loss, logits = outputs.last_hidden_state, None, None
+        # Compute logits if the head was replaced (by an adapter or a resized vocabulary) or if its
+        # weight is sharded over devices. A head that FSDP2 wraps gathers its weight when called.
+        head, fused = self.lm_head, skip_logits and isinstance(self.lm_head, Head)
+        if labels is not None and self.model.shard is not None:
+            labels, num_items_in_batch = self.model.shard.labels(labels, num_items_in_batch)
+            x_BTC, predicted_positions = F.pad(x_BTC, (0, 0, 0, 1)), None
+        if fused and (isinstance(head, FSDPModule) or not isinstance(head.weight, DTensor)):
+            loss = head(x_BTC, labels, num_items_in_batch, predicted_positions)
+        else:
+            keep = logits_to_keep
+            kept = slice(-keep, None) if isinstance(keep, int) else keep
+            logits = head(x_BTC[:, kept])
+            if labels is not None:
+                loss = next_token_loss(logits, labels, num_items_in_batch)
+                T = outputs.last_hidden_state.shape[1]
+                logits = None if skip_logits else logits[:, :T]
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )

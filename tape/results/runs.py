@@ -1,0 +1,336 @@
+"""Runs and their evaluations as rows in long form.
+
+results.csv has a row per run, measure and condition. Its columns: run, encoding, settings (a hash
+of all settings but the seed), seed, evaluation, measure, one column per condition (empty where it
+does not apply), value, n (the number of observations that the value is the mean of) and unit.
+settings.json beside it holds how runs were trained and evaluated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tape.command import in_one_line
+from tape.evaluation.curves import context_gain
+from tape.evaluation.view import Evaluation, View
+from tape.files import read_object, reading, write_text
+from tape.model.adapters import ADAPTER
+from tape.model.checkpoint import WEIGHTS, fingerprint
+from tape.runs.folder import TRAINED, influential, read_configuration
+from tape.training.console import metric_rows
+from tape.validation import check_name
+
+RESULTS, SETTINGS = "results.csv", "settings.json"
+INTERVENTION = "intervention"
+ABOUT = ("run", "encoding", "settings", "seed", "evaluation", "measure")
+FOUND = ("value", "n", "unit")
+
+# The file that shows that an evaluation was made, and the module that reads it, by its name.
+EVALUATIONS = {
+    "perplexity": ("perplexity.csv", "tape.evaluation.curves"),
+    "arithmetic": ("grid.csv", "arithmetic.grid"),
+    "passkey": ("passkey.csv", "tape.tasks.passkey.results"),
+    "synthetic": ("synthetic.csv", "tape.tasks.synthetic.results"),
+}
+# Usual names of evaluations in a run's folder.
+FOLDERS = ("grid", "passkey", "synthetic", "compare", "extend")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was trained to its end and evaluated.
+
+    Attributes:
+        settings: flat; without the seed, nulls, and settings without influence on the weights.
+        asked: by evaluation, the settings of that evaluation.
+        rows: columns `evaluation`, `measure`, conditions and FOUND.
+    """
+
+    folder: Path
+    seed: int
+    settings: dict[str, Any]
+    asked: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @property
+    def digest(self) -> str:
+        """The hash of its settings."""
+        return hashlib.sha256(_json(self.settings).encode()).hexdigest()[:12]
+
+    @property
+    def encoding(self) -> str:
+        return self.settings["position.name"]
+
+    def of(self, evaluation: str) -> pd.DataFrame:
+        """The rows of one evaluation, and those of the training."""
+        return self.rows[self.rows["evaluation"].isin((evaluation, "training"))]
+
+
+def module_of(evaluation: str) -> Any:
+    """The module that reads an evaluation and defines its VIEW. Tasks build on this package, so it
+    is imported by name."""
+    return import_module(EVALUATIONS[evaluation][1])
+
+
+def view_of(evaluation: str) -> View:
+    return module_of(evaluation).VIEW
+
+
+def settings_of(folder: Path) -> tuple[int, dict[str, Any]]:
+    """Returns the seed of a finished run and its other settings.
+
+    Raises:
+        ValueError: if it did not finish, or its settings are incomplete.
+    """
+    settings = influential(read_configuration(folder, TRAINED))
+    kinds = {"seed": int, "trainer.seed": int, "position.name": str, "length": int}
+    if wrong := [key for key in kinds if not isinstance(settings.get(key), kinds[key])]:
+        raise ValueError(f"{folder / TRAINED} has no {', '.join(wrong)}: train again")
+    with reading(folder / TRAINED):
+        check_name("position.name", settings["position.name"])
+    seed = settings.pop("seed")
+    if settings["trainer.seed"] == seed:
+        del settings["trainer.seed"]
+    return seed, settings
+
+
+def check_weights(folder: Path, name: str, recorded: str) -> None:
+    """Raises a ValueError if an evaluation is of other weights than those in the run's folder.
+    Results can be kept without weights."""
+    here = any((folder / weights).is_file() for weights in (WEIGHTS, ADAPTER))
+    if here and (len(recorded) < 16 or not fingerprint(folder).startswith(recorded)):
+        raise ValueError(
+            f"{folder / name} was evaluated with other weights than those in {folder}: remove it "
+            f"and evaluate again"
+        )
+
+
+def evaluations_in(folder: Path) -> dict[str, Evaluation]:
+    """Reads the evaluations in a folder.
+
+    Raises:
+        ValueError, OSError: if files are damaged.
+    """
+    return {
+        name: import_module(module).read_evaluation(folder)
+        for name, (file, module) in EVALUATIONS.items()
+        if (folder / file).is_file()
+    }
+
+
+def shared_name(runs: Sequence[Path]) -> str | None:
+    """Returns the usual name of an evaluation that all runs have; None if there is none.
+
+    Raises:
+        ValueError: if there are several.
+    """
+    each = [{name for name in FOLDERS if (run / name).is_dir()} for run in runs]
+    found = set.intersection(*filter(None, each)) if any(each) else set()
+    if len(found) > 1:
+        names = " and ".join(sorted(found))
+        raise ValueError(f"{runs[0]} and others have {names}: choose one with --name")
+    return found.pop() if found else None
+
+
+def is_evaluation(folder: Path) -> bool:
+    """Whether a folder is one of the evaluations in that of a run."""
+    return (folder.parent / TRAINED).is_file()
+
+
+def names_of(folder: Path) -> tuple[str, ...]:
+    """The name of a run, and that of its evaluation if that was given alone."""
+    for depth, parent in enumerate(folder.parents, 1):
+        if is_saved(parent):
+            return folder.parts[-depth:]
+    return folder.parts[-1 - is_evaluation(folder) :]
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """Reads a run with its evaluation in the folder `name`. The state that the model was evaluated
+    with (`tape.analysis.intervene`) is among its settings, as `intervention`.
+
+    Raises:
+        ValueError, OSError: if it did not finish, was not evaluated since, or files are damaged.
+    """
+    place = folder / name
+    seed, settings = settings_of(folder)
+    found = evaluations_in(place)
+    if not found:
+        files = ", ".join(file for file, _ in EVALUATIONS.values())
+        raise ValueError(f"{place} has none of {files}: evaluate that run first")
+    for evaluation in found.values():
+        check_weights(folder, place.name, evaluation.asked["model"])
+        if changed := evaluation.asked.get(INTERVENTION):
+            settings[INTERVENTION] = changed
+    tables = {kind: each.rows for kind, each in found.items()}
+    if "perplexity" in found:
+        tables["training"] = pd.DataFrame([*metric_rows(folder), *ngram_rows(folder)])
+        if "peft.name" not in settings:  # bases and methods have other trained lengths
+            gain = context_gain(tables["perplexity"], settings["length"])
+            tables["perplexity"] = pd.concat([tables["perplexity"], pd.DataFrame(gain)])
+    rows = pd.concat(
+        [rows.assign(evaluation=kind) for kind, rows in tables.items()], ignore_index=True
+    )
+    return Run(
+        folder,
+        seed,
+        settings,
+        {kind: each.asked for kind, each in found.items()},
+        rows.astype({"value": float, "n": float}),
+    )
+
+
+def ngram_rows(folder: Path) -> list[dict[str, Any]]:
+    """The losses of the n-gram models in the report of a run as rows; none without them."""
+    path = folder / "report" / "report.json"
+    if not path.is_file():
+        return []
+    report = read_object(path)
+    with reading(path):
+        return [
+            {
+                **{"measure": f"{each['model']} loss", "value": math.log(each["perplexity"])},
+                **{"n": report["scored_tokens"], "unit": "nats"},
+            }
+            for each in report.get("ngrams", {"models": []})["models"]
+        ]
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder holds results that `write_runs` wrote."""
+    return (folder / RESULTS).is_file() and (folder / SETTINGS).is_file()
+
+
+def write_runs(folder: Path, runs: Sequence[Run]) -> None:
+    """Writes the rows of runs and their settings."""
+    tables = []
+    for run, name in zip(runs, _names(runs), strict=True):
+        table = run.rows.copy()
+        for column, value in zip(ABOUT, (name, run.encoding, run.digest, run.seed), strict=False):
+            table[column] = value
+        tables.append(table)
+    table = pd.concat(tables, ignore_index=True)
+    conditions = [column for column in table if column not in (*ABOUT, *FOUND)]
+    whole = [*conditions, "n"]  # integers are written as such, also in columns with gaps
+    table[whole] = table[whole].convert_dtypes()
+    text = io.StringIO()
+    table[[*ABOUT, *conditions, *FOUND]].to_csv(text, index=False, lineterminator="\n")
+    write_text(folder / RESULTS, text.getvalue())
+    described = [{"seed": run.seed, "settings": run.settings, "asked": run.asked} for run in runs]
+    common = _common([each["settings"] for each in described])
+    for each in described:
+        each["settings"] = {k: v for k, v in each["settings"].items() if k not in common}
+    content = {"common": common, "runs": dict(zip(_names(runs), described, strict=True))}
+    lines = ",\n".join(f"  {json.dumps(k)}: {_json(v)}" for k, v in content["runs"].items())
+    write_text(
+        folder / SETTINGS,
+        f'{{\n "common": {_json(common)},\n "runs": {{\n{lines}\n }}\n}}\n',
+    )
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The folders' names; as much of their paths as it takes to tell them apart."""
+    depth = 1
+    while True:
+        names = ["/".join(run.folder.parts[-depth:]) for run in runs]
+        if len(set(names)) == len(runs) or depth > max(len(run.folder.parts) for run in runs):
+            return names
+        depth += 1
+
+
+def _common(settings: list[dict[str, Any]]) -> dict[str, Any]:
+    first, *others = settings
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in other and _json(other[key]) == _json(value) for other in others)
+    }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def read_settings(folder: Path) -> list[Run]:
+    """Reads the runs in saved results without their rows.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    content = read_object(folder / SETTINGS)
+    with reading(folder / SETTINGS):
+        return [
+            Run(folder / name, run["seed"], content["common"] | run["settings"], dict(run["asked"]))
+            for name, run in content["runs"].items()
+        ]
+
+
+def read_saved(folder: Path) -> list[Run]:
+    """Reads what `write_runs` wrote.
+
+    Raises:
+        ValueError: if a file is damaged or they do not belong together.
+    """
+    runs, path = read_settings(folder), folder / RESULTS
+    if not path.read_bytes().endswith(b"\n"):
+        raise ValueError(f"{path} ends in the middle of a line: create it again")
+    with reading(path):
+        text = dict.fromkeys((*ABOUT, "unit"), str) | {"seed": int}
+        table = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
+        if lost := sorted({*ABOUT, *FOUND} - {*table}):
+            raise ValueError(f"the columns {', '.join(lost)} are missing")
+        table = table.astype({"value": float, "n": float})
+        groups = dict(iter(table.groupby("run", sort=False)))
+        names = [str(run.folder.relative_to(folder)) for run in runs]
+        if unknown := sorted({*groups} ^ {*names}):
+            raise ValueError(f"the run {unknown[0]} is not in both {RESULTS} and {SETTINGS}")
+        own = ["run", "encoding", "settings", "seed"]
+        for run, name in zip(runs, names, strict=True):
+            about = groups[name][own[1:]].drop_duplicates().itertuples(index=False, name=None)
+            if {*about} != {(run.encoding, run.digest, run.seed)}:
+                raise ValueError(f"its rows of {name} are of other settings than {SETTINGS} has")
+        return [
+            replace(run, rows=groups[name].drop(columns=own))
+            for run, name in zip(runs, names, strict=True)
+        ]
+
+
+def read_all(folders: Sequence[Path], name: str | None) -> tuple[list[Run], dict[Path, str]]:
+    """Reads runs and saved results.
+
+    Args:
+        folders: of runs, of one evaluation of a run each, or of saved results.
+        name: the folder of the runs' evaluation; None for that of `shared_name`.
+
+    Returns:
+        The runs, and by folder why others could not be read.
+    """
+    if name is None:
+        name = shared_name([x for x in folders if not is_saved(x) and not is_evaluation(x)])
+    runs: list[Run] = []
+    missing: dict[Path, str] = {}
+    for folder in folders:
+        try:
+            if is_saved(folder):
+                runs += read_saved(folder)
+            elif is_evaluation(folder):
+                runs.append(replace(read_run(folder.parent, folder.name), folder=folder))
+            elif name is None:
+                raise ValueError(
+                    f"{folder} has none of {', '.join(FOLDERS)}: evaluate it first, or give --name"
+                )
+            else:
+                runs.append(read_run(folder, name))
+        except (ValueError, OSError) as error:
+            missing[folder] = in_one_line(error)
+    return runs, missing

@@ -1,0 +1,267 @@
+"""A run's folder: one configuration, one process group at a time, complete checkpoints.
+
+A checkpoint is written under a temporary name, hashed and renamed, so it is either complete or
+absent. Before a run resumes from it, its files are verified against their hashes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tape import provenance
+from tape.files import make_folder, read_object, reading, write_text
+
+CONFIGURATION = "run.json"
+TRAINED = "trained.json"
+EARLIER = "earlier_max_steps"
+HASHES = "sha256.json"
+log = logging.getLogger(__name__)
+
+# Settings without influence on the trained weights: output folders, logging, and how the sequences
+# of a step (whose number is recorded) are distributed over time and devices.
+NO_INFLUENCE = (
+    r"name|output_dir|alias|trainer\.output_dir|cache_dir|debug|launcher|sequence_parallel",
+    r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
+    r"report\..*|data\.max_bad|eval_blocks|task\.samples",
+    r"trunk",  # the run equals an uninterrupted one (`tape.training.branch`)
+    r"encodings\..*|longest|tape_sampler|randpe_length",  # defaults of position.*; two of old runs
+    r"learning_rates(\..*)?|rates_of",  # of which trainer.learning_rate is one
+    r"trainer\.(disable_tqdm|report_to|run_name)",
+    r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",
+    r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
+    r"trainer\.ddp_.*",
+)
+# Except in training to a criterion, which these decide.
+OF_A_CRITERION = r"task\.samples|trainer\.eval_(steps|strategy)"
+# A resumed run may also have more or fewer steps.
+MAY_CHANGE = (*NO_INFLUENCE, r"trainer\.max_steps", EARLIER)
+
+
+def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
+    """Registers the run with this configuration in `folder`, or checks that it is registered there.
+
+    Returns:
+        The recorded configuration, and as `earlier_max_steps` the number of steps planned before
+        it was changed, which determined the learning rates until then.
+
+    Raises:
+        ValueError: if `folder` belongs to another run; lists all differences.
+    """
+    recorded = folder / CONFIGURATION
+    if recorded.exists():
+        before, now = read_configuration(folder), dict(_flat(configuration))
+        changes = conflicts(before, now)
+        begun = checkpoints(folder) or (folder / "metrics.jsonl").exists()
+        if changes and begun:
+            raise ValueError(
+                f"{folder} holds a run with another configuration:\n"
+                + "\n".join(f"  {change}" for change in changes)
+                + "\ngive this run its own name=... or output_dir=..., or remove that folder."
+            )
+        if begun:
+            earlier = before.get(EARLIER) or []
+            steps = before.get("trainer.max_steps")
+            if steps != now.get("trainer.max_steps"):
+                earlier = [*earlier, steps]
+            if earlier:
+                configuration = configuration | {EARLIER: earlier}
+    elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise ValueError(
+            f"{folder} has files but no {CONFIGURATION}: it is not a run's folder. "
+            f"Choose another name=... or output_dir=..."
+        )
+    write_text(recorded, json.dumps(configuration, indent=1) + "\n")
+    return configuration
+
+
+def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any]:
+    """Returns the configuration recorded by `register_run`, flat: `trainer.max_steps` and so on.
+
+    The name TRAINED gives the configuration of the saved weights; a run that was resumed since
+    has a newer one.
+
+    Raises:
+        ValueError: if there is no such file, or it is damaged.
+    """
+    recorded = folder / name
+    if not recorded.is_file():
+        raise ValueError(f"{folder} has no {name}: give the folder of a run that has finished")
+    settings = read_object(recorded)
+    with reading(recorded):
+        return dict(_flat(settings))
+
+
+def influential(settings: dict[str, Any]) -> dict[str, Any]:
+    """Filters a flat configuration for settings that influence the trained weights. Null settings
+    and empty groups are left out, because older runs may not have them."""
+    found = _without(NO_INFLUENCE, settings)
+    return {key: value for key, value in found.items() if value is not None and value != {}}
+
+
+def _without(patterns: tuple[str, ...], settings: dict[str, Any]) -> dict[str, Any]:
+    kept = OF_A_CRITERION if settings.get("task.criterion") is not None else ""
+    return {
+        key: value
+        for key, value in settings.items()
+        if re.fullmatch(kept, key) or not any(re.fullmatch(pattern, key) for pattern in patterns)
+    }
+
+
+def conflicts(
+    before: dict[str, Any], now: dict[str, Any], further: tuple[str, ...] = ()
+) -> list[str]:
+    """Lists the `differences` between flat settings that a resumed run must not have, except for
+    `further` patterns."""
+    allowed = (*MAY_CHANGE, *further)
+    return differences(_without(allowed, before), _without(allowed, now))
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Lists the differences between flat settings, one per line."""
+    return [
+        f"{key}: {before.get(key, '(absent)')} -> {now.get(key, '(absent)')}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+
+
+def clear_alias(folder: Path) -> None:
+    """Removes `folder` if it is a link that `link_alias` made: a run with this name replaces it."""
+    if folder.is_symlink() and folder.readlink().parts == (folder.readlink().name,):
+        folder.unlink()
+
+
+def link_alias(folder: Path, alias: str) -> None:
+    """Makes `alias` a link to the folder of a run beside it, unless something has that name."""
+    link = folder.with_name(alias)
+    if not os.path.lexists(link):
+        link.symlink_to(folder.name)
+        log.info("%s -> %s", link, folder.name)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Locks a run's folder against other processes; the processes of one run share the lock.
+
+    Raises:
+        ValueError: if another run holds the lock.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    make_folder(folder)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            # POSIX locks belong to one process: data-loader workers that outlive it hold none.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"another process is using {folder}; wait for it, or choose another name=..."
+            ) from error
+        try:
+            yield
+        except BaseException:
+            left = [*folder.iterdir()]
+            if {path.name for path in left} <= {".lock", CONFIGURATION, provenance.FILE}:
+                for path in left:  # the run was refused before it started
+                    path.unlink()
+                with suppress(OSError):
+                    folder.rmdir()
+            raise
+
+
+def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, tree
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Returns checkpoints in the order of their steps, including damaged ones."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name[11:])
+
+
+def unfinished(folder: Path) -> Path:
+    """Returns the temporary folder of a checkpoint that is being written."""
+    return folder / ".saving"
+
+
+def finalize_checkpoint(work: Path, checkpoint: Path) -> None:
+    """Records the hashes of all files in `work` and renames the folder to `checkpoint`."""
+    files = sorted(path for path in work.rglob("*") if path.is_file())
+    hashes = {str(path.relative_to(work)): _sha256(path, flush=True) for path in files}
+    write_text(work / HASHES, json.dumps(hashes, indent=1))
+    if checkpoint.exists():  # it was damaged, and its steps were repeated
+        shutil.rmtree(checkpoint)
+    work.rename(checkpoint)
+
+
+def verify_checkpoint(checkpoint: Path) -> str | None:
+    """Returns what is wrong with a checkpoint; None if every file matches its hash."""
+    try:
+        hashes = read_object(checkpoint / HASHES)
+    except (OSError, ValueError):
+        hashes = {}
+    if not hashes:
+        return f"its list of files, {HASHES}, is missing or damaged"
+    for name, expected in hashes.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _sha256(path) != expected:
+            return f"{name} changed after it was written"
+    return None
+
+
+def _sha256(path: Path, flush: bool = False) -> str:
+    with path.open("rb") as file:
+        if flush:  # to disk, before an older checkpoint is deleted in favour of this one
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def last_complete(folder: Path) -> Path | None:
+    """Returns the newest complete checkpoint; logs a warning for each newer one."""
+    for checkpoint in reversed(checkpoints(folder)):
+        found = verify_checkpoint(checkpoint)
+        if found is None:
+            return checkpoint
+        log.warning("%s is skipped: %s", checkpoint, found)
+    return None
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Removes partial checkpoints of a run that was killed while saving."""
+    if (work := unfinished(folder)).exists():
+        left = sorted(path.name for path in work.iterdir()) or ["nothing"]
+        log.warning("a checkpoint was not finished (%s): removed", ", ".join(left))
+        shutil.rmtree(work)
+
+
+def remove_old(newest: Path, limit: int | None) -> None:
+    """Keeps the `limit` checkpoints up to the newest one; None keeps all. Checkpoints of later
+    steps are damaged, otherwise the run would have resumed from them."""
+    found = checkpoints(newest.parent)
+    place = found.index(newest) + 1
+    old = found[: max(0, place - limit)] if limit else []
+    for checkpoint in old + found[place:]:
+        # Hashes first: if the deletion is interrupted, the rest is not a valid checkpoint.
+        (checkpoint / HASHES).unlink(missing_ok=True)
+        shutil.rmtree(checkpoint)

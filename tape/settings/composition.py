@@ -1,0 +1,155 @@
+"""Commands that Hydra configures, with errors of one line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from tape.settings.groups import CONFIG, options
+from tape.settings.schema import RENAMED, renamed
+
+EXPECTED = (
+    *(ValueError, TypeError, OSError, ImportError, RecursionError, MemoryError),
+    *(HydraException, OmegaConfBaseException),
+)
+
+
+def is_expected(error: Exception) -> bool:
+    """Returns whether an error is due to wrong settings, broken files or exhausted resources. Other
+    errors are bugs and keep their traceback."""
+    package = type(error).__module__.partition(".")[0]
+    memory = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, EXPECTED) or memory or package in ("safetensors_rust", "wandb")
+
+
+def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
+    """Calls what `hydra.main` made of a function. What Hydra or OmegaConf refuses ends the process
+    with one line, where Hydra would print several, unless debug=true asks for all of it.
+
+    Args:
+        name: configuration file in `folder`.
+    """
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise, and do not print
+    if (folder, name) != (CONFIG, "train") and any(
+        word == "-m" or word.startswith("--mu") for word in sys.argv[1:]
+    ):
+        refuse("--multirun is for train.py: repeat this command for each of the values")
+    try:
+        check_added(sys.argv[1:], name, folder)
+        main()
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+        if "debug=true" in sys.argv:
+            raise
+        if isinstance(error, OSError) and error.filename:  # those of `main` did not come here
+            error = f"hydra.run.dir, hydra.sweep.dir: no folder {error.filename} can be made"
+        refuse(unknown(sys.argv[1:], name, folder) or error)
+
+
+def refuse(error: object) -> NoReturn:
+    """Exits with an error in one line."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    sys.exit(f"error: {'; '.join(line.strip() for line in lines if line).replace(':; ', ': ')}")
+
+
+def parsed(words: list[str]) -> list[Override]:
+    """The overrides among the words of a command line."""
+    parser, overrides = OverridesParser.create(), []
+    for word in words:
+        with suppress(HydraException):  # a flag, or an error that Hydra reports itself
+            overrides.append(parser.parse_override(word))
+    return overrides
+
+
+def check_added(words: list[str], name: str, folder: Path) -> None:
+    """Raises a ValueError for a setting that is added (+) outside the groups of settings and the
+    empty mappings of the configuration file, where nothing would read it."""
+    tree = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+    known = {*_names(tree)}
+    groups = {path.name for path in folder.iterdir() if path.is_dir()} | {"hydra"}
+    groups |= {key for key, value in tree.items() if value == {}}
+    for override in parsed(words):
+        outside = re.split(r"[./]", override.key_or_group)[0] not in groups
+        if is_added(override) and outside and override.key_or_group not in known:
+            raise ValueError(no_setting(override, known))
+
+
+def composed(words: list[str], name: str, folder: Path = CONFIG) -> DictConfig:
+    """The configuration that a command composes of its file in `folder` and overrides."""
+    GlobalHydra.instance().clear()  # that of a running command
+    with initialize_config_dir(version_base=None, config_dir=str(folder)):
+        return compose(name, words)
+
+
+def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
+    """What is wrong with the first override that names no setting or no file of a group, if any."""
+    overrides = parsed(words)
+    entries = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))["defaults"]
+    usable = {group for entry in entries if isinstance(entry, dict) for group in entry}
+    groups = {}
+    lists = [each for each in overrides if isinstance(each.value(), list)]
+    for override in overrides:
+        group = override.key_or_group
+        for above in lists:
+            if group.startswith(f"{above.key_or_group}."):
+                pair = f"{override.input_line} beside {above.input_line}"
+                return f"{pair.replace('++', '')}: give one of the two"
+        value = override.input_line.partition("=")[2]
+        if group in RENAMED and folder == CONFIG:
+            return renamed(group, value)
+        if group in usable and (names := options(group, folder)):
+            choices = value.split(",")
+            for choice in {*choices} - names:
+                if choice == "null":
+                    return f"{group}=null: leave {group} out, or choose one of {listed(names)}"
+                return f"unknown {group} {choice!r}{hint(choice, names)} Known: {listed(names)}"
+            groups[group] = choices[0]
+    chosen = [f"{group}={choice}" for group, choice in groups.items()]
+    known = {*_names(OmegaConf.to_container(composed(chosen, name, folder)))}
+    for override in overrides:
+        setting = override.key_or_group
+        there = setting in groups or setting in known or setting.startswith("hydra")
+        if not (there or is_added(override)):
+            of_runs = "; settings of the runs follow --" if name == "sweep" else ""
+            return no_setting(override, known) + of_runs
+    return None
+
+
+def _names(tree: Any, prefix: str = "") -> Iterator[str]:
+    """Yields the settings of a composed configuration, such as `trainer.max_steps`."""
+    for key, value in tree.items():
+        yield prefix + str(key)
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{prefix}{key}.")
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."
+
+
+def no_setting(override: Override, known: Iterable[str]) -> str:
+    close = hint(override.key_or_group, known)
+    return f"{override.input_line}: there is no such setting{close} --help lists all"
+
+
+def is_added(override: Override) -> bool:
+    """Returns whether an override begins with + or ++."""
+    return override.is_add() or override.is_force_add()
+
+
+def listed(words: Iterable[str]) -> str:
+    return ", ".join(sorted(words))

@@ -1,0 +1,154 @@
+"""Types and bounds of all settings of a run, checked before slow imports.
+
+Settings of `data` are checked by the corpus, arguments of `position` and fields of `model` by
+`tape.TapeConfig`, which is also called from Python.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tape.settings.groups import options
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
+
+
+class Kind(NamedTuple):
+    """Allowed values of a setting: in words that follow "must be", and as a predicate."""
+
+    words: str
+    admits: Callable[[Any], bool]
+
+
+def integer(least: int, most: int | None = None) -> Kind:
+    words = f"an integer >= {least}" if most is None else f"an integer in {least}..{most}"
+    upper = math.inf if most is None else most
+    return Kind(words, lambda x: type(x) is int and least <= x <= upper)
+
+
+def number(words: str, admits: Callable[[float], bool]) -> Kind:
+    """Returns the kind of finite numbers that `admits` accepts."""
+    return Kind(
+        f"a number {words}", lambda x: type(x) in (int, float) and abs(x) < math.inf and admits(x)
+    )
+
+
+def optional(kind: Kind) -> Kind:
+    return Kind(f"{kind.words}, or null", lambda x: x is None or kind.admits(x))
+
+
+TEXT = Kind("text", lambda x: isinstance(x, str) and x.strip() != "")
+SWITCH = Kind("true or false", lambda x: isinstance(x, bool))
+NOT_NEGATIVE = number(">= 0", lambda x: x >= 0)
+# Intervals of logging, evaluation and saving: steps, or fractions of trainer.max_steps.
+INTERVAL = Kind(
+    "an integer >= 1, or a number in (0, 1)",
+    lambda x: type(x) in (int, float) and ((x >= 1 and float(x).is_integer()) or 0 < x < 1),
+)
+FOLDER = Kind(
+    "one folder of up to 200 letters, digits and ._-+=, beginning with a letter, digit or _",
+    lambda x: isinstance(x, str) and NAME.fullmatch(x) is not None,
+)
+SETTINGS = {
+    "name": FOLDER,
+    "output_dir": TEXT,
+    "alias": optional(FOLDER),
+    "cache_dir": TEXT,
+    "seed": integer(0, 2**32 - 1),
+    "debug": SWITCH,
+    "length": integer(2, 2**31 - 1),
+    "sequence_parallel": integer(1),
+    "trunk": optional(TEXT),
+    "base_model": optional(TEXT),
+    "frozen": optional(TEXT),
+    "tokenizer": optional(TEXT),
+    "vocab_size": integer(258, 2**31 - 1),  # every byte and two special tokens
+    "eval_blocks": optional(integer(1, 2**31 - 1)),
+    "report.tokens": integer(1),
+    "task.samples": integer(1),
+    "optimizer.matrix_learning_rate": NOT_NEGATIVE,
+    "optimizer.encoding_factor": NOT_NEGATIVE,
+    "trainer.max_steps": integer(1, 2**31 - 1),
+    "trainer.per_device_train_batch_size": integer(1),
+    "trainer.per_device_eval_batch_size": integer(1),
+    "trainer.gradient_accumulation_steps": integer(1),
+    "trainer.learning_rate": NOT_NEGATIVE,
+    "trainer.warmup_steps": NOT_NEGATIVE,
+    "trainer.weight_decay": NOT_NEGATIVE,
+    "trainer.adam_beta1": number("in [0, 1)", lambda x: 0 <= x < 1),
+    "trainer.adam_beta2": number("in [0, 1)", lambda x: 0 <= x < 1),
+    "trainer.adam_epsilon": NOT_NEGATIVE,
+    "trainer.max_grad_norm": NOT_NEGATIVE,
+    "trainer.bf16": SWITCH,
+    "trainer.gradient_checkpointing": SWITCH,
+    "trainer.logging_steps": INTERVAL,
+    "trainer.eval_steps": optional(INTERVAL),
+    "trainer.save_steps": INTERVAL,
+    "trainer.save_total_limit": optional(integer(1)),
+    "trainer.dataloader_num_workers": integer(0),
+}
+# Settings of some experiments.
+OPTIONAL = {
+    "rates_of": Kind("copy or counting", lambda x: x in ("copy", "counting")),
+    "longest": integer(2, 2**31 - 1),
+}
+# Former names of settings, with the present ones.
+RENAMED = {"tape_sampler": "position.sampler", "randpe_length": "position.length"}
+# Groups of the configuration that a run cannot do without.
+GROUPS = ("model", "position", "task", "data", "trainer", "optimizer")
+
+
+def shown(value: Any) -> str:
+    """Formats a value as in YAML."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+
+
+def renamed(name: str, value: str) -> str:
+    """The error for a former name of a setting."""
+    new = RENAMED[name]
+    return f"{name}={value}: the name of this setting is {new}; give {new}={value}"
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Checks the composed and resolved settings of a run.
+
+    Raises:
+        ValueError: for the first setting that is missing, out of bounds or has a new name.
+    """
+    for name in RENAMED.keys() & settings.keys():
+        raise ValueError(renamed(name, shown(settings[name])))
+    for name, kind in SETTINGS.items():
+        *above, last = name.split(".")
+        owner: Any = settings
+        for part in above:
+            owner = owner.get(part)
+            if not isinstance(owner, Mapping):
+                raise ValueError(f"{part}={shown(owner)} must hold settings such as {name}")
+        if last in owner and not kind.admits(owner[last]):
+            raise ValueError(f"{name}={shown(owner[last])} must be {kind.words}")
+        if last not in owner and not above:
+            raise ValueError(f"{name} is missing: it must be {kind.words}")
+    for name, kind in OPTIONAL.items():
+        if name in settings and not kind.admits(settings[name]):
+            raise ValueError(f"{name}={shown(settings[name])} must be {kind.words}")
+    for name in sorted(settings["optimizer"].keys() - {"matrix_learning_rate", "encoding_factor"}):
+        raise ValueError(f"optimizer.{name}: there is no such setting")
+    warmup, steps = (settings["trainer"].get(key, 0) for key in ("warmup_steps", "max_steps"))
+    if warmup > steps:
+        raise ValueError(f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}")
+
+
+def check_groups(settings: Mapping[str, Any]) -> None:
+    """Checks that a file is chosen in every group, before interpolations are resolved.
+
+    Raises:
+        ValueError: for the first group that is not.
+    """
+    for group in GROUPS:
+        if not isinstance(settings.get(group), Mapping):
+            names = ", ".join(sorted(options(group)))
+            raise ValueError(f"{group}={shown(settings.get(group))}: choose one of {names}")

@@ -1,0 +1,319 @@
+"""Synthetic tasks: blocks of problems of one length.
+
+A generator takes `Draws` for B problems and a length. It returns tokens (B, T) and labels (B, T):
+labels[:, t] is the token to predict from tokens[:, :t], or `NO_LABEL`. Examples are written with
+`example`, as the words of a problem and its labels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from tape.tasks.synthetic.words import (
+    BLANK,
+    DIGIT,
+    EOS,
+    EQUALS,
+    LETTER,
+    NAMES,
+    PAD,
+    SEPARATOR,
+    SYMBOL,
+    SYMBOLS,
+    Draws,
+    keys_of,
+)
+from tape.validation import check_integer, look_up
+
+NO_LABEL = -100
+MAX_LENGTH = 100_000
+Block = tuple[np.ndarray, np.ndarray]
+
+
+def answered(prompt: np.ndarray, answer: np.ndarray) -> Block:
+    """Joins prompts (B, P), '=' and answers (B, A), which alone are labels."""
+    equals = np.full((len(prompt), 1), EQUALS)
+    before = np.full((len(prompt), prompt.shape[1] + 1), NO_LABEL)
+    return np.hstack((prompt, equals, answer)), np.hstack((before, answer))
+
+
+def ended(word: np.ndarray) -> np.ndarray:
+    return np.hstack((word, np.full((len(word), 1), EOS)))
+
+
+def copy(draws: Draws, length: int) -> Block:
+    """The same `length` letters, and EOS.
+
+    >>> example("copy", 3)
+    ('q s k = q s k <|endoftext|>', 'q s k <|endoftext|>')
+    """
+    word = LETTER + draws.integers(26, length)
+    return answered(word, ended(word))
+
+
+def reverse(draws: Draws, length: int) -> Block:
+    """The `length` letters from the last to the first, and EOS.
+
+    >>> example("reverse", 3)
+    ('q s k = k s q <|endoftext|>', 'k s q <|endoftext|>')
+    """
+    word = LETTER + draws.integers(26, length)
+    return answered(word, ended(word[:, ::-1]))
+
+
+def sort(draws: Draws, length: int) -> Block:
+    """The `length` letters in the order of the alphabet, and EOS.
+
+    >>> example("sort", 3)
+    ('q s k = k q s <|endoftext|>', 'k q s <|endoftext|>')
+    """
+    word = LETTER + draws.integers(26, length)
+    return answered(word, ended(np.sort(word, axis=1)))
+
+
+def add(draws: Draws, length: int) -> Block:
+    """The sum of two numbers of `length` digits, which has one more; the lowest digits come first.
+
+    >>> example("add", 3)
+    ('6 7 3 | 6 7 1 = 2 5 5 0', '2 5 5 0')
+    """
+    first, second = draws.integers(10, length), draws.integers(10, length)
+    digits = np.zeros((len(first), length + 1), dtype=np.int64)
+    digits[:, :length] = first + second
+    for n in range(length):
+        carried, digits[:, n] = np.divmod(digits[:, n], 10)
+        digits[:, n + 1] += carried
+    sign = np.full((len(first), 1), SEPARATOR)
+    return answered(np.hstack((DIGIT + first, sign, DIGIT + second)), DIGIT + digits)
+
+
+def parity(draws: Draws, length: int) -> Block:
+    """Whether the number of ones among `length` bits is odd.
+
+    >>> example("parity", 5)
+    ('1 1 0 1 1 = 0', '0')
+    """
+    bits = draws.integers(2, length)
+    return answered(DIGIT + bits, DIGIT + bits.sum(axis=1, keepdims=True) % 2)
+
+
+def modular_sum(draws: Draws, length: int) -> Block:
+    """The sum of `length` digits modulo 10.
+
+    >>> example("modular_sum", 5)
+    ('6 7 3 6 7 = 9', '9')
+    """
+    digits = draws.integers(10, length)
+    return answered(DIGIT + digits, DIGIT + digits.sum(axis=1, keepdims=True) % 10)
+
+
+def counting(draws: Draws, length: int) -> Block:
+    """How many `a` follow the last separator, modulo 10, in `length` words: separators with
+    probability 1/8, otherwise `a` or `b`.
+
+    >>> example("counting", 12, seed=1)
+    ('a b | a b b a a b a b b = 4', '4')
+    """
+    separates = draws.integers(8, length) == 0
+    is_a = ~separates & (draws.integers(2, length) == 0)
+    words = np.where(separates, SEPARATOR, np.where(is_a, LETTER, LETTER + 1))
+    after = np.cumsum(separates[:, ::-1], axis=1)[:, ::-1] == 0
+    return answered(words, DIGIT + (is_a & after).sum(axis=1, keepdims=True) % 10)
+
+
+@cache
+def products(points: int, even: bool) -> np.ndarray:
+    """The table of a group of permutations, in lexicographic order: entry (a, b) is a, then b."""
+    found = [
+        each
+        for each in itertools.permutations(range(points))
+        if not even or sum(x > y for x, y in itertools.combinations(each, 2)) % 2 == 0
+    ]
+    number = {each: n for n, each in enumerate(found)}
+    return np.array([[number[tuple(b[x] for x in a)] for b in found] for a in found])
+
+
+def group_words(draws: Draws, length: int, points: int, even: bool = False) -> Block:
+    """The product of all elements so far, after each of `length` elements of the symmetric group
+    (`even`: of the alternating group) of `points`.
+
+    s1 and s2 of S3 exchange two neighbours, s3 and s4 are the cycles, s5 exchanges the outer two.
+
+    >>> example("s3", 4)
+    ('s3 s4 s2 s3 <|padding|>', 's3 s0 s2 s5')
+    """
+    table = products(points, even)
+    elements = draws.integers(len(table), length)
+    states = np.empty_like(elements)
+    states[:, 0] = elements[:, 0]
+    for t in range(1, length):
+        states[:, t] = table[states[:, t - 1], elements[:, t]]
+    edge = np.ones((len(elements), 1), dtype=np.int64)
+    tokens = np.hstack((SYMBOL + elements, PAD * edge))
+    return tokens, np.hstack((NO_LABEL * edge, SYMBOL + states))
+
+
+def flip_flop(draws: Draws, length: int, ignored: int) -> Block:
+    """`length` instructions, each with a bit: w writes it, i is ignored, and r reads the latest bit
+    written. The first is w, the last r; of the others `ignored` % are i, and w and r equal shares.
+
+    >>> example("flip_flop", 5)
+    ('w 0 i 1 i 0 i 0 r 0', '0')
+    """
+    chosen, bits = draws.integers(200, length), draws.integers(2, length)
+    reads, writes = chosen < 100 - ignored, chosen >= 100 + ignored
+    reads[:, [0, -1]], writes[:, [0, -1]] = (False, True), (True, False)
+    latest = np.maximum.accumulate(np.where(writes, np.arange(length), 0), axis=1)
+    bits = DIGIT + np.where(reads, np.take_along_axis(bits, latest, axis=1), bits)
+    letters = (NAMES.index(letter) for letter in "rwi")
+    read, write, ignore = letters
+    words = np.where(reads, read, np.where(writes, write, ignore))
+    labels = np.stack((np.full_like(bits, NO_LABEL), np.where(reads, bits, NO_LABEL)), axis=-1)
+    return np.stack((words, bits), axis=-1).reshape(len(bits), -1), labels.reshape(len(bits), -1)
+
+
+def recall(draws: Draws, length: int) -> Block:
+    """Multi-query associative recall in `length` tokens (less one, if odd): a pair of key and value
+    for every 16 tokens, then each key once more, in random order among blanks, to be followed by
+    its value.
+
+    >>> example("recall", 8)
+    ('s51 s81 . . . . s51 s81', 's81')
+    """
+    pairs, half = max(1, length // 16), SYMBOLS // 2
+    slots = length // 2 - pairs
+    keys = SYMBOL + draws.permutation(half)[:, :pairs]
+    values = SYMBOL + half + draws.integers(half, pairs)
+    places = draws.permutation(slots)[:, :pairs]
+    asked = np.full((len(keys), slots, 2), BLANK)
+    np.put_along_axis(asked, places[..., None], np.stack((keys, values), axis=-1), axis=1)
+    asked = asked.reshape(len(keys), -1)
+    given = np.stack((keys, values), axis=-1).reshape(len(keys), -1)
+    is_value = (asked != BLANK) & (np.arange(asked.shape[1]) % 2 == 1)
+    labels = np.where(is_value, asked, NO_LABEL)
+    return np.hstack((given, asked)), np.hstack((np.full_like(given, NO_LABEL), labels))
+
+
+def selective_copy(draws: Draws, length: int) -> Block:
+    """The four letters among `length` words, which otherwise are blanks.
+
+    >>> example("selective_copy", 7)
+    ('. q . s k . r = q s k r', 'q s k r')
+    """
+    letters = LETTER + draws.integers(26, 4)
+    words = np.full((len(letters), length), BLANK)
+    np.put_along_axis(words, np.sort(draws.permutation(length)[:, :4]), letters, axis=1)
+    return answered(words, letters)
+
+
+def needle(draws: Draws, length: int) -> Block:
+    """The five digits that stand in a row among `length` words, which otherwise are letters.
+
+    >>> example("needle", 8)
+    ('q s 3 5 4 1 0 g = 3 5 4 1 0', '3 5 4 1 0')
+    """
+    words, digits = LETTER + draws.integers(26, length), DIGIT + draws.integers(10, 5)
+    place = draws.integers(length - 4, 1) + np.arange(5)
+    np.put_along_axis(words, place, digits, axis=1)
+    return answered(words, digits)
+
+
+def induction(draws: Draws, length: int) -> Block:
+    """The symbol after the last occurrence of the one after '=', among `length` symbols.
+
+    >>> example("induction", 4)
+    ('s83 s89 s49 s84 = s49 s84', 's84')
+    """
+    words = draws.integers(SYMBOLS, length)
+    place = draws.integers(length - 1, 1)
+    prefix = np.take_along_axis(words, place, axis=1)
+    last = length - 2 - np.argmax(words[:, -2::-1] == prefix, axis=1, keepdims=True)
+    answer = SYMBOL + np.take_along_axis(words, last + 1, axis=1)
+    asked = np.hstack((np.full_like(prefix, EQUALS), SYMBOL + prefix))
+    tokens = np.hstack((SYMBOL + words, asked, answer))
+    labels = np.full_like(tokens, NO_LABEL)
+    labels[:, -1:] = answer
+    return tokens, labels
+
+
+def indirect(draws: Draws, length: int) -> Block:
+    """The k-th symbol after a named one, which occurs once among `length` symbols, for k in 1..9.
+
+    >>> example("indirect", 10)
+    ('s83 s39 s56 s102 s54 s117 s3 s28 s6 s97 = s83 7 s28', 's28')
+    """
+    name, k = draws.integers(SYMBOLS, 1), 1 + draws.integers(9, 1)
+    words = (name + 1 + draws.integers(SYMBOLS - 1, length)) % SYMBOLS
+    place = draws.permutation(length)
+    place = place[np.arange(len(name)), np.argmax(place < length - k, axis=1)][:, None]
+    np.put_along_axis(words, place, name, axis=1)
+    answer = SYMBOL + np.take_along_axis(words, place + k, axis=1)
+    asked = np.hstack((np.full_like(name, EQUALS), SYMBOL + name, DIGIT + k))
+    tokens = np.hstack((SYMBOL + words, asked, answer))
+    labels = np.full_like(tokens, NO_LABEL)
+    labels[:, -1:] = answer
+    return tokens, labels
+
+
+class Task(NamedTuple):
+    """
+    Attributes:
+        bits: lower bound on log2 of the number of problems, for each unit of length.
+        shortest, longest: lengths.
+        trained, tested: in the suite, the longest lengths of training and evaluation.
+    """
+
+    make: Callable[[Draws, int], Block]
+    bits: float
+    shortest: int
+    trained: int
+    tested: int
+    longest: int = MAX_LENGTH
+
+    def check(self, name: str, length: object, setting: str = "length") -> None:
+        """Raises a ValueError if there are no problems of that length."""
+        if type(length) is not int or not self.shortest <= length <= self.longest:
+            raise ValueError(
+                f"{setting}={length!r}: problems of {name} have lengths in "
+                f"{self.shortest}..{self.longest}"
+            )
+
+
+TASKS: dict[str, Task] = {
+    "copy": Task(copy, 4.7, 1, 20, 80),
+    "reverse": Task(reverse, 4.7, 1, 20, 80),
+    "sort": Task(sort, 3, 1, 20, 80),
+    "add": Task(add, 6.6, 1, 10, 40),
+    "parity": Task(parity, 1, 1, 20, 80),
+    "modular_sum": Task(modular_sum, 3.3, 1, 20, 80),
+    "counting": Task(counting, 1, 1, 20, 80),
+    "s3": Task(partial(group_words, points=3), 2.5, 1, 128, 512),
+    "s5": Task(partial(group_words, points=5), 6.9, 1, 16, 64),
+    "a5": Task(partial(group_words, points=5, even=True), 5.9, 1, 16, 64),
+    "flip_flop": Task(partial(flip_flop, ignored=80), 1, 2, 32, 256),
+    "flip_flop_sparse": Task(partial(flip_flop, ignored=98), 1, 2, 32, 256),
+    "flip_flop_dense": Task(partial(flip_flop, ignored=10), 1, 2, 32, 256),
+    "recall": Task(recall, 0.75, 4, 64, 1024, longest=8 * SYMBOLS + 15),
+    "selective_copy": Task(selective_copy, 4.7, 4, 64, 512),
+    "needle": Task(needle, 4, 5, 128, 1024),
+    "induction": Task(induction, 7, 2, 64, 512),
+    "indirect": Task(indirect, 7, 10, 32, 256),
+}
+
+
+def example(name: str, length: int, seed: int = 0) -> tuple[str, str]:
+    """Returns a problem and its labels in words.
+
+    Raises:
+        ValueError: for an unknown task or an impossible length.
+    """
+    task = look_up("data.task", name, TASKS)
+    task.check(name, length)
+    check_integer("seed", seed, least=0)
+    tokens, labels = (rows[0] for rows in task.make(Draws(keys_of(seed)), length))
+    return tuple(" ".join(NAMES[n] for n in row if n >= 0) for row in (tokens, labels))
