@@ -1,4 +1,4 @@
-"""Passkey retrieval of a trained model over lengths and depths.
+"""Passkey retrieval of a trained model over lengths and depths (tape/tasks/passkey/evaluate.py).
 
 python eval_retrieval.py --base_model output/llama_adape --max_tokens 8192 --interval 1000
 python eval_retrieval.py --base_model output/passkey_tape_0    # trained by experiment=passkey

@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers import PreTrainedTokenizerBase
 
 from arithmetic.grid_plan import Batch
-from tape import TapeForCausalLM
 from tape.evaluation.decoding import greedy
+from tape.model.modeling import TapeForCausalLM
 
 
 def answers(

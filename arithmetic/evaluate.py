@@ -10,7 +10,6 @@ import logging
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import hydra
 import transformers
@@ -25,11 +24,12 @@ from tape.command import expected_errors
 from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.workers import answering
 from tape.model.checkpoint import identified
+from tape.settings import groups
 from tape.settings.composition import call
 from tape.validation import check_flag, check_integer, check_path
 
 MAX_DIGITS = 1000  # digits of an operand; the grid has their square
-CONFIG, SETTINGS = Path(__file__).parent.parent / "config" / "arithmetic", "evaluate_add"
+CONFIG, SETTINGS = groups.CONFIG / "arithmetic", "evaluate_add"
 log = logging.getLogger(__name__)
 
 

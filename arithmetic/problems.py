@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from arithmetic.tasks import TASKS, Task, significant
 from tape.data.tokenizer import END, PADDING
-from tape.settings import load, save
+from tape.saved_settings import load, save
 from tape.training.generated import GeneratedSequences
 from tape.validation import check_flag, check_integer, look_up
 

@@ -3,9 +3,9 @@
     EXTRAS=dev,kernels bash script/setup.sh                               # installs triton
     python benchmarks/flex_blocks.py
 
-torch's own templates are filled in with a causal mask and the block sizes of `tape.attention.flex`, or those
-that Inductor chooses by the width of the queries, and compiled down to machine code: shared memory,
-registers and spilled bytes of each kernel.
+torch's own templates are filled in with a causal mask and the block sizes of
+`tape.attention.flex`, or those that Inductor chooses by the width of the queries, and compiled down
+to machine code: shared memory, registers and spilled bytes of each kernel.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from benchmarks.harness import CONTINUES
 from tape.command import Distinct, Parser, expected_errors, integer, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
-from tape.training.console import MetricsFile, read_metrics
+from tape.runs.metrics import MetricsFile, read_metrics
 
 GPU = torch.cuda.is_available()
 GRACE = 60  # seconds for a part to save

@@ -32,7 +32,7 @@ import tape
 from benchmarks.models import DEVICE, SHAPES
 from benchmarks.timing import Spread, Work, in_turn, limit_memory, memory_in_use, observed
 from tape import provenance as origin
-from tape.attention import KERNELS
+from tape.attention.backends import KERNELS
 from tape.command import Distinct, Parser, integer, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.files import read_object, reading, write_text

@@ -23,7 +23,7 @@ from benchmarks.harness import Comparison, parser, show
 from benchmarks.models import DEVICE, SMALL, decoder
 from benchmarks.timing import Work
 from tape.analysis.cost import configuration
-from tape.attention import eager, flex, sdpa
+from tape.attention.backends import eager, flex, sdpa
 from tape.attention.payload import Values
 from tape.command import expected_errors
 from tape.positions import Positions

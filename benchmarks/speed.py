@@ -24,7 +24,7 @@ from benchmarks.timing import Work, matrix_product
 from benchmarks.workloads import WORK, Load
 from tape import TapeConfig
 from tape.analysis.cost import HELP, configuration
-from tape.attention import KERNELS
+from tape.attention.backends import KERNELS
 from tape.command import Distinct, expected_errors, integer
 from tape.model import flops as formulas
 from tape.positions import ENCODINGS

@@ -22,7 +22,7 @@ from tape.command import Distinct, expected_errors
 from tape.evaluation.tables import markdown_table
 from tape.files import read_object
 from tape.runs.folder import TRAINED, last_complete, read_configuration, step_of
-from tape.training.console import MetricsFile, read_metrics
+from tape.runs.metrics import MetricsFile, read_metrics
 
 COLUMNS = ("run", "steps", "tokens/s", "TFLOP/s", "peak", "MFU")
 

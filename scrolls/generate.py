@@ -26,10 +26,11 @@ from tape.evaluation.journal import Incomplete, Shard, join, journals
 from tape.evaluation.workers import answering, complete_shard
 from tape.files import write_text
 from tape.model.checkpoint import check_length, identified, load, weight_files
+from tape.settings import groups
 from tape.settings.composition import call
 from tape.validation import check_flag, check_integer, check_path, look_up
 
-CONFIG = Path(__file__).parent.parent / "config" / "scrolls"
+CONFIG = groups.CONFIG / "scrolls"
 log = logging.getLogger(__name__)
 
 

@@ -22,8 +22,8 @@ from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.model.checkpoint import check_length
 from tape.model.modeling import TapeForCausalLM
+from tape.runs.metrics import read_metrics
 from tape.training.arguments import sequences_per_step, training_order
-from tape.training.console import read_metrics
 from tape.training.report import facts, headline, printable, publish
 from tape.training.task import Task
 from tape.validation import check_integer, check_path

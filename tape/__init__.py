@@ -1,15 +1,20 @@
-"""TAPE and its baselines: Llama decoders with pluggable positional encodings."""
+"""TAPE and its baselines: Llama decoders with pluggable positional encodings.
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+The names below are imported when they are first asked for, because torch and transformers take
+seconds: `tape --help` and the refusal of a wrong setting do not wait for them.
+"""
 
-from tape.model.configuration import TapeConfig
-from tape.model.modeling import TapeForCausalLM, TapeModel, TapePreTrainedModel
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tape.model import TapeConfig, TapeForCausalLM, TapeModel, TapePreTrainedModel
 
 __all__ = ["TapeConfig", "TapeForCausalLM", "TapeModel", "TapePreTrainedModel"]
 
-# transformers' Trainer shifts the labels of these models when it smooths them.
-MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TapeConfig.model_type] = TapeForCausalLM.__name__
-AutoConfig.register(TapeConfig.model_type, TapeConfig)
-AutoModel.register(TapeConfig, TapeModel)
-AutoModelForCausalLM.register(TapeConfig, TapeForCausalLM)
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tape import model
+
+    return getattr(model, name)

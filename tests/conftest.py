@@ -22,8 +22,8 @@ import torch
 from commands import unchanged_logging
 from hydra import compose, initialize_config_dir
 
-import train
 from tape import TapeConfig, TapeForCausalLM
+from tape.commands import train
 from tape.positions import ENCODINGS
 from tape.settings.groups import CONFIG
 

@@ -21,8 +21,8 @@ from tape.export.source import Source
 from tape.model.adapters import Method, adapt, trainable
 from tape.model.checkpoint import fingerprint, load, load_model
 from tape.model.frozen import cast_frozen, loading
+from tape.runs.metrics import read_metrics
 from tape.training.build import adapt_model, adapted_config, identity
-from tape.training.console import read_metrics
 
 WHOLE = ["adape", "ft", "norms", "drope"]  # saved as whole models
 METHODS = ["lora", "longlora", "thetalora", "yarn", "adape_lora", *WHOLE]

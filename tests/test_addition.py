@@ -10,12 +10,12 @@ from conftest import composed, make_model, random_tokens
 from test_training import assert_same_weights, losses, weights
 from transformers import AutoTokenizer
 
-import train
 from arithmetic import Problems, fault
+from tape.commands import train
 from tape.model import checkpoint
 from tape.results.rows import check_given
 from tape.results.runs import Run, settings_of
-from tape.training.console import read_metrics
+from tape.runs.metrics import read_metrics
 
 SETTINGS = [
     "experiment=addition",

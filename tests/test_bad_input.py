@@ -413,7 +413,7 @@ def test_a_full_disk_is_called_so(train, tmp_path, monkeypatch):
 def script(tmp_path):
     """Runs a script where there is nothing to install and nothing to start."""
     shutil.copytree(ROOT / "script", tmp_path / "script")
-    for package in ("config", "tape", "sweeps", "sweep.py"):
+    for package in ("config", "tape", "sweep.py"):
         (tmp_path / package).symlink_to(ROOT / package)
     (tmp_path / "script" / "setup.sh").write_text("# installed\n")
 

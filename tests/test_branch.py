@@ -5,8 +5,8 @@ import shutil
 import pytest
 from test_training import assert_same_weights, checkpoint_names, weights
 
+from tape.runs.metrics import read_metrics
 from tape.training.branch import learning_rates
-from tape.training.console import read_metrics
 
 TRUNK = [
     *("schedule=wsd", "trainer.warmup_steps=2", "trainer.max_steps=8", "trainer.logging_steps=3"),

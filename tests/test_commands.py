@@ -32,15 +32,15 @@ from scrolls_data import write_task
 from shards import write_shards
 from torch.distributed.run import get_args_parser
 
-import tape.cli
-import train
+import tape.commands.__main__ as cli
+from tape.commands import train
 from tape.results.experiments import experiments
 from tape.results.runs import read_saved
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES += sorted(ROOT.glob("docs/*.md"))
 PROGRAMS = ("python", "torchrun", "accelerate", "hf")
-NAMED = rf"(?:\.venv/bin/)?tape (?:{'|'.join(tape.cli.TARGETS)})"
+NAMED = rf"(?:\.venv/bin/)?tape (?:{'|'.join(cli.TARGETS)})"
 BEGINS = rf"(?:[A-Za-z_]+=(?:\"[^\"]*\"|\S*) )*(?:{'|'.join(PROGRAMS)}|{NAMED}|bash|srun) "
 # What a page leaves to its reader, and what is taken here.
 PLACEHOLDERS = {
@@ -129,16 +129,7 @@ CAPITALS = {"question": "Paris is the capital of", "choices": ["France", "Peru"]
 
 def lay_out_project(folder: Path) -> None:
     """The project's files: scripts and settings are copied, all else is linked."""
-    linked = (
-        "arithmetic",
-        "benchmarks",
-        "docs",
-        "retrieval",
-        "sweeps",
-        "synthetic",
-        "tape",
-        "tests",
-    )
+    linked = ("arithmetic", "benchmarks", "docs", "tape", "tests")
     for name in (*linked, "train.py", "sweep.py", "eval_retrieval.py", "eval_scrolls.py"):
         (folder / name).symlink_to(ROOT / name)
     for name in ("config", "script", "scrolls"):
@@ -426,6 +417,12 @@ def tiny_lm_eval(given: list[str]) -> list[str] | None:
     return [] if {"capitals", "--table"} & {*given} else ARGUMENTS
 
 
+FILES = {  # of the commands that one starts as files
+    "tape.commands.train": "train.py",
+    "tape.commands.sweep": "sweep.py",
+    "tape.tasks.passkey.evaluate": "eval_retrieval.py",
+    "scrolls.score": "eval_scrolls.py",
+}
 STEPS = ("--shape", "small", "--tokens", "1", "8", "--repeats", "7")
 RULES = {
     "train.py": Rule(tiny_run),
@@ -511,9 +508,7 @@ def check_call(program: str, words: list[str], project: Path, whole: bool) -> No
         check_hf(words)
     elif program == "tape":
         name, *given = words
-        target = tape.cli.TARGETS[name]
-        words = [target] if target.endswith(".py") else ["-m", target]
-        check_ours([*words, *given], project, whole)
+        check_ours(["-m", cli.TARGETS[name], *given], project, whole)
     elif program == "accelerate":
         found = launch_command_parser().parse_args(words[1:])
         check_call("python", [found.training_script, *found.training_script_args], project, False)
@@ -536,6 +531,9 @@ def check_hf(words: list[str]) -> None:
 
 
 def check_ours(words: list[str], project: Path, whole: bool) -> None:
+    if words[0] == "-m":
+        file = FILES.get(words[1], f"{words[1].replace('.', '/')}.py")
+        words = [file, *words[2:]] if file in RULES else words
     name, *given = words[1:] if words[0] == "-m" else words
     if name == "sweep.py" and "--help" not in given:  # its commands
         outcome = run_command(name, "dry_run=true", *given, folder=project)
@@ -591,10 +589,12 @@ def test_a_documented_command_works(command, project):
     check_variables(command)
     for shown, taken in PLACEHOLDERS.items():
         command = command.replace(shown, taken)
-    if "-m tape.compare" in command:
+    if "-m tape.results.compare" in command:
         (project / "output").rename(project / "trained")
         (project / "measured").rename(project / "output")
-    if "-m tape.compare output/rope_c4 output/checkpoints" in command:  # those have their own base
+    if (
+        "-m tape.results.compare output/rope_c4 output/checkpoints" in command
+    ):  # those have their own base
         shutil.rmtree(project / "output" / "rope_c4")
         base = project / "output" / "checkpoints" / "rope_c4"
         shutil.copytree(base, project / "output" / "rope_c4")

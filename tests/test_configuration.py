@@ -240,27 +240,3 @@ def test_every_import_is_declared_and_every_dependency_is_used():
     by_name |= {"hydra-joblib-launcher", "hydra-submitit-launcher", "pytest-xdist", "ruff"}
     by_name |= {"mkdocs-material", "playwright"}
     assert (required | extras) - imported == {"tape"} | by_name
-
-
-def test_dependencies_point_one_way():
-    """positions <- attention <- modeling <- training and the rest; none of them knows hydra."""
-    order = ["names", "refusal", "positions", "configuration", "payload", "cpu", "gpu"]
-    order += ["flash", "flex", "s2", "cache", "masks", "indices", "documents", "attention"]
-    order += ["generation", "inputs", "options", "layer", "loss", "ulysses", "modeling"]
-    experiments = {"arithmetic", "scrolls", "retrieval", "sweeps"}
-    root = pathlib.Path(tape.__file__).parent
-    for path in root.rglob("*.py"):
-        module = path.relative_to(root).parts[0].removesuffix(".py")
-        tree = ast.walk(ast.parse(path.read_text()))
-        nodes = list(tree)
-        froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
-        imported = {n.module for n in froms}
-        imported |= {f"tape.{a.name}" for n in froms if n.module == "tape" for a in n.names}
-        imported |= {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
-        assert not any(name.split(".")[0] in ("hydra", "omegaconf") for name in imported), path
-        assert not any(name.split(".")[0] in experiments for name in imported), path
-        if module in order:
-            earlier = order[: order.index(module) + 1]
-            allowed = {"tape", "tape.TapeConfig", *(f"tape.{name}" for name in earlier)}
-            ours = {".".join(name.split(".")[:2]) for name in imported if name.startswith("tape")}
-            assert ours <= allowed, path

@@ -209,7 +209,7 @@ def test_masks_that_the_caller_made(model):
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_dropout_drops_the_same_tokens_of_values_and_payload(kernel):
-    from tape.attention import KERNELS
+    from tape.attention.backends import KERNELS
     from tape.attention.payload import Values
 
     q, k, v = torch.randn(3, 1, 2, 40, 8)

@@ -15,11 +15,11 @@ from test_training import assert_same_weights, checkpoint_names, losses, weights
 from transformers import AutoModelForCausalLM, default_data_collator
 from unequal_labels import sequence
 
-import train
+from tape.commands import train
 from tape.model.checkpoint import fingerprint, load_model
 from tape.model.sequence_parallel import shard_sequence
+from tape.runs.metrics import read_metrics
 from tape.training.arguments import sequences_per_step, share_sequences, sharing
-from tape.training.console import read_metrics
 from tape.training.trainer import Ready
 
 ROOT = Path(__file__).parent.parent

@@ -1,6 +1,5 @@
 """What the documents show is true: code runs, files exist, names are known."""
 
-import ast
 import csv
 import re
 import shlex
@@ -17,6 +16,7 @@ from omegaconf import OmegaConf
 
 from arithmetic.fault import SETTING as FAULT
 from arithmetic.problems import character_tokenizer
+from benchmarks.trace import training_step
 from tape import TapeForCausalLM
 from tape.analysis import faults, optimum, stability, state, visualize
 from tape.positions import ALIASES, ENCODINGS, Positions
@@ -105,39 +105,20 @@ def test_the_guides_encoding_is_the_packages():
     assert blocks(guide, "yaml") == [(ROOT / "config" / "position" / "fox.yaml").read_text()]
 
 
-def folder_of(module):
-    """The row of a module in the map of folders: `tape.data.blocks` is in tape/data."""
-    first, *rest = module.split(".")
-    inner = first == "tape" and rest and (ROOT / "tape" / rest[0]).is_dir()
-    return f"tape/{rest[0]}" if inner else first
-
-
-def imported_by(folder):
-    """The folders that the files of a folder import."""
-    pattern = "*.py" if folder == "tape" else "**/*.py"
-    found = set()
-    for path in (ROOT / folder).glob(pattern):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                found |= {folder_of(alias.name) for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module == "tape":
-                found |= {folder_of(f"tape.{alias.name}") for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                found.add(folder_of(node.module))
-    return {each for each in found - {folder} if (ROOT / each).is_dir()}
-
-
-def test_the_map_of_folders_is_that_of_the_imports():
+def test_every_room_has_its_line():
     text = (ROOT / "docs" / "code.md").read_text()
-    _, _, *rows = rows_of(text[text.index("| folder | imports |") :].partition("\n\n")[0])
-    shown = {name.partition(" ")[0]: {*filter(None, cells.split(", "))} for name, cells in rows}
-    packages = {path.parent for path in ROOT.glob("[a-z]*/**/*.py")} - {ROOT / "tape.egg-info"}
-    folders = {str(path.relative_to(ROOT)) for path in packages}
-    folders = {
-        name for name in folders if re.fullmatch(r"(?!tests|docs|cache|output)\w+|tape/\w+", name)
-    }
-    assert shown.keys() == folders
-    assert {name: imported_by(name) for name in shown} == shown
+    rooms = {path.parent for path in (ROOT / "tape").glob("*/*.py")}
+    shown = {*re.findall(r"^tape/(\w+)/ +\S", text, re.MULTILINE)}
+    assert rooms and {room.name for room in rooms} == shown
+    for encoding in ENCODINGS:
+        assert encoding == "tape_yarn" or f"| `position={encoding}` |" in text
+
+
+def test_the_trace_of_a_step_is_that_of_the_page():
+    text = " ".join((ROOT / "docs" / "code.md").read_text().split())
+    rope, tape = training_step("rope"), training_step("tape")
+    assert f"RoPE passes {len(rope.functions)} functions in {len(rope.files)} files" in text
+    assert f"one with TAPE {len(tape.functions)} in {len(tape.files)} (" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -159,11 +140,11 @@ def test_the_site_builds_without_dead_links(tmp_path):
 
 
 def test_the_way_to_the_mathematics_is_short():
-    """From the command of a run to the definition of TAPE."""
-    files = ["train.py", "config/train.yaml", "config/model/tiny.yaml", "tape/training/build.py"]
-    files += [f"tape/{name}.py" for name in ("modeling", "layer")]
-    files += [f"tape/positions/{name}.py" for name in ("base", "rotary", "tape")]
-    assert sum(len((ROOT / file).read_text().splitlines()) for file in files) <= 1500
+    """The files that docs/code.md lists, up to the definition of TAPE."""
+    text = (ROOT / "docs" / "code.md").read_text()
+    files = re.findall(r"^\d\. \[[^]]+\]\(\.\./([^)]+)\)", text, re.MULTILINE)
+    way = files[: files.index("tape/positions/tape.py") + 1]
+    assert sum(len((ROOT / file).read_text().splitlines()) for file in way) <= 1300
 
 
 def test_the_front_page_is_short():

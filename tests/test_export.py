@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports
 
 import tape
-import train
 from tape import TapeForCausalLM
+from tape.commands import train
 from tape.export import __main__ as command
 from tape.export import export, flatten, verify, write_code
 from tape.export.card import model_card, shareable
@@ -27,7 +27,7 @@ from tape.export.llama import require_llama, write_llama_config
 from tape.export.source import Source
 from tape.positions import ENCODINGS
 
-ROOT = Path(train.__file__).parent
+ROOT = Path(__file__).parent.parent
 LLAMAS = (
     "rope",
     "rope_proportional",

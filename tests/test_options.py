@@ -9,7 +9,7 @@ from test_encodings import check_against_loops, loops_of
 from transformers import Llama4ForCausalLM, Llama4TextConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.gpt_oss import modeling_gpt_oss
 
-from tape.attention import eager
+from tape.attention.backends import eager
 from tape.attention.payload import Values
 from tape.export.llama import require_llama
 from tape.model.options import AttentionSink

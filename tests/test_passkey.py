@@ -8,15 +8,15 @@ import pytest
 from conftest import composed
 from test_training import assert_same_weights, losses, weights
 
-import train
+from tape.commands import train
 from tape.files import write_text
 from tape.results.compare import compare, read
 from tape.results.figures import curves
 from tape.runs.folder import TRAINED, register_run
+from tape.runs.metrics import read_metrics
 from tape.tasks.passkey import Passkeys
 from tape.tasks.passkey import evaluate as entry
 from tape.tasks.passkey.results import PASSKEY
-from tape.training.console import read_metrics
 
 SETTINGS = [
     *("experiment=passkey", "length=38", "data.max_length=32", "encodings.randpe.length=280"),

@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, processo
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
-from tape.settings import load, save
+from tape.saved_settings import load, save
 from tape.tasks.passkey import (
     Draft,
     Needles,

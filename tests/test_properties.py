@@ -6,7 +6,7 @@ import torch
 from conftest import POSITIONS, composed, make_config, make_model, random_tokens
 
 from tape import TapeForCausalLM
-from tape.attention import KERNELS
+from tape.attention.backends import KERNELS
 from tape.model.inputs import LayerInputs
 from tape.positions import Positions, Tokens
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from conftest import make_model, random_tokens
 
-from tape.attention import KERNELS, flash
+from tape.attention import flash
+from tape.attention.backends import KERNELS
 from tape.attention.payload import Values
 from tape.attention.shifted_sparse import SUPPORTED_BACKENDS, shifted_groups
 

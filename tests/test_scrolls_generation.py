@@ -16,11 +16,11 @@ from scrolls_data import write_task
 from test_scrolls import BUDGET, byte_tokenizer, examples_of
 
 import scrolls.generate as entry
-import train
 from scrolls.default import default_task
 from scrolls.generation import Batch, Sampling, answers, plan
 from scrolls.prompts import BUDGETS, Budget
 from tape import TapeForCausalLM
+from tape.commands import train
 from tape.evaluation.decoding import left_padded
 from tape.evaluation.journal import FILE, read
 

@@ -11,8 +11,8 @@ import pandas
 import pytest
 from scrolls_data import write_task
 
-import eval_scrolls
 from scrolls import benchmark, scoring, show, sources
+from scrolls import score as eval_scrolls
 from scrolls.answers import harmless
 from scrolls.scoring import (
     KEYS_NOT_STRINGS,

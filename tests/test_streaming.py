@@ -20,7 +20,7 @@ from test_training import (
 )
 from torch.utils.data import DataLoader
 
-import train
+from tape.commands import train
 from tape.data import C4Corpus, StreamedBlocks, TrainingOrder, train_tokenizer, training_blocks
 from tape.data import streaming as streaming_module
 

@@ -13,20 +13,20 @@ from commands import run_command
 from conftest import composed, perturb
 from test_training import assert_same_weights, losses, weights
 
-import train
 from tape import TapeConfig, TapeForCausalLM
+from tape.commands import train
 from tape.evaluation.decoding import greedy
 from tape.results.compare import compare
 from tape.results.experiment import Folder
 from tape.results.report import main as report
 from tape.results.run_section import read_run
+from tape.runs.metrics import read_metrics
 from tape.settings.groups import options
 from tape.tasks.synthetic import TASKS, Synthetic, scoring, words_tokenizer
 from tape.tasks.synthetic.results import accuracies, has_reached, longest_solved
 from tape.tasks.synthetic.scoring import plan, score
 from tape.tasks.synthetic.suite import Cell, contrast, draw, matrix, predicted, suite
 from tape.training import criterion
-from tape.training.console import read_metrics
 from tape.training.criterion import last_step, reached
 
 SETTINGS = [

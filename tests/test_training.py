@@ -24,7 +24,6 @@ from transformers import (
     TrainingArguments,
 )
 
-import train
 from tape import TapeConfig
 from tape.data import EpochOrder, TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
@@ -37,12 +36,12 @@ from tape.runs.folder import (
     unfinished,
     verify_checkpoint,
 )
+from tape.runs.metrics import read_metrics
 from tape.settings.groups import options
-from tape.training.console import read_metrics
 from tape.training.guard import Guard, NonFiniteLoss, Stopped
 from tape.training.trainer import LanguageModelTrainer
 
-ROOT = Path(train.__file__).parent
+ROOT = Path(__file__).parent.parent
 
 
 def choices(group):

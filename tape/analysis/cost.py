@@ -13,12 +13,13 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
-from tape import TapeConfig, provenance
+from tape import provenance
 from tape.analysis import counting
 from tape.command import Parser, expected_errors, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.model import flops
+from tape.model.configuration import TapeConfig
 from tape.positions import ENCODINGS
 from tape.validation import check_integer
 

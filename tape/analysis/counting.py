@@ -12,7 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from tape import TapeConfig, TapeForCausalLM
+from tape.model.configuration import TapeConfig
+from tape.model.modeling import TapeForCausalLM
 from tape.positions import Positions, ScoreBias
 
 aten = torch.ops.aten

@@ -20,10 +20,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tape import TapeConfig, TapeForCausalLM, provenance
+from tape import provenance
 from tape.command import Parser, expected_errors, integer, result_folder
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
+from tape.model.configuration import TapeConfig
+from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS, canonical
 
 HEADS, CHANNELS = 4, 32  # of a head

@@ -1,4 +1,5 @@
-"""Memory and communication when processes share texts (`tape.model.sequence_parallel`), in closed form.
+"""Memory and communication when processes share texts (`tape.model.sequence_parallel`), in closed
+form.
 
     python -m tape.analysis.sharing
 
@@ -11,10 +12,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from tape import TapeConfig
 from tape.analysis.cost import LLAMA, configuration
 from tape.command import Distinct, Parser, expected_errors, integer
 from tape.evaluation.tables import markdown_table
+from tape.model.configuration import TapeConfig
 
 STATES = 16  # bytes per parameter: weights, gradients and AdamW's two moments in float32
 LENGTHS = [8192, 32768, 131072]

@@ -2,9 +2,10 @@
 
     attended = kernel(q, k, values, mask, bias, scaling, dropout, needs_lse)
 
-q (B, H, T, D); k (B, K, S, D); values and their payload as `Values` (`tape.attention.payload`); mask as the
-mask builder of transformers for the same backend returns it; bias a `ScoreBias` or None. The result
-is an `Attended`, whose log-sum-exp is None unless `needs_lse`.
+q (B, H, T, D); k (B, K, S, D); values and their payload as `Values`
+(`tape.attention.payload`); mask as the mask builder of transformers for the same backend returns
+it; bias a `ScoreBias` or None. The result is an `Attended`, whose log-sum-exp is None unless
+`needs_lse`.
 
 Backend names are the library's, so `attn_implementation=`, `set_attn_implementation` and the mask
 builders keep working. An unsupported request raises an error; there is no silent fallback.
@@ -80,8 +81,9 @@ def sdpa(
     """torch's fused kernels; `tape.attention.gpu` chooses among those of a GPU.
 
     On a CPU, two calls of equal width, for values and payload, are faster than one of unequal
-    width, which falls back to unfused code. Some inputs have faster paths there (`tape.attention.cpu`). No
-    kernel returns the log-sum-exp: with it the scores are computed as by `eager`.
+    width, which falls back to unfused code. Some inputs have faster paths there
+    (`tape.attention.cpu`). No kernel returns the log-sum-exp: with it the scores are computed as by
+    `eager`.
     """
     B, H, T, D = q.shape
     plain = values.payload is None and k.shape[1] == H
@@ -173,8 +175,8 @@ def require(implementation: str, config: PretrainedConfig) -> None:
 
 
 def shifted(config: PretrainedConfig, group: int, batch: Batch) -> tuple[Kernel, Tensor | None]:
-    """Returns S2 attention in groups of `group` tokens (`tape.attention.shifted_sparse`), computed by the backend of the
-    configuration, and its mask.
+    """Returns S2 attention in groups of `group` tokens (`tape.attention.shifted_sparse`),
+    computed by the backend of the configuration, and its mask.
 
     S2 is a training-time pattern and has no backend name of its own, because all named backends
     compute the same function.

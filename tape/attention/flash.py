@@ -83,8 +83,8 @@ def flash(
     needs_lse: bool = False,
     window: int | None = None,
 ) -> Attended:
-    """Backend of `tape.attention.backends`; mask is a `Ragged`, (B, S), False at padding, or None. A query
-    attends to itself and the `window` - 1 real tokens before it, within its document.
+    """Backend of `tape.attention.backends`; mask is a `Ragged`, (B, S), False at padding, or None.
+    A query attends to itself and the `window` - 1 real tokens before it, within its document.
 
     Averages of padding queries are zero.
 

@@ -1,4 +1,5 @@
-"""torch's FlexAttention as a backend of `tape.attention.backends`: values and payload under one softmax."""
+"""torch's FlexAttention as a backend of `tape.attention.backends`: values and payload under one
+softmax."""
 
 from __future__ import annotations
 

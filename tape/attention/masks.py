@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,10 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import Cache
 from transformers.masking_utils import and_masks, create_causal_mask
 
-from tape.model.configuration import TapeConfig
 from tape.positions.scores import lookup
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # (batch, head, query slot, key slot) -> whether they attend; of scalars, or tensors that broadcast.
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -80,7 +82,9 @@ def unpadded_blocks(
     return T == 1 and window is None and not cache.is_compileable, None
 
 
-def build_mask(config: TapeConfig, window: int | None, batch: Batch) -> Tensor | BlockMask | None:
+def build_mask(
+    config: PretrainedConfig, window: int | None, batch: Batch
+) -> Tensor | BlockMask | None:
     """Returns the mask for the backend of the configuration, as the mask builder of transformers
     does, with a window and documents (`restrict`). Flash attention takes these two as arguments of
     its own."""

@@ -20,7 +20,7 @@ from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS
 from tape.positions.tape import Tape
 from tape.runs.folder import CONFIGURATION
-from tape.training.console import MetricsFile
+from tape.runs.metrics import MetricsFile
 
 TEMPLATE = Path(__file__).with_name("card.md")
 # Settings that are left out: local paths and secrets.

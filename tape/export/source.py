@@ -23,7 +23,7 @@ from tape.runs.folder import (
     step_of,
     verify_checkpoint,
 )
-from tape.training.console import MetricsFile, read_metrics
+from tape.runs.metrics import MetricsFile, read_metrics
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", ADAPTER)
 CHECKPOINT = re.compile(r"checkpoint-\d+")

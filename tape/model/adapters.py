@@ -61,8 +61,8 @@ class Method:
         everything: train all weights.
         lora: low-rank updates; None for none.
         extra: train embeddings and norms.
-        groups: number of groups per training length for shifted sparse attention (`tape.attention.shifted_sparse`);
-            None for full attention.
+        groups: number of groups per training length for shifted sparse attention
+            (`tape.attention.shifted_sparse`); None for full attention.
     """
 
     name: str

@@ -37,7 +37,8 @@ class TapeConfig(LlamaConfig):
     of each head, and `query_temperature` = {"scale": a, "length": n} multiplies the query at
     position i by 1 + a log(1 + floor((i + 1) / n)).
 
-    `adaptation` records which base model was adapted, and how (`tape.model.adapters`); otherwise None.
+    `adaptation` records which base model was adapted, and how (`tape.model.adapters`);
+    otherwise None.
 
     `max_position_embeddings` is the training length; longer inputs are not clamped. Frequencies of
     rotary encodings are in `rope_parameters`, as for a Llama. Unknown names and arguments raise a

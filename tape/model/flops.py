@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tape import TapeConfig
+from tape.model.configuration import TapeConfig
 from tape.positions.mixed import parts_of
 from tape.positions.path import CHUNK
 

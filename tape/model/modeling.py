@@ -1,5 +1,5 @@
-"""The decoder: layers (`tape.model.layer`) around one positional encoding (`tape.positions`). It contains
-no code for specific encodings.
+"""The decoder: layers (`tape.model.layer`) around one positional encoding (`tape.positions`). It
+contains no code for specific encodings.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ class TapePreTrainedModel(PreTrainedModel):
             yield
 
     def set_shifted_attention(self, group: int | None) -> None:
-        """Trains with shifted sparse attention (LongLoRA's S2, `tape.attention.shifted_sparse`) in groups of `group`
-        tokens; None for full attention. Evaluation and cached calls always use full attention.
+        """Trains with shifted sparse attention (LongLoRA's S2, `tape.attention.shifted_sparse`) in
+        groups of `group` tokens; None for full attention. Evaluation and cached calls always use
+        full attention.
 
         The setting belongs to a training run; checkpoints do not store it.
 
@@ -213,8 +214,8 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
             num_items_in_batch: divisor of the summed loss; the number of labels by default.
             skip_logits: return the loss alone, for which the head is applied to chunks of tokens:
                 the logits of all tokens are never in memory.
-            predicted_positions: of the labels to predict (`tape.model.loss`), to compute no others; only
-                with skip_logits.
+            predicted_positions: of the labels to predict (`tape.model.loss`), to compute no others;
+                only with skip_logits.
 
         Raises:
             ValueError: also for labels with logits_to_keep, and for skip_logits without labels.

@@ -23,7 +23,7 @@ from tape.positions import ENCODINGS, Positions, ScoreBias, sampling
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
-    from tape.attention import Kernel
+    from tape.attention.backends import Kernel
     from tape.model.configuration import TapeConfig
 
 

@@ -1,7 +1,8 @@
 """Compares finished runs over seeds: table, statistics, curves and heat maps.
 
     python -m tape.results.compare output/encodings_*_[0-9] --baseline rope
-    python -m tape.results.compare docs/results/encodings output/encodings_mine_[0-9] --out output/mine
+    python -m tape.results.compare docs/results/encodings output/encodings_mine_[0-9] \\
+        --out output/mine
 
 Runs with the same settings but the seed are one row. Results of an earlier comparison (its folder,
 with results.csv and settings.json) count as the runs in it.

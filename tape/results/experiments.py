@@ -67,7 +67,7 @@ def kind_of(command: str, title: str = "tables", methods: bool = False, **form: 
         )
     if name == "written":
         return sections.written(title, of, command)
-    return getattr(results, name)(of, command)
+    return getattr(sections, name)(of, command)
 
 
 def other(found: Sequence[Experiment]) -> Experiment:

@@ -13,7 +13,7 @@ from tape.model.checkpoint import read_config
 from tape.model.flops import training_flops
 from tape.results.runs import Run, is_saved, read_saved, settings_of
 from tape.runs.folder import TRAINED, read_configuration
-from tape.training.console import metric_rows
+from tape.runs.metrics import metric_rows
 
 LOSS, COMPUTE = "validation loss", "compute"
 BLOCKS = "eval_blocks"

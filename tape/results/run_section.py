@@ -14,7 +14,7 @@ from tape.model.checkpoint import WEIGHTS
 from tape.results.experiment import Folder, Kind, Read, is_png
 from tape.results.html import Block, Code, Details, Markdown, Paragraph, Pictures, number, records
 from tape.runs.folder import CONFIGURATION, TRAINED, read_configuration
-from tape.training.console import MetricsFile, read_metrics
+from tape.runs.metrics import MetricsFile, read_metrics
 from tape.training.criterion import last_step, reached
 
 Settings = dict[str, Any]  # flat

@@ -27,7 +27,7 @@ from tape.files import read_object, reading, write_text
 from tape.model.adapters import ADAPTER
 from tape.model.checkpoint import WEIGHTS, fingerprint
 from tape.runs.folder import TRAINED, influential, read_configuration
-from tape.training.console import metric_rows
+from tape.runs.metrics import metric_rows
 from tape.validation import check_name
 
 RESULTS, SETTINGS = "results.csv", "settings.json"

@@ -1,1 +1,2 @@
-"""Settings of commands: the files in config/, their types and bounds, and Hydra, which composes them."""
+"""Settings of commands: the files in config/, their types and bounds, and Hydra, which composes
+them."""

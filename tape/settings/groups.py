@@ -15,8 +15,10 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-CONFIG = Path(__file__).parent
-ENCODINGS = CONFIG.resolve().parent / "tape" / "positions" / "__init__.py"
+PACKAGE = Path(__file__).parent.parent
+# In a checkout beside the package; setuptools installs it inside.
+CONFIG = next(f for f in (PACKAGE / "config", PACKAGE.parent / "config") if f.is_dir())
+ENCODINGS = PACKAGE / "positions" / "__init__.py"
 ABLATIONS = OmegaConf.load(CONFIG / "sweep" / "ablations.yaml")
 
 _entries: dict[str, set[str]] = defaultdict(set)  # by group

@@ -107,7 +107,8 @@ def check_training(arguments: TrainingArguments) -> None:
 
 
 def share_sequences(arguments: TrainingArguments, size: int, length: int) -> None:
-    """Has `size` processes share each sequence (`tape.model.sequence_parallel`), in groups of successive ones.
+    """Has `size` processes share each sequence (`tape.model.sequence_parallel`), in groups of
+    successive ones.
 
     Raises:
         ValueError: for a launcher, a number of processes or a length that does not allow it.

@@ -22,7 +22,7 @@ from tape.runs.folder import (
     unfinished,
     verify_checkpoint,
 )
-from tape.training.console import MetricsFile, read_metrics
+from tape.runs.metrics import MetricsFile, read_metrics
 
 SCHEDULE = (r"trainer\.(lr_scheduler_type|warmup_steps)", r"trainer\.lr_scheduler_kwargs.*")
 

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from tape.model.modeling import TapeForCausalLM
+from tape.runs.metrics import read_metrics
 from tape.training.arguments import training_order
-from tape.training.console import read_metrics
 from tape.training.criterion import reached
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task

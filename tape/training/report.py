@@ -24,7 +24,7 @@ from tape.evaluation.scoring import Perplexity, perplexity
 from tape.evaluation.windows import Window, spread
 from tape.files import write_text
 from tape.model.modeling import TapeForCausalLM
-from tape.training.console import read_metrics
+from tape.runs.metrics import read_metrics
 
 SAMPLE = 144  # tokens of the prompt and its continuation
 

@@ -25,6 +25,7 @@ from tape.runs.folder import (
     register_run,
     step_of,
 )
+from tape.runs.metrics import MetricsFile, read_metrics
 from tape.training.arguments import (
     check_fields,
     check_training,
@@ -40,7 +41,6 @@ from tape.training.build import (
     identity,
     new_config,
 )
-from tape.training.console import MetricsFile, read_metrics
 from tape.training.criterion import ToCriterion, last_step, reached
 from tape.training.guard import Stopped
 from tape.training.optimizer import check_factor, check_muon

@@ -43,8 +43,9 @@ from tape.runs.folder import (
     remove_old,
     unfinished,
 )
+from tape.runs.metrics import MetricsFile, read_metrics
 from tape.training.arguments import sharing
-from tape.training.console import Console, MetricsFile, read_metrics
+from tape.training.console import Console
 from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
 from tape.training.optimizer import MuonWithAdamW, decayed, hidden_matrices, parameter_groups
 

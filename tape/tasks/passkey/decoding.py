@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from tape import TapeForCausalLM
 from tape.evaluation.decoding import greedy
+from tape.model.modeling import TapeForCausalLM
 from tape.tasks.passkey.passkey_plan import Batch, Question
 
 

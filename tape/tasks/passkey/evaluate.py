@@ -133,3 +133,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
     evaluate(parser().parse_args())
+
+
+if __name__ == "__main__":
+    main()

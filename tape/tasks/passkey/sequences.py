@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tape.settings import load, save
+from tape.saved_settings import load, save
 from tape.tasks.passkey.prompts import HIGH, Draft, Needles, token_counter
 from tape.tasks.passkey.texts import NAMES, PLAIN, plain_tokenizer
 from tape.training.generated import GeneratedSequences

@@ -19,10 +19,10 @@ from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.workers import answering
 from tape.model.checkpoint import check_length, identified, load
 from tape.runs.folder import TRAINED, read_configuration
+from tape.runs.metrics import MetricsFile, read_metrics
 from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.results import FOLDER, SYNTHETIC, mark
 from tape.tasks.synthetic.scoring import lengths_to, plan, score
-from tape.training.console import MetricsFile, read_metrics
 from tape.training.criterion import reached
 from tape.validation import check_integer
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tape.hashing import mixed
-from tape.settings import load, save
+from tape.saved_settings import load, save
 from tape.tasks.synthetic.generators import NO_LABEL, TASKS, Block, Task
 from tape.tasks.synthetic.words import PAD, Draws, keys_of
 from tape.training.generated import GeneratedSequences

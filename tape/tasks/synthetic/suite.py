@@ -1,6 +1,7 @@
 """All encodings on all tasks: one table and one heat map per encoding.
 
-python -m tape.tasks.synthetic.suite output/suite_* --beside docs/results/suite --out output/compare_suite
+python -m tape.tasks.synthetic.suite output/suite_* --beside docs/results/suite \\
+    --out output/compare_suite
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import fisher_exact
 
-from tape import TapeConfig, provenance
+from tape import provenance
 from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import csv_table, markdown_table
 from tape.files import write_text
+from tape.model.configuration import TapeConfig
 from tape.results.rows import rows_of
 from tape.results.runs import Run, is_saved, read_all, write_runs
 from tape.statistics import clopper_pearson, exchange_p, holm

@@ -1,20 +1,24 @@
 """The console command `tape`: every command of the project by a short name.
 
-It lies outside the package `tape`, whose import takes seconds.
+It imports nothing that takes time.
 """
 
 import difflib
+import os
 import runpy
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
-# Task -> command -> (a file of the project or a module, what it does).
+# Task -> command -> (module, what it does). Benchmarks are in the repository only.
 COMMANDS = {
     "train": {
-        "train": ("train.py", "pre-train, fine-tune or extend a model; Hydra settings"),
-        "sweep": ("sweep.py", "train, evaluate and compare runs over settings and seeds"),
+        "train": ("tape.commands.train", "pre-train, fine-tune or extend a model; Hydra settings"),
+        "sweep": (
+            "tape.commands.sweep",
+            "train, evaluate and compare runs over settings and seeds",
+        ),
     },
     "evaluate": {
         "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length"),
@@ -22,13 +26,16 @@ COMMANDS = {
             "tape.evaluation.long_perplexity",
             "perplexity of the tokens that need a long context (LongPPL)",
         ),
-        "passkey": ("eval_retrieval.py", "accuracy of passkey retrieval by length and depth"),
+        "passkey": (
+            "tape.tasks.passkey.evaluate",
+            "accuracy of passkey retrieval by length and depth",
+        ),
         "lm-eval": ("tape.evaluation.lm_eval", "tasks of lm-eval: MMLU, ARC, RULER, your own"),
         "addition": ("arithmetic.evaluate", "accuracy of arithmetic by operand lengths"),
         "addition-merge": ("arithmetic.merge", "join the shards of an arithmetic evaluation"),
         "synthetic": ("tape.tasks.synthetic.evaluate", "accuracy on a synthetic task by length"),
         "scrolls-generate": ("scrolls.generate", "generate the answers to a SCROLLS task"),
-        "scrolls-score": ("eval_scrolls.py", "verify and score predictions for SCROLLS"),
+        "scrolls-score": ("scrolls.score", "verify and score predictions for SCROLLS"),
         "scrolls-majority": ("scrolls.majority", "the majority baseline of a SCROLLS task"),
     },
     "compare": {
@@ -60,23 +67,23 @@ COMMANDS = {
         "export": ("tape.export", "save a model with its code, or as a plain Llama"),
     },
     "benchmark": {
-        "speed": ("benchmarks/speed.py", "time encodings and attention backends"),
-        "optimisations": ("benchmarks/optimisations.py", "time each optimisation of TAPE"),
-        "bench-train": ("benchmarks/train_step.py", "training steps of encodings"),
-        "bench-adapters": ("benchmarks/adapters.py", "training steps of adapters"),
-        "bench-decode": ("benchmarks/decode.py", "greedy decoding with a KV cache"),
-        "bench-layer": ("benchmarks/layer.py", "the parts of a decoder layer"),
-        "bench-llama": ("benchmarks/llama_step.py", "training and decoding at Llama-2-7B's shape"),
-        "bench-perplexity": ("benchmarks/perplexity.py", "scoring a text"),
-        "bench-addition": ("benchmarks/arithmetic_eval.py", "an arithmetic evaluation"),
-        "bench-generate": ("benchmarks/scrolls_generate.py", "answers in batches or one by one"),
-        "bench-tokenize": ("benchmarks/scrolls_tokenize.py", "tokenizing and packing documents"),
-        "bench-stream": ("benchmarks/stream.py", "tokens per second of a streamed corpus"),
+        "speed": ("benchmarks.speed", "time encodings and attention backends"),
+        "optimisations": ("benchmarks.optimisations", "time each optimisation of TAPE"),
+        "bench-train": ("benchmarks.train_step", "training steps of encodings"),
+        "bench-adapters": ("benchmarks.adapters", "training steps of adapters"),
+        "bench-decode": ("benchmarks.decode", "greedy decoding with a KV cache"),
+        "bench-layer": ("benchmarks.layer", "the parts of a decoder layer"),
+        "bench-llama": ("benchmarks.llama_step", "training and decoding at Llama-2-7B's shape"),
+        "bench-perplexity": ("benchmarks.perplexity", "scoring a text"),
+        "bench-addition": ("benchmarks.arithmetic_eval", "an arithmetic evaluation"),
+        "bench-generate": ("benchmarks.scrolls_generate", "answers in batches or one by one"),
+        "bench-tokenize": ("benchmarks.scrolls_tokenize", "tokenizing and packing documents"),
+        "bench-stream": ("benchmarks.stream", "tokens per second of a streamed corpus"),
         "flex-blocks": (
-            "benchmarks/flex_blocks.py",
+            "benchmarks.flex_blocks",
             "compile FlexAttention for an H100 without one",
         ),
-        "utilization": ("benchmarks/utilization.py", "model FLOPs utilization of finished runs"),
+        "utilization": ("benchmarks.utilization", "model FLOPs utilization of finished runs"),
     },
 }
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}
@@ -101,17 +108,17 @@ def main() -> None:
         close = difflib.get_close_matches(name, TARGETS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "tape --help lists the commands"
         sys.exit(f"error: unknown command {name!r}; {hint}")
-    target = TARGETS[name]
-    # The checkout that one is in, if it is not that of the installation.
-    root = next(place for place in (Path.cwd(), ROOT) if (place / Path(__file__).name).is_file())
-    file = root / target
-    sys.argv = [str(file), *arguments]
-    sys.path.insert(0, str(file.parent if target.endswith(".py") else Path.cwd()))
-    sys.path.append(str(root))  # `config` is not an installed package
-    if target.endswith(".py"):
-        runpy.run_path(str(file), run_name="__main__")
-    else:
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    here = Path.cwd() / "tape" / "commands"
+    if here.is_dir() and not here.samefile(
+        FOLDER
+    ):  # another checkout than that of the installation
+        os.execv(sys.executable, [sys.executable, "-m", "tape.commands", *sys.argv[1:]])
+    target, root = TARGETS[name], FOLDER.parent.parent
+    if target.startswith("benchmarks") and not (root / "benchmarks").is_dir():
+        sys.exit(f"error: {name} times a checkout of the repository; run it there")
+    sys.argv = [name, *arguments]
+    sys.path[:0] = [str(Path.cwd()), str(root)]
+    runpy.run_module(target, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

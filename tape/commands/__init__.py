@@ -1,0 +1,1 @@
+"""The commands of `tape` that train, and the table of all."""

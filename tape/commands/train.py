@@ -1,0 +1,101 @@
+"""`tape train`: composes and checks the settings of a run, then trains (tape/training/run.py)."""
+
+import atexit
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
+
+from tape.settings.composition import call, is_expected, refuse
+from tape.settings.groups import CONFIG
+from tape.settings.schema import check_groups, check_settings
+
+log = logging.getLogger(__name__)
+
+
+def settings_of(cfg: DictConfig) -> dict[str, Any]:
+    """The settings of a run as plain values.
+
+    Raises:
+        ValueError: for the first one that is missing or out of bounds.
+    """
+    check_groups(OmegaConf.to_container(cfg))
+    settings = OmegaConf.to_container(cfg, resolve=True)
+    check_settings(settings)
+    return settings
+
+
+def instantiate(settings: dict[str, Any]) -> Any:
+    """What a `_target_` makes of its settings, with its own error and not hydra's around it."""
+    try:
+        return hydra.utils.instantiate(settings, _convert_="all")
+    except InstantiationException as error:
+        if error.__cause__ is None:
+            raise ValueError(f"_target_={settings.get('_target_')}: {error}") from error
+        if unknown := re.search(r"unexpected keyword argument ('\w+')", str(error.__cause__)):
+            raise ValueError(f"{settings['_target_']} takes no argument {unknown[1]}") from error
+        raise error.__cause__ from None
+
+
+def run(cfg: DictConfig) -> str:
+    """One run, from its configuration to the text of its report."""
+    settings = settings_of(cfg)
+    # It takes seconds to import: what is wrong with the settings is said before.
+    from tape.training.run import run
+
+    return run(settings, instantiate)
+
+
+@hydra.main(version_base=None, config_path=str(CONFIG), config_name="train")
+def composed(cfg: DictConfig) -> None:
+    try:
+        run(cfg)
+    except KeyboardInterrupt:
+        log.info(
+            "interrupted: the same command continues from the last checkpoint, if there is one"
+        )
+        leave(130)
+    except Exception as error:
+        from tape.training.guard import STOPPED, NonFiniteLoss, Stopped
+
+        if isinstance(error, Stopped):
+            log.info("%s: the same command continues", error)
+            leave(STOPPED)
+        if cfg.debug is True or not (isinstance(error, NonFiniteLoss) or is_expected(error)):
+            raise
+        refuse(error)
+
+
+def leave(status: int) -> NoReturn:
+    """Exits; torchrun, which has a status of its own, is told of this one in a file.
+
+    One of several processes ends without Python's last clean-up: threads of gloo that are still
+    there when it begins abort the process now and then, and the run would count as failed.
+    """
+    from torch import distributed
+
+    from tape.files import write_text
+
+    if status and (told := os.environ.get("TAPE_STATUS")):
+        write_text(Path(told), str(status))
+    if distributed.is_initialized():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def main() -> None:
+    call(composed, "train")
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""metrics.jsonl of a run: a row of JSON per log event."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from transformers import TrainerCallback
+
+from tape.files import reading, write_text
+
+
+class MetricsFile(TrainerCallback):
+    """Writes one JSON object per log event to metrics.jsonl. A resumed run drops the lines of the
+    steps that it repeats."""
+
+    FILE = "metrics.jsonl"
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        path = Path(args.output_dir) / self.FILE
+        if state.is_world_process_zero and path.exists():
+            kept = [row for row in read_metrics(path) if row["step"] <= state.global_step]
+            write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        logs = logs or {}
+        if "train_loss" in logs:  # the library's summary of the steps since the last start
+            if state.global_step < state.max_steps:
+                return
+            logs = {"total_flos": logs["total_flos"]}
+        if state.is_world_process_zero:
+            with (Path(args.output_dir) / self.FILE).open("a") as file:
+                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a metrics.jsonl up to the first invalid one, e.g. the last line of a run
+    that was killed while writing."""
+    rows = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            break
+        rows.append(row)
+    return rows
+
+
+def metric_rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run in long form: losses by step, the median speed, the peak memory; none if
+    the run keeps no metrics.
+
+    Raises:
+        ValueError: if the file is damaged, or has no training loss.
+    """
+    path = folder / MetricsFile.FILE
+    if not path.exists():
+        return []
+    logged = read_metrics(path)
+    if not any("loss" in row for row in logged):
+        raise ValueError(f"{path} contains no training loss")
+    rows = []
+    with reading(path):
+        for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):
+            for row in logged:
+                if key in row:
+                    value = _measured(key, row[key])
+                    rows.append(
+                        {"measure": name, "step": row["step"], "value": value, "unit": "nats"}
+                    )
+        for name, key, of, unit in (
+            ("speed", "tokens_per_second", median, "tokens/s"),
+            ("peak memory", "peak_memory_gib", max, "GiB"),
+        ):
+            values = [_measured(key, row[key]) for row in logged if "loss" in row]
+            rows.append({"measure": name, "value": of(values), "unit": unit})
+    return [row | {"n": 1} for row in rows]
+
+
+def _measured(key: str, value: Any) -> float:
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"{key} must be finite and not negative")
+    return float(value)
