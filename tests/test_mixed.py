@@ -56,7 +56,7 @@ def test_a_pattern_repeats_and_equal_entries_are_one():
 def test_entries_have_windows_of_their_own():
     near = {"name": "rope", "window": 4}
     model = make_model(mixture(near, "rope"), num_hidden_layers=4, sliding_window=9).model
-    assert [layer.window for layer in model.layers] == [4, 9, 4, 9]
+    assert [layer.context.window for layer in model.layers] == [4, None, 4, None]
     assert len(model.position.entries) == 1
 
 
@@ -72,7 +72,7 @@ def test_presets_are_those_of_their_papers(preset, theta, windows):
     settings = OmegaConf.to_container(composed(f"position={preset}"), resolve=True)["position"]
     n = len(windows)
     model = make_model(settings, num_hidden_layers=2 * n).model
-    assert [layer.window for layer in model.layers] == windows * 2
+    assert [layer.context.window for layer in model.layers] == windows * 2
     entries = [model.position.entries[place] for place in model.position.places]
     bases = [
         entry.config.rope_parameters["rope_theta"] if hasattr(entry, "inv_freq") else None
