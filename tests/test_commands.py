@@ -452,9 +452,6 @@ RULES = {
     "tape.analysis.gallery": Rule(["--length", "8"]),
     "tape.analysis.sharing": Rule([]),
     "tape.analysis.cost": Rule([*SMALL, "--length", "8"]),
-    "benchmarks/optimisations.py": Rule(
-        ["--batch", "1", "--length", "8", "--hidden", "16", "--heads", "2", "--rounds", "7"]
-    ),
     "benchmarks/speed.py": Rule(
         [
             *SMALL,
@@ -482,22 +479,8 @@ RULES = {
     "benchmarks/decode.py": Rule(
         slow=("--shape", "small", "--prompt", "4", "--new", "2", "--repeats", "7")
     ),
-    "benchmarks/layer.py": Rule(slow=("--shape", "small", "--repeats", "7")),
     "benchmarks/llama_step.py": Rule(),
-    "benchmarks/arithmetic_eval.py": Rule(
-        slow=("--digits", "2", "--samples", "1", "--repeats", "1", "--methods", "rope")
-    ),
-    "benchmarks/scrolls_generate.py": Rule(
-        slow=("--prompts", "2", "--prompt", "8", "9", "--new", "2", "--methods", "rope")
-    ),
-    "benchmarks/scrolls_tokenize.py": Rule(slow=("--documents", "9", "--words", "20")),
-    "benchmarks/perplexity.py": Rule(
-        slow=("--tokens", "64", "--length", "32", "--stride", "16", "--repeats", "2")
-    ),
-    "benchmarks/flex_blocks.py": Rule(),
-    "benchmarks/stream.py": Rule(slow=("--documents", "2000", "--windows", "1")),
     "benchmarks/gpu_day.py": Rule(),
-    "benchmarks/utilization.py": Rule([]),
 }
 
 

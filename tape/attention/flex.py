@@ -27,7 +27,7 @@ class Blocks(NamedTuple):
     Attributes:
         queries: their width, at most.
         values: width of values and payload, at most.
-        shared: bytes of shared memory, as compiled for sm_90 (benchmarks/flex_blocks.py).
+        shared: bytes of shared memory, as compiled for sm_90 (docs/efficiency.md).
     """
 
     queries: int

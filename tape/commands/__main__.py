@@ -68,22 +68,10 @@ COMMANDS = {
     },
     "benchmark": {
         "speed": ("benchmarks.speed", "time encodings and attention backends"),
-        "optimisations": ("benchmarks.optimisations", "time each optimisation of TAPE"),
         "bench-train": ("benchmarks.train_step", "training steps of encodings"),
         "bench-adapters": ("benchmarks.adapters", "training steps of adapters"),
         "bench-decode": ("benchmarks.decode", "greedy decoding with a KV cache"),
-        "bench-layer": ("benchmarks.layer", "the parts of a decoder layer"),
         "bench-llama": ("benchmarks.llama_step", "training and decoding at Llama-2-7B's shape"),
-        "bench-perplexity": ("benchmarks.perplexity", "scoring a text"),
-        "bench-addition": ("benchmarks.arithmetic_eval", "an arithmetic evaluation"),
-        "bench-generate": ("benchmarks.scrolls_generate", "answers in batches or one by one"),
-        "bench-tokenize": ("benchmarks.scrolls_tokenize", "tokenizing and packing documents"),
-        "bench-stream": ("benchmarks.stream", "tokens per second of a streamed corpus"),
-        "flex-blocks": (
-            "benchmarks.flex_blocks",
-            "compile FlexAttention for an H100 without one",
-        ),
-        "utilization": ("benchmarks.utilization", "model FLOPs utilization of finished runs"),
     },
 }
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}

@@ -115,7 +115,6 @@ KINDS = {
         )
     ),
     "only": optional(WORDS),
-    "summary": optional(command("runs")),
     "jobs": optional(integer(1)),
     "seconds": optional(number("> 0", lambda x: x > 0)),
     "partial": SWITCH,

@@ -158,7 +158,6 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
         cfg["partial"],
         cfg["jobs"] or (len(runs) if cfg["cluster"] in SUBMITTED else 2),
         cfg["seconds"],
-        cfg["summary"] or "",
     )
     check_comparison(sweep, labels)
     check_evaluation(sweep)

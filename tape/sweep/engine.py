@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tape.sweep.plan import Run, Sweep, fill
+from tape.sweep.plan import Run, Sweep
 
 STOPPED = os.EX_TEMPFAIL  # 75: stopped, and the same command continues
 # Signal -> the signal for the runs, and the exit status of the sweep.
@@ -45,13 +44,7 @@ def perform(sweep: Sweep) -> int:
             raise ValueError(
                 f"{sweep.out}: another sweep is running there; wait for it, or give name=..."
             ) from error
-        status = asyncio.run(Engine(sweep).perform())
-        begun = [run.folder for run in sweep.runs if run.folder.is_dir()]
-        if sweep.summary and begun:
-            return subprocess.call(fill(sweep.summary, runs=begun)) or status
-        if sweep.summary:
-            print("no run has begun: give the sweep more time (seconds=..., SLICE)")
-        return status
+        return asyncio.run(Engine(sweep).perform())
 
 
 class Engine:
@@ -179,9 +172,9 @@ class Engine:
             with log.open("ab") if log else nullcontext() as output:
                 job = await asyncio.create_subprocess_exec(
                     *words,
-                    stdin=subprocess.DEVNULL,
+                    stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
-                    stderr=output and subprocess.STDOUT,
+                    stderr=output and asyncio.subprocess.STDOUT,
                     env=self.environment,
                     process_group=0,
                 )

@@ -170,7 +170,6 @@ class Sweep:
         partial: whether the rest is compared if runs failed.
         jobs: runs at a time.
         seconds: until runs are told to save, as by SIGTERM.
-        summary: a command that is called at the end, finished or not, to `fill` with `runs`.
         cluster: an executor of submitit; None: the runs are processes of this machine.
     """
 
@@ -183,7 +182,6 @@ class Sweep:
     partial: bool = False
     jobs: int = 2
     seconds: float | None = None
-    summary: str = ""
     cluster: Any = None
 
     def commands(self) -> Iterator[Sequence[str]]:
