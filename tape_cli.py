@@ -70,7 +70,7 @@ COMMANDS = {
             "benchmarks/flex_blocks.py",
             "compile FlexAttention for an H100 without one",
         ),
-        "utilization": ("benchmarks/utilization.py", "model FLOPs utilization of finished runs"),
+        "utilization": ("benchmarks/utilization.py", "how much of the device finished runs use"),
     },
 }
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}

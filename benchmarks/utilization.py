@@ -1,8 +1,9 @@
 """Device utilization of runs: python benchmarks/utilization.py output/addition_20_adape ...
 
-Model FLOPs utilization (Chowdhery et al. 2022): FLOPs of the forward and backward pass, counted by
-torch with full attention matrices and without recomputation, at the training speed of one device,
-divided by the FLOP/s that the device reaches in a product of two large matrices in the run's dtype.
+FLOPs of the forward and backward pass, counted by torch with full attention matrices and without
+recomputation, at the training speed of one device, as a share of the peak FLOP/s of a known GPU in
+16 bits (model FLOPs utilization, Chowdhery et al. 2022). On other devices and in float32, as a
+share of the FLOP/s of a product of two large matrices on this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from transformers import AutoConfig
 
 from benchmarks.harness import parser, publish
 from benchmarks.models import DEVICE, random_tokens
-from benchmarks.timing import in_turn, matrix_product
+from benchmarks.timing import in_turn, matrix_product, reference_rate
 from tape import TapeForCausalLM
 from tape.command import Distinct, expected_errors
 from tape.evaluation.tables import markdown_table
@@ -24,7 +25,7 @@ from tape.files import read_object
 from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import TRAINED, last_complete, read_configuration, step_of
 
-COLUMNS = ("run", "steps", "tokens/s", "TFLOP/s", "peak", "MFU")
+COLUMNS = ("run", "steps", "tokens/s", "TFLOP/s", "reference, TFLOP/s", "share")
 
 
 def flops_per_token(folder: Path, length: int) -> float:
@@ -61,15 +62,16 @@ def row(folder: Path) -> list[str]:
     half = {"trainer.bf16": torch.bfloat16, "trainer.fp16": torch.float16}
     dtype = next((half[key] for key in half if settings.get(key)), torch.float32)
     product, flops = matrix_product(dtype)
-    peak = flops / min(in_turn({"": product}, 10, warm_up=1)[""])
+    fastest = min(in_turn({"": product}, 10, warm_up=1)[""])
+    reference, rate = reference_rate(dtype, flops / fastest)
     used = speed * flops_per_token(saved, settings["length"])
     return [
         folder.name,
         f"{step_of(saved):,} of {settings['trainer.max_steps']:,}",
         f"{speed:,.0f}",
         f"{used / 1e12:.3g}",
-        f"{peak / 1e12:.3g} ({str(dtype).removeprefix('torch.')})",
-        f"{used / peak:.1%}",
+        f"{rate / 1e12:.3g} ({reference}, {str(dtype).removeprefix('torch.')})",
+        f"{used / rate:.1%}",
     ]
 
 

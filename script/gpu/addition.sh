@@ -9,7 +9,7 @@
 #   settings     of the training, e.g. trainer.max_steps=10000
 #
 # Rerun the command until all encodings are trained (output/${EXPERIMENT}_${TYPE}_${SEED}), evaluated
-# and compared in a figure. Each slice ends with steps, speed and utilization so far.
+# and compared in a figure. Each slice ends with steps, speed and share of the GPU's peak so far.
 set -euo pipefail
 SLICE=${SLICE:-540} exec bash "$(dirname "${BASH_SOURCE[0]}")/../sweep.sh" addition_gpu position \
     ${EXPERIMENT:+"recipe=$EXPERIMENT"} ${BATCH:+"batch=$BATCH"} -- "$@"
