@@ -240,11 +240,11 @@ def ratio(name: str, encoding: str) -> Callable[[Path], float]:
 
 
 def utilization(encoding: str) -> Callable[[Path], float]:
-    """The share of the device's speed that the fastest training steps reach."""
+    """The share of the GPU's peak that the fastest training steps reach."""
 
     def read(out: Path) -> float:
         table = pd.read_csv(out / "training" / "speed.csv")
-        return _fastest(table, encoding, "training", LENGTHS[0])["mfu"]
+        return _fastest(table, encoding, "training", LENGTHS[0])["share"]
 
     return read
 
@@ -254,8 +254,8 @@ GOALS = [
     Goal("attention layer, forward and backward: fire / rope", 1.40, True, ratio("layer", "fire")),
     Goal("attention layer, forward and backward: t5 / rope", 1.40, True, ratio("layer", "t5")),
     Goal("training step: tape / rope", 1.12, True, ratio("training", "tape")),
-    Goal("training step: MFU of rope", 0.50, False, utilization("rope")),
-    Goal("training step: MFU of tape", 0.45, False, utilization("tape")),
+    Goal("training step: share of the peak, rope", 0.50, False, utilization("rope")),
+    Goal("training step: share of the peak, tape", 0.45, False, utilization("tape")),
 ]
 
 

@@ -20,7 +20,7 @@ import torch
 from benchmarks import peers, speed_report, workloads
 from benchmarks.harness import Comparison, parser, publish, run
 from benchmarks.models import BASE, DEVICE, SMALL, decoder, library_llama
-from benchmarks.timing import Work, matrix_product
+from benchmarks.timing import Work, matrix_product, reference_rate
 from benchmarks.workloads import WORK, Load
 from tape import TapeConfig
 from tape.analysis.cost import HELP, configuration
@@ -195,13 +195,14 @@ def main(given: list[str] | None = None) -> None:
     asked = cases(arguments)
     for case, name in product(asked, arguments.encodings):
         case.config(name)  # refuses an invalid shape
-    times, flops = matrix_product(getattr(torch, arguments.dtype))
+    dtype = getattr(torch, arguments.dtype)
+    times, flops = matrix_product(dtype)
     comparisons = [Comparison(PRODUCT, [PRODUCT], lambda _: times)]
     comparisons += [Comparison(str(c), [*c.methods], c.prepare, optional=True) for c in asked]
     version = {"x-transformers": peers.version("x-transformers")}
     found = run("speed", arguments, comparisons, **version)
-    peak = flops / found[PRODUCT]["seconds"].min()
-    rows = speed_report.results(found, asked, peak)
+    reference = reference_rate(dtype, flops / found[PRODUCT]["seconds"].min())
+    rows = speed_report.results(found, asked, *reference)
     text = speed_report.write(rows, arguments)
     publish("speed", arguments, text, left=len(comparisons) - len(found))
 

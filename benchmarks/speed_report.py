@@ -27,15 +27,16 @@ NOTE = """\
 Milliseconds of a forward pass, a training step or a prompt; in decoding, of one token: medians over
 rounds in which all methods took turns. In brackets the time divided by that of rope in the same
 round, backend and length, with quartiles. TFLOP/s: two per multiply-add of the whole N x N
-attention. MFU: share of the TFLOP/s of a product of large matrices. Memory: peak of tensors above
-those before."""
+attention. Share: of the peak TFLOP/s of a known GPU in 16 bits (the model FLOPs utilization, MFU),
+elsewhere of those of a product of large matrices on the same machine (`reference`). Memory: peak of
+tensors above those before."""
 # Empty where a method could not run, and `note` says why. `first` and `third` are quartiles.
 COLUMNS = [
     *("scope", "work", "encoding", "implementation", "backend", "compiled", "dtype", "batch"),
     *("length", "rounds", "milliseconds", "milliseconds_first", "milliseconds_third"),
     *("ratio", "ratio_first", "ratio_third", "peer_ratio", "tokens_per_second"),
-    *("tflops", "tflops_causal", "peak_tflops", "mfu", "mfu_causal", "memory_mib"),
-    *("kernels", "note"),
+    *("tflops", "tflops_causal", "reference", "reference_tflops", "share", "share_causal"),
+    *("memory_mib", "kernels", "note"),
 ]
 QUANTITIES = {"milliseconds": "ms", "ratio": "time / rope", "memory_mib": "memory (MiB)"}
 PALETTE = [colour for name in ("tab20", "tab20b") for colour in matplotlib.colormaps[name].colors]
@@ -43,12 +44,14 @@ COLOURS = dict(zip(ENCODINGS, PALETTE, strict=False))
 STYLES = {"here": "o-", "transformers": "x--", "torch": "+--", "x-transformers": "1:"}
 
 
-def results(found: dict[str, pd.DataFrame], cases: list[Case], peak: float) -> pd.DataFrame:
+def results(
+    found: dict[str, pd.DataFrame], cases: list[Case], reference: str, rate: float
+) -> pd.DataFrame:
     """Returns a row per case and method, in COLUMNS.
 
     Args:
         found: raw rows by the name of the case.
-        peak: FLOP/s of a product of large matrices.
+        reference, rate: what speeds are compared with, and its FLOP/s.
     """
     rows = []
     for case in cases:
@@ -71,14 +74,15 @@ def results(found: dict[str, pd.DataFrame], cases: list[Case], peak: float) -> p
                 "note": each["note"],
             }
             if seconds[name]:
-                row |= {"memory_mib": each["memory"] / 2**20, "peak_tflops": peak / 1e12}
-                row |= speed(case, method, seconds, name, peak)
+                row |= {"reference": reference, "reference_tflops": rate / 1e12}
+                row |= speed(case, method, seconds, name, rate)
+                row["memory_mib"] = each["memory"] / 2**20
             rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def speed(
-    case: Case, method: Method, seconds: dict[str, list[float]], name: str, peak: float
+    case: Case, method: Method, seconds: dict[str, list[float]], name: str, rate: float
 ) -> dict[str, float]:
     load, own, once = case.load, seconds[name], Spread.of(seconds[name])
     calls = load.new if load.work == "decoding" else 1
@@ -91,7 +95,7 @@ def speed(
         row["peer_ratio"] = Spread.of_ratios(own, here).median
     for rule, causal in (("", False), ("_causal", True)):
         flops = 2 * case.multiply_adds(method, causal) / once.median
-        row |= {f"tflops{rule}": flops / 1e12, f"mfu{rule}": flops / peak}
+        row |= {f"tflops{rule}": flops / 1e12, f"share{rule}": flops / rate}
     tokens = load.new if load.work == "decoding" else load.length
     return row | {"tokens_per_second": load.batch * tokens / once.median}
 
@@ -118,12 +122,12 @@ def by_length(group: pd.DataFrame) -> str:
     """Returns a row per method, a column per length, and more of its longest length."""
     lengths = sorted(group.length.unique())
     head = ["encoding", *(f"ms, {length:,}" for length in lengths)]
-    lines = [[*head, "tokens/s", "TFLOP/s", "MFU", "memory, MiB", "kernels"]]
+    lines = [[*head, "tokens/s", "TFLOP/s", "share", "memory, MiB", "kernels"]]
     for method, own in group.groupby("method", sort=False):
         at = own.set_index("length")
         last = at.loc[max(at.index)]
         times = [time_of(at.loc[length]) if length in at.index else "" for length in lengths]
-        share = [f"{last.tflops:.3g}", f"{last.mfu:.1%}", f"{last.memory_mib:,.1f}"]
+        share = [f"{last.tflops:.3g}", f"{last.share:.1%}", f"{last.memory_mib:,.1f}"]
         rate = f"{last.tokens_per_second:,.0f}"
         lines.append([method, *times, rate, *share, last.kernels or "unfused"])
     return markdown_table(lines)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.models import DEVICE
+from tape.training.console import peak_flops
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler reports each start and stop
 Work = Callable[[], Any]
@@ -82,6 +83,13 @@ def matrix_product(dtype: torch.dtype) -> tuple[Work, int]:
     side = 8192 if DEVICE.type == "cuda" else 1024
     a, b = (torch.randn(side, side, device=DEVICE, dtype=dtype) for _ in range(2))
     return lambda: a @ b, 2 * side**3
+
+
+def reference_rate(dtype: torch.dtype, product: float) -> tuple[str, float]:
+    """Returns what speeds are compared with, and its FLOP/s: the peak of a known GPU, elsewhere
+    `product`, those of a matrix product on this machine."""
+    peak = peak_flops(DEVICE, dtype)
+    return ("matrix product", product) if peak is None else ("peak", peak)
 
 
 # ---- memory

@@ -1,7 +1,10 @@
-"""Provenance of results: command, commit and machine, in origin.json next to them."""
+"""Provenance of results: command, commit and machine, in origin.json next to them, and a
+fingerprint of the code of a model."""
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 import os
 import platform
@@ -13,9 +16,11 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from tape.files import reading, write_text
 
@@ -40,6 +45,51 @@ def read(folder: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError):
         return []
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Returns a hash of the code that computes a model: of the modules of this package that define
+    its parts, and of those that they use.
+
+    Comments, docstrings, format, imports and messages of errors do not count, nor does the module
+    that code stands in. Packages are not followed: `tape.positions` imports all encodings.
+    """
+    waiting, found, code = {type(part).__module__ for part in model.modules()}, set(), set()
+    while waiting:
+        module = sys.modules.get(waiting.pop())
+        if module is None or module in found or not _is_ours(module):
+            continue
+        found.add(module)
+        code |= _statements(Path(module.__file__).read_text(encoding="utf-8"))
+        for value in vars(module).values():
+            is_module = isinstance(value, ModuleType)
+            waiting.add(value.__name__ if is_module else getattr(value, "__module__", None))
+    return hashlib.sha256("\n".join(sorted(code)).encode()).hexdigest()[:16]
+
+
+def _is_ours(module: ModuleType) -> bool:
+    package = hasattr(module, "__path__")
+    return module.__name__.partition(".")[0] == __package__ and not package
+
+
+@cache
+def _statements(source: str) -> set[str]:
+    return {ast.unparse(statement) for statement in _Bare().visit(ast.parse(source)).body}
+
+
+class _Bare(ast.NodeTransformer):
+    """Removes imports, docstrings and messages of errors."""
+
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
+        return None
+
+    visit_ImportFrom = visit_Import
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else node
+
+    def visit_Raise(self, node: ast.Raise) -> ast.Raise:
+        return ast.Raise()
 
 
 @cache

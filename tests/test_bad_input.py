@@ -971,7 +971,7 @@ MEASURED = f"{PERPLEXITY} {GOOD}"
 LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai --out o.csv --model {GOOD}"
 STABILITY = "-m tape.analysis.stability --length 16 --windows 1 --out o --model"
 PICTURES = f"-m tape.analysis.visualize --out o --model {GOOD}"
-COMPARE, HEATMAP = "-m tape.compare", "-m tape.results.heatmap"
+COMPARE, HEATMAP = "-m tape.results.compare", "-m tape.results.heatmap"
 PASSKEYS = f"{KEYS}prompts --max_tokens 80 --interval 80"
 NO_NAME = r"it must be a single folder name of letters"
 EVALUATIONS = [
@@ -1109,7 +1109,7 @@ EVALUATIONS = [
     *(
         (f"-m {command} --out {{given}}/model", rf"--out: \S+model {A_MODEL}")
         for command in (
-            f"tape.compare {GOOD}",
+            f"tape.results.compare {GOOD}",
             *(f"tape.analysis.{name} --model {GOOD}" for name in ("stability", "visualize")),
             f"tape.analysis.faults --model {GOOD}",
             "tape.analysis.cost",
@@ -1117,7 +1117,7 @@ EVALUATIONS = [
     ),
     ("benchmarks/speed.py --out {given}/model", rf"--out: \S+model {A_MODEL}"),
     # Empty paths
-    ("-m tape.report ''", r"folders: '' must be a path"),
+    ("-m tape.results.report ''", r"folders: '' must be a path"),
     (f"{HEATMAP} {GOOD} --out ''", r"--out: '' must be a path"),
     (f"{COMPARE} {GOOD} --out ''", r"--out: '' must be a path"),
     (
@@ -1224,10 +1224,10 @@ EVALUATIONS = [
     ),
     ("-m arithmetic.merge {made}/nothing", r"nothing/grid contains no evaluation"),
     ("-m arithmetic.merge {made}/empty --name ../x", rf"--name: name='\.\./x': {NO_NAME}"),
-    ("-m tape.report {made}/nothing", r"nothing is not a folder"),
-    ("-m tape.report {made}/loop", r"loop is not a folder"),
+    ("-m tape.results.report {made}/nothing", r"nothing is not a folder"),
+    ("-m tape.results.report {made}/loop", r"loop is not a folder"),
     (
-        "-m tape.report {made}/empty --out {made}/file",
+        "-m tape.results.report {made}/empty --out {made}/file",
         r"--out \S+file is neither empty nor a report",
     ),
 ]

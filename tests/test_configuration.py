@@ -1,6 +1,8 @@
 """Names, arguments and settings in conflict: one clear error each."""
 
 import ast
+import copy
+import json
 import pathlib
 import re
 import sys
@@ -10,7 +12,7 @@ from importlib import metadata
 import pytest
 import torch
 from conftest import make_config, make_model, random_tokens
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
 
 import tape
 from tape import TapeConfig, TapeForCausalLM, TapeModel
@@ -65,9 +67,100 @@ def test_odd_head_dimension_without_pairs(name):
     assert model.config.rope_parameters is None
 
 
-def test_misspelt_position_field():
-    with pytest.raises(ValueError, match="no field 'postion'; did you mean 'position'"):
-        TapeConfig(postion="alibi")
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("postion", "position"),
+        ("qk_nrom", "qk_norm"),
+        ("hiden_size", "hidden_size"),
+        ("rope_thetta", "rope_theta"),
+    ],
+)
+def test_misspelt_fields_are_refused(tmp_path, given, meant):
+    message = f"TapeConfig has no field '{given}'; did you mean '{meant}'"
+    with pytest.raises(ValueError, match=message):
+        TapeConfig(**{given: 8})
+    with pytest.raises(ValueError, match=message):
+        AutoConfig.for_model("tape", **{given: 8})
+    make_config("rope").save_pretrained(tmp_path)
+    for source in (TapeConfig, AutoConfig, TapeForCausalLM):
+        with pytest.raises(ValueError, match=message):
+            source.from_pretrained(tmp_path, **{given: 8})
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {given: 8}))
+    for source in (TapeConfig, AutoConfig):
+        with pytest.raises(ValueError, match=message):
+            source.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["colour", "gradient_checkpointing", "temperature"])
+def test_unknown_fields_are_refused(name):
+    with pytest.raises(ValueError, match=f"TapeConfig has no field '{name}'"):
+        TapeConfig(**{name: 1})
+
+
+SHAPE = {"vocab_size": 99, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+# All keys that versions 4 of transformers saved for a Llama, and two of others.
+LLAMA_4 = SHAPE | json.loads("""{
+"_name_or_path": "x", "_attn_implementation_autoset": true, "_commit_hash": null,
+"_flash_attn_2_enabled": false, "add_cross_attention": false, "bad_words_ids": null,
+"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"begin_suppress_tokens": null, "bos_token_id": 1, "chunk_size_feed_forward": 0,
+"cross_attention_hidden_size": null, "decoder_start_token_id": null, "do_sample": false,
+"diversity_penalty": 0.0, "early_stopping": false, "encoder_no_repeat_ngram_size": 0,
+"eos_token_id": 2, "exponential_decay_length_penalty": null, "finetuning_task": null,
+"forced_bos_token_id": null, "forced_eos_token_id": null, "hidden_act": "silu",
+"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "initializer_range": 0.02, "intermediate_size": 64,
+"is_decoder": false, "is_encoder_decoder": false, "label2id": {"LABEL_0": 0, "LABEL_1": 1},
+"length_penalty": 1.0, "max_length": 20, "max_position_embeddings": 64, "min_length": 0,
+"mlp_bias": false, "head_dim": 8, "model_type": "llama", "no_repeat_ngram_size": 0,
+"num_beam_groups": 1, "num_beams": 1, "num_key_value_heads": 2, "num_return_sequences": 1,
+"output_attentions": false, "output_hidden_states": false, "output_scores": false,
+"pad_token_id": null, "prefix": null, "pretraining_tp": 1, "problem_type": null,
+"pruned_heads": {}, "remove_invalid_values": false, "repetition_penalty": 1.0,
+"return_dict": true, "return_dict_in_generate": false, "rms_norm_eps": 1e-05,
+"rope_scaling": null, "rope_theta": 500000.0, "sep_token_id": null, "suppress_tokens": null,
+"temperature": 1.0, "task_specific_params": null, "tf_legacy_loss": false,
+"tie_encoder_decoder": false, "tie_word_embeddings": false, "tokenizer_class": null, "top_k": 50,
+"top_p": 1.0, "torch_dtype": "float16", "torchscript": false, "transformers_version": "4.46.0",
+"typical_p": 1.0, "use_bfloat16": false, "use_cache": true, "xla_device": null,
+"quantization_config": {"quant_method": "gptq", "bits": 4}, "max_sequence_length": 64}""")
+
+
+@pytest.mark.parametrize("saved", [LLAMA_4, LlamaConfig(**SHAPE, dtype="float16").to_dict()])
+def test_saved_llama_configurations_load(tmp_path, saved, caplog):
+    (tmp_path / "config.json").write_text(json.dumps(saved | {"attn_dropout": 0.0, "by": "us"}))
+    config = TapeConfig.from_pretrained(tmp_path, bos_token_id=7)
+    assert config.position["name"] == "rope"
+    assert (config.bos_token_id, config.dtype) == (7, torch.float16)
+    assert config.rope_parameters["rope_theta"] == saved.get("rope_theta", 10000.0)
+    for position in ("rope", "tape"):
+        given = {key: value for key, value in saved.items() if key != "model_type"}
+        assert TapeConfig(**given, position=position).hidden_size == 32
+        assert TapeConfig.from_dict(saved, position=position).hidden_size == 32
+    assert not caplog.records
+
+
+def test_configurations_survive_copies_and_fields_of_their_users(tmp_path, caplog):
+    config = make_config("tape", dtype="bfloat16", qk_norm=True)
+    config.note = "mine"
+    config.save_pretrained(tmp_path)
+    for again in (
+        copy.copy(config),
+        copy.deepcopy(config),
+        TapeConfig(**config.to_dict()),
+        TapeConfig.from_dict(config.to_dict()),
+        TapeConfig.from_pretrained(tmp_path),
+        AutoConfig.from_pretrained(tmp_path),
+    ):
+        assert again.to_diff_dict() == config.to_diff_dict()
+    assert {each.getMessage() for each in caplog.records} == {
+        "no fields of TapeConfig, without effect: note"
+    }
+    loaded, unused = AutoConfig.from_pretrained(
+        tmp_path, return_unused_kwargs=True, device_map="cpu", qk_norm=False
+    )
+    assert unused == {"device_map": "cpu"} and not loaded.qk_norm
 
 
 def test_key_value_heads_divide_the_heads():

@@ -14,7 +14,7 @@ SPEED = {"implementation": "here", "work": "training", "length": gpu_day.LENGTHS
 
 def write_speed(folder, *rows):
     folder.mkdir(parents=True)
-    names = ["encoding", "backend", "milliseconds", "mfu"]
+    names = ["encoding", "backend", "milliseconds", "share"]
     table = pd.DataFrame([SPEED | dict(zip(names, row, strict=True)) for row in rows])
     table.to_csv(folder / "speed.csv", index=False)
 

@@ -38,6 +38,7 @@ from tape.runs.folder import (
 )
 from tape.runs.metrics import read_metrics
 from tape.settings.groups import options
+from tape.training.console import peak_flops
 from tape.training.guard import Guard, NonFiniteLoss, Stopped
 from tape.training.trainer import LanguageModelTrainer
 
@@ -174,7 +175,32 @@ def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
     assert [row["step"] for row in rows if "eval_loss" in row] == [4, 8]
     assert all(row["tokens_per_second"] > 0 for row in rows if "loss" in row)
     assert all(0 < row["data_share"] < 1 for row in rows if "loss" in row)
-    assert all(0 < row["mfu"] < 1 for row in rows if "loss" in row)
+
+
+def test_without_a_known_gpu_there_is_no_mfu(start, capsys):
+    folder = start("position=rope", "trainer.max_steps=2")
+    (row,) = (row for row in read_metrics(folder / "metrics.jsonl") if "loss" in row)
+    assert 0 < row["product_share"] < 1 and "mfu" not in row
+    text = (folder / "report" / "report.md").read_text()
+    assert f", {row['product_share']:.1%} of this machine's matrix-product rate," in text
+    assert "MFU" not in capsys.readouterr().out
+
+
+def test_mfu_is_the_share_of_a_known_gpus_peak(monkeypatch):
+    gpu = torch.device("cuda")
+    for name, peak in {
+        "NVIDIA H100 80GB HBM3": 989e12,
+        "NVIDIA H100 PCIe": 756e12,
+        "NVIDIA A100-SXM4-40GB": 312e12,
+        "NVIDIA L40S": 362e12,
+        "NVIDIA L4": 121e12,
+        "NVIDIA L40": None,  # not listed
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,  # a part of one
+    }.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert peak_flops(gpu, torch.bfloat16) == peak_flops(gpu, torch.float16) == peak, name
+        assert peak_flops(gpu, torch.float32) is None  # tensor cores may or may not take part
+    assert peak_flops(torch.device("cpu"), torch.bfloat16) is None
 
 
 def test_the_share_of_time_spent_waiting_for_data_is_measured(start, monkeypatch):
@@ -430,7 +456,7 @@ def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path, position, step):
             start(*settings)
     start(*settings)
     assert_same_weights(weights(whole), weights(folder))
-    timed = {"tokens_per_second", "peak_memory_gib", "data_share", "mfu"}
+    timed = {"tokens_per_second", "peak_memory_gib", "data_share", "mfu", "product_share"}
 
     def rows(folder):
         return [

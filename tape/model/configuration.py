@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
+from collections.abc import Iterable
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import LlamaConfig
+from transformers import GenerationConfig, LlamaConfig
 from transformers.activations import ACT2FN
 
 from tape import positions
@@ -20,6 +22,23 @@ COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences"),
     *("num_attention_heads", *OPTIONAL, "max_position_embeddings"),
 )
+
+
+# Arguments of the library's configurations that are no fields.
+ARGUMENTS = {
+    *("attn_implementation", "auto_map", "experts_implementation", "model_type", "name_or_path"),
+    *("num_labels", "original_max_position_embeddings", "output_attentions"),
+    *("partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling"),
+    *("rope_theta", "tie_last_hidden_states", "torch_dtype"),
+}
+# Saved by earlier versions of the library, without effect on a decoder.
+EARLIER = vars(GenerationConfig()).keys() | {
+    *("add_cross_attention", "cross_attention_hidden_size", "decoder_start_token_id"),
+    *("finetuning_task", "gradient_checkpointing", "is_decoder", "max_sequence_length", "prefix"),
+    *("pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss"),
+    *("tie_encoder_decoder", "tokenizer_class", "torchscript", "use_bfloat16", "xla_device"),
+}
+log = logging.getLogger(__name__)
 
 
 @strict
@@ -41,8 +60,9 @@ class TapeConfig(LlamaConfig):
     otherwise None.
 
     `max_position_embeddings` is the training length; longer inputs are not clamped. Frequencies of
-    rotary encodings are in `rope_parameters`, as for a Llama. Unknown names and arguments raise a
-    ValueError that lists the known ones.
+    rotary encodings are in `rope_parameters`, as for a Llama. Unknown fields, names and arguments
+    raise a ValueError that lists the known ones. A saved configuration may have further fields of
+    other versions and programs, which do not resemble these; they have no effect.
     """
 
     model_type = "tape"
@@ -56,9 +76,10 @@ class TapeConfig(LlamaConfig):
     adaptation: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs):
-        for name in kwargs:
-            if get_close_matches(name, ["position"], cutoff=0.8):
-                raise ValueError(f"TapeConfig has no field {name!r}; did you mean 'position'?")
+        saved = self.transformers_version is not None
+        others = self._check_names(kwargs.keys() - EARLIER if saved else kwargs, others=saved)
+        if others:
+            log.warning("no fields of TapeConfig, without effect: %s", ", ".join(sorted(others)))
         self._check_bounds()
         super().__post_init__(**kwargs)
         if self.num_attention_heads % self.num_key_value_heads:
@@ -73,6 +94,28 @@ class TapeConfig(LlamaConfig):
                 f"query_temperature with position {name!r}, whose positions do not count tokens; "
                 "leave it out, or choose another position"
             )
+
+    @classmethod
+    def _known(cls) -> set[str]:
+        return {field.name for field in fields(cls)} | ARGUMENTS
+
+    @classmethod
+    def _check_names(cls, given: Iterable[str], others: bool) -> list[str]:
+        """Returns unknown names, apart from private ones.
+
+        Args:
+            others: whether there may be some: other versions and programs save their own, and
+                `from_pretrained` has arguments that are no fields.
+
+        Raises:
+            ValueError: for an unknown name; with `others`, only if it resembles a known one.
+        """
+        known = cls._known()
+        unknown = [name for name in given if name not in known and not name.startswith("_")]
+        for name in unknown:
+            if not others or get_close_matches(name, known, cutoff=0.8):
+                raise ValueError(f"TapeConfig has no field {name!r}{suggestion(name, known)}")
+        return unknown
 
     def _check_bounds(self) -> None:
         """Validates bounds that the library does not check."""
@@ -135,8 +178,9 @@ class TapeConfig(LlamaConfig):
             raise OSError(f"{pretrained_model_name_or_path} has no config.json, or an empty one")
         family = config_dict.get("model_type", cls.model_type)
         if family == "llama":
-            config_dict = config_dict | {"model_type": cls.model_type, "position": "rope"}
-            config_dict.pop("architectures", None)
+            known = cls._known() - {"architectures"}  # a Llama ignores other names
+            config_dict = {name: config_dict[name] for name in config_dict.keys() & known}
+            config_dict |= {"model_type": cls.model_type, "position": "rope"}
             _ignore_partial_default(config_dict)
         elif family != cls.model_type:
             raise ValueError(
@@ -148,7 +192,8 @@ class TapeConfig(LlamaConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
         """As in the library. `position` replaces the saved encoding; arguments of the same encoding
-        replace only the saved arguments of the same name."""
+        replace only the saved arguments of the same name. Misspelt fields are refused."""
+        cls._check_names(kwargs, others=True)
         config_dict = copy.deepcopy(config_dict)
         if (position := kwargs.pop("position", None)) is not None:
             config_dict["position"] = positions.override(config_dict.get("position"), position)

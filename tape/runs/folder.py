@@ -33,6 +33,7 @@ NO_INFLUENCE = (
     r"name|output_dir|alias|trainer\.output_dir|cache_dir|debug|launcher|sequence_parallel",
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
     r"report\..*|data\.max_bad|eval_blocks|task\.samples",
+    r"code|accept_new_code",  # `check_code`
     r"trunk",  # the run equals an uninterrupted one (`tape.training.branch`)
     r"encodings\..*|longest|tape_sampler|randpe_length",  # defaults of position.*; two of old runs
     r"learning_rates(\..*)?|rates_of",  # of which trainer.learning_rate is one
@@ -69,6 +70,7 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
                 + "\ngive this run its own name=... or output_dir=..., or remove that folder."
             )
         if begun:
+            check_code(folder, before, now)
             earlier = before.get(EARLIER) or []
             steps = before.get("trainer.max_steps")
             if steps != now.get("trainer.max_steps"):
@@ -124,6 +126,16 @@ def conflicts(
     `further` patterns."""
     allowed = (*MAY_CHANGE, *further)
     return differences(_without(allowed, before), _without(allowed, now))
+
+
+def check_code(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises a ValueError if the code that computes the model of a run has changed since `before`,
+    unless the settings accept that. Earlier versions did not record it."""
+    if before.get("code") not in (None, now.get("code")) and not now.get("accept_new_code"):
+        raise ValueError(
+            f"{folder}: the code of its encoding or of the decoder has changed; give the new run "
+            "its own name=... or output_dir=..., or continue this one with accept_new_code=true"
+        )
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

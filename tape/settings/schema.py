@@ -59,6 +59,7 @@ SETTINGS = {
     "alias": optional(FOLDER),
     "cache_dir": TEXT,
     "seed": integer(0, 2**32 - 1),
+    "accept_new_code": SWITCH,
     "debug": SWITCH,
     "length": integer(2, 2**31 - 1),
     "sequence_parallel": integer(1),

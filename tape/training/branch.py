@@ -15,6 +15,7 @@ from transformers import TrainingArguments, get_scheduler
 from tape.files import write_text
 from tape.runs.folder import (
     EARLIER,
+    check_code,
     clear_unfinished,
     conflicts,
     read_configuration,
@@ -50,6 +51,7 @@ def branch(trunk: Path, folder: Path) -> Path:
             f"trunk={trunk} is of a run with other settings ({'; '.join(changes)}): only the "
             f"schedule and the number of steps may differ"
         )
+    check_code(trunk.parent, before, now)
     rates = learning_rates(now, planned, step)
     plans = [*(before.get(EARLIER) or []), before["trainer.max_steps"]]
     if any(learning_rates(before, steps, step) != rates for steps in plans):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import time
@@ -10,6 +11,22 @@ import torch
 from tqdm import tqdm
 from transformers import TrainerCallback
 
+# Dense FLOP/s in 16 bits, from the data sheets; the first name within that of the GPU counts.
+PEAKS = {
+    "B200": 2250e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "A40": 150e12,
+    "A30": 165e12,
+    "L4": 121e12,
+}
+
 
 def peak_memory() -> int:
     """Returns bytes: peak memory of the GPU, otherwise peak resident size of this process."""
@@ -17,6 +34,16 @@ def peak_memory() -> int:
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Returns the peak FLOP/s of a GPU in 16 bits; None in float32, for which tensor cores may or
+    may not be used, for a part of a GPU and for devices that PEAKS does not list."""
+    if device.type != "cuda" or dtype.itemsize != 2:
+        return None
+    name = torch.cuda.get_device_name(device)
+    known = (peak for gpu, peak in PEAKS.items() if re.search(rf"\b{gpu}\b", name))
+    return None if "MIG" in name else next(known, None)
 
 
 def product_flops(device: torch.device, dtype: torch.dtype) -> float:
@@ -37,8 +64,9 @@ class Console(TrainerCallback):
     Adds the speed, the peak memory and the share of time spent waiting for data to the log.
 
     Args:
-        flops: of a training step per token, forward and backward. Adds the model FLOP utilization:
-            FLOP/s of training over those of a product of large matrices (`product_flops`).
+        flops: of a training step per token, forward and backward. Adds the model FLOP utilization,
+            FLOP/s of training over the device's peak (`mfu`). If the peak is unknown, adds the
+            ratio to the FLOP/s of a product of large matrices instead (`product_share`).
     """
 
     def __init__(self, flops: float | None = None):
@@ -54,7 +82,9 @@ class Console(TrainerCallback):
         if self.flops is not None:
             without_bf16 = torch.float16 if args.fp16 else torch.float32
             dtype = torch.bfloat16 if args.bf16 else without_bf16
-            self.peak = product_flops(args.device, dtype) * args.world_size
+            peak = peak_flops(args.device, dtype)
+            self.share = "product_share" if peak is None else "mfu"
+            self.reference = args.world_size * (peak or product_flops(args.device, dtype))
         if state.is_world_process_zero:
             self.bar = tqdm(
                 total=state.max_steps, initial=state.global_step, unit="step", disable=None
@@ -80,8 +110,10 @@ class Console(TrainerCallback):
             logs["data_share"] = round(share, 5)
             utilization = ""
             if self.flops is not None:
-                logs["mfu"] = round(logs["tokens_per_second"] * self.flops / self.peak, 4)
-                utilization = f" ({logs['mfu']:.1%} MFU)"
+                share = logs["tokens_per_second"] * self.flops / self.reference
+                logs[self.share] = round(share, 4)
+                if self.share == "mfu":
+                    utilization = f" ({share:.1%} MFU)"
             self.seconds_since_log, self.steps_since_log, self.tokens = 0.0, 0, 0
             self.waited = 0.0
             left = int((state.max_steps - state.global_step) * self.seconds / self.steps)

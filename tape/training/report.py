@@ -97,24 +97,28 @@ def continuation(
 
 def facts(model: TapeForCausalLM, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns facts common to all reports: the model and a summary of its training metrics."""
-    speeds = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
-    used = [row["mfu"] for row in metrics if "mfu" in row]
-    waits = [row["data_share"] for row in metrics if "data_share" in row]
+
+    def middle(key: str) -> float | None:
+        values = [row[key] for row in metrics if key in row]
+        return median(values) if values else None
+
     return {
         "position": model.config.position,
         "attention": model.config._attn_implementation,
         "parameters": model.num_parameters(),
         "steps": max(row["step"] for row in metrics),
-        "tokens_per_second": median(speeds) if speeds else None,
-        "mfu": median(used) if used else None,
-        "data_share": median(waits) if waits else None,
+        "tokens_per_second": middle("tokens_per_second"),
+        "mfu": middle("mfu"),
+        "product_share": middle("product_share"),
+        "data_share": middle("data_share"),
         "peak_memory_gib": round(max(row.get("peak_memory_gib", 0) for row in metrics), 2),
     }
 
 
 def headline(facts: dict[str, Any]) -> str:
     speed, share = facts["tokens_per_second"], facts["data_share"]
-    used = "" if facts["mfu"] is None else f", {facts['mfu']:.1%} MFU"
+    of = {"mfu": "MFU", "product_share": "of this machine's matrix-product rate"}
+    used = "".join(f", {facts[key]:.1%} {of[key]}" for key in of if facts[key] is not None)
     waiting = "" if share is None else f", {share:.1%} of its time waiting for data (median)"
     return (
         f"position {facts['position']['name']}, attention {facts['attention']}, "

@@ -123,6 +123,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         task.check(model)
         factor = settings["optimizer"].get("encoding_factor")
         check_factor(factor, arguments, model)
+        recorded |= {"code": provenance.fingerprint(model)}
         recorded, checkpoint, finished = begin(folder, recorded, arguments, task.criterion)
         log.info(
             "position %s, attention %s, %s parameters, %s",

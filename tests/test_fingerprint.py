@@ -1,0 +1,127 @@
+"""A run records the code that computes it, and other code does not continue it unnoticed."""
+
+import ast
+import json
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import make_model
+
+from tape import provenance as origin
+from tape.positions import ENCODINGS
+from tape.runs.folder import CONFIGURATION
+
+DECODER = ("attention", "cpu", "flash", "flex", "gpu", "inputs", "layer", "loss", "masks")
+DECODER += ("modeling", "options", "payload", "positions.base", "positions.sampling")
+
+
+@contextmanager
+def edited(folder, name, change):
+    """Has the source file of a module changed; the loaded module stays as it is."""
+    module = sys.modules[name]
+    path, copy = module.__file__, folder / f"{name}.py"
+    copy.write_text(change(Path(path).read_text()))
+    module.__file__ = str(copy)
+    try:
+        yield
+    finally:
+        module.__file__ = path
+
+
+def other(source):
+    """Adds a statement to the first function."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.body.append(ast.parse("x = 1 - 1").body[0])
+            break
+    return ast.unparse(tree)
+
+
+def same(source):
+    """The same code with other comments, docstrings, format, imports and messages of errors."""
+    tree = ast.parse(source)
+    tree.body.reverse()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            node.exc.args = [ast.Constant("another message")]
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            node.body[0].value.value = "Another text."
+    return f"# A comment.\nimport sys as another\n{ast.unparse(tree)}"
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_the_fingerprint_is_of_the_encoding(tmp_path, name):
+    model = make_model(name)
+    before, own = origin.fingerprint(model), ENCODINGS[name].__module__
+    with edited(tmp_path, own, other):
+        assert origin.fingerprint(model) != before
+    with edited(tmp_path, own, same):
+        assert origin.fingerprint(model) == before
+    for unused in {"tape.positions.fox", "tape.positions.cope", "tape.runs.folder"} - {own}:
+        with edited(tmp_path, unused, other):
+            assert origin.fingerprint(model) == before, unused
+
+
+@pytest.mark.parametrize("part", DECODER)
+def test_the_fingerprint_is_of_the_decoder(tmp_path, part):
+    model = make_model("rope")
+    before = origin.fingerprint(model)
+    with edited(tmp_path, f"tape.{part}", other):
+        assert origin.fingerprint(model) != before
+    with edited(tmp_path, f"tape.{part}", same):
+        assert origin.fingerprint(model) == before
+
+
+def test_code_may_move_to_another_module(tmp_path):
+    model = make_model("rope")
+    before, moved = origin.fingerprint(model), []
+
+    def without_last(source):
+        *rest, last = ast.parse(source).body
+        moved.append(ast.unparse(last))
+        return "\n".join(map(ast.unparse, rest))
+
+    with edited(tmp_path, "tape.positions.rotary", without_last):
+        assert origin.fingerprint(model) != before
+        with edited(tmp_path, "tape.model.layer", lambda source: f"{source}\n{moved[-1]}"):
+            assert origin.fingerprint(model) == before
+
+
+@pytest.mark.parametrize("steps", [8, 10], ids=["finished", "resumed"])
+def test_changed_code_does_not_continue_a_run_unnoticed(start, finished, tmp_path, steps):
+    steps, report = f"trainer.max_steps={steps}", finished / "report" / "report.json"
+    before = report.read_bytes()
+    with edited(tmp_path, "tape.positions.tape", other):
+        with pytest.raises(ValueError, match=r"run: the code .* has changed; .*") as refused:
+            start(steps)
+        assert "\n" not in str(refused.value) and "accept_new_code=true" in str(refused.value)
+        assert report.read_bytes() == before
+        start(steps, "accept_new_code=true")
+        start(steps)  # the new code is the run's from now on
+    with pytest.raises(ValueError, match="has changed"):
+        start(steps)
+
+
+def test_changed_code_does_not_continue_a_trunk_unnoticed(start, finished, tmp_path):
+    settings = ["schedule=wsd", "trainer.warmup_steps=0"]
+    settings += ["trainer.lr_scheduler_kwargs.num_decay_steps=2"]
+    shutil.rmtree(finished)
+    trunk = start(*settings).rename(tmp_path / "trunk") / "checkpoint-4"
+    with edited(tmp_path, "tape.positions.tape", other):
+        with pytest.raises(ValueError, match=r"trunk: the code .* has changed"):
+            start(*settings, f"trunk={trunk}", "trainer.max_steps=6")
+        start(*settings, f"trunk={trunk}", "trainer.max_steps=6", "accept_new_code=true")
+
+
+def test_a_run_without_a_record_of_its_code_is_continued(start, finished, tmp_path):
+    path = finished / CONFIGURATION
+    recorded = json.loads(path.read_text())
+    del recorded["code"]
+    path.write_text(json.dumps(recorded))
+    with edited(tmp_path, "tape.positions.tape", other):
+        start()
+    assert json.loads(path.read_text())["code"]
