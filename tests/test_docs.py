@@ -170,7 +170,7 @@ def test_scripts_are_strict_and_say_what_they_do():
 
 
 def test_commands_in_documents_name_files_that_exist():
-    for page in PAGES:
+    for page in {*PAGES} - {ROOT / "CHANGELOG.md"}:  # which names those of earlier versions
         for command in re.findall(r"(?:bash|python) ([\w/]+\.(?:sh|py))", page.read_text()):
             assert (ROOT / command).exists(), (page, command)
 

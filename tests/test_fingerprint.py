@@ -14,8 +14,12 @@ from tape import provenance as origin
 from tape.positions import ENCODINGS
 from tape.runs.folder import CONFIGURATION
 
-DECODER = ("attention", "cpu", "flash", "flex", "gpu", "inputs", "layer", "loss", "masks")
-DECODER += ("modeling", "options", "payload", "positions.base", "positions.sampling")
+ROOMS = {
+    "attention": ("backends", "cpu", "flash", "flex", "gpu", "masks", "payload"),
+    "model": ("inputs", "layer", "loss", "modeling", "options"),
+    "positions": ("base", "sampling"),
+}
+DECODER = [f"{room}.{module}" for room, modules in ROOMS.items() for module in modules]
 
 
 @contextmanager
