@@ -1222,8 +1222,6 @@ EVALUATIONS = [
         f"{PERPLEXITY} {{made}}/index",
         r"index\.json: names '\.\./w', which is not a file in the same folder",
     ),
-    ("-m arithmetic.merge {made}/nothing", r"nothing/grid contains no evaluation"),
-    ("-m arithmetic.merge {made}/empty --name ../x", rf"--name: name='\.\./x': {NO_NAME}"),
     ("-m tape.results.report {made}/nothing", r"nothing is not a folder"),
     ("-m tape.results.report {made}/loop", r"loop is not a folder"),
     (

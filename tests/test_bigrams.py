@@ -1,13 +1,7 @@
-"""Bigrams in context: the chains, the tokens, and the lowest losses."""
-
-from collections import Counter
-from itertools import pairwise
-from math import lgamma
+"""Bigrams in context: the chains and the tokens."""
 
 import numpy as np
-import pytest
 
-from tape.analysis.optimum import optimal_losses
 from tape.data import BigramCorpus, tokenize_corpus, train_tokenizer
 from tape.data import bigrams as module
 from tape.data.bigrams import CONCENTRATION, SYMBOLS, chains
@@ -27,29 +21,6 @@ def literal_chains(seed, count, length):
 
 def test_chains_equal_a_literal_loop():
     assert chains([3, 1], 5, 40).tolist() == literal_chains([3, 1], 5, 40)
-
-
-def test_the_optimal_losses_are_those_of_the_marginal_likelihood():
-    """The product of all predictions is the probability of the chain, integrated over tables:
-    the Dirichlet-multinomial distribution of each row of its counts."""
-    symbols = chains([5], 7, 100)
-    losses = optimal_losses(symbols)
-    for chain, found in zip(symbols.tolist(), losses.sum(axis=1), strict=True):
-        pairs = Counter(pairwise(chain))
-        expected = 0.0
-        for row in range(SYMBOLS):
-            counts = [pairs[row, column] for column in range(SYMBOLS)]
-            expected -= lgamma(SYMBOLS * CONCENTRATION)
-            expected += lgamma(SYMBOLS * CONCENTRATION + sum(counts))
-            expected -= sum(lgamma(CONCENTRATION + n) - lgamma(CONCENTRATION) for n in counts)
-        assert found == pytest.approx(expected, rel=1e-9)
-
-
-def test_no_model_that_knows_less_is_better():
-    losses = optimal_losses(chains([6], 200, 512))
-    assert losses[:, 0] == pytest.approx(np.log(SYMBOLS))
-    by_length = [losses[:, 2**n : 2 ** (n + 1)].mean() for n in range(1, 9)]
-    assert by_length == sorted(by_length, reverse=True)
 
 
 def test_windows_of_the_validation_split_begin_with_documents(tmp_path, monkeypatch):

@@ -252,9 +252,6 @@ def layout(tmp_path_factory):
             learn(f"llama_{method}", *extended, *TEXT, f"peft={method}", "frozen=null")
         drope = ["experiment=extend", "peft=drope", *extended[1:], *TEXT]
         learn("drope", *drope, "output_dir=output/extend/text_drope_0")
-        trunk = ["position=adape", "schedule=wsd", *DECAY, "trainer.save_total_limit=null"]
-        trunk += ["trainer.save_steps=1"]
-        learn("trunk", *TEXT, "length=64", *TINY_MODEL, *trunk, "output_dir=trunk")
         for position in ("rope", "tape"):
             learn(
                 f"passkey_{position}_0", "experiment=passkey", f"position={position}", *TINY_MODEL
@@ -386,8 +383,6 @@ def tiny_run(settings: list[str]) -> list[str] | None:
         text += ["base_model=output/rope_c4", "frozen=null"]
     if "schedule=wsd" in given:
         text += DECAY
-    if "trunk=" in given:
-        new = [*new, "trunk=trunk/checkpoint-1"]
     return [*shape, *ONE_STEP, *text, *new]
 
 
@@ -448,9 +443,7 @@ RULES = {
             [] if "output/problems.ids" in given else [*CORPUS, "--lengths", "16", "--windows", "2"]
         )
     ),
-    "tape.analysis.optimum": Rule([]),
     "tape.analysis.gallery": Rule(["--length", "8"]),
-    "tape.analysis.sharing": Rule([]),
     "tape.analysis.cost": Rule([*SMALL, "--length", "8"]),
     "benchmarks/speed.py": Rule(
         [
@@ -462,12 +455,10 @@ RULES = {
     "tape.results.report": Rule([]),
     "tape.export": Rule([], needs=True),
     "arithmetic.evaluate": Rule(["max_length=2", "samples=1", "processes=1"]),
-    "arithmetic.merge": Rule([]),
     "tape.tasks.synthetic.evaluate": Rule(["--samples", "1", "--name", "new", *ALONE]),
     "tape.tasks.synthetic.suite": Rule([], needs=True),
     "tape.results.compare": Rule([], needs=True),
     "tape.results.rates": Rule(),
-    "tape.results.scaling": Rule(),
     "tape.results.heatmap": Rule([]),
     "eval_scrolls.py": Rule(["--data_dir", "zips"]),
     "scrolls.show": Rule(["--data_dir", "zips"], needs=True),

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,17 +107,6 @@ def test_changed_code_does_not_continue_a_run_unnoticed(start, finished, tmp_pat
         start(steps)  # the new code is the run's from now on
     with pytest.raises(ValueError, match="has changed"):
         start(steps)
-
-
-def test_changed_code_does_not_continue_a_trunk_unnoticed(start, finished, tmp_path):
-    settings = ["schedule=wsd", "trainer.warmup_steps=0"]
-    settings += ["trainer.lr_scheduler_kwargs.num_decay_steps=2"]
-    shutil.rmtree(finished)
-    trunk = start(*settings).rename(tmp_path / "trunk") / "checkpoint-4"
-    with edited(tmp_path, "tape.positions.tape", other):
-        with pytest.raises(ValueError, match=r"trunk: the code .* has changed"):
-            start(*settings, f"trunk={trunk}", "trainer.max_steps=6")
-        start(*settings, f"trunk={trunk}", "trainer.max_steps=6", "accept_new_code=true")
 
 
 def test_a_run_without_a_record_of_its_code_is_continued(start, finished, tmp_path):

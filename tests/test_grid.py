@@ -19,11 +19,9 @@ from hydra import compose, initialize_config_dir
 
 import arithmetic.evaluate as entry
 from arithmetic import Problems, character_tokenizer
-from arithmetic import merge as merging
 from arithmetic.decoding import answers
-from arithmetic.grid import read_evaluation
+from arithmetic.grid import GRID, read_evaluation
 from arithmetic.grid_plan import plan
-from arithmetic.merge import merge
 from tape import TapeConfig, TapeForCausalLM
 from tape.evaluation import workers
 from tape.evaluation.accuracy import share
@@ -252,12 +250,12 @@ def test_shards_merge_into_the_unsharded_run(folder, trained, tmp_path):
     other = shutil.copytree(trained, tmp_path / "shards" / "add_tape")
     evaluate(other, "shard=2/3")
     with pytest.raises(ValueError, match=r"batches are missing.* a shard not started"):
-        merge(other)
+        GRID.gather(other / "grid")
     evaluate(other, "shard=1/3")
     assert not (other / "grid" / "grid.csv").exists()
     evaluate(other, "shard=3/3")  # the last one to finish
     assert contents(other / "grid") == whole
-    merge(other)
+    GRID.gather(other / "grid")
     assert contents(other / "grid") == whole
 
 
@@ -347,11 +345,11 @@ def test_what_does_not_belong_together_is_refused(folder, tmp_path):
     with pytest.raises(ValueError, match=r"holds another evaluation \(model: "):
         evaluate(folder)
     with pytest.raises(ValueError, match="other weights than those"):
-        merge(folder)
+        GRID.gather(folder / "grid")
     parts = folder / "grid" / "shard-1-of-1" / FILE
     parts.write_text("{\n" + parts.read_text())
     with pytest.raises(ValueError, match="is damaged"):
-        merge(folder)
+        GRID.gather(folder / "grid")
 
 
 def test_refusals(folder, tmp_path):
@@ -364,7 +362,7 @@ def test_refusals(folder, tmp_path):
     with pytest.raises(ValueError, match=r"has no problems\.json"):
         evaluate(tmp_path)
     with pytest.raises(ValueError, match="contains no evaluation"):
-        merge(folder)
+        GRID.gather(folder / "grid")
     with pytest.raises(ValueError, match=r"has no grid\.csv"):
         read_evaluation(folder / "grid")
     (folder / "model.safetensors").unlink()
@@ -410,15 +408,11 @@ def test_commands(folder, monkeypatch, capsys, tmp_path):
         call(entry, f"model={folder}", "shard=x")
     with pytest.raises(SystemExit, match=r"error: give model=\.\.\., the folder of a trained run"):
         call(entry)
-    with pytest.raises(SystemExit, match=r"error: .* contains no evaluation"):
-        call(merging, folder)
     with pytest.raises(SystemExit, match=r"error: no evaluation with a heat map in .*grid: "):
         heatmap.main([str(folder), "--name", "grid"])
     call(entry, f"model={folder}", "samples=1")  # twice the trained lengths
     assert len(read_evaluation(folder / "grid").rows) == 4 * 4 and not list(
         folder.glob("**/.hydra")
     )
-    call(merging, folder)
-    assert "outside: " in capsys.readouterr().out
     heatmap.main([str(folder), str(folder), "--out", str(tmp_path / "two.png")])
     assert (tmp_path / "two.png").stat().st_size and (tmp_path / "two.svg").stat().st_size

@@ -32,7 +32,6 @@ COMMANDS = {
         ),
         "lm-eval": ("tape.evaluation.lm_eval", "tasks of lm-eval: MMLU, ARC, RULER, your own"),
         "addition": ("arithmetic.evaluate", "accuracy of arithmetic by operand lengths"),
-        "addition-merge": ("arithmetic.merge", "join the shards of an arithmetic evaluation"),
         "synthetic": ("tape.tasks.synthetic.evaluate", "accuracy on a synthetic task by length"),
         "scrolls-generate": ("scrolls.generate", "generate the answers to a SCROLLS task"),
         "scrolls-score": ("scrolls.score", "verify and score predictions for SCROLLS"),
@@ -45,7 +44,6 @@ COMMANDS = {
             "all encodings on all synthetic tasks: table, heat maps",
         ),
         "rates": ("tape.results.rates", "choose each encoding's learning rate by validation loss"),
-        "scaling": ("tape.results.scaling", "loss against compute, and the compute that is saved"),
         "heatmap": ("tape.results.heatmap", "draw accuracy grids of runs side by side"),
         "report": (
             "tape.results.report",
@@ -57,10 +55,8 @@ COMMANDS = {
         "stability": ("tape.analysis.stability", "change of attention when a text is moved"),
         "visualize": ("tape.analysis.visualize", "draw attention and positional states"),
         "state": ("tape.analysis.state", "how TAPE's learned state differs from RoPE's"),
-        "optimum": ("tape.analysis.optimum", "lowest losses on bigrams in context"),
         "faults": ("tape.analysis.faults", "effect of two faults of the original code"),
         "gallery": ("tape.analysis.gallery", "pictures of what every encoding adds to scores"),
-        "sharing": ("tape.analysis.sharing", "memory and traffic of GPUs that share a text"),
         "cost": ("tape.analysis.cost", "FLOPs, parameters and memory of every encoding"),
     },
     "export": {

@@ -2,7 +2,7 @@
 
 Each document is a Markov chain over 16 letters with a random transition table, so nothing about a
 letter is known except from earlier letters of its document, and a longer context is worth more at
-any length. `tape.analysis.optimum` has the lowest loss that a model can reach.
+any length. docs/pretraining.md has the lowest loss that a model can reach.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ NO_INFLUENCE = (
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
     r"report\..*|data\.max_bad|eval_blocks|task\.samples",
     r"code|accept_new_code",  # `check_code`
-    r"trunk",  # the run equals an uninterrupted one (`tape.training.branch`)
-    r"encodings\..*|longest|tape_sampler|randpe_length",  # defaults of position.*; two of old runs
+    r"encodings\..*|longest",  # defaults of position.*
+    r"trunk|tape_sampler|randpe_length",  # of earlier versions
     r"learning_rates(\..*)?|rates_of",  # of which trainer.learning_rate is one
     r"trainer\.(disable_tqdm|report_to|run_name)",
     r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",

@@ -63,7 +63,6 @@ SETTINGS = {
     "debug": SWITCH,
     "length": integer(2, 2**31 - 1),
     "sequence_parallel": integer(1),
-    "trunk": optional(TEXT),
     "base_model": optional(TEXT),
     "frozen": optional(TEXT),
     "tokenizer": optional(TEXT),

@@ -32,7 +32,6 @@ from tape.training.arguments import (
     sequences_per_step,
     share_sequences,
 )
-from tape.training.branch import branch
 from tape.training.build import (
     adapt_model,
     adapted_config,
@@ -197,8 +196,6 @@ def begin(
                 f"give the shorter run another name=..."
             )
         settings = register_run(folder, settings)
-        if checkpoint is None and settings["trunk"]:
-            checkpoint = branch(Path(settings["trunk"]), folder)
         provenance.record(folder)
     checkpoint = broadcast_object_list([checkpoint])[0]
     if checkpoint is None:
