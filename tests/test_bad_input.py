@@ -119,7 +119,7 @@ SETTINGS = [
     ("+model.attention_dropout=x", r"'attention_dropout' with value 'x'"),
     ("model.rms_norm_eps=-1.0", r"model\.rms_norm_eps=-1\.0 must be a number > 0"),
     ("+model.pad_token_id=9999", r"model\.pad_token_id=9999: it is set by the tokenizer"),
-    ("model.vocab_size=3", r"tokenizer has 300 tokens, more than model\.vocab_size=3"),
+    ("model.vocab_size=3", r"tokenizer has ids up to 299, too many for model\.vocab_size=3"),
     ("model.attn_implementation=foo", r"attn_implementation='foo' .*: no such implementation"),
     ("+model.hiden_size=3", r"model takes no argument 'hiden_size'; did you mean 'hidden_size'"),
     # the encoding

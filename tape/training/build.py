@@ -17,6 +17,7 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 
 from tape.adapters import ADAPTER
 from tape.configuration import TapeConfig
+from tape.data.tokenizer import vocabulary_size
 from tape.evaluation.checkpoint import check_finite, fingerprint, with_weights
 from tape.frozen import loading
 from tape.modeling import TapeForCausalLM
@@ -76,7 +77,7 @@ def build_model(
     Raises:
         ValueError: if the vocabulary is smaller than the tokenizer's.
     """
-    config.vocab_size = shape.get("vocab_size") or len(tokenizer)
+    config.vocab_size = shape.get("vocab_size") or vocabulary_size(tokenizer)
     _check_vocabulary(tokenizer, config.vocab_size, "model.vocab_size=")
     for name in OF_TOKENIZER:
         setattr(config, name, getattr(tokenizer, name))
@@ -179,9 +180,9 @@ def _settled(owner: str, make: Callable[[], TapeConfig]) -> TapeConfig:
 
 
 def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, owner: str) -> None:
-    if len(tokenizer) > size:
+    if (needed := vocabulary_size(tokenizer)) > size:
         raise ValueError(
-            f"the tokenizer has {len(tokenizer):,} tokens, more than {owner}{size:,}; use the "
+            f"the tokenizer has ids up to {needed - 1:,}, too many for {owner}{size:,}; use the "
             "model's tokenizer or, for a new model, model.vocab_size=null, which follows the "
             "tokenizer"
         )
