@@ -213,7 +213,6 @@ def test_the_table_has_the_shape_of_the_papers():
         zero_shot.table(rows, "acd")
 
 
-@pytest.mark.xfail(strict=False, reason="every metric is shown in percent")
 @pytest.mark.parametrize(
     ("metric", "value", "shown"),
     [
@@ -237,7 +236,6 @@ def test_only_shares_are_in_percent(metric, value, shown):
     assert paper.startswith("| TAPE | 74.16 |" if in_percent else "| TAPE | - |")
 
 
-@pytest.mark.xfail(strict=True, reason="every metric is shown in percent")
 def test_a_table_names_the_metrics_that_are_no_shares():
     rows = [
         row("ours", "lambada", 7.8403, metric="perplexity", stderr="0.25"),
