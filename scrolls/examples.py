@@ -19,7 +19,14 @@ from scrolls.prompts import BUDGETS, Prompts
 from scrolls.rows import Row, read_rows
 from scrolls.sources import find, identity
 from scrolls.tasks import TASKS, Split, Task
-from tape.data.blocks import batches, token_dtype, tokenize, tokenizer_fingerprint
+from tape.data.blocks import (
+    batches,
+    check_unknown,
+    token_dtype,
+    tokenize,
+    tokenizer_fingerprint,
+)
+from tape.data.tokenizer import vocabulary_size
 from tape.files import new_folder, read_or_discard
 from tape.validation import check_path, look_up
 
@@ -148,6 +155,9 @@ def tokenize_split(
         with new_folder(folder) as work:
             _write(rows, tokenizer, prompts, work)
         examples = _read(tokenizer, folder)
+    lists = (getattr(examples, name).tokens for name in TEXTS)
+    parts = [tokens for tokens in lists if tokens is not None]
+    check_unknown(tokenizer, f"{task.name} ({split})", parts)
     return examples
 
 
@@ -158,7 +168,7 @@ def _read(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Examples:
         ValueError, LookupError, TypeError, FileNotFoundError: if they are damaged.
     """
     facts = json.loads((folder / "rows.json").read_text())
-    vocabulary = max(tokenizer.get_vocab().values()) + 1
+    vocabulary = vocabulary_size(tokenizer)
     documents, questions, answers = (
         TokenLists(folder, name, token_dtype(tokenizer), vocabulary) for name in TEXTS
     )
@@ -177,6 +187,7 @@ def _write(
     numbers: dict[bytes, int] = {}  # of documents, by their hashes
     ids: list[str] = []
     document: list[int] = []
+    dtype = token_dtype(tokenizer)
     with ExitStack() as opened:
         files = {name: opened.enter_context((folder / f"{name}.bin").open("wb")) for name in TEXTS}
         for batch in batches(rows):
@@ -190,11 +201,11 @@ def _write(
                 prompts.answers([row.output or "" for row in batch]),
             )
             for name, lists in zip(TEXTS, found, strict=True):
-                files[name].writelines(lists)
+                files[name].writelines(tokens.astype(dtype) for tokens in lists)
                 lengths[name] += map(len, lists)
             ids += [row.id for row in batch]
             document += [numbers[digest] for digest in hashes]
     for name, found in lengths.items():
         np.save(folder / f"{name}.npy", np.cumsum(found, dtype=np.int64), allow_pickle=False)
-    facts = {"dtype": token_dtype(tokenizer).name, "ids": ids, "document": document}
+    facts = {"dtype": dtype.name, "ids": ids, "document": document}
     (folder / "rows.json").write_text(json.dumps(facts))

@@ -87,6 +87,11 @@ SETTINGS = [
     ("+trainer.optim=foo", r"trainer: foo is not a valid OptimizerNames"),
     ("trainer.eval_strategy=foo", r"trainer: foo is not a valid IntervalStrategy"),
     ("trainer.report_to=foo", r"trainer\.report_to=foo: foo is not supported"),
+    (
+        "trainer.report_to=codecarbon",
+        r"trainer\.report_to=codecarbon: codecarbon is not installed or not set up; install it",
+    ),
+    ("+trainer.use_cpu=true +trainer.fp16=true", r"trainer\.fp16=True: float16 needs a GPU"),
     ("trainer.train_sampling_strategy=random", r"train_sampling_strategy=random: .* order"),
     ("+trainer.num_train_epochs=x", r"trainer\.num_train_epochs='x' must be a number"),
     ("+trainer.accelerator_config=5", r"trainer\.accelerator_config=5 must be text"),
@@ -119,7 +124,7 @@ SETTINGS = [
     ("+model.attention_dropout=x", r"'attention_dropout' with value 'x'"),
     ("model.rms_norm_eps=-1.0", r"model\.rms_norm_eps=-1\.0 must be a number > 0"),
     ("+model.pad_token_id=9999", r"model\.pad_token_id=9999: it is set by the tokenizer"),
-    ("model.vocab_size=3", r"tokenizer has 300 tokens, more than model\.vocab_size=3"),
+    ("model.vocab_size=3", r"tokenizer has ids up to 299, too many for model\.vocab_size=3"),
     ("model.attn_implementation=foo", r"attn_implementation='foo' .*: no such implementation"),
     ("+model.hiden_size=3", r"model takes no argument 'hiden_size'; did you mean 'hidden_size'"),
     # the encoding

@@ -4,6 +4,10 @@ import csv
 import itertools
 import json
 import math
+import shutil
+import string
+import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +15,13 @@ import pandas as pd
 import pytest
 from conftest import composed
 
-from tape import TapeConfig, report
+from tape import TapeConfig, results
 from tape.evaluation.curves import binned, context_gain, write
 from tape.files import write_text
 from tape.results.compare import compare, main, read
 from tape.results.figures import curves
-from tape.results.table import columns_of
+from tape.results.rows import Row
+from tape.results.table import columns_of, latex
 from tape.runs.folder import TRAINED, register_run
 from tape.settings.groups import ABLATIONS
 from tape.statistics import differences
@@ -111,6 +116,27 @@ def test_the_table_the_rows_and_latex(runs, tmp_path):
     assert "Δ" not in compare(runs, out, "compare")[0]
 
 
+def test_latex_is_ascii(runs):
+    """LaTeX without packages takes no other characters, and some of ASCII are commands."""
+    found = read(runs, "compare").rows
+    names = string.printable + "Δ±ö日"
+    rows = [Row(f"rope name={name}", row.runs) for name, row in zip(names, itertools.cycle(found))]
+    tex = f"{latex(rows)}\n\n{latex(rows[:2], rows[0])}"
+    assert tex.isascii() and "& in & $\\Delta$ &" in tex
+    labels = [line.partition(" & ")[0].partition("=")[2] for line in tex.splitlines()]
+    shown = dict(zip(names, [label for label in labels if label], strict=False))
+    assert shown["a"] == "a" and shown["\\"] == r"\textbackslash{}" and shown["<"] == r"\textless{}"
+    assert shown["%"] == r"\%" and shown["ö"] == "U+00F6" and shown["日"] == "U+65E5"
+    if shutil.which("pdflatex") is None:
+        return
+    head = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}"
+    text = f"{head}\\tiny{tex}\\end{{document}}"
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "table.tex").write_text(text)
+        given = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "table.tex"]
+        subprocess.run(given, cwd=folder, check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
 def test_the_picture_has_a_line_and_a_band_per_row(runs):
     panels = curves(read(runs, "compare").rows).axes
     assert len(panels) == 3
@@ -193,7 +219,7 @@ def test_lengths_are_columns_in_order(runs):
 
 
 def test_every_row_of_the_papers_ablations_composes():
-    paper = Path(report.__file__).parent / "paper"
+    paper = Path(results.__file__).parent / "paper"
     table6, table7 = (len((paper / f"table{n}.csv").read_text().splitlines()) - 1 for n in (6, 7))
     rows = {}
     for table in ("architecture", "equivariance", "width"):

@@ -29,6 +29,7 @@ from tape.data import (
     train_tokenizer,
 )
 from tape.data import blocks as blocks_module
+from tape.data.corpora import KNOWN, PLAIN
 from tape.data.tokenizer import load_tokenizer
 from tape.files import new_folder, write_text
 from tape.runs.folder import register_run
@@ -126,6 +127,44 @@ def test_text_corpus_reads_every_kind(tmp_path):
     assert len(train) + len(validation) == len(everything)
     some = TextCorpus([str(tmp_path / "*.gz"), str(tmp_path / "rows.parquet")])
     assert sum(map(len, both_splits(some))) == 4
+
+
+def test_a_folder_says_which_files_it_reads(tmp_path, caplog):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_all_kinds(folder)
+    for name in ("a.txt.gz", "b.TXT", "c.json", "d.csv", "README"):
+        (folder / "deep" / name).write_text("x")
+    (tmp_path / "other.txt").write_text("x")
+    for setting in ("files", "validation"):
+        caplog.clear()
+        TextCorpus(**{"files": tmp_path / "other.txt"} | {setting: folder})
+        message = f"data.{setting}: 5 of the 11 files in {folder} are read; left out: "
+        message += "2 .csv, 1 .TXT, 1 .gz, 1 .json, 1 without a suffix; "
+        assert message in caplog.text and "only .txt, .md, " in caplog.text
+    caplog.clear()
+    TextCorpus(str(folder / "*.jsonl*"))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("name", [f"a{suffix}" for suffix in KNOWN if suffix != ".parquet"])
+def test_a_byte_order_mark_is_no_text(name, tmp_path):
+    """Files with and without one are the same corpus."""
+    found = []
+    for mark in ("", "\ufeff"):
+        path = tmp_path / f"{len(mark)}" / name
+        path.parent.mkdir()
+        text = json.dumps({"text": "one\ufeff two"}) + "\n" if "jsonl" in name else "one\ufeff two"
+        data = (mark + text).encode()
+        packed = {"gz": gzip.compress, "zst": zstandard.compress}.get(path.suffix[1:], bytes)
+        path.write_bytes(packed(data))
+        copy = path.with_name(f"b{name}")
+        copy.write_bytes(path.read_bytes())
+        corpus = TextCorpus(path, validation=copy)
+        assert list(corpus.documents("train")) == ["one\ufeff two"]
+        found.append(corpus.fingerprint())
+    if path.suffix in PLAIN:
+        assert found[0] == found[1]
 
 
 def test_links_are_followed_and_read_once(tmp_path):
@@ -264,6 +303,35 @@ def test_parquet_without_the_column(tmp_path):
     with pytest.raises(ValueError, match=r"no column 'text', only body; set data\.field"):
         both_splits(TextCorpus(path))
     assert sum(map(len, both_splits(TextCorpus(path, field="body")))) == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([b"x"]), "binary has b'x'"),
+        (pa.array([b"x"], pa.large_binary()), "large_binary has b'x'"),
+        (pa.array([1]), "int64 has 1"),
+        (pa.array([["x"]]), "list<.*> has"),
+        (pa.array([None]), "null has None"),
+    ],
+)
+def test_a_parquet_column_of_another_type_is_named(column, message, tmp_path):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pa.table({"text": column}), path)
+    message = rf"a\.parquet, row 0: column 'text' of type {message}.* must be a string; convert"
+    with pytest.raises(ValueError, match=message):
+        both_splits(TextCorpus(path))
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary("int32", "string")])
+def test_parquet_columns_of_text(kind, tmp_path):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pa.table({"text": pa.array(["x"] * 1500, kind)}), path)
+    assert sum(map(len, both_splits(TextCorpus(path)))) == 1500
+    pyarrow.parquet.write_table(pa.table({"text": pa.array(["x"] * 1500 + [None], kind)}), path)
+    message = r"a\.parquet, row 1,500: column 'text' of type .* has None"
+    with pytest.raises(ValueError, match=message):
+        both_splits(TextCorpus(path))
 
 
 def test_missing_and_empty_folders(tmp_path):

@@ -214,6 +214,39 @@ def test_the_table_has_the_shape_of_the_papers():
 
 
 @pytest.mark.parametrize(
+    ("metric", "value", "shown"),
+    [
+        *(("acc", 0.25, "25.00"), ("acc_norm", 1.0, "100.00"), ("em", 0.0, "0.00")),
+        *(("exact_match:strict-match", 0.5, "50.00"), ("4096", 0.5, "50.00")),
+        *(("prompt_level_strict_acc", 0.5, "50.00"), ("accuracy_amb", 0.5, "50.00")),
+        *(("perplexity", 7.8403, "7.8403"), ("word_perplexity", 1234567.0, "1234567.0000")),
+        *(("bits_per_byte", 0.9731, "0.9731"), ("byte_perplexity", 1.96, "1.9600")),
+        *(("f1", 81.25, "81.2500"), ("bleu", 33.5, "33.5000"), ("mcc", -0.1, "-0.1000")),
+        *(("brier_score", 0.25, "0.2500"), ("likelihood_diff", 0.1, "0.1000")),
+        ("accuracy", 62.5, "62.5000"),  # in percent already
+    ],
+)
+def test_only_shares_are_in_percent(metric, value, shown):
+    rows = [row("ours", "arc_easy", value, metric=metric, stderr="")]
+    *lines, note = zero_shot.table(rows, metric).splitlines()
+    assert lines[2].startswith(f"| ours | {shown} | ")
+    in_percent = shown == f"{100 * value:.2f}"
+    assert note.startswith("Percent") == in_percent
+    paper = next(line for line in lines if line.startswith("| TAPE |"))
+    assert paper.startswith("| TAPE | 74.16 |" if in_percent else "| TAPE | - |")
+
+
+def test_a_table_names_the_metrics_that_are_no_shares():
+    rows = [
+        row("ours", "lambada", 7.8403, metric="perplexity", stderr="0.25"),
+        row("ours", "lambada", 0.5, metric="exact_match"),
+    ]
+    *lines, note = zero_shot.table(rows).splitlines()
+    assert lines[2].startswith("| ours | 50.00 ± 1.00 | 7.8403 ± 0.2500 | ")
+    assert note.startswith("Percent; perplexity as lm-eval gives it. ")
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         (

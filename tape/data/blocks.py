@@ -24,12 +24,15 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape.data.corpora import Corpus, Split, no_documents
+from tape.data.tokenizer import unknown_id, vocabulary_size
 from tape.files import new_folder, read_or_discard
 
 log = logging.getLogger(__name__)
 
 DOCUMENTS_AT_ONCE = 256
 CHARACTERS_AT_ONCE = 2**23
+TOKENS_AT_ONCE = 2**24
+MAX_UNKNOWN = 0.1  # share of the tokens of a text
 HEAD_BYTES = 2**20
 Item = TypeVar("Item")
 
@@ -53,7 +56,7 @@ def tokenize_corpus(
     """Returns the tokens of a split, cached on disk. Uses all cores.
 
     Raises:
-        ValueError: if the split has no text.
+        ValueError: if the split has no text, or too many of its tokens are unknown.
     """
     folder = cache_dir / "tokens" / token_fingerprint(corpus, split, tokenizer)
     stream = read_or_discard(folder, partial(_read_stream, tokenizer))
@@ -62,6 +65,8 @@ def tokenize_corpus(
         with new_folder(folder, most) as work:
             _write_stream(corpus, split, tokenizer, work)
         stream = _read_stream(tokenizer, folder)
+    text = f"{corpus.name} ({split})"
+    check_unknown(tokenizer, text, [stream.tokens], stream.documents)
     return stream
 
 
@@ -79,7 +84,7 @@ def _read_stream(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenStrea
     if facts.get("head", _head(path)) != _head(path):  # absent in earlier versions
         raise ValueError("the tokens changed after they were written")
     tokens = np.memmap(path, dtype, "r")
-    if (largest := int(tokens.max())) > max(tokenizer.get_vocab().values()):
+    if (largest := int(tokens.max())) >= vocabulary_size(tokenizer):
         raise ValueError(f"its tokenizer has no token {largest:,}")
     return TokenStream(tokens, documents, size, folder.name)
 
@@ -101,7 +106,7 @@ def _write_stream(
     with bar, path.open("wb") as file:
         for batch in batches(corpus.documents(split)):
             for ids in encode(tokenizer, batch):
-                file.write(ids)
+                file.write(ids.astype(dtype))
                 facts["tokens"] += len(ids)
             size = sum(len(text.encode()) for text in batch)
             facts["documents"] += len(batch)
@@ -126,7 +131,40 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def token_dtype(tokenizer: PreTrainedTokenizerBase) -> np.dtype:
-    return np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+    """Returns the dtype of token ids on disk."""
+    return np.dtype(np.uint16 if vocabulary_size(tokenizer) <= 2**16 else np.uint32)
+
+
+def check_unknown(
+    tokenizer: PreTrainedTokenizerBase, text: str, parts: Iterable[np.ndarray], ends: int = 0
+) -> None:
+    """Warns if tokens of a text are unknown: a model predicts them without knowing the text.
+
+    Args:
+        text: its name.
+        parts: (N,) token ids each.
+        ends: how many of the tokens are EOS after a document.
+
+    Raises:
+        ValueError: if their share exceeds MAX_UNKNOWN.
+    """
+    if (unknown := unknown_id(tokenizer)) is None:
+        return
+    total, found = -ends, -ends * (unknown == tokenizer.eos_token_id)
+    for part in parts:
+        total += len(part)
+        for first in range(0, len(part), TOKENS_AT_ONCE):
+            found += np.count_nonzero(part[first : first + TOKENS_AT_ONCE] == unknown)
+    if not found:
+        return
+    name = tokenizer.convert_ids_to_tokens(unknown)
+    message = f"{text}: {found / total:.1%} of the tokens are unknown ({name!r})"
+    if found > MAX_UNKNOWN * total:
+        raise ValueError(
+            f"{message}: at most {MAX_UNKNOWN:.0%} may be; use a tokenizer that was trained on "
+            "such text"
+        )
+    log.warning("%s; losses and perplexities count them as if they were text", message)
 
 
 def batches(documents: Iterable[Item]) -> Iterator[list[Item]]:
@@ -150,7 +188,11 @@ def writable() -> Iterator[None]:
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.ndarray]:
-    """Tokenizes each text without special tokens; their names within a text are plain text."""
+    """Tokenizes each text without special tokens; their names within a text are plain text.
+
+    Returns:
+        (N,) uint32 each; `token_dtype` is enough for them.
+    """
     plain = {"add_special_tokens": False, "split_special_tokens": True}
     found = []
     # In batches of bounded size: the tokenizer takes some hundred bytes of memory per token.
@@ -159,13 +201,13 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.nd
         # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
         with writable():
             encoded = tokenizer(list(group), **plain, verbose=False)
-        found += [np.array(ids, dtype=token_dtype(tokenizer)) for ids in encoded["input_ids"]]
+        found += [np.array(ids, dtype=np.uint32) for ids in encoded["input_ids"]]
     return found
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, batch: list[str]) -> list[np.ndarray]:
     """Returns the tokens of each document, followed by EOS."""
-    end = token_dtype(tokenizer).type(tokenizer.eos_token_id)
+    end = np.uint32(tokenizer.eos_token_id)
     return [np.append(tokens, end) for tokens in tokenize(tokenizer, batch)]
 
 

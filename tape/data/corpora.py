@@ -7,9 +7,12 @@ import gzip
 import hashlib
 import io
 import json
+import logging
 import os
 import sysconfig
 import zlib
+from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -25,8 +28,10 @@ Paths = str | Path | list[str | Path] | tuple[str | Path, ...]
 
 PLAIN = (".txt", ".md", ".rst", ".py")
 RECORDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+BYTE_ORDER_MARK = BOM_UTF8.decode()
 KNOWN = (*PLAIN, *RECORDS, ".parquet")
 UNREADABLE = (OSError, EOFError, zlib.error, pyarrow.ArrowException)
+log = logging.getLogger(__name__)
 
 
 class Corpus:
@@ -85,6 +90,8 @@ class FileCorpus(Corpus):
             with _reading(path), path.open("rb") as file:
                 # The same bytes give other documents if the file type differs.
                 kind = b"plain" if path.suffix in PLAIN else b"rows"
+                if kind == b"plain" and file.read(len(BOM_UTF8)) != BOM_UTF8:
+                    file.seek(0)  # a byte order mark is no part of the document
                 digest.update(kind + hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
@@ -238,7 +245,7 @@ def _expand(setting: str, patterns: Paths) -> list[Path]:
 
 
 def _inside(setting: str, path: Path) -> list[Path]:
-    """Returns the file itself, or the files in the folder."""
+    """Returns the file itself, or the files in the folder; warns of files of other types."""
     if path.is_file():
         if not path.name.endswith(KNOWN):
             raise ValueError(f"{setting}: {path} must be one of {', '.join(KNOWN)}")
@@ -249,16 +256,27 @@ def _inside(setting: str, path: Path) -> list[Path]:
     def refuse(error: OSError) -> NoReturn:
         raise error
 
-    inside, known = [], set()
+    inside, others, known = [], Counter(), set()
     for folder, folders, names in os.walk(path, onerror=refuse, followlinks=True):
         if (place := os.path.realpath(folder)) in known:  # a link to a folder above it
             folders.clear()
             continue
         known.add(place)
-        files = (Path(folder, name) for name in names if name.endswith(KNOWN))
-        inside += [file for file in files if file.is_file()]
+        for file in (Path(folder, name) for name in names):
+            if not file.name.endswith(KNOWN):
+                others[file.suffix or "without a suffix"] += 1
+            elif file.is_file():
+                inside.append(file)
     if not inside:
         raise FileNotFoundError(f"{setting}: no {', '.join(KNOWN)} in folder {path}")
+    if others:
+        files = len(inside) + others.total()
+        kinds = sorted(others.items(), key=lambda item: (-item[1], item[0]))
+        left_out = ", ".join(f"{count:,} {kind}" for kind, count in kinds)
+        log.warning(
+            f"{setting}: {len(inside):,} of the {files:,} files in {path} are read; left out: "
+            f"{left_out}; only {', '.join(KNOWN)} are read"
+        )
     return inside
 
 
@@ -278,7 +296,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _plain_text(path: Path) -> str:
     with _reading(path):
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8").removeprefix(BYTE_ORDER_MARK)
     if "\0" in text:
         raise ValueError(f"{path} is binary: it has a zero byte at {text.index(chr(0)):,}")
     return text
@@ -301,7 +319,7 @@ def record_field(path: Path, field: str) -> Iterator[str]:
         ValueError: for a row without text in that field; names file and line.
     """
     with _reading(path), _open(path) as file:
-        for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8"), start=1):
+        for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8-sig"), start=1):
             if not line.strip():
                 continue
             where = f"{path}, line {number}"
@@ -331,8 +349,13 @@ def _parquet_column(path: Path, field: str) -> Iterator[str]:
         if field not in file.schema_arrow.names:
             has = ", ".join(file.schema_arrow.names)
             raise ValueError(f"{path} has no column {field!r}, only {has}; set data.field")
-        for batch in file.iter_batches(batch_size=1024, columns=[field]):
-            for row, text in enumerate(batch.column(0).to_pylist()):
-                if not isinstance(text, str):
-                    raise ValueError(f"{path}: row {row} of a batch has no text in {field!r}")
-                yield text
+        kind = file.schema_arrow.field(field).type
+        batches = file.iter_batches(batch_size=1024, columns=[field])
+        texts = (text for batch in batches for text in batch.column(0).to_pylist())
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"{path}, row {row:,}: column {field!r} of type {kind} has {text!r:.40}; a "
+                    "document must be a string; convert the column, or set data.field"
+                )
+            yield text

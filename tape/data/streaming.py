@@ -31,6 +31,7 @@ from tape.data.blocks import (
     TrainingOrder,
     as_example,
     batches,
+    check_unknown,
     encode,
     permutation,
     token_fingerprint,
@@ -155,8 +156,10 @@ class StreamedBlocks(IterableDataset):
 
     def _documents(self, start: Place) -> Iterator[tuple[Place, np.ndarray]]:
         """Yields each document's start and tokens from a place on, endlessly."""
-        for batch in batches(self._texts(start)):
+        for number, batch in enumerate(batches(self._texts(start))):
             encoded = encode(self.tokenizer, [text for _, text in batch])
+            if number == 0:  # these documents stand for all of them
+                check_unknown(self.tokenizer, self.corpus.name, encoded, len(encoded))
             for (place, _), tokens in zip(batch, encoded, strict=True):
                 if place == start._replace(token=0):
                     yield start, tokens[start.token :]

@@ -132,6 +132,21 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Returns the number of embeddings that the tokenizer needs: its ids may have gaps."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Returns the id that stands for text without a token of its own; None if there is none."""
+    backend = tokenizer.backend_tokenizer
+    model = json.loads(backend.to_str())["model"]
+    if model["type"] == "Unigram":
+        return model["unk_id"]
+    name = model.get("unk_token")
+    return None if name is None else backend.token_to_id(name)
+
+
 def text_bytes(
     tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray, which: np.ndarray
 ) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ KEY = ("model", "model_hash", "task", "metric", "shots", "max_length", "dtype", 
 COLUMNS = (*KEY, "value", "stderr", "questions", "version", "lm_eval")
 # Equal for all models in a table.
 COMPARABILITY_KEYS = ("shots", "limit", "questions", "version")
+
+SHARES = r"\d+|em|exact_match|(.+_)?acc(uracy)?(_.+)?"  # metrics of lm-eval
 
 PAPER = Path(__file__).with_name("zero_shot_paper.csv")
 TABLE_9 = {
@@ -87,8 +90,8 @@ def read(paths: list[Path]) -> list[Row]:
 
 
 def table(rows: list[Row], metric: str | None = None) -> str:
-    """Tabulates models in percent, with standard errors; the paper's rows follow if they have one
-    of the tasks.
+    """Tabulates models with standard errors, shares in percent; the paper's rows follow if they
+    have one of the tasks.
 
     Args:
         metric: the metric to show, which a row must have; None: acc. Of a task without it, all
@@ -107,19 +110,29 @@ def table(rows: list[Row], metric: str | None = None) -> str:
     _check_asked(frame)
     columns = sorted({*zip(frame["task"], frame["metric"], strict=True)}, key=_place)
     titles = [TABLE_9.get(task, task) + f" {of}" * (of != metric) for task, of in columns]
+    shares = {
+        column: _are_shares(column[1], same["value"].astype(float))
+        for column, same in frame.groupby(["task", "metric"])
+    }
     lines = [["", *titles, "from"]]
     for (model, _), found in frame.groupby(["model", "model_hash"], sort=False):
         by_column = {(row["task"], row["metric"]): row for row in found.to_dict("records")}
-        cells = [_cell(by_column[column]) if column in by_column else "-" for column in columns]
+        cells = [
+            _cell(by_column[column], shares[column]) if column in by_column else "-"
+            for column in columns
+        ]
         first = found.iloc[0]
         asked = f"{first['shots']} shots, {first['dtype']}, up to {first['max_length']} tokens"
         asked += f", the first {first['limit']}" if first["limit"] else ""
         lines.append([model, *cells, asked])
     if any(task in TABLE_9 for task, _ in columns):
         for row in pd.read_csv(PAPER, dtype=str).to_dict("records"):
-            cells = (row.get(task, "-") for task, _ in columns)
+            cells = (row.get(task, "-") if shares[task, of] else "-" for task, of in columns)
             lines.append([row["method"], *cells, row["source"]])
-    note = "Percent, with the standard error of lm-eval. The paper does not name its metric."
+    others = ", ".join(dict.fromkeys(of for task, of in columns if not shares[task, of]))
+    units = ["Percent"] * any(shares.values()) + [f"{others} as lm-eval gives it"] * bool(others)
+    note = f"{'; '.join(units)}. With the standard error of lm-eval. The paper does not name its "
+    note += "metric."
     return f"|{markdown_table(lines)[2:]}\n\n{note}"  # the head begins with an empty cell
 
 
@@ -151,8 +164,16 @@ def _place(column: tuple[str, str]) -> tuple[int, str, int, str]:
     return first, task, int(metric) if metric.isdecimal() else 0, metric
 
 
-def _cell(row: Row) -> str:
+def _are_shares(metric: str, values: pd.Series) -> bool:
+    """Returns whether values of a metric are shares: accuracies from 0 to 1, also RULER's, whose
+    metrics are lengths."""
+    return re.fullmatch(SHARES, metric.partition(":")[0]) is not None and values.between(0, 1).all()
+
+
+def _cell(row: Row, share: bool) -> str:
     value, error = (float(row[name] or 0) for name in ("value", "stderr"))
     if not math.isfinite(value + error):
         raise ValueError(f"{row['model']}, {row['task']}: value={row['value']} is not finite")
-    return f"{100 * value:.2f}" + (f" ± {100 * error:.2f}" if row["stderr"] else "")
+    scale, digits = (100, 2) if share else (1, 4)
+    shown = (f"{scale * each:.{digits}f}" for each in (value, error)[: 1 + bool(row["stderr"])])
+    return " ± ".join(shown)

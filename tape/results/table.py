@@ -22,6 +22,19 @@ Its 95 % interval, p (corrected for the number of rows, Holm) and the smallest d
 the half-width of the interval from the pairs alone (Student), and the exact p of flipping their
 signs (uncorrected)."""
 NOT_COMPARED = "No differences to {}: they need two rows with two seeds in common."
+LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "±": r"$\pm$",
+        "Δ": r"$\Delta$",
+    }
+)
 Cells = list[list[str]]
 
 
@@ -127,5 +140,5 @@ def _tabular(cells: Cells) -> str:
 
 
 def _escaped(text: str) -> str:
-    text = re.sub(r"([&%$#_{}])", r"\\\1", text)
-    return text.replace("±", r"$\pm$").replace("~", r"\textasciitilde{}")
+    """Returns LaTeX in ASCII; a character without a command is its code point, as in U+00F6."""
+    return re.sub(r"[^ -~]", lambda found: f"U+{ord(found[0]):04X}", text.translate(LATEX))

@@ -10,7 +10,10 @@ from typing import Any, get_args
 
 from accelerate import ParallelismConfig
 from transformers import TrainingArguments
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations import (
+    get_available_reporting_integrations,
+    get_reporting_integration_callbacks,
+)
 
 
 def check_fields(settings: dict[str, Any]) -> None:
@@ -89,16 +92,27 @@ def check_training(arguments: TrainingArguments) -> None:
             arguments.parallelism_config is not None,
             "not supported; for processes that share sequences give sequence_parallel=...",
         ),
+        "fp16": (
+            arguments.fp16 and arguments.device.type == "cpu",
+            "float16 needs a GPU; use trainer.bf16=true, or leave it false",
+        ),
         "push_to_hub": (arguments.push_to_hub, "upload an export instead, see docs/export.md"),
     }
     for field, (is_wrong, reason) in wrong.items():
         if is_wrong:
             value = operator.attrgetter(field)(arguments)
             raise ValueError(f"trainer.{field}={getattr(value, 'value', value)}: {reason}")
+    reporters = arguments.report_to
     try:
-        get_reporting_integration_callbacks(arguments.report_to)
+        get_reporting_integration_callbacks(reporters)
     except (ImportError, ValueError) as error:
-        raise ValueError(f"trainer.report_to={','.join(arguments.report_to)}: {error}") from error
+        raise ValueError(f"trainer.report_to={','.join(reporters)}: {error}") from error
+    available = get_available_reporting_integrations() if reporters else ()
+    if missing := [name for name in reporters if name not in available]:
+        raise ValueError(
+            f"trainer.report_to={','.join(reporters)}: {missing[0]} is not installed or not set "
+            "up; install it, or give none"
+        )
     if gpus > 1:
         raise ValueError(
             f"one process sees {gpus} GPUs: start one per GPU with NGPUS={gpus} bash "

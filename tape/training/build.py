@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file, extract_commit_hash
 
+from tape.data.tokenizer import vocabulary_size
 from tape.model.adapters import ADAPTER
 from tape.model.checkpoint import check_finite, fingerprint, with_weights
 from tape.model.configuration import TapeConfig
@@ -76,7 +77,7 @@ def build_model(
     Raises:
         ValueError: if the vocabulary is smaller than the tokenizer's.
     """
-    config.vocab_size = shape.get("vocab_size") or len(tokenizer)
+    config.vocab_size = shape.get("vocab_size") or vocabulary_size(tokenizer)
     _check_vocabulary(tokenizer, config.vocab_size, "model.vocab_size=")
     for name in OF_TOKENIZER:
         setattr(config, name, getattr(tokenizer, name))
@@ -179,9 +180,9 @@ def _settled(owner: str, make: Callable[[], TapeConfig]) -> TapeConfig:
 
 
 def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, owner: str) -> None:
-    if len(tokenizer) > size:
+    if (needed := vocabulary_size(tokenizer)) > size:
         raise ValueError(
-            f"the tokenizer has {len(tokenizer):,} tokens, more than {owner}{size:,}; use the "
+            f"the tokenizer has ids up to {needed - 1:,}, too many for {owner}{size:,}; use the "
             "model's tokenizer or, for a new model, model.vocab_size=null, which follows the "
             "tokenizer"
         )

@@ -1,0 +1,99 @@
+"""Vocabularies of other people's tokenizers: unknown tokens, and ids with gaps."""
+
+import pytest
+import torch
+from scrolls_data import write_task
+from shards import write_shards
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from scrolls.examples import tokenize_split
+from scrolls.prompts import Budget, Prompts
+from scrolls.tasks import TASKS
+from tape.data import C4Corpus, StreamedBlocks, TextCorpus, tokenize_corpus
+from tape.evaluation.texts import open_text
+from tape.model.configuration import TapeConfig
+from tape.training.build import adapt_model, build_model
+
+UNKNOWN, END = "[UNK]", "[END]"
+LETTERS = [UNKNOWN, END, *"abcdefgh"]
+IDS = {token: n for n, token in enumerate(LETTERS)}
+SCORES = [(token, -float(n)) for n, token in enumerate(LETTERS)]
+MODELS = {
+    "words": models.WordLevel(IDS, unk_token=UNKNOWN),
+    "pieces": models.WordPiece(IDS, unk_token=UNKNOWN),
+    "pairs": models.BPE(IDS, [], unk_token=UNKNOWN),
+    "unigram": models.Unigram(SCORES, 0),
+}
+
+
+def tokenizer_of(model, end=END):
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end)
+
+
+def corpus_of(folder, words, known):
+    """A training and a validation file of `words` words, `known` of them letters."""
+    text = " ".join("abcdefgh"[n % 8] if n < known else "?" for n in range(words))
+    for name in ("train", "validation"):
+        (folder / f"{name}.txt").write_text(text)
+    return TextCorpus(folder / "train.txt", validation=folder / "validation.txt")
+
+
+@pytest.mark.parametrize("end", [END, UNKNOWN])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_unknown_tokens_are_counted(model, end, tmp_path, caplog):
+    """Also if the tokens come from the cache, and if documents end with the unknown token."""
+    tokenizer = tokenizer_of(model, end)
+    for _ in range(2):
+        tokenize_corpus(corpus_of(tmp_path, 200, 200), "train", tokenizer, tmp_path)
+        assert not caplog.text
+    for _ in range(2):
+        tokenize_corpus(corpus_of(tmp_path, 200, 190), "train", tokenizer, tmp_path)
+        assert "text (train): 5.0% of the tokens are unknown ('[UNK]')" in caplog.text
+        caplog.clear()
+    for _ in range(2):
+        message = (
+            r"^text \(validation\): 20.0% of the tokens are unknown \('\[UNK\]'\): at most 10%"
+        )
+        with pytest.raises(ValueError, match=message):
+            tokenize_corpus(corpus_of(tmp_path, 200, 160), "validation", tokenizer, tmp_path)
+
+
+def test_texts_of_unknown_tokens_are_refused_wherever_they_are_read(tmp_path):
+    tokenizer = tokenizer_of(MODELS["words"])
+    tokenizer.save_pretrained(tmp_path / "model")
+    corpus_of(tmp_path, 200, 0)
+    streamed = C4Corpus(write_shards(tmp_path / "en", train=(1,), documents=70))
+    write_task(tmp_path, "qasper")
+    prompts = Prompts(tokenizer, TASKS["qasper"], Budget(prompt=60, answer=8))
+    readers = [
+        lambda: open_text("text", [str(tmp_path / "train.txt")], tmp_path / "model", tmp_path),
+        lambda: next(iter(StreamedBlocks(streamed, tokenizer, 24, tmp_path))),
+        lambda: tokenize_split(TASKS["qasper"], "train", tmp_path, tokenizer, prompts, tmp_path),
+    ]
+    for read in readers:
+        with pytest.raises(ValueError, match=r"of the tokens are unknown \('\[UNK\]'\): at most"):
+            read()
+
+
+@pytest.mark.parametrize("largest", [9, 70_000])
+def test_a_vocabulary_may_have_gaps(largest, tmp_path):
+    tokenizer = tokenizer_of(models.WordLevel({UNKNOWN: 0, END: 1, "a": 5, "b": largest}, UNKNOWN))
+    (tmp_path / "text.txt").write_text("a b " * 50)
+    corpus = TextCorpus(tmp_path / "text.txt", validation_fraction=0.5)
+    stream = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    assert set(stream.tokens.tolist()) == {1, 5, largest}
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = TapeConfig(**small, num_attention_heads=1, position={"name": "rope"})
+    model = build_model(config, {}, tokenizer)
+    assert model.config.vocab_size == largest + 1
+    ids = torch.tensor(stream.tokens[None, :6].astype(int))
+    assert model(ids, labels=ids).loss.isfinite()
+    message = f"ids up to {largest:,}.*model.vocab_size={largest:,}"
+    with pytest.raises(ValueError, match=message):
+        build_model(config, {"vocab_size": largest}, tokenizer)
+    config.vocab_size = largest
+    with pytest.raises(ValueError, match=f"ids up to {largest:,}.*base_model=base {largest:,}"):
+        adapt_model("base", config, config, tokenizer)
