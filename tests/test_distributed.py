@@ -17,7 +17,7 @@ from unequal_labels import sequence
 
 import train
 from tape.evaluation.checkpoint import fingerprint, load_model
-from tape.training.arguments import sequences_per_step, share_sequences, sharing
+from tape.training.arguments import check_training, sequences_per_step, share_sequences, sharing
 from tape.training.progress import read_metrics
 from tape.training.trainer import Ready
 from tape.ulysses import shard_sequence
@@ -283,6 +283,20 @@ def test_sharding_over_one_process_is_refused(start):
 def test_sequences_that_cannot_be_shared_are_refused(start, given, reason):
     with pytest.raises(ValueError, match=reason):
         start(*given, "+trainer.use_cpu=true")
+
+
+@pytest.mark.xfail(strict=True, reason="the environment's number of processes is not compared")
+@pytest.mark.parametrize("started", ["2", "8"])
+def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch, started):
+    """As torchrun starts them on a CPU without use_cpu."""
+    arguments = train.instantiate(
+        train.settings_of(composed())["trainer"] | {"output_dir": str(tmp_path)}
+    )
+    assert arguments.world_size == 1
+    check_training(arguments)
+    monkeypatch.setenv("WORLD_SIZE", started)
+    with pytest.raises(ValueError, match=rf"1 of {started} processes .* give \+trainer\.use_cpu"):
+        check_training(arguments)
 
 
 def test_what_the_processes_of_a_group_need():
