@@ -285,7 +285,6 @@ def test_sequences_that_cannot_be_shared_are_refused(start, given, reason):
         start(*given, "+trainer.use_cpu=true")
 
 
-@pytest.mark.xfail(strict=True, reason="the environment's number of processes is not compared")
 @pytest.mark.parametrize("started", ["2", "8"])
 def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch, started):
     """As torchrun starts them on a CPU without use_cpu."""

@@ -305,15 +305,7 @@ def test_a_failed_first_try_does_not_block_the_folder(start):
     start()
 
 
-@pytest.mark.parametrize(
-    "rank",
-    [
-        "0",
-        pytest.param(
-            "1", marks=pytest.mark.xfail(strict=True, reason="RANK=1 works without a lock")
-        ),
-    ],
-)
+@pytest.mark.parametrize("rank", ["0", "1"])
 def test_two_processes_cannot_work_in_one_folder(start, tmp_path, monkeypatch, rank):
     fork = multiprocessing.get_context("fork")
     held, leave = fork.Event(), fork.Event()

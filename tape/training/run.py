@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
 
     if main and settings["alias"] == folder.name:
         clear_alias(folder)
-    with locked(folder):
+    with locked(folder) if main else nullcontext():
         with arguments.main_process_first():  # the other processes then read its cached results
             task = instantiate(settings["task"])(instantiate(settings["data"]), settings, arguments)
         recorded = settings | {

@@ -151,14 +151,11 @@ def link_alias(folder: Path, alias: str) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Locks a run's folder against other processes; the processes of one run share the lock.
+    """Locks a run's folder against other processes. The first of a run's processes takes the lock.
 
     Raises:
         ValueError: if another run holds the lock.
     """
-    if os.environ.get("RANK", "0") != "0":
-        yield
-        return
     make_folder(folder)
     with (folder / ".lock").open("w") as lock:
         try:
