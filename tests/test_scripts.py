@@ -56,6 +56,56 @@ def test_a_run_is_named_after_its_text(done, settings, name, alias):
     assert (composed["name"], composed["alias"]) == (name, alias), outcome
 
 
+@pytest.mark.xfail(strict=True, reason="train.sh gives every run the link output/${TYPE}_c4")
+@pytest.mark.parametrize("settings", [[], ["experiment=c4"], ["data=text", "data.name=code"]])
+def test_only_a_run_on_c4_has_its_name(done, settings):
+    composed = yaml.safe_load(done("train.sh", *settings, "--cfg", "job", "--resolve").out)
+    named = [value for value in composed.values() if str(value).endswith("adape_c4")]
+    assert named == (["adape_c4", "output/adape_c4"] if settings == ["experiment=c4"] else [])
+
+
+@pytest.mark.parametrize(
+    ("there", "given", "base"),
+    [
+        ([], {}, "adape_c4"),  # train.py says that it is missing
+        (["adape_c4"], {}, "adape_c4"),
+        (["adape_c4", "adape_local"], {}, "adape_c4"),
+        *(
+            pytest.param(
+                *example,
+                marks=pytest.mark.xfail(strict=True, reason="of _c4, whatever is there"),
+            )
+            for example in [
+                (["adape_local"], {}, "adape_local"),
+                (["adape_local", "adape_c4 -> adape_local"], {}, "adape_local"),
+                (["adape_local", "mine_local"], {"output_name": "mine"}, "mine_local"),
+            ]
+        ),
+        (["adape_local"], {"output_name": "mine"}, "mine_c4"),
+        (["adape_local", "disk", "adape_c4 -> disk"], {}, "adape_c4"),
+        (["adape_local"], {"setting": "base_model=output/own"}, "own"),
+    ],
+)
+def test_what_is_fine_tuned(tmp_path, there, given, base):
+    folder = lay_out(tmp_path)
+    for name in there:
+        name, _, target = name.partition(" -> ")
+        run = folder / "output" / name
+        run.parent.mkdir(exist_ok=True)
+        run.symlink_to(target) if target else run.mkdir()
+    setting = [given["setting"]] if "setting" in given else []
+    variables = {key: value for key, value in given.items() if key == "output_name"}
+    variables |= {"DATASET_NAME": "quality", "VIRTUAL_ENV": str(folder / "recorder")}
+    printed, _ = start(folder, "ft_scrolls.sh", *setting, **variables).communicate()
+    *said, command = printed.splitlines()
+    assert re.findall(r"base_model=(\S+)", command)[-1] == f"output/{base}"
+    if base.endswith("_local"):
+        (line,) = said
+        assert f"{base.replace('local', 'c4')}): " in line and f"output/{base}, " in line
+    else:
+        assert not said
+
+
 @pytest.mark.slow
 def test_the_papers_recipe_goes_on_slice_by_slice(run_script, tmp_path):
     tiny = [setting for setting in SETTINGS if not setting.startswith("experiment=")]
