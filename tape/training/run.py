@@ -37,9 +37,7 @@ from tape.training.guard import Stopped
 from tape.training.optimizer import check_factor, check_muon
 from tape.training.progress import MetricsFile, read_metrics
 from tape.training.runs import (
-    clear_alias,
     last_complete,
-    link_alias,
     locked,
     register_run,
     step_of,
@@ -104,8 +102,6 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     transformers.logging.disable_progress_bar()
     set_seed(settings["seed"])
 
-    if main and settings["alias"] == folder.name:
-        clear_alias(folder)
     with locked(folder) if main else nullcontext():
         with arguments.main_process_first():  # the other processes then read its cached results
             task = instantiate(settings["task"])(instantiate(settings["data"]), settings, arguments)
@@ -175,8 +171,6 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         report = task.report(folder, saved.to(arguments.device))
     print(report)
     log.info("model, tokenizer and report are in %s", folder)
-    if settings["alias"]:
-        link_alias(folder, settings["alias"])
     return report
 
 
