@@ -308,7 +308,8 @@ def project(layout, undrawn, tmp_path, monkeypatch):
     exports not loaded elsewhere."""
     monkeypatch.setattr("tape.export.verify", lambda *_: None)
     (tmp_path / "data").mkdir()
-    shutil.copy(layout / "pg19.bin", tmp_path / "data" / "proof_pile.bin")
+    for name in ("proof_pile", "pg19_test"):
+        shutil.copy(layout / "pg19.bin", tmp_path / "data" / f"{name}.bin")
     (project := tmp_path / "project").mkdir()
     for entry in layout.iterdir():
         if entry.name in ("output", "measured", "scrolls", "cache"):
@@ -593,9 +594,8 @@ def test_a_documented_command_works(command, project):
     if "-m tape.compare" in command:
         (project / "output").rename(project / "trained")
         (project / "measured").rename(project / "output")
-    if (
-        "-m tape.compare output/rope_local output/checkpoints" in command
-    ):  # those have their own base
+    # Those have their own base.
+    if "-m tape.compare output/rope_local output/checkpoints" in command:
         shutil.rmtree(project / "output" / "rope_local")
         base = project / "output" / "checkpoints" / "rope_local"
         shutil.copytree(base, project / "output" / "rope_local")

@@ -516,7 +516,6 @@ def eval_llama(tmp_path):
     return start
 
 
-@pytest.mark.xfail(reason="data and model_path are asked for")
 @pytest.mark.parametrize(
     ("lines", "model", "data", "lengths"),
     [
@@ -548,7 +547,6 @@ def test_the_papers_command_line(eval_llama, lines, model, data, lengths):
     assert (str(parsed.model), parsed.data, parsed.lengths) == expected
 
 
-@pytest.mark.xfail(strict=True, reason="the script does not look for the text")
 def test_a_text_that_was_not_downloaded(eval_llama):
     refused = eval_llama("data=pile bash script/eval_llama.sh")
     assert refused.returncode == 1
