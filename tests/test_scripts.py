@@ -183,6 +183,7 @@ def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method)
     assert family == form
 
 
+@pytest.mark.xfail(strict=True, reason="data/scrolls is no default")
 @pytest.mark.parametrize(
     "task",
     ["quality"]
@@ -192,20 +193,21 @@ def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method)
     ],
 )
 def test_scrolls_from_zips_to_scores(done, tmp_path, task):
-    write_task(tmp_path / "zips", task)
+    (zips := tmp_path / "data" / "scrolls").mkdir(parents=True)
+    write_task(zips, task)
     tokenizer = byte_tokenizer()
     for model in (make_speaker("tape", tokenizer), tokenizer):
         model.save_pretrained(tmp_path / "output" / "adape_c4")
 
     tiny = ["budget=demo", "trainer.max_steps=2", "trainer.per_device_train_batch_size=2"]
-    tiny += ["trainer.gradient_accumulation_steps=1", "data.data_dir=zips"]
+    tiny += ["trainer.gradient_accumulation_steps=1"]
     variables = {"TYPE": "adape", "DATASET_NAME": task, "SAVE_DIR": f"scrolls/{task}"}
     trained = done("ft_scrolls.sh", *tiny, **variables)
     assert trained.status == 0, trained.err
     assert f"report are in output/scrolls/{task}/adape" in trained.out
-    answered = done("gen_scrolls.sh", "data_dir=zips", "processes=1", **variables)
+    answered = done("gen_scrolls.sh", "processes=1", **variables)
     assert answered.status == 0, answered.err
-    command = ["--split", "validation", "--dataset_name", task, "--data_dir", "zips"]
+    command = ["--split", "validation", "--dataset_name", task]
     command += ["--predictions", f"scrolls/{task}/adape.json", "--metrics_output_dir", "scores"]
     scored = run_command("eval_scrolls.py", *command, folder=tmp_path)
     assert scored.status == 0, scored.err
