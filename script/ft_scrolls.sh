@@ -9,7 +9,9 @@
 #                 quality is not available
 #   output_name   the pre-trained model is output/${output_name}_c4, or with a message
 #                 output/${output_name}_local if only that exists; $TYPE by default
-#   settings      as for train.py: data.data_dir=/path/to/zips budget=paper8k trainer.bf16=true
+#   SCROLLS_DIR   folder of the official zips, quality.zip and so on; data/scrolls by default. A zip that
+#                 is not there is downloaded.
+#   settings      as for train.py: budget=paper8k trainer.bf16=true
 #
 # The result is in output/scrolls/$DATASET_NAME/$TYPE; generate its answers with script/gen_scrolls.sh.
 set -euo pipefail

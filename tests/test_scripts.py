@@ -183,7 +183,6 @@ def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method)
     assert family == form
 
 
-@pytest.mark.xfail(strict=True, reason="data/scrolls is no default")
 @pytest.mark.parametrize(
     "task",
     ["quality"]

@@ -70,7 +70,6 @@ def test_rows_of_official_files(task, zipped, tmp_path):
     assert [row.output for row in rows_of(tmp_path, task, "test")].count(None) >= 1
 
 
-@pytest.mark.xfail(strict=True, reason="without data_dir only the hub is asked")
 @pytest.mark.parametrize("task", [*BENCHMARK, "quality_hard"])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_the_default_folder(task, zipped, tmp_path, monkeypatch):
@@ -91,7 +90,6 @@ def test_the_default_folder(task, zipped, tmp_path, monkeypatch):
         assert found.startswith(f"{folder}/{task.folder}{'.zip' if zipped else ''}/")
 
 
-@pytest.mark.xfail(strict=True, reason="no message names the variable and the site")
 @pytest.mark.parametrize("task", BENCHMARK)
 @pytest.mark.parametrize("variable", [None, "elsewhere"])
 @pytest.mark.parametrize("data_dir", [None, Path("given")])
