@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
-# Perplexity by length: data=proof_pile model_path=output/llama_adape bash script/eval_llama.sh [options]
+# Perplexity by length of an extended model: data=proof_pile bash script/eval_llama.sh [options]
 #
-#   data         text: ${DATA_DIR}/${data}.bin, token ids in LongLoRA's published format
-#   model_path   model folder
+#   data         text: ${DATA_DIR}/${data}.bin, token ids in LongLoRA's published format; proof_pile by
+#                default
 #   DATA_DIR     default: ../data, next to the project's folder
+#   model_name   the model is output/${model_name}; llama_adape by default
+#   model_path   model folder, in place of model_name
+#   seq_len      tokens of the windows, one number or several; default: 1024 2048 4096 8192
 #   options      of python -m tape.evaluation.perplexity, e.g. --convention paper --dtype bfloat16
 #
 # Results are in ${model_path}/perplexity.csv. Rerunning the command resumes the work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-for name in data model_path; do
-    if [[ -z ${!name:-} ]]; then
-        echo "error: set $name: data=proof_pile model_path=output/llama_adape bash script/eval_llama.sh" >&2
-        exit 1
-    fi
-done
+text=${DATA_DIR:-../data}/${data:-proof_pile}.bin
+if [[ ! -f $text ]]; then
+    echo "error: $text does not exist: put LongLoRA's file there (docs/perplexity.md), or set DATA_DIR or data" >&2
+    exit 1
+fi
 source script/environment.sh
-exec "$python" -m tape.evaluation.perplexity --model "$model_path" --data "${DATA_DIR:-../data}/$data.bin" "$@"
+exec "$python" -m tape.evaluation.perplexity --model "${model_path:-output/${model_name:-llama_adape}}" \
+    --data "$text" ${seq_len:+--lengths $seq_len} "$@"

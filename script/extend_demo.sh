@@ -8,7 +8,7 @@
 #   NAME       folder in output/ for runs, logs, table and figure; extend by default
 #   settings   of the extensions, e.g. trainer.max_steps=100
 #
-# The base models are output/rope_c4 (script/train.sh), evaluated by perplexity up to 1,024 tokens, and
+# The base models are output/rope_local (script/train.sh), evaluated by perplexity up to 1,024 tokens, and
 # output/passkey_rope_0 (experiment=passkey), evaluated by passkey retrieval up to 512 tokens.
 # Rerunning the command resumes the work.
 set -euo pipefail

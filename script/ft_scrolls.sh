@@ -7,8 +7,11 @@
 #   DATASET_NAME  gov_report summ_screen_fd qmsum narrative_qa qasper quality quality_hard contract_nli,
 #                 or sample, which is not part of SCROLLS. Default: quality, or with a message sample if
 #                 quality is not available
-#   output_name   the pre-trained model is output/${output_name}_c4; $TYPE by default
-#   settings      as for train.py: data.data_dir=/path/to/zips budget=paper8k trainer.bf16=true
+#   output_name   the pre-trained model is output/${output_name}_c4, or with a message
+#                 output/${output_name}_local if only that exists; $TYPE by default
+#   SCROLLS_DIR   folder of the official zips, quality.zip and so on; data/scrolls by default. A zip that
+#                 is not there is downloaded.
+#   settings      as for train.py: budget=paper8k trainer.bf16=true
 #
 # The result is in output/scrolls/$DATASET_NAME/$TYPE; generate its answers with script/gen_scrolls.sh.
 set -euo pipefail
@@ -21,6 +24,13 @@ experiment=scrolls
 if [[ $DATASET_NAME == sample ]]; then
     experiment=scrolls_sample # takes minutes on two cores
 fi
+name=${output_name:-$TYPE}
+base=output/${name}_c4 local=output/${name}_local
+# Earlier versions linked the first name to the second.
+if [[ -d $local && (! -e $base || $base -ef $local) && " $*" != *" base_model="* ]]; then
+    echo "there is no model trained on C4 ($base): fine-tuning $local, trained on Python's library" >&2
+    base=$local
+fi
 exec bash script/train.sh experiment="$experiment" position=keep \
-    base_model="output/${output_name:-$TYPE}_c4" data.task="$DATASET_NAME" \
+    base_model="$base" data.task="$DATASET_NAME" \
     name="$TYPE" "$@"

@@ -13,15 +13,16 @@ source script/environment.sh
 
 export TYPE=${TYPE:-adape}
 answers=scrolls/sample
-if [[ ! -f output/${TYPE}_c4/model.safetensors ]]; then
+base=output/${TYPE}_local
+if [[ ! -f $base/model.safetensors ]]; then
     bash script/train.sh
 fi
-DATASET_NAME=sample bash script/ft_scrolls.sh "$@"
+DATASET_NAME=sample bash script/ft_scrolls.sh base_model="$base" "$@"
 if [[ output/scrolls/sample/$TYPE/model.safetensors -nt $answers/$TYPE.parts/shard-1-of-1/parts.jsonl ]]; then
     rm -rf "$answers/$TYPE.json" "$answers/$TYPE.parts" # from other weights
 fi
 SAVE_DIR=$answers bash script/gen_scrolls.sh
-"$python" -m scrolls.generate model="output/${TYPE}_c4" task=sample budget=demo \
+"$python" -m scrolls.generate model="$base" task=sample budget=demo \
     output="$answers/${TYPE}_untuned.json"
 "$python" -m scrolls.majority --dataset_name sample --output "$answers/majority.json"
 "$python" -m scrolls.show --dataset_name sample --predictions "$answers" --limit 8 \

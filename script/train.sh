@@ -7,13 +7,12 @@
 #   settings        as for train.py, e.g. launcher=fsdp2 trainer.max_steps=1000 experiment=c4
 #
 # The result is in output/${TYPE}_${data.name}: output/adape_local, and output/adape_c4 with
-# experiment=c4. If there is no output/${TYPE}_c4, it becomes a link to the result on another text, for
-# commands that start with it. Rerunning the command resumes a stopped run. Exit status 75: the run
-# received SIGTERM, has saved and can be resumed.
+# experiment=c4. Rerunning the command resumes a stopped run. Exit status 75: the run received SIGTERM,
+# has saved and can be resumed.
 set -euo pipefail
 TYPE=${TYPE:-adape}
 text='${oc.select:data.name,${hydra:runtime.choices.data}}'
 if [[ " $*" != *" name="* && " $*" != *" output_dir="* ]]; then
-    set -- "name='${TYPE}_$text'" alias="${TYPE}_c4" "$@"
+    set -- "name='${TYPE}_$text'" "$@"
 fi
 exec bash "$(dirname "${BASH_SOURCE[0]}")/launch.sh" position="$TYPE" "$@"

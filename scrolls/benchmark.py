@@ -22,7 +22,7 @@ from scrolls.scoring import (
     read_types,
     write_json,
 )
-from scrolls.sources import HUB, in_hub_cache
+from scrolls.sources import HUB, default_folder, in_hub_cache
 from scrolls.table import csv_of, markdown, table
 from scrolls.tasks import BENCHMARK, HARD, TASKS
 from tape import provenance
@@ -116,8 +116,9 @@ def references(tasks: set[str], golds: Golds) -> dict[str, Reference]:
         else:
             log.warning(
                 "note: %s is skipped, because its %s MB are not on this machine: put %s.zip of %s "
-                "into --data_dir, or download it with --dataset_name %s; then rerun this command",
-                *(name, f"{BENCHMARK[name].size:,}", name, HUB, name),
+                "into %s, or download it with --dataset_name %s; then rerun this command",
+                *(name, f"{BENCHMARK[name].size:,}", name, HUB),
+                *(golds.data_dir or default_folder(), name),
             )
     if "quality" in known and golds.split == "test" and golds.needed:
         known[HARD] = golds.of(TASKS[HARD])
@@ -126,9 +127,8 @@ def references(tasks: set[str], golds: Golds) -> dict[str, Reference]:
 
 def _on_request(golds: Golds) -> Reference | None:
     task = BENCHMARK[ON_REQUEST]
-    if golds.data_dir is not None:
-        with suppress(FileNotFoundError):
-            return golds.of(task)
+    with suppress(FileNotFoundError):
+        return replace(golds, data_dir=golds.data_dir or default_folder()).of(task)
     return replace(golds, data_dir=None).of(task) if in_hub_cache(task) else None
 
 

@@ -111,7 +111,7 @@ class ScrollsData:
 
     Args:
         task: task name.
-        data_dir: folder with the official zips or their contents; None: the hub.
+        data_dir: folder with the official zips or their contents; None: see `scrolls.sources.find`.
         budget: see `scrolls.prompts.BUDGETS`.
 
     Raises:

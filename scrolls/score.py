@@ -31,7 +31,8 @@ def parser() -> argparse.ArgumentParser:
     add("--predictions", type=Path, required=True, help="a file {id: text}; with --all a folder")
     add("--metrics_output_dir", type=result_folder, required=True, help="a folder for the results")
     add("--split", choices=SPLITS, help="default: test, as officially; with --all validation")
-    add("--data_dir", type=Path, help="a folder with the official zips, or what they hold")
+    zips = "folder of the official zips or their contents (default: SCROLLS_DIR or data/scrolls)"
+    add("--data_dir", type=Path, help=zips)
     add("--test_data_file", type=Path, help="the test split with answers, as .jsonl")
     add(
         "--cache_dir",

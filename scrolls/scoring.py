@@ -43,7 +43,8 @@ def add_task(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--dataset_name", choices=TASKS, required=True)
     add("--split", choices=SPLITS, default="validation", help="default: validation")
-    add("--data_dir", type=Path, help="folder with the official zips or their contents")
+    zips = "folder of the official zips or their contents (default: SCROLLS_DIR or data/scrolls)"
+    add("--data_dir", type=Path, help=zips)
     add("--cache_dir", type=Path, default=os.environ.get("TAPE_CACHE", "cache"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from scrolls.tasks import SAMPLE, Split, Task
 
 HUB = "tau/scrolls"
+SITE = "https://www.scrolls-benchmark.com"
+VARIABLE, FOLDER = "SCROLLS_DIR", "data/scrolls"  # the default folder, and where it is without it
 # Password-protected zips raise RuntimeError, unknown compression NotImplementedError.
 UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 Source = Path | zipfile.Path  # the rows of a split: a .jsonl, or a member of a zip
@@ -49,12 +52,17 @@ def identity(source: Source) -> str:
         return f"{crc:08x} {source.stat().st_size}"
 
 
+def default_folder() -> Path:
+    return Path(os.environ.get(VARIABLE) or FOLDER)
+
+
 def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source:
-    """Finds the rows of a split in a folder with the official zips or their contents, or on the hub
-    if no folder is given. The rows of `sample` are written to the cache.
+    """Finds the rows of a split in a folder with the official zips or their contents. Without
+    `data_dir`, that is the default folder, and the hub if it lacks them. The rows of `sample` are
+    written to the cache.
 
     Raises:
-        FileNotFoundError: if they are not in the folder or not available from the hub.
+        FileNotFoundError: if they are neither in the folder nor available from the hub.
         ValueError: for a damaged zip.
     """
     if task.name == SAMPLE:
@@ -68,15 +76,22 @@ def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source
         if not source.is_file():
             raise FileNotFoundError(f"{SAMPLE} has no {split} split")
         return source
+    folder = default_folder() if data_dir is None else data_dir
     rows = f"{task.folder}/{split}.jsonl"
-    if data_dir is not None and (data_dir / rows).is_file():
-        return data_dir / rows
-    archive = download(task) if data_dir is None else data_dir / f"{task.folder}.zip"
+    if (folder / rows).is_file():
+        return folder / rows
+    archive, cause, failure = folder / f"{task.folder}.zip", None, ""
+    if data_dir is None and not archive.is_file():
+        try:
+            archive = download(task)
+        except Exception as error:  # the hub's client also raises errors of its HTTP clients
+            cause, failure = error, f", and the hub cannot be used ({error})"
     if not archive.is_file():
         raise FileNotFoundError(
-            f"{data_dir} has neither {archive.name} nor {rows}; both are on "
-            f"https://huggingface.co/datasets/{HUB}"
-        )
+            f"{folder} has neither {archive.name} nor {rows}{failure}; put {archive.name} (about "
+            f"{task.size:,} MB) there, from https://huggingface.co/datasets/{HUB} (see {SITE}). "
+            f"The default folder is {FOLDER}, or the one that {VARIABLE} names"
+        ) from cause
     with _reading(archive / rows):
         member = zipfile.Path(archive, rows)
         there = member.exists()
@@ -98,19 +113,13 @@ def download(task: Task) -> Path:
     """Downloads the zip of a task from the hub to its cache.
 
     Raises:
-        FileNotFoundError: if the hub cannot be reached or is disabled.
+        FileNotFoundError: if the hub is disabled. If it cannot be reached, errors of its client.
     """
     if (found := in_hub_cache(task)) is not None:
         return found
+    if constants.HF_HUB_OFFLINE:
+        raise FileNotFoundError("HF_HUB_OFFLINE is set")
     name = f"{task.folder}.zip"
-    try:
-        if constants.HF_HUB_OFFLINE:
-            raise FileNotFoundError("HF_HUB_OFFLINE is set")
-        size = get_hf_file_metadata(hf_hub_url(HUB, name, repo_type="dataset")).size
-        log.info("downloading %s of %s: %s bytes", name, HUB, f"{size or task.size * 10**6:,}")
-        return Path(hf_hub_download(HUB, name, repo_type="dataset"))
-    except Exception as error:  # the hub's client also raises errors of its HTTP clients
-        raise FileNotFoundError(
-            f"{name} of {HUB} (about {task.size:,} MB) is neither in the hub's cache nor available "
-            f"from the hub ({error}); give data_dir=..., a folder with the official zips"
-        ) from error
+    size = get_hf_file_metadata(hf_hub_url(HUB, name, repo_type="dataset")).size
+    log.info("downloading %s of %s: %s bytes", name, HUB, f"{size or task.size * 10**6:,}")
+    return Path(hf_hub_download(HUB, name, repo_type="dataset"))

@@ -8,6 +8,7 @@ import shutil
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("SCROLLS_DIR", None)
 
 import sys
 from copy import deepcopy

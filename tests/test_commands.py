@@ -50,8 +50,8 @@ PLACEHOLDERS = {
     " [settings]": "",
     "vary.position=[mine]": "vary.position=[fire]",
     "mine rope": "fire rope",
-    ".venv/bin/tape perplexity --model output/trial": "tape perplexity --model output/adape_c4",
-    "path/or/hub/name": "output/rope_c4",
+    ".venv/bin/tape perplexity --model output/trial": "tape perplexity --model output/adape_local",
+    "path/or/hub/name": "output/rope_local",
     "/path/to/en": "shards",
 }
 
@@ -170,13 +170,13 @@ def lay_out_texts(folder: Path) -> None:
 
 # Runs of several seeds, the run that they are copies of, and what is changed.
 SEEDED = [
-    ("encodings_rope", "rope_c4", {}),
-    ("encodings_adape", "adape_c4", {}),
-    ("text_adape", "adape_c4", {}),
-    ("bigrams_adape", "adape_c4", {}),
-    ("ablation_full", "adape_c4", {"width": 8}),
-    ("ablation_tensorial", "adape_c4", {"equivariant": False}),
-    ("checkpoints/all", "adape_c4", {}),
+    ("encodings_rope", "rope_local", {}),
+    ("encodings_adape", "adape_local", {}),
+    ("text_adape", "adape_local", {}),
+    ("bigrams_adape", "adape_local", {}),
+    ("ablation_full", "adape_local", {"width": 8}),
+    ("ablation_tensorial", "adape_local", {"equivariant": False}),
+    ("checkpoints/all", "adape_local", {}),
     ("add_tape", "add_adape", {}),
     ("bases/adape", "llama_adape", {}),
 ]
@@ -206,7 +206,8 @@ def lay_out_results(folder: Path) -> None:
                 name = run.folder.name
                 if kind == "encodings":  # the pages give them the script's own name
                     name = name.replace("text_", "encodings_")
-                base = kind == "extension" and name in ("rope_c4", "passkey_rope_0")
+                name = name.replace("rope_c4", "rope_local")  # its name since
+                base = kind == "extension" and name in ("rope_local", "passkey_rope_0")
                 lay_out(run, folder / ("" if base else places[0]) / name, places[1])
     shutil.copytree(folder / "add_adape_0", folder / "add_adape")
     (base,) = (x for x in read_saved(results / "extension") if x.folder.name == "passkey_rope_0")
@@ -246,8 +247,8 @@ def layout(tmp_path_factory):
             assert outcome.status == 0, outcome.err
 
         for position in ("adape", "rope"):
-            learn(f"{position}_c4", *TEXT, *TINY_MODEL, f"position={position}")
-        extended = ["experiment=llama_extend", "base_model=output/rope_c4", "length=64"]
+            learn(f"{position}_local", *TEXT, *TINY_MODEL, f"position={position}")
+        extended = ["experiment=llama_extend", "base_model=output/rope_local", "length=64"]
         for method in ("adape", "lora"):
             learn(f"llama_{method}", *extended, *TEXT, f"peft={method}", "frozen=null")
         drope = ["experiment=extend", "peft=drope", *extended[1:], *TEXT]
@@ -263,7 +264,7 @@ def layout(tmp_path_factory):
         )
         for name in ("parity_adape", "suite_parity_tape_0"):
             shutil.copytree("output/parity_tape", f"output/{name}")
-        quality = ["experiment=scrolls", "base_model=output/adape_c4", "data.data_dir=zips"]
+        quality = ["experiment=scrolls", "base_model=output/adape_local", "data.data_dir=zips"]
         learn("adape", *quality, "data.task=quality", "budget=demo")
         for shard in ("1/2", "2/2"):
             part = [f"shard={shard}", "name=grid_20", "max_length=2", "samples=1", "processes=1"]
@@ -273,7 +274,7 @@ def layout(tmp_path_factory):
             done("-m", "arithmetic.evaluate", "model=output/add_adape", *small)
         asked = ["--model", "output/llama_adape", "--tasks", "capitals", "--include_path", "tasks"]
         done("-m", "tape.evaluation.lm_eval", *asked)
-        asked = ["--model", "output/rope_c4", "--data", "pg19.bin", "--lengths", "64"]
+        asked = ["--model", "output/rope_local", "--data", "pg19.bin", "--lengths", "64"]
         done("-m", "tape.evaluation.perplexity", *asked)
     for seed in range(6):
         for run, base, changed in SEEDED:
@@ -297,7 +298,8 @@ def project(layout, undrawn, tmp_path, monkeypatch):
     exports not loaded elsewhere."""
     monkeypatch.setattr("tape.export.verify", lambda *_: None)
     (tmp_path / "data").mkdir()
-    shutil.copy(layout / "pg19.bin", tmp_path / "data" / "proof_pile.bin")
+    for name in ("proof_pile", "pg19_test"):
+        shutil.copy(layout / "pg19.bin", tmp_path / "data" / f"{name}.bin")
     (project := tmp_path / "project").mkdir()
     for entry in layout.iterdir():
         if entry.name in ("output", "measured", "scrolls", "cache"):
@@ -380,7 +382,7 @@ def tiny_run(settings: list[str]) -> list[str] | None:
         window = ["data.window=2", "data.tokenizer_documents=50", "data.validation_documents=20"]
         text += ["data.dir=shards", *window]
     if "experiment=llama_extend" in given:
-        text += ["base_model=output/rope_c4", "frozen=null"]
+        text += ["base_model=output/rope_local", "frozen=null"]
     if "schedule=wsd" in given:
         text += DECAY
     return [*shape, *ONE_STEP, *text, *new]
@@ -566,12 +568,11 @@ def test_a_documented_command_works(command, project):
     if "-m tape.results.compare" in command:
         (project / "output").rename(project / "trained")
         (project / "measured").rename(project / "output")
-    if (
-        "-m tape.results.compare output/rope_c4 output/checkpoints" in command
-    ):  # those have their own base
-        shutil.rmtree(project / "output" / "rope_c4")
-        base = project / "output" / "checkpoints" / "rope_c4"
-        shutil.copytree(base, project / "output" / "rope_c4")
+    # Those have their own base.
+    if "-m tape.results.compare output/rope_local output/checkpoints" in command:
+        shutil.rmtree(project / "output" / "rope_local")
+        base = project / "output" / "checkpoints" / "rope_local"
+        shutil.copytree(base, project / "output" / "rope_local")
     calls = called_by(command, project)
     ours = [words for words in calls if words[1:3] != ["-m", "pip"]]
     assert calls

@@ -278,7 +278,7 @@ def test_the_demos_recipes_take_every_method(method):
     """Four times the length of their bases, and of one that longlora can make groups of."""
     base, text = composed("position=rope"), composed("experiment=extend", f"peft={method}")
     assert text.length == text.model.max_position_embeddings == 4 * base.length
-    assert text.base_model == text.tokenizer == "output/rope_c4"
+    assert text.base_model == text.tokenizer == "output/rope_local"
     assert text.output_dir == f"output/extend/text_{method}_0" and text.data.name == base.data.name
     base = composed("experiment=passkey")
     keys = composed("experiment=extend_passkey", f"peft={method}", "seed=1")

@@ -19,7 +19,7 @@ from tape.commands import train
 from tape.model.checkpoint import fingerprint, load_model
 from tape.model.sequence_parallel import shard_sequence
 from tape.runs.metrics import read_metrics
-from tape.training.arguments import sequences_per_step, share_sequences, sharing
+from tape.training.arguments import check_training, sequences_per_step, share_sequences, sharing
 from tape.training.trainer import Ready
 
 ROOT = Path(__file__).parent.parent
@@ -283,6 +283,19 @@ def test_sharding_over_one_process_is_refused(start):
 def test_sequences_that_cannot_be_shared_are_refused(start, given, reason):
     with pytest.raises(ValueError, match=reason):
         start(*given, "+trainer.use_cpu=true")
+
+
+@pytest.mark.parametrize("started", ["2", "8"])
+def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch, started):
+    """As torchrun starts them on a CPU without use_cpu."""
+    arguments = train.instantiate(
+        train.settings_of(composed())["trainer"] | {"output_dir": str(tmp_path)}
+    )
+    assert arguments.world_size == 1
+    check_training(arguments)
+    monkeypatch.setenv("WORLD_SIZE", started)
+    with pytest.raises(ValueError, match=rf"1 of {started} processes .* give \+trainer\.use_cpu"):
+        check_training(arguments)
 
 
 def test_what_the_processes_of_a_group_need():

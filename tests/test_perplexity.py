@@ -490,33 +490,64 @@ def test_commands(folder, text_file, monkeypatch, capsys, tmp_path):
         assert message in capsys.readouterr().err
 
 
-def test_the_papers_command_line(tmp_path):
-    """By what the script starts: a command that prints its arguments."""
-    shutil.copytree(ROOT / "script", tmp_path / "script")
-    (tmp_path / "script" / "setup.sh").write_text("# the environment is there\n")
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
-    python = tmp_path / "venv" / "bin" / "python"
+PAPER = "data=proof_pile\nmodel_path=output/llama_adape\n"  # two lines of its README
+EXPECTED = ("output/llama_adape", "../data/proof_pile.bin", [1024, 2048, 4096, 8192])
+
+
+@pytest.fixture
+def eval_llama(tmp_path):
+    """Runs bash lines that start the script with the paper's two texts and a command that prints
+    its arguments."""
+    project, python = tmp_path / "project", tmp_path / "venv" / "bin" / "python"
+    shutil.copytree(ROOT / "script", project / "script")
+    (project / "script" / "setup.sh").write_text("# the environment is there\n")
+    python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     python.chmod(0o755)
+    for file in ("data/proof_pile.bin", "data/pg19_test.bin", "my data/proof_pile.bin"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
 
-    def start(*given, **variables):
-        return subprocess.run(
-            ["bash", "script/eval_llama.sh", *given],
-            cwd=tmp_path,
-            env={**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv"), **variables},
-            capture_output=True,
-            text=True,
-        )
+    def start(lines):
+        environment = {**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv")}
+        command = ["bash", "-c", lines]
+        return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
 
-    paper = {"data": "proof_pile", "model_path": "output/llama_adape"}
-    for data_dir, given in (("../data", {}), ("/my data", {"DATA_DIR": "/my data"})):
-        started = start("--convention", "paper", **paper, **given)
-        option, module, *arguments = started.stdout.splitlines()
-        assert (option, module) == ("-m", "tape.evaluation.perplexity")
-        parsed = entry.parse(arguments)
-        assert parsed.data == f"{data_dir}/proof_pile.bin" and parsed.convention == "paper"
-        assert parsed.model == Path("output/llama_adape")
-        assert parsed.lengths == [1024, 2048, 4096, 8192]
-    for name in paper:
-        refused = start(**{key: value for key, value in paper.items() if key != name})
-        assert refused.returncode == 1 and f"error: set {name}: " in refused.stderr
+    return start
+
+
+@pytest.mark.parametrize(
+    ("lines", "model", "data", "lengths"),
+    [
+        (PAPER + "bash script/eval_llama.sh", *EXPECTED),
+        (PAPER.replace("\n", " ") + "bash script/eval_llama.sh", *EXPECTED),
+        ("bash script/eval_llama.sh", *EXPECTED),
+        ("data=pg19_test bash script/eval_llama.sh", EXPECTED[0], "../data/pg19_test.bin", None),
+        (
+            "DATA_DIR='../my data' bash script/eval_llama.sh",
+            None,
+            "../my data/proof_pile.bin",
+            None,
+        ),
+        ("model_name=llama_lora bash script/eval_llama.sh", "output/llama_lora", None, None),
+        ("model_name=x model_path='a b' bash script/eval_llama.sh", "a b", None, None),
+        ("seq_len=4096 bash script/eval_llama.sh", None, None, [4096]),
+        ("seq_len='2048 4096' bash script/eval_llama.sh", None, None, [2048, 4096]),
+        ("seq_len=4096 bash script/eval_llama.sh --lengths 512", None, None, [512]),
+    ],
+)
+def test_the_papers_command_line(eval_llama, lines, model, data, lengths):
+    started = eval_llama(f"{lines} --convention paper")
+    assert started.returncode == 0, started.stderr
+    option, module, *arguments = started.stdout.splitlines()
+    assert (option, module) == ("-m", "tape.evaluation.perplexity")
+    parsed = entry.parse(arguments)
+    assert parsed.convention == "paper"
+    expected = (model or EXPECTED[0], data or EXPECTED[1], lengths or EXPECTED[2])
+    assert (str(parsed.model), parsed.data, parsed.lengths) == expected
+
+
+def test_a_text_that_was_not_downloaded(eval_llama):
+    refused = eval_llama("data=pile bash script/eval_llama.sh")
+    assert refused.returncode == 1
+    assert re.fullmatch(r"error: \.\./data/pile\.bin .*DATA_DIR.*\n", refused.stderr)

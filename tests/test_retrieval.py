@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -124,6 +125,16 @@ def test_answers_are_those_of_a_loop(position, original, tmp_path):
                     logits = model(torch.tensor([ids]), use_cache=False).logits
                 ids.append(logits[0, -1].argmax().item())
             assert answer.text == tokenizer.decode(ids[len(prompt) :])
+
+
+def test_the_papers_command_line(tmp_path):
+    line = "--context_size 8192 --base_model output/llama_adape --max_tokens 8192 --interval 1000"
+    arguments = entry.parser().parse_args(line.split())
+    questions = entry.questions_for(arguments, None)
+    assert [*questions.lengths] == [*range(1000, 8001, 1000)]
+    assert (questions.num_tests, questions.plain, questions.original) == (20, False, False)
+    batches = plan(replace(questions, num_tests=1, depths=1), byte_level(), 16384)
+    assert max(batch.positions for batch in batches) <= arguments.context_size
 
 
 @torch.no_grad()

@@ -41,19 +41,55 @@ def done(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "name", "alias"),
+    ("settings", "name"),
     [
-        ([], "adape_local", "adape_c4"),
-        (["experiment=c4"], "adape_c4", "adape_c4"),
-        (["data=text", "data.name=code"], "adape_code", "adape_c4"),
-        (["experiment=addition"], "adape_addition", "adape_c4"),
-        (["name=mine"], "mine", None),
+        ([], "adape_local"),
+        (["experiment=c4"], "adape_c4"),
+        (["data=text", "data.name=code"], "adape_code"),
+        (["experiment=addition"], "adape_addition"),
+        (["name=mine"], "mine"),
     ],
 )
-def test_a_run_is_named_after_its_text(done, settings, name, alias):
+def test_a_run_is_named_after_its_text(done, settings, name):
     outcome = done("train.sh", *settings, "--cfg", "job", "--resolve")
     composed = yaml.safe_load(outcome.out)
-    assert (composed["name"], composed["alias"]) == (name, alias), outcome
+    assert composed["name"] == name, outcome
+    named = {value for value in composed.values() if str(value).endswith("_c4")}
+    assert named == ({name, f"output/{name}"} if name == "adape_c4" else set())
+
+
+@pytest.mark.parametrize(
+    ("there", "given", "base"),
+    [
+        ([], {}, "adape_c4"),  # train.py says that it is missing
+        (["adape_c4"], {}, "adape_c4"),
+        (["adape_c4", "adape_local"], {}, "adape_c4"),
+        (["adape_local"], {}, "adape_local"),
+        (["adape_local", "adape_c4 -> adape_local"], {}, "adape_local"),
+        (["adape_local", "mine_local"], {"output_name": "mine"}, "mine_local"),
+        (["adape_local"], {"output_name": "mine"}, "mine_c4"),
+        (["adape_local", "disk", "adape_c4 -> disk"], {}, "adape_c4"),
+        (["adape_local"], {"setting": "base_model=output/own"}, "own"),
+    ],
+)
+def test_what_is_fine_tuned(tmp_path, there, given, base):
+    folder = lay_out(tmp_path)
+    for name in there:
+        name, _, target = name.partition(" -> ")
+        run = folder / "output" / name
+        run.parent.mkdir(exist_ok=True)
+        run.symlink_to(target) if target else run.mkdir()
+    setting = [given["setting"]] if "setting" in given else []
+    variables = {key: value for key, value in given.items() if key == "output_name"}
+    variables |= {"DATASET_NAME": "quality", "VIRTUAL_ENV": str(folder / "recorder")}
+    printed, _ = start(folder, "ft_scrolls.sh", *setting, **variables).communicate()
+    *said, command = printed.splitlines()
+    assert re.findall(r"base_model=(\S+)", command)[-1] == f"output/{base}"
+    if base.endswith("_local"):
+        (line,) = said
+        assert f"{base.replace('local', 'c4')}): " in line and f"output/{base}, " in line
+    else:
+        assert not said
 
 
 @pytest.mark.slow
@@ -156,20 +192,21 @@ def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method)
     ],
 )
 def test_scrolls_from_zips_to_scores(done, tmp_path, task):
-    write_task(tmp_path / "zips", task)
+    (zips := tmp_path / "data" / "scrolls").mkdir(parents=True)
+    write_task(zips, task)
     tokenizer = byte_tokenizer()
     for model in (make_speaker("tape", tokenizer), tokenizer):
         model.save_pretrained(tmp_path / "output" / "adape_c4")
 
     tiny = ["budget=demo", "trainer.max_steps=2", "trainer.per_device_train_batch_size=2"]
-    tiny += ["trainer.gradient_accumulation_steps=1", "data.data_dir=zips"]
+    tiny += ["trainer.gradient_accumulation_steps=1"]
     variables = {"TYPE": "adape", "DATASET_NAME": task, "SAVE_DIR": f"scrolls/{task}"}
     trained = done("ft_scrolls.sh", *tiny, **variables)
     assert trained.status == 0, trained.err
     assert f"report are in output/scrolls/{task}/adape" in trained.out
-    answered = done("gen_scrolls.sh", "data_dir=zips", "processes=1", **variables)
+    answered = done("gen_scrolls.sh", "processes=1", **variables)
     assert answered.status == 0, answered.err
-    command = ["--split", "validation", "--dataset_name", task, "--data_dir", "zips"]
+    command = ["--split", "validation", "--dataset_name", task]
     command += ["--predictions", f"scrolls/{task}/adape.json", "--metrics_output_dir", "scores"]
     scored = run_command("eval_scrolls.py", *command, folder=tmp_path)
     assert scored.status == 0, scored.err
@@ -182,7 +219,7 @@ def test_the_demo(run_script, tmp_path):
     """As many steps as tell the kinds of questions apart, from a model that was never trained."""
     tokenizer = byte_tokenizer()
     for model in (make_speaker("tape", tokenizer), tokenizer):
-        model.save_pretrained(tmp_path / "output" / "adape_c4")
+        model.save_pretrained(tmp_path / "output" / "adape_local")
     demo = run_script("scrolls_demo.sh", "trainer.max_steps=2", TYPE="adape")
     printed, _ = demo.communicate()
     assert demo.returncode == 0, printed
@@ -198,7 +235,7 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
     tiny += ["model.num_hidden_layers=2", "eval_blocks=2", "report.tokens=256"]
     tiny += ["trainer.logging_steps=1"]
     for base in (
-        ["position=rope", "name=rope_c4", "vocab_size=300"],
+        ["position=rope", "name=rope_local", "vocab_size=300"],
         ["experiment=passkey", "position=rope", "task.samples=1"],
     ):
         command = [sys.executable, "train.py", *base, *tiny]
@@ -240,9 +277,11 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
     printed, _ = third.communicate()
     assert third.returncode == 1 and "error: peft=lora is set by the sweep" in printed
     shutil.copytree(
-        tmp_path / "output" / "passkey_rope_0", tmp_path / "output" / "rope_c4", dirs_exist_ok=True
+        tmp_path / "output" / "passkey_rope_0",
+        tmp_path / "output" / "rope_local",
+        dirs_exist_ok=True,
     )
     fourth = demo(types="ft")
     printed, _ = fourth.communicate()
     assert fourth.returncode == 1
-    assert "output/rope_c4 was trained on 134 tokens: the sweep extends models of 256" in printed
+    assert "output/rope_local was trained on 134 tokens: the sweep extends models of 256" in printed

@@ -70,6 +70,46 @@ def test_rows_of_official_files(task, zipped, tmp_path):
     assert [row.output for row in rows_of(tmp_path, task, "test")].count(None) >= 1
 
 
+@pytest.mark.parametrize("task", [*BENCHMARK, "quality_hard"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_the_default_folder(task, zipped, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task, cache, folders = TASKS[task], tmp_path / "cache", ("data/scrolls", "elsewhere", "given")
+    for folder in map(Path, folders):
+        folder.mkdir(parents=True)
+        write_task(folder, task.name, zipped=zipped)
+    for variable, data_dir, folder in (
+        ({}, None, "data/scrolls"),
+        ({"SCROLLS_DIR": ""}, None, "data/scrolls"),
+        ({"SCROLLS_DIR": "elsewhere"}, None, "elsewhere"),
+        ({"SCROLLS_DIR": "elsewhere"}, Path("given"), "given"),
+    ):
+        for name, value in variable.items():
+            monkeypatch.setenv(name, value)
+        found = str(find(task, "train", data_dir, cache))
+        assert found.startswith(f"{folder}/{task.folder}{'.zip' if zipped else ''}/")
+
+
+@pytest.mark.parametrize("task", BENCHMARK)
+@pytest.mark.parametrize("variable", [None, "elsewhere"])
+@pytest.mark.parametrize("data_dir", [None, Path("given")])
+def test_files_that_are_missing(task, variable, data_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if variable:
+        monkeypatch.setenv("SCROLLS_DIR", variable)
+    with pytest.raises(FileNotFoundError) as refused:
+        find(TASKS[task], "validation", data_dir, tmp_path)
+    (line,) = str(refused.value).splitlines()
+    folder = data_dir or variable or "data/scrolls"
+    assert line.startswith(f"{folder} has neither {task}.zip nor {task}/validation.jsonl")
+    assert ("HF_HUB_OFFLINE is set" in line) == (data_dir is None)
+    for part in (
+        *("data/scrolls", "SCROLLS_DIR", "https://www.scrolls-benchmark.com"),
+        *("https://huggingface.co/datasets/tau/scrolls", f"{TASKS[task].size:,} MB"),
+    ):
+        assert part in line
+
+
 def test_golds_are_grouped_in_the_order_of_their_rows(tmp_path):
     write_task(tmp_path, "narrative_qa", train=5)
     rows = rows_of(tmp_path, "narrative_qa")
@@ -128,8 +168,6 @@ def test_files_that_are_not_there_or_broken(tmp_path, monkeypatch):
         content.writestr("other/train.jsonl", "{}")
     with pytest.raises(FileNotFoundError, match=r"qmsum\.zip has no qmsum/train\.jsonl"):
         rows_of(tmp_path, "qmsum")
-    with pytest.raises(FileNotFoundError, match=r"HF_HUB_OFFLINE is set.*give data_dir="):
-        find(TASKS["quality"], "train", None, tmp_path)
     with pytest.raises(FileNotFoundError, match="sample has no test split"):
         find(TASKS["sample"], "test", None, tmp_path)
 

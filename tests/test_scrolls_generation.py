@@ -302,9 +302,10 @@ def test_random_positions_have_to_reach(data, tmp_path):
 
 
 def test_commands(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # the project's folder may have data/scrolls
     arguments = [f"model={base}", "task=quality", f"output={tmp_path}/x.json", "budget=demo"]
     monkeypatch.setattr(sys, "argv", ["scrolls.generate", *arguments])
-    with pytest.raises(SystemExit, match=r"error: quality\.zip of tau/scrolls .* is neither"):
+    with pytest.raises(SystemExit, match=r"error: data/scrolls has neither quality\.zip .* hub"):
         entry.main()
     assert not list(tmp_path.iterdir())
     assert default_task(["data.budget=demo"]) == "sample"  # the hub is not to be asked

@@ -281,7 +281,8 @@ def test_hard_questions_leave_the_others_out(evaluate, official, tmp_path):
 def evaluate_all(run, official, tmp_path):
     def evaluate_all(*more, data=official):
         folders = ["--predictions", tmp_path / "scrolls", "--metrics_output_dir", tmp_path / "out"]
-        return run(eval_scrolls, "--all", *folders, "--data_dir", data, *more)
+        given = [] if data is None else ["--data_dir", data]
+        return run(eval_scrolls, "--all", *folders, *given, *more)
 
     return evaluate_all
 
@@ -378,6 +379,10 @@ def test_narrative_qa_is_not_downloaded_on_the_way(
     assert rows["adape"]["narrative_qa"] == rows["adape"]["mean"] == ""
     stopped = evaluate_all("--submission", "all.csv", "--type", "adape", data=small)
     assert "the ids of narrative_qa are missing" in stopped
+    for folder, mean in ((small, ""), (official, "100.0")):
+        monkeypatch.setenv("SCROLLS_DIR", str(folder))
+        assert evaluate_all(data=None) == 0
+        assert table_of(tmp_path / "out")["adape"]["mean"] == mean
     for module in (benchmark, sources):
         monkeypatch.setattr(module, "in_hub_cache", lambda task: cached)
     assert evaluate_all(data=small) == 0

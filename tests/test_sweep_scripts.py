@@ -246,8 +246,8 @@ def test_runs_of_a_sweep_compose(name):
             r"measures=.* must be find, a regular expression",
         ),
         (
-            ["sweep=passkey", "base=output/rope_c4"],
-            r"base='output/rope_c4' must be a mapping of folde",
+            ["sweep=passkey", "base=output/rope_local"],
+            r"base='output/rope_local' must be a mapping of folde",
         ),
         (["sweep=ablations", "only="], r"only=\[\]: name one table or more; known: architecture, "),
         (["sweep=ablations", "only=[]"], r"only=\[\]: name one table or more"),
@@ -397,12 +397,13 @@ def test_variables_of_the_ablations(run_script):
 
 def test_variables_of_the_extensions(run_script):
     found = run_script("extend_demo.sh", "trainer.max_steps=5", TYPES="ft", NAME="n")
-    assert found[0] == ["train.py", "position=rope", "name=rope_local", "alias=rope_c4"]
+    assert found[0] == ["train.py", "position=rope", "name=rope_local"]
     assert found[2] == ["train.py", "experiment=passkey", "position=rope", "seed=0"]
     folders = [given(run, "output_dir") for run in found if "trainer.max_steps=5" in run]
     assert folders == [["output/n/text_ft_0"], ["output/n/passkey_ft_0"]]
-    runs = ["output/rope_c4", "output/passkey_rope_0", *(folder for (folder,) in folders)]
-    assert found[-1] == [
+    runs = ["output/rope_local", "output/passkey_rope_0", *(folder for (folder,) in folders)]
+    compared = ["-m", "tape.results.compare", *runs]
+    assert found[-1] == [*compared, "--name", "extend", "--out", "output/n"]
         "-m",
         "tape.results.compare",
         *runs,

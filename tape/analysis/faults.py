@@ -1,6 +1,6 @@
 """Effect of two faults of the original code on a trained model, each in isolation.
 
-python -m tape.analysis.faults --model output/rope_c4 output/adape_c4
+python -m tape.analysis.faults --model output/rope_local output/adape_local
 
 * Positions were computed in the model's dtype: in bfloat16, 0 to 1,023 are 513 distinct positions,
   and 1,024 positions from 2,000 on are 68.

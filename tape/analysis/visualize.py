@@ -1,7 +1,7 @@
 """Figures of a model's attention and positions (the paper's Fig. 7).
 
-python -m tape.analysis.visualize --model output/rope_c4 output/adape_c4 --data local
-python -m tape.analysis.visualize --model output/adape_c4 --text "def f(x):" --out pictures
+python -m tape.analysis.visualize --model output/rope_local output/adape_local --data local
+python -m tape.analysis.visualize --model output/adape_local --text "def f(x):" --out pictures
 
 For two models also the difference of each pair of maps. Runs that differ only in their seed are
 grouped. Curves are means over windows and seeds; maps show the first window of the first seed.

@@ -1,6 +1,6 @@
 """Perplexity of a model on a text, with windows of several lengths.
 
-python -m tape.evaluation.perplexity --model output/adape_c4 --data local --lengths 512 1024
+python -m tape.evaluation.perplexity --model output/adape_local --data local --lengths 512 1024
 python -m tape.evaluation.perplexity --model output/llama_adape --data ../data/proof_pile.bin
 python -m tape.evaluation.perplexity --plot output/*/perplexity.csv --out comparison.png
 """

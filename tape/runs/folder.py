@@ -147,30 +147,13 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
-def clear_alias(folder: Path) -> None:
-    """Removes `folder` if it is a link that `link_alias` made: a run with this name replaces it."""
-    if folder.is_symlink() and folder.readlink().parts == (folder.readlink().name,):
-        folder.unlink()
-
-
-def link_alias(folder: Path, alias: str) -> None:
-    """Makes `alias` a link to the folder of a run beside it, unless something has that name."""
-    link = folder.with_name(alias)
-    if not os.path.lexists(link):
-        link.symlink_to(folder.name)
-        log.info("%s -> %s", link, folder.name)
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Locks a run's folder against other processes; the processes of one run share the lock.
+    """Locks a run's folder against other processes. The first of a run's processes takes the lock.
 
     Raises:
         ValueError: if another run holds the lock.
     """
-    if os.environ.get("RANK", "0") != "0":
-        yield
-        return
     make_folder(folder)
     with (folder / ".lock").open("w") as lock:
         try:

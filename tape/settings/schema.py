@@ -56,7 +56,6 @@ FOLDER = Kind(
 SETTINGS = {
     "name": FOLDER,
     "output_dir": TEXT,
-    "alias": optional(FOLDER),
     "cache_dir": TEXT,
     "seed": integer(0, 2**32 - 1),
     "accept_new_code": SWITCH,

@@ -202,7 +202,6 @@ def check_runs(runs: Sequence[Run], axes: Iterable[str], compared: bool) -> set[
         ValueError: for settings that train.py would refuse; for rows with the same settings.
     """
     names, rows = set(), {}
-    labels = OF_THE_SWEEP | {"alias"}
     for run in runs:
         if (settings := compose_run(run.train)) is None:
             continue
@@ -213,7 +212,7 @@ def check_runs(runs: Sequence[Run], axes: Iterable[str], compared: bool) -> set[
                 f"would be logged for the comparison; give trainer.logging_steps={steps} or less"
             )
         names |= {(settings[group] or {}).get("name") for group in ("position", "peft")} - {None}
-        given = {key: value for key, value in settings.items() if key not in labels}
+        given = {key: value for key, value in settings.items() if key not in OF_THE_SWEEP}
         for axis in {*axes} - {"position"}:
             if isinstance(given.get(axis), dict):
                 given[axis] = {key: x for key, x in given[axis].items() if key != "name"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -41,6 +42,12 @@ def check_fields(settings: dict[str, Any]) -> None:
 
 def check_training(arguments: TrainingArguments) -> None:
     """Raises a ValueError for settings that the library allows but runs here do not support."""
+    started, seen = int(os.environ.get("WORLD_SIZE", 1)), arguments.world_size
+    if started != seen:
+        raise ValueError(
+            f"{seen} of {started} processes (WORLD_SIZE) would train, each on its own: all must "
+            "form one group; on a CPU give +trainer.use_cpu=true, for one process unset WORLD_SIZE"
+        )
     gpus = arguments.n_gpu
     steps, decay = arguments.max_steps, (arguments.lr_scheduler_kwargs or {}).get("num_decay_steps")
     warmup = arguments.get_warmup_steps(steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,7 @@ from tape.model.checkpoint import check_length, load_model, restore
 from tape.model.frozen import cast_frozen, check_frozen
 from tape.model.sequence_parallel import check_sharing
 from tape.runs.folder import (
-    clear_alias,
     last_complete,
-    link_alias,
     locked,
     register_run,
     step_of,
@@ -102,9 +101,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     transformers.logging.disable_progress_bar()
     set_seed(settings["seed"])
 
-    if main and settings["alias"] == folder.name:
-        clear_alias(folder)
-    with locked(folder):
+    with locked(folder) if main else nullcontext():
         with arguments.main_process_first():  # the other processes then read its cached results
             task = instantiate(settings["task"])(instantiate(settings["data"]), settings, arguments)
         recorded = settings | {
@@ -174,8 +171,6 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         report = task.report(folder, saved.to(arguments.device))
     print(report)
     log.info("model, tokenizer and report are in %s", folder)
-    if settings["alias"]:
-        link_alias(folder, settings["alias"])
     return report
 
 
