@@ -77,15 +77,15 @@ class Attention(nn.Module):
         v = self.v_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        past = None
+        past, slot = None, (cache, inputs.cache_layer_idx, self.config.position["name"])
         if cache is not None:
-            past = cached_memo(cache, inputs.cache_layer_idx, position.memo_width)
+            past = cached_memo(*slot, self.config.head_dim, position.memo_width)
         q, k, memo = position.prepare(x_BTC, q, k, e, tokens, past)
         if self.config.query_temperature is not None:
             q = warmed(q, tokens.positions.query, **self.config.query_temperature)
         values = Values(v, None if inputs.final else position.payload(e, v.dtype))
         if cache is not None:
-            k, memo, values = stored(cache, inputs.cache_layer_idx, k, memo, values)
+            k, memo, values = stored(*slot, k, memo, values)
         bias = position.bias(x_BTC, q, k, memo, tokens)
         if bias is not None and bias.replaces_products:
             q, k = q[..., :0], k[..., :0]

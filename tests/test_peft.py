@@ -2,26 +2,12 @@
 
 import pytest
 import torch
-from conftest import GROUPED, POSITIONS, make_model, random_tokens
+from conftest import GROUPED, POSITIONS, all_positions, make_model, random_tokens
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 
 BOTH = {"name": "mixed", "pattern": ["path", "tape", "selective"]}  # modules of equal names
 ENCODINGS = POSITIONS | {"mixed_names": BOTH}
 every_encoding = pytest.mark.parametrize("position", ENCODINGS.values(), ids=ENCODINGS)
-
-
-def xfail(names, reason, encodings=ENCODINGS):
-    mark = pytest.mark.xfail(strict=True, reason=reason)
-    given = [pytest.param(each, marks=mark if n in names else ()) for n, each in encodings.items()]
-    return pytest.mark.parametrize("position", given, ids=encodings)
-
-
-NAMED = dict(zip(POSITIONS, POSITIONS, strict=True))
-READ = {"fire", "dape", "relative", "fox", "selective", "path", "mixed_read", "mixed_names"}
-read = xfail(READ, "the weights of these maps are read, and adapters bypassed")
-widened = {name for name in POSITIONS if name.startswith("tape")} | {"mixed_tape", "mixed_read"}
-widened |= {"fox", "pope", "selective", "path"}
-widened -= {"tape_feed_forward", "tape_neither_place"}
 
 
 def with_lora(model, **settings):
@@ -35,7 +21,7 @@ def logits_of(model, tokens):
         return model(tokens).logits
 
 
-@read
+@every_encoding
 def test_every_adapter_learns_and_merges(position):
     model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 12)
     plain = logits_of(model, tokens)
@@ -65,7 +51,7 @@ def test_cached_calls_are_adapted(position):
     torch.testing.assert_close(torch.cat(found, dim=1), whole, atol=1e-9, rtol=0)
 
 
-@read
+@every_encoding
 def test_an_initialisation_from_the_weights_keeps_the_logits(position):
     model, tokens = make_model(position), random_tokens(2, 12)
     plain = logits_of(model, tokens)
@@ -73,7 +59,7 @@ def test_an_initialisation_from_the_weights_keeps_the_logits(position):
     torch.testing.assert_close(found, plain, atol=1e-3, rtol=1e-3)
 
 
-@xfail(READ, "dtypes of read weights differ", NAMED)
+@all_positions
 def test_adapters_of_a_model_in_bfloat16(position):
     adapted = with_lora(make_model(position, dtype=torch.bfloat16))
     adapted(random_tokens(2, 12), labels=random_tokens(2, 12)).loss.backward()
@@ -81,7 +67,6 @@ def test_adapters_of_a_model_in_bfloat16(position):
         assert "lora_" not in name or parameter.grad.any(), name
 
 
-@pytest.mark.xfail(strict=True, reason="the table is read, and its adapter bypassed")
 def test_a_table_of_t5_is_adapted():
     model, tokens = make_model("t5", dtype=torch.float64), random_tokens(2, 12)
     adapted = with_lora(model, target_modules=["table"])
@@ -118,7 +103,7 @@ def after_prefix(model, tokens, prefix):
     return logits_of(model, torch.cat((first, tokens), dim=1))[:, count:]
 
 
-@xfail(widened, "a RuntimeError about sizes of tensors", NAMED)
+@all_positions
 def test_prefixes_are_tokens_before_the_text(position):
     (model, tuned), tokens = with_prefix(position, length=3), random_tokens(2, 8)
     with torch.no_grad():

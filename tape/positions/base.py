@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tape.positions import sampling
@@ -35,6 +36,15 @@ class Positions(NamedTuple):
 def distances(positions: Positions) -> Tensor:
     """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
     return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
+
+
+class WideLinear(nn.Linear):
+    """Linear map in the dtype of its input, at least float32 by the caller's choice, whatever that
+    of its weights. Encodings call it, as any module: adapters and offloading act on calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
 
 
 class PositionModule(nn.Module):
