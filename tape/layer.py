@@ -11,6 +11,8 @@ Parameter names are those of the library's Llama.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -65,12 +67,18 @@ class Attention(nn.Module):
         self,
         x_BTC: Tensor,
         e: Tensor | None,
-        position: LayerPosition,
+        context: Callable[[], LayerPosition],
         inputs: LayerInputs,
         cache: Cache | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights. The
-        `final` layer has no payload."""
+        `final` layer has no payload.
+
+        Args:
+            context: returns the encoding in this layer. It is not an argument itself: accelerate
+                would move a module, as it moves tensors.
+        """
+        position = context()
         tokens, shape = inputs.tokens, (*x_BTC.shape[:2], -1, self.config.head_dim)
         q = self.q_proj(x_BTC).view(shape).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
@@ -131,7 +139,9 @@ class DecoderLayer(GradientCheckpointingLayer):
         """Computes x' and e'. The `final` layer returns e as it is: its result would not be
         used."""
         normed = self.input_layernorm(x_BTC)
-        attended, attended_e, _ = self.self_attn(normed, e, self.context, inputs, past_key_values)
+        attended, attended_e, _ = self.self_attn(
+            normed, e, lambda: self.context, inputs, past_key_values
+        )
         x_BTC = x_BTC + attended
         mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
         if not inputs.final:

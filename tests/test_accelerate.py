@@ -3,7 +3,7 @@
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
-from conftest import POSITIONS, make_model, random_tokens
+from conftest import all_positions, make_model, random_tokens
 
 
 def everything(model, folder):
@@ -25,15 +25,7 @@ def by_map(model, folder):
     return dispatch_model(model, places, offload_dir=folder)
 
 
-OWN = {name for name in POSITIONS if "tape" in name} - {"tape_neither_place"}
-OWN |= {"learned", "abacus", "fire", "t5", "dape", "relative", "cope", "fox", "pope"}
-OWN |= {"selective", "path", "mixed_read"}
-MARK = pytest.mark.xfail(strict=True, reason="weights are read without calling their module")
-
-
-@pytest.mark.parametrize(
-    "position", [pytest.param(name, marks=MARK if name in OWN else ()) for name in POSITIONS]
-)
+@all_positions
 @pytest.mark.parametrize("offload", [everything, with_buffers, on_disk, by_map])
 def test_an_offloaded_model_is_the_plain_one(position, offload, tmp_path):
     model, tokens = make_model(position), random_tokens(2, 8)

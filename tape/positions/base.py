@@ -81,6 +81,9 @@ class Tokens(NamedTuple):
 class LayerPosition(PositionModule):
     """The encoding in one decoder layer, which it is a part of. Every method defaults to no effect.
 
+    A class with parameters of its own reads them in a `forward`, which its other methods call
+    (`PositionEncoding`).
+
     Attributes:
         entry: which of the states (`PositionEncoding.states`) the layer reads and updates.
         memo_width: M, numbers that the encoding keeps for each token and key/value head. A cache
@@ -152,6 +155,9 @@ class LayerPosition(PositionModule):
 
 class PositionEncoding(PositionModule):
     """A positional encoding. Every method defaults to no effect: NoPE overrides none.
+
+    The decoder calls the encoding as a module (`forward`), and so does whatever else needs its
+    parameters: accelerate loads those that it keeps off the device when their module is called.
 
     The arguments of an encoding are the keyword-only parameters of its `__init__`: their names
     and defaults are what `TapeConfig(position={"name": ..., ...})` accepts and saves.
@@ -257,6 +263,22 @@ class PositionEncoding(PositionModule):
         """
         raise NotImplementedError
 
+    def forward(
+        self, x_BTC: Tensor, here: Positions, where: Positions, num_layers: int
+    ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
+        """Returns the token embeddings (`embed`), the states that pass through the layers, several
+        if layers have different ones (`LayerPosition.entry`), and the biases of all layers
+        (`biases`).
+
+        Args:
+            here: coordinates of the tokens that the layers compute.
+            where: coordinates of all tokens of these texts, of which another process may have some
+                (`tape.ulysses`).
+        """
+        dtype = torch.promote_types(x_BTC.dtype, torch.float32)
+        states = [self.state(here, dtype)]
+        return self.embed(x_BTC, here), states, self.biases(where, num_layers)
+
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         """Returns token embeddings, with absolute encodings added."""
         return x_BTC
@@ -264,11 +286,6 @@ class PositionEncoding(PositionModule):
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
         """Returns E of layer 0 for the new tokens; `dtype` is at least float32."""
         return None
-
-    def states(self, positions: Positions, dtype: torch.dtype) -> list[Tensor | None]:
-        """Returns all states that pass through the layers; several if layers have different ones
-        (`LayerPosition.entry`)."""
-        return [self.state(positions, dtype)]
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
         """Returns the biases of all layers that depend on positions alone: one shared object, or

@@ -47,11 +47,15 @@ class ProfileLayer(LayerPosition):
     def bias(
         self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: None, tokens: Tokens
     ) -> ScoreBias:
+        return ProfileBias(self(x_BTC), tokens)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """Returns the profiles of the queries, (B, H, T, E)."""
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
         with torch.autocast(x_BTC.device.type, enabled=False):
             r = self.reader(x_BTC.to(wide))
             r_BHTR = r.unflatten(-1, (-1, len(self.profiles))).transpose(1, 2)
-            return ProfileBias(r_BHTR @ self.profiles.to(wide), tokens)
+            return r_BHTR @ self.profiles.to(wide)
 
 
 class Relative(PositionEncoding):
