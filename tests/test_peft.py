@@ -1,9 +1,18 @@
 """peft adapts the decoder: what its methods change is what the encoding computes with."""
 
+from functools import partial
+
 import pytest
 import torch
 from conftest import GROUPED, POSITIONS, all_positions, make_model, random_tokens
-from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from peft import (
+    LoHaConfig,
+    LoKrConfig,
+    LoraConfig,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 
 BOTH = {"name": "mixed", "pattern": ["path", "tape", "selective"]}  # modules of equal names
 ENCODINGS = POSITIONS | {"mixed_names": BOTH}
@@ -57,6 +66,23 @@ def test_an_initialisation_from_the_weights_keeps_the_logits(position):
     plain = logits_of(model, tokens)
     found = logits_of(with_lora(model, init_lora_weights="pissa"), tokens)
     torch.testing.assert_close(found, plain, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [LoHaConfig, LoKrConfig, partial(LoraConfig, use_dora=True)])
+@pytest.mark.parametrize("position", ["fire", "dape", "relative", "tape", "mixed_read"])
+def test_other_adapters_learn_and_merge(position, kind):
+    model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 12)
+    adapted = get_peft_model(model, kind(r=2, target_modules="all-linear")).eval()
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter += 0.2 * torch.randn_like(parameter)
+    outputs = adapted(tokens, labels=tokens)
+    outputs.loss.backward()
+    learned = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    assert all(parameter.grad.any() for parameter in learned)
+    merged = logits_of(adapted.merge_and_unload(), tokens)
+    torch.testing.assert_close(merged, outputs.logits.detach(), atol=1e-9, rtol=0)
 
 
 @all_positions
@@ -121,3 +147,17 @@ def test_prefixes_are_tokens_before_the_text(position):
         expected = after_prefix(model, text, prefix)
     torch.testing.assert_close(found, expected[:, :8], atol=1e-6, rtol=0)
     assert torch.equal(text[:, 8:], expected[:, 7:-1].argmax(-1))
+
+
+@pytest.mark.parametrize("position", ["tape", "fox", "pope", "selective", "path"])
+def test_prompts_take_the_place_of_a_refused_prefix(position):
+    model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 8)
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    tuned = get_peft_model(model, config).eval()
+    with torch.no_grad():
+        prompt = tuned.get_prompt(batch_size=2)
+        embedded = torch.cat((prompt, model.get_input_embeddings()(tokens)), dim=1)
+        expected = model(inputs_embeds=embedded).logits
+    torch.testing.assert_close(logits_of(tuned, tokens), expected, atol=1e-9, rtol=0)
+    text = tuned.generate(input_ids=tokens, max_new_tokens=1, do_sample=False, pad_token_id=0)
+    assert torch.equal(text[:, -1], expected[:, -1].argmax(-1))
