@@ -84,10 +84,10 @@ def test_permuting_keys_with_their_positions_changes_nothing(position):
 
     def last_output(index, x):
         where = Positions(index, index)
-        e = encoding.states(where, torch.float64)[layer.context.entry]
-        tokens = Tokens(where, encoding.biases(where, 3)[0], None, torch.arange(7))
+        _, states, biases = encoding(x, where, where, 3)
+        e, tokens = states[layer.context.entry], Tokens(where, biases[0], None, torch.arange(7))
         inputs = LayerInputs(tokens, KERNELS["eager"], None, 0, final=False)
-        y, average, _ = layer.self_attn(x, e, layer.context, inputs, None)
+        y, average, _ = layer.self_attn(x, e, lambda: layer.context, inputs, None)
         return y[:, -1], None if average is None else average[:, :, -1]
 
     x = torch.randn(2, 7, 32, dtype=torch.float64)

@@ -14,29 +14,53 @@ from transformers.cache_utils import DynamicLayer
 from tape.attention.payload import Values
 
 
-def cached_memo(cache: Cache, layer_idx: int, width: int) -> Tensor | None:
+def cached_memo(
+    cache: Cache, layer_idx: int, encoding: str, head_dim: int, width: int
+) -> Tensor | None:
     """Returns the last `width` channels of a layer's cached keys, (B, K, S, width); None if there
-    are none. A static cache has free slots at its end."""
+    are none. A static cache has free slots at its end.
+
+    Raises:
+        ValueError: for keys without a memo, which are not of this `encoding`.
+    """
     if not width or layer_idx >= len(cache.layers):
         return None
     if not cache.layers[layer_idx].is_initialized:
         return None
-    return cached_keys(cache, layer_idx)[..., -width:]
+    keys = cached_keys(cache, layer_idx)
+    check_channels(encoding, "keys", keys, head_dim + width)
+    return keys[..., -width:]
 
 
 def stored(
-    cache: Cache, layer_idx: int, k: Tensor, memo: Tensor | None, values: Values
+    cache: Cache, layer_idx: int, encoding: str, k: Tensor, memo: Tensor | None, values: Values
 ) -> tuple[Tensor, Tensor | None, Values]:
     """Appends new tokens to a cache; returns keys, memo and values of all tokens.
 
     Memo and payload of a token depend on no later token, so they can be cached. They are stored as
     extra channels of keys and values, which all caches of transformers allow.
+
+    Raises:
+        ValueError: for cached tokens with other channels, which are not of this `encoding`.
     """
     keys = k if memo is None else torch.cat((k, memo), dim=-1)
-    keys, all_values = cache.update(keys, values.concat(), layer_idx)
+    all_values = values.concat()
+    if layer_idx < len(cache.layers) and (layer := cache.layers[layer_idx]).is_initialized:
+        check_channels(encoding, "keys", layer.keys, keys.shape[-1])
+        check_channels(encoding, "values", layer.values, all_values.shape[-1])
+    keys, all_values = cache.update(keys, all_values, layer_idx)
     if memo is not None:
         keys, memo = keys.split((k.shape[-1], memo.shape[-1]), dim=-1)
     return keys, memo, Values.of_joined(all_values, values.width)
+
+
+def check_channels(encoding: str, kind: str, cached: Tensor, count: int) -> None:
+    if cached.shape[-1] != count and cached.numel():
+        raise ValueError(
+            f"position '{encoding}' with cached {kind} of {cached.shape[-1]} channels per head, as "
+            f"from prefix tuning: it caches {count}, because it keeps more of a token; use LoRA, "
+            "prompt tuning or another encoding"
+        )
 
 
 def cached_keys(cache: Cache, layer_idx: int) -> Tensor:

@@ -77,7 +77,7 @@ def prepare(model: PreTrainedModel, call: Call) -> Inputs:
     if shard is not None:  # `here` are the tokens of this process
         x_BTC, where, here, real, slots = shard.own(x_BTC, where, real, slots)
         kernels = shard.kernels(kernels, batch.cache, call.output_attentions)
-    biases = position.biases(where, len(model.layers))
+    x_BTC, states, biases = position(x_BTC, here, where, len(model.layers))
     if model.config._attn_implementation == "flash_attention_2":
         bias = next((bias for bias in biases if bias is not None), None)
         backends.check_flash(batch, call.position_ids, where.key, bias)
@@ -88,8 +88,8 @@ def prepare(model: PreTrainedModel, call: Call) -> Inputs:
     tokens = [Tokens(here, bias, real, slots, batch.documents, before) for bias in biases]
     applied = [*zip(model.layers, tokens, strict=True)] * recurrences
     return Inputs(
-        position.embed(x_BTC, here),
-        position.states(here, torch.promote_types(x_BTC.dtype, torch.float32)),
+        x_BTC,
+        states,
         [
             LayerInputs(seen, *kernels[layer.context.window], idx, final=idx == len(applied) - 1)
             for idx, (layer, seen) in enumerate(applied)

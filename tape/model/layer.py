@@ -11,6 +11,8 @@ Parameter names are those of the library's Llama.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -65,27 +67,33 @@ class Attention(nn.Module):
         self,
         x_BTC: Tensor,
         e: Tensor | None,
-        position: LayerPosition,
+        context: Callable[[], LayerPosition],
         inputs: LayerInputs,
         cache: Cache | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the output (B, T, C), the attended payload (B, H, T, P) and the weights. The
-        `final` layer has no payload."""
+        `final` layer has no payload.
+
+        Args:
+            context: returns the encoding in this layer. It is not an argument itself: accelerate
+                would move a module, as it moves tensors.
+        """
+        position = context()
         tokens, shape = inputs.tokens, (*x_BTC.shape[:2], -1, self.config.head_dim)
         q = self.q_proj(x_BTC).view(shape).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
         v = self.v_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        past = None
+        past, slot = None, (cache, inputs.cache_layer_idx, self.config.position["name"])
         if cache is not None:
-            past = cached_memo(cache, inputs.cache_layer_idx, position.memo_width)
+            past = cached_memo(*slot, self.config.head_dim, position.memo_width)
         q, k, memo = position.prepare(x_BTC, q, k, e, tokens, past)
         if self.config.query_temperature is not None:
             q = warmed(q, tokens.positions.query, **self.config.query_temperature)
         values = Values(v, None if inputs.final else position.payload(e, v.dtype))
         if cache is not None:
-            k, memo, values = stored(cache, inputs.cache_layer_idx, k, memo, values)
+            k, memo, values = stored(*slot, k, memo, values)
         bias = position.bias(x_BTC, q, k, memo, tokens)
         if bias is not None and bias.replaces_products:
             q, k = q[..., :0], k[..., :0]
@@ -129,7 +137,9 @@ class DecoderLayer(GradientCheckpointingLayer):
         """Computes x' and e'. The `final` layer returns e as it is: its result would not be
         used."""
         normed = self.input_layernorm(x_BTC)
-        attended, attended_e, _ = self.self_attn(normed, e, self.context, inputs, past_key_values)
+        attended, attended_e, _ = self.self_attn(
+            normed, e, lambda: self.context, inputs, past_key_values
+        )
         x_BTC = x_BTC + attended
         mlp_out = self.mlp(self.post_attention_layernorm(x_BTC))
         if not inputs.final:

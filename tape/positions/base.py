@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tape.positions import sampling
@@ -35,6 +36,15 @@ class Positions(NamedTuple):
 def distances(positions: Positions) -> Tensor:
     """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
     return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
+
+
+class WideLinear(nn.Linear):
+    """Linear map in the dtype of its input, at least float32 by the caller's choice, whatever that
+    of its weights. Encodings call it, as any module: adapters and offloading act on calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
 
 
 class PositionModule(nn.Module):
@@ -70,6 +80,9 @@ class Tokens(NamedTuple):
 
 class LayerPosition(PositionModule):
     """The encoding in one decoder layer, which it is a part of. Every method defaults to no effect.
+
+    A class with parameters of its own reads them in a `forward`, which its other methods call
+    (`PositionEncoding`).
 
     Attributes:
         entry: which of the states (`PositionEncoding.states`) the layer reads and updates.
@@ -142,6 +155,9 @@ class LayerPosition(PositionModule):
 
 class PositionEncoding(PositionModule):
     """A positional encoding. Every method defaults to no effect: NoPE overrides none.
+
+    The decoder calls the encoding as a module (`forward`), and so does whatever else needs its
+    parameters: accelerate loads those that it keeps off the device when their module is called.
 
     The arguments of an encoding are the keyword-only parameters of its `__init__`: their names
     and defaults are what `TapeConfig(position={"name": ..., ...})` accepts and saves.
@@ -247,6 +263,22 @@ class PositionEncoding(PositionModule):
         """
         raise NotImplementedError
 
+    def forward(
+        self, x_BTC: Tensor, here: Positions, where: Positions, num_layers: int
+    ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
+        """Returns the token embeddings (`embed`), the states that pass through the layers, several
+        if layers have different ones (`LayerPosition.entry`), and the biases of all layers
+        (`biases`).
+
+        Args:
+            here: coordinates of the tokens that the layers compute.
+            where: coordinates of all tokens of these texts, of which another process may have some
+                (`tape.ulysses`).
+        """
+        dtype = torch.promote_types(x_BTC.dtype, torch.float32)
+        states = [self.state(here, dtype)]
+        return self.embed(x_BTC, here), states, self.biases(where, num_layers)
+
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         """Returns token embeddings, with absolute encodings added."""
         return x_BTC
@@ -254,11 +286,6 @@ class PositionEncoding(PositionModule):
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
         """Returns E of layer 0 for the new tokens; `dtype` is at least float32."""
         return None
-
-    def states(self, positions: Positions, dtype: torch.dtype) -> list[Tensor | None]:
-        """Returns all states that pass through the layers; several if layers have different ones
-        (`LayerPosition.entry`)."""
-        return [self.state(positions, dtype)]
 
     def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
         """Returns the biases of all layers that depend on positions alone: one shared object, or

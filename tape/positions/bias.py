@@ -10,11 +10,17 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import ALL_BACKENDS, PositionEncoding, PositionModule, Positions, distances
+from tape.positions.base import (
+    ALL_BACKENDS,
+    PositionEncoding,
+    PositionModule,
+    Positions,
+    WideLinear,
+    distances,
+)
 from tape.positions.sampling import SAMPLERS
 from tape.positions.scores import ScoreBias, ScoreMod, lookup
 
@@ -129,7 +135,7 @@ class T5Layer(nn.Module):
 
     def forward(self, positions: Positions) -> Tensor:
         bucket = t5_bucket(distances(positions), self.num_buckets, self.max_distance)
-        return F.embedding(bucket, self.table.weight).movedim(-1, 1)
+        return self.table(bucket).movedim(-1, 1)
 
 
 class TableBias(LearnedBias):
@@ -145,7 +151,7 @@ class TableBias(LearnedBias):
         farthest = max(layer.max_distance, self.positions.key.shape[-1])
         every = torch.arange(farthest + 1, device=device)
         buckets = t5_bucket(every, layer.num_buckets, layer.max_distance)
-        term = F.embedding(buckets, layer.table.weight).to(dtype)
+        term = layer.table(buckets).to(dtype)
         query, key = lookup(self.positions.query), lookup(self.positions.key)
 
         def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -185,8 +191,8 @@ class FIRELayer(PositionModule):
     def __init__(self, num_heads: int, hidden: int, threshold: float):
         super().__init__()
         self.threshold = threshold
-        self.hidden = nn.Linear(1, hidden)
-        self.output = nn.Linear(hidden, num_heads)
+        self.hidden = WideLinear(1, hidden)
+        self.output = WideLinear(hidden, num_heads)
         # Vectors of length one: FSDP cannot shard scalars.
         self.scale = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))
@@ -204,16 +210,13 @@ class FIRELayer(PositionModule):
     def forward(self, positions: Positions) -> Tensor:
         dtype = torch.promote_types(self.scale.dtype, torch.float32)
 
-        def linear(x: Tensor, layer: nn.Linear) -> Tensor:
-            return F.linear(x, layer.weight.to(dtype), layer.bias.to(dtype))
-
         def psi(x: Tensor) -> Tensor:
             return torch.log1p(self.scale.to(dtype).abs() * x)
 
         threshold = (self.multiplier.to(dtype) * self.threshold).abs()
         query = positions.query.to(dtype)[..., None]  # (B|1, T, 1)
         x = psi(distances(positions).to(dtype)) / (psi(torch.maximum(threshold, query)) + 1e-6)
-        return linear(linear(x[..., None], self.hidden).relu(), self.output).movedim(-1, 1)
+        return self.output(self.hidden(x[..., None]).relu()).movedim(-1, 1)
 
 
 class FIRE(LearnedBiasEncoding):

@@ -7,7 +7,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import PositionModule, Tokens
+from tape.positions.base import PositionModule, Tokens, WideLinear
+
+
+class TappedLinear(WideLinear):
+    """Linear map, without bias, of one token or of the last ones under a tap for each channel."""
+
+    def forward(self, x: Tensor, taps: Tensor | None = None) -> Tensor:
+        """Computes W x, or with taps (channels, N) sum_n taps[c, n] (W x_n)_c for x (.., N, R), in
+        one product, where W x_n is never in memory."""
+        if taps is None:
+            return super().forward(x)
+        weight = self.weight.to(x.dtype)[:, None] * taps[..., None]
+        return F.linear(x.flatten(-2), weight.flatten(1))
 
 
 class Convolution(PositionModule):
@@ -18,7 +30,7 @@ class Convolution(PositionModule):
     def __init__(self, inputs: int, rank: int, channels: int, kernel: int):
         super().__init__()
         self.down = nn.Linear(inputs, rank, bias=False)
-        self.up = nn.Linear(rank, channels, bias=False)
+        self.up = TappedLinear(rank, channels, bias=False)
         self.taps = nn.Parameter(torch.empty(channels, kernel))
 
     def reset_parameters(self) -> None:
@@ -35,9 +47,11 @@ class Convolution(PositionModule):
         last = last_tokens(low_BTR, past, tokens, self.taps.shape[1])
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
         with torch.autocast(x_BTC.device.type, enabled=False):
-            # W2, then one tap per lag, in one product.
-            weight = self.up.weight.to(wide)[:, None] * self.taps.to(wide)[..., None]
-            channels = F.linear(last.to(wide).flatten(-2), weight.flatten(1))
+            last, taps = last.to(wide), self.taps.to(wide)
+            if isinstance(self.up, TappedLinear):
+                channels = self.up(last, taps)
+            else:  # an adapter around it
+                channels = (self.up(last) * taps.mT).sum(-2)
         return channels, low_BTR[:, None].expand(-1, k_BKTD.shape[1], -1, -1)
 
 

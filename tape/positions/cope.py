@@ -55,6 +55,9 @@ class CountLayer(LayerPosition):
     def bias(
         self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: None, tokens: Tokens
     ) -> ScoreBias:
+        return self(q_BHTD, k_BKSD, tokens)
+
+    def forward(self, q_BHTD: Tensor, k_BKSD: Tensor, tokens: Tokens) -> CountBias:
         return CountBias(q_BHTD, k_BKSD, self.table, tokens)
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tape.positions.base import LayerPosition, Tokens
+from tape.positions.base import LayerPosition, Tokens, WideLinear
 from tape.positions.bias import Kerple
 from tape.positions.scores import ScoreBias
 
@@ -31,17 +31,15 @@ class AdaptedBias(ScoreBias):
             scores = self.q.to(wide) @ k.mT * D**-0.5
             bias = self.bias.dense(wide).expand_as(scores)
             x = torch.cat((scores, bias), dim=1).movedim(1, -1)  # (B, T, S, 2 H)
-            x = F.linear(x, first.weight.to(wide), first.bias.to(wide))
-            x = F.linear(F.leaky_relu(x), second.weight.to(wide))
-            return (bias + x.movedim(-1, 1)).to(dtype)
+            return (bias + second(F.leaky_relu(first(x))).movedim(-1, 1)).to(dtype)
 
 
 class AdaptedLayer(LayerPosition):
     def __init__(self, num_heads: int, width: int):
         super().__init__()
         # A constant per head would not change the weights: the last map needs no bias.
-        last = nn.Linear(width, num_heads, bias=False)
-        self.mlp = nn.Sequential(nn.Linear(2 * num_heads, width), last)
+        last = WideLinear(width, num_heads, bias=False)
+        self.mlp = nn.Sequential(WideLinear(2 * num_heads, width), last)
 
     def bias(
         self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: None, tokens: Tokens

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear
 from tape.positions.bias import DENSE_BACKENDS
 from tape.positions.memo import PARTS, join_sums, running_sums, split_sums
 from tape.positions.scores import ScoreBias, ScoreMod, lookup
@@ -45,7 +45,7 @@ class ForgetLayer(LayerPosition):
     def __init__(self, config: PretrainedConfig, start: float):
         super().__init__()
         self.start = start
-        self.gate = nn.Linear(config.hidden_size, config.num_attention_heads)
+        self.gate = WideLinear(config.hidden_size, config.num_attention_heads)
         self.memo_width = PARTS * config.num_attention_heads // config.num_key_value_heads
 
     def reset_parameters(self) -> None:
@@ -62,8 +62,7 @@ class ForgetLayer(LayerPosition):
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(self.gate.weight.dtype, torch.float32)
         with torch.autocast(x_BTC.device.type, enabled=False):
-            weights = (x.to(wide) for x in (self.gate.weight, self.gate.bias))
-            steps_BTH = F.logsigmoid(F.linear(x_BTC.to(wide), *weights))
+            steps_BTH = F.logsigmoid(self.gate(x_BTC.to(wide)))
         if tokens.real is not None:  # nothing is forgotten at padding
             steps_BTH = steps_BTH * tokens.real[:, tokens.slots, None]
         K = k_BKTD.shape[1]

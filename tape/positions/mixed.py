@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from tape import positions
@@ -78,21 +77,15 @@ class Mixed(PositionEncoding):
         limits = [self.sampler.max_positions, *(entry.max_positions for entry in self.entries)]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
-        for entry in self.entries:
-            x_BTC = entry.embed(x_BTC, positions)
-        return x_BTC
-
-    def states(self, positions: Positions, dtype: torch.dtype) -> list[Tensor | None]:
-        return [entry.state(positions, dtype) for entry in self.entries]
-
-    def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
-        counts = [self.places.count(place) for place in range(len(self.entries))]
-        found = [
-            iter(entry.biases(positions, count))
-            for entry, count in zip(self.entries, counts, strict=True)
-        ]
-        return [next(found[place]) for place in self.places]
+    def forward(
+        self, x_BTC: Tensor, here: Positions, where: Positions, num_layers: int
+    ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
+        states, biases = [], []
+        for place, entry in enumerate(self.entries):
+            x_BTC, own, found = entry(x_BTC, here, where, self.places.count(place))
+            states += own
+            biases.append(iter(found))
+        return x_BTC, states, [next(biases[place]) for place in self.places]
 
     def layer(self, layer_idx: int) -> LayerPosition:
         place = self.places[layer_idx]

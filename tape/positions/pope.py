@@ -32,11 +32,14 @@ class PolarLayer(LayerPosition):
         tokens: Tokens,
         past_BKLM: None,
     ) -> tuple[Tensor, Tensor, None]:
+        return polar(q_BHTD, *e.unbind(-2)), polar(k_BKTD, *self(e)), None
+
+    def forward(self, e: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cosine and sine of the phases of keys, (B|1, K, T, D)."""
         cosine, sine = e.unbind(-2)  # (B|1, 1, T, D)
         shift = self.shift.to(e.dtype)
         c, s = shift.cos(), shift.sin()
-        key = cosine * c - sine * s, sine * c + cosine * s
-        return polar(q_BHTD, cosine, sine), polar(k_BKTD, *key), None
+        return cosine * c - sine * s, sine * c + cosine * s
 
 
 def polar(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -6,11 +6,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens, distances
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear, distances
 from tape.positions.bias import DENSE_BACKENDS
 from tape.positions.scores import ScoreBias
 
@@ -37,7 +36,7 @@ class ProfileLayer(LayerPosition):
     def __init__(self, config: PretrainedConfig, dimension: int, extent: int):
         super().__init__()
         self.std = config.initializer_range
-        self.reader = nn.Linear(
+        self.reader = WideLinear(
             config.hidden_size, config.num_attention_heads * dimension, bias=False
         )
         self.profiles = nn.Parameter(torch.empty(dimension, extent))
@@ -48,11 +47,15 @@ class ProfileLayer(LayerPosition):
     def bias(
         self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: None, tokens: Tokens
     ) -> ScoreBias:
+        return ProfileBias(self(x_BTC), tokens)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """Returns the profiles of the queries, (B, H, T, E)."""
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
         with torch.autocast(x_BTC.device.type, enabled=False):
-            r = F.linear(x_BTC.to(wide), self.reader.weight.to(wide))
+            r = self.reader(x_BTC.to(wide))
             r_BHTR = r.unflatten(-1, (-1, len(self.profiles))).transpose(1, 2)
-            return ProfileBias(r_BHTR @ self.profiles.to(wide), tokens)
+            return r_BHTR @ self.profiles.to(wide)
 
 
 class Relative(PositionEncoding):

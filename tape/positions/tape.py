@@ -48,6 +48,11 @@ class StateMap(PositionModule):
         else:
             init.uniform_(self.weight, -self.bound, self.bound)
 
+    def forward(self, dtype: torch.dtype) -> Tensor:
+        """Returns the matrix, or both, in `dtype`: products of several maps are cheaper than maps
+        one after the other."""
+        return self.weight.to(dtype)
+
 
 # (tensorial, equivariant): order of the axes B, H, T, part, F of the state.
 ORDERS = {
@@ -111,7 +116,7 @@ class TapeLayer(RotaryLayer):
             state = self._arrange(e.expand(shape), self.mixed)
             if self.attends:
                 average = attended.to(e.dtype).view(*attended.shape[:-1], *shape[3:])
-                P = self.mix.weight.to(e.dtype)
+                P = self.mix(e.dtype)
                 state = add_product(state, P, self._arrange(average, P.shape[-1]))
             if self.feed_forward:
                 state = self._feed_forward(state, mlp_out)
@@ -123,7 +128,7 @@ class TapeLayer(RotaryLayer):
 
     def _feed_forward(self, state: Tensor, mlp_out: Tensor) -> Tensor:
         """Returns state + W2 diag(SiLU(W_x m)) W1 state."""
-        W1, W2 = self.up.weight.to(state.dtype), self.down.weight.to(state.dtype)
+        W1, W2 = self.up(state.dtype), self.down(state.dtype)
         gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).flatten(0, 1).to(state.dtype)
         if self.tensorial:
             # One small matrix per token, 1 + W2 diag(gate) W1, linear in the gate: with M heads and

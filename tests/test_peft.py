@@ -1,0 +1,163 @@
+"""peft adapts the decoder: what its methods change is what the encoding computes with."""
+
+from functools import partial
+
+import pytest
+import torch
+from conftest import GROUPED, POSITIONS, all_positions, make_model, random_tokens
+from peft import (
+    LoHaConfig,
+    LoKrConfig,
+    LoraConfig,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
+
+BOTH = {"name": "mixed", "pattern": ["path", "tape", "selective"]}  # modules of equal names
+ENCODINGS = POSITIONS | {"mixed_names": BOTH}
+every_encoding = pytest.mark.parametrize("position", ENCODINGS.values(), ids=ENCODINGS)
+
+
+def with_lora(model, **settings):
+    settings = {"r": 2, "target_modules": "all-linear", "init_lora_weights": False} | settings
+    torch.manual_seed(1)
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+
+
+def logits_of(model, tokens):
+    with torch.no_grad():
+        return model(tokens).logits
+
+
+@every_encoding
+def test_every_adapter_learns_and_merges(position):
+    model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 12)
+    plain = logits_of(model, tokens)
+    adapted = with_lora(model)
+    adapted(tokens, labels=tokens).loss.backward()
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            assert parameter.grad is not None and parameter.grad.any(), name
+    linear = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)]
+    linear = [name for name in linear if "lora_" not in name and name != "lm_head"]
+    assert all(name.endswith(".base_layer") for name in linear)
+    found = logits_of(adapted, tokens)
+    assert (found - plain).abs().max() > 0.01
+    merged = logits_of(adapted.merge_and_unload(), tokens)
+    torch.testing.assert_close(merged, found, atol=1e-9, rtol=0)
+
+
+@every_encoding
+def test_cached_calls_are_adapted(position):
+    adapted, tokens = with_lora(make_model(position, dtype=torch.float64)), random_tokens(2, 12)
+    whole, cache, found = logits_of(adapted, tokens), None, []
+    for part in tokens.split((5, 1, 6), dim=1):
+        with torch.no_grad():
+            outputs = adapted(part, past_key_values=cache, use_cache=True)
+        cache = outputs.past_key_values
+        found.append(outputs.logits)
+    torch.testing.assert_close(torch.cat(found, dim=1), whole, atol=1e-9, rtol=0)
+
+
+@every_encoding
+def test_an_initialisation_from_the_weights_keeps_the_logits(position):
+    model, tokens = make_model(position), random_tokens(2, 12)
+    plain = logits_of(model, tokens)
+    found = logits_of(with_lora(model, init_lora_weights="pissa"), tokens)
+    torch.testing.assert_close(found, plain, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [LoHaConfig, LoKrConfig, partial(LoraConfig, use_dora=True)])
+@pytest.mark.parametrize("position", ["fire", "dape", "relative", "tape", "mixed_read"])
+def test_other_adapters_learn_and_merge(position, kind):
+    model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 12)
+    adapted = get_peft_model(model, kind(r=2, target_modules="all-linear")).eval()
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter += 0.2 * torch.randn_like(parameter)
+    outputs = adapted(tokens, labels=tokens)
+    outputs.loss.backward()
+    learned = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    assert all(parameter.grad.any() for parameter in learned)
+    merged = logits_of(adapted.merge_and_unload(), tokens)
+    torch.testing.assert_close(merged, outputs.logits.detach(), atol=1e-9, rtol=0)
+
+
+@all_positions
+def test_adapters_of_a_model_in_bfloat16(position):
+    adapted = with_lora(make_model(position, dtype=torch.bfloat16))
+    adapted(random_tokens(2, 12), labels=random_tokens(2, 12)).loss.backward()
+    for name, parameter in adapted.named_parameters():
+        assert "lora_" not in name or parameter.grad.any(), name
+
+
+def test_a_table_of_t5_is_adapted():
+    model, tokens = make_model("t5", dtype=torch.float64), random_tokens(2, 12)
+    adapted = with_lora(model, target_modules=["table"])
+    adapted(tokens, labels=tokens).loss.backward()
+    assert all(p.grad.any() for name, p in adapted.named_parameters() if "lora_" in name)
+    found = logits_of(adapted, tokens)
+    merged = logits_of(adapted.merge_and_unload(), tokens)
+    torch.testing.assert_close(merged, found, atol=1e-9, rtol=0)
+
+
+def with_prefix(position, length):
+    heads = {"num_key_value_heads": 2 if position in GROUPED else 4}
+    model = make_model(position, dtype=torch.float64, **heads)
+    torch.manual_seed(1)
+    config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=length)
+    return model, get_peft_model(model, config).eval()
+
+
+def after_prefix(model, tokens, prefix):
+    """Logits after tokens whose prepared keys and values are those of a prefix, without a cache."""
+    count = prefix.get_seq_length()
+    for layer, own in zip(model.model.layers, prefix.layers, strict=True):
+
+        def prepare(*inputs, layer=layer, keys=own.keys):
+            q, k, memo = type(layer.context).prepare(layer.context, *inputs)
+            return q, torch.cat((keys, k[:, :, count:]), dim=2), memo
+
+        def values(module, inputs, v, values=own.values):
+            return torch.cat((values.transpose(1, 2).flatten(2), v[:, count:]), dim=1)
+
+        layer.context.prepare = prepare
+        layer.self_attn.v_proj.register_forward_hook(values)
+    first = tokens.new_ones(len(tokens), count)  # no digits
+    return logits_of(model, torch.cat((first, tokens), dim=1))[:, count:]
+
+
+@all_positions
+def test_prefixes_are_tokens_before_the_text(position):
+    (model, tuned), tokens = with_prefix(position, length=3), random_tokens(2, 8)
+    with torch.no_grad():
+        layers = model(tokens, use_cache=True).past_key_values.layers[: len(model.model.layers)]
+    D = model.config.head_dim
+    if any(x.shape[-1] != D for layer in layers for x in (layer.keys, layer.values)):
+        name = model.config.position["name"]
+        with pytest.raises(ValueError, match=f"position '{name}' with .* prefix tuning"):
+            tuned(tokens)
+        return
+    found = logits_of(tuned, tokens)
+    text = tuned.generate(input_ids=tokens, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    with torch.no_grad():
+        prefix = tuned.get_prompt(batch_size=2)
+        expected = after_prefix(model, text, prefix)
+    torch.testing.assert_close(found, expected[:, :8], atol=1e-6, rtol=0)
+    assert torch.equal(text[:, 8:], expected[:, 7:-1].argmax(-1))
+
+
+@pytest.mark.parametrize("position", ["tape", "fox", "pope", "selective", "path"])
+def test_prompts_take_the_place_of_a_refused_prefix(position):
+    model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 8)
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    tuned = get_peft_model(model, config).eval()
+    with torch.no_grad():
+        prompt = tuned.get_prompt(batch_size=2)
+        embedded = torch.cat((prompt, model.get_input_embeddings()(tokens)), dim=1)
+        expected = model(inputs_embeds=embedded).logits
+    torch.testing.assert_close(logits_of(tuned, tokens), expected, atol=1e-9, rtol=0)
+    text = tuned.generate(input_ids=tokens, max_new_tokens=1, do_sample=False, pad_token_id=0)
+    assert torch.equal(text[:, -1], expected[:, -1].argmax(-1))
