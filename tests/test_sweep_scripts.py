@@ -404,14 +404,6 @@ def test_variables_of_the_extensions(run_script):
     runs = ["output/rope_local", "output/passkey_rope_0", *(folder for (folder,) in folders)]
     compared = ["-m", "tape.results.compare", *runs]
     assert found[-1] == [*compared, "--name", "extend", "--out", "output/n"]
-        "-m",
-        "tape.results.compare",
-        *runs,
-        "--name",
-        "extend",
-        "--out",
-        "output/n",
-    ]
 
 
 def test_variables_of_the_slices_on_a_gpu(run_script):

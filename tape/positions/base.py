@@ -273,7 +273,7 @@ class PositionEncoding(PositionModule):
         Args:
             here: coordinates of the tokens that the layers compute.
             where: coordinates of all tokens of these texts, of which another process may have some
-                (`tape.ulysses`).
+                (`tape.model.sequence_parallel`).
         """
         dtype = torch.promote_types(x_BTC.dtype, torch.float32)
         states = [self.state(here, dtype)]
