@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import POSITIONS, make_model, random_tokens
 from test_scrolls import byte_tokenizer
 
 from tape.analysis import faults, stability, visualize
@@ -47,6 +47,50 @@ def test_weights_and_states_are_those_that_the_layers_use(position):
         e = model.model.position.state(Positions(place, place), torch.float64)[0, 0]  # (T, 2, F)
         expected = torch.einsum("ipf,jpf->ij", e, e)
         torch.testing.assert_close(inside.dot_products()[0][0], expected.float())
+
+
+def mixture(*names):
+    return {"name": "mixed", "pattern": list(names)}
+
+
+# A state that layers update passes by those of the other encodings.
+MIXTURES = {name: each for name, each in POSITIONS.items() if each["name"] == "mixed"} | {
+    "by": mixture("tape", "rope", "tape", "nope"),
+    "selective": mixture("tape", "selective", "xpos", "tape"),
+    "pope": mixture("pope", "fox", "rope", "alibi"),
+}
+
+
+def check_states(model):
+    """A layer has the state that it reads: one that changes what it returns."""
+    read = []
+
+    def record(attention, given):
+        x, e, *rest = given
+        other = e if e is None else e + torch.linspace(0.1, 1, e[0].numel()).view_as(e[:1])
+        outputs = [attention.forward(x, each, *rest)[0] for each in (e, other)]
+        read.append(None if torch.equal(*outputs) else e[0, ..., :2, :].flatten(-2).float())
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(record)
+    states = look_inside(model, ids()).states or [None] * len(read)
+    assert [e is None for e in states] == [e is None for e in read]
+    for e, expected in zip(states, read, strict=True):
+        assert e is None or torch.equal(e, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", [name for name in POSITIONS if name not in MIXTURES])
+def test_a_layer_has_the_state_that_it_reads(position):
+    check_states(make_model(position))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.xfail(strict=True, reason="the state that passes by is given to all layers")
+def test_a_layer_of_a_mixture_has_the_state_that_it_reads(name):
+    model = make_model(MIXTURES[name], num_hidden_layers=4, num_recurrences=2)
+    check_states(model)
 
 
 def test_changes_by_hand():
