@@ -49,7 +49,6 @@ GIVEN = [name for name in POSITIONS if name not in OTHERS]
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", GIVEN)
-@pytest.mark.xfail(strict=True, reason="layers of some encodings do not see changed positions")
 def test_changed_positions_are_those_of_position_ids(name):
     """In every place where they are used, that of a query's temperature too."""
     model = make_model(name, query_temperature={"scale": 2.0, "length": 6})
