@@ -76,7 +76,8 @@ class Attention(nn.Module):
         k = self.k_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
         v = self.v_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
         if self.config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+            # Under autocast the norms are wider than the products.
+            q, k = (norm(x).to(v.dtype) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
         past = None
         if cache is not None:
             past = cached_memo(cache, inputs.cache_layer_idx, position.memo_width)

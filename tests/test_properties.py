@@ -115,7 +115,6 @@ def test_every_tape_parameter_but_the_last_layers_gets_a_gradient():
 
 
 @all_positions
-@pytest.mark.xfail(reason="the library skips modules without tensors of their own")
 def test_all_modules_of_an_encoding_are_initialised(position, monkeypatch):
     called, initialise = [], TapeForCausalLM._init_weights
     monkeypatch.setattr(
@@ -128,7 +127,6 @@ def test_all_modules_of_an_encoding_are_initialised(position, monkeypatch):
     assert {*map(id, own)} <= {*map(id, called)}
 
 
-@pytest.mark.xfail(strict=True, reason="the library skips modules without tensors of their own")
 def test_fox_starts_at_start():
     for layer in TapeForCausalLM(make_config({"name": "fox", "start": 5.0})).model.layers:
         assert (layer.context.gate.bias == 5).all()
