@@ -18,6 +18,7 @@ from conftest import (
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from tape import TapeForCausalLM
+from tape.attention.backends import KERNELS
 
 LENGTH = 15
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
@@ -207,6 +208,74 @@ def test_masks_that_the_caller_made(model):
         model(tokens[:, 10:], attention_mask=mask[:, 10:], past_key_values=cache)
 
 
+def masks_with_gaps(T):
+    """Causal 4-D masks that hide tokens: far ones, every other one, and those of two documents."""
+    query, key = torch.arange(T)[:, None], torch.arange(T)
+    causal = key <= query
+    return {
+        "band": causal & (query - key < 2),
+        "strided": causal & ((query - key) % 2 == 0),
+        "documents": causal & ((query < 6) == (key < 6)),
+    }
+
+
+@torch.no_grad()
+@all_positions
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("kind", masks_with_gaps(1))
+def test_masks_with_gaps_and_a_cache(position, window, kind):
+    model, tokens = make_model(position, sliding_window=window), random_tokens(2, 12)
+    mask = masks_with_gaps(12)[kind][None, None].expand(2, -1, -1, -1)
+    full = model(tokens, attention_mask=mask).logits
+    for chunks in ([1] * 12, [5, 3, 4]):
+        cache, ends, pieces = make_cache(model, "dynamic"), torch.tensor(chunks).cumsum(0), []
+        for part, end in zip(tokens.split(chunks, 1), ends.tolist(), strict=True):
+            seen = mask[:, :, end - part.shape[1] : end, :end]
+            pieces.append(model(part, attention_mask=seen, past_key_values=cache).logits)
+        torch.testing.assert_close(torch.cat(pieces, dim=1), full, **EXACT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", [name for name in POSITIONS if name != "abacus"])
+def test_documents_separated_by_a_mask(position):
+    model, tokens = make_model(position), random_tokens(2, 12)
+    documents = (torch.arange(12) >= 6).long().expand(2, -1)
+    expected = model(tokens, document_ids=documents).logits
+    mask = masks_with_gaps(12)["documents"][None, None]
+    index = torch.arange(6).repeat(2)[None]  # abacus takes it from the tokens
+    found = model(tokens, attention_mask=mask, position_ids=index, use_cache=False).logits
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["path", "mixed_read"])
+@pytest.mark.parametrize("training", [False, True])
+def test_path_has_no_scores_of_later_tokens(position, training):
+    model, tokens = make_model(position).train(training), random_tokens(2, 9)
+    prefix = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    prefix[..., :4] = True
+    with pytest.raises(ValueError, match=r"position path .* later tokens"):
+        model(tokens, attention_mask=prefix)
+
+
+@torch.no_grad()
+@all_positions
+def test_masks_of_other_shapes_are_refused(position):
+    model, tokens = make_model(position), random_tokens(2, 9)
+    for kind, most in (("dynamic", 9), ("static", LENGTH + 5)):
+        cache = make_cache(model, kind)
+        model(tokens[:, :4], past_key_values=cache)
+        wide = torch.ones(2, most + 1, dtype=torch.long)
+        wide[0, :most] = 0
+        with pytest.raises(ValueError, match=rf"covers {most + 1} tokens"):
+            model(tokens[:, 4:], attention_mask=wide, past_key_values=cache)
+    with pytest.raises(ValueError, match="covers 10 tokens"):
+        model(tokens, attention_mask=torch.ones(2, 10, dtype=torch.long))
+    for shape in ((2, 1, 9, 10), (2, 1, 8, 9), (2, 4, 9, 9), (3, 1, 9, 9), (1, 1, 1, 9)):
+        with pytest.raises(ValueError, match=r"shape .* allowed: .*\(2, 1, 9, 9\)"):
+            model(tokens, attention_mask=torch.ones(shape, dtype=torch.bool))
+
+
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_dropout_drops_the_same_tokens_of_values_and_payload(kernel):
     from tape.attention.backends import KERNELS
@@ -281,6 +350,26 @@ def test_bfloat16_is_as_close_as_rope_is(position, mode):
 
 
 @all_positions
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_queries_keys_and_values_have_one_dtype(position, kernel, monkeypatch):
+    """Under autocast the products do, and what is done to them keeps it."""
+    options = {"qk_norm": True, "query_temperature": {"scale": 2.0, "length": 6}}
+    if position == "abacus":  # its positions do not count tokens
+        del options["query_temperature"]
+    model = make_model(position, kernel=kernel, **options).train()
+    tokens, attend, found = random_tokens(2, 60), KERNELS[kernel], set()
+
+    def record(q, k, values, *given, **named):
+        found.add((q.dtype, k.dtype, *(x.dtype for x in values if x is not None)))
+        return attend(q, k, values, *given, **named)
+
+    monkeypatch.setitem(KERNELS, kernel, record)
+    with torch.autocast("cpu", torch.bfloat16), model.evaluation_length(60):
+        model(tokens, labels=tokens).loss.backward()
+    assert {dtype for each in found for dtype in each} == {torch.bfloat16}
+
+
+@all_positions
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_constants_are_not_rounded_by_loading(position, dtype, tmp_path):
     model = make_model(position)
@@ -306,6 +395,25 @@ def test_bfloat16_decodes_with_a_cache(position, kernel):
     real = mask.bool()
     assert cached.isfinite().all()
     assert relative_error(cached[real], full[real].double()) < 0.05
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_fox_forgets_in_float16_as_in_float32(kernel):
+    """Its sums pass what a number of float16 can hold."""
+    tokens, found = random_tokens(1, 60), []
+    for dtype in (torch.float32, torch.float16):
+        model = make_model("fox", kernel=kernel, dtype=dtype)
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.context.gate.bias[0] = -3000.0
+        cache = make_cache(model, "dynamic")
+        pieces = [model(x, past_key_values=cache).logits for x in tokens.split(20, dim=1)]
+        logits = model(tokens, use_cache=False).logits
+        logits.float().logsumexp(-1).sum().backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+        found += [logits.detach().double(), torch.cat(pieces, dim=1).detach().double()]
+    assert relative_error(found[1], found[0]) < 1e-5
+    assert max(relative_error(logits, found[0]) for logits in found[2:]) < 0.02
 
 
 GENERATIONS = {

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import POSITIONS, make_model, random_tokens
 from test_stability import make_folder, options
 
 from tape.analysis import faults
@@ -40,6 +40,24 @@ def test_changed_positions_reach_the_encoding_and_nothing_is_left_of_them(name):
     with changed_positions(model, lambda p: p + 50):
         moved = at_once(model, ids)
     assert torch.allclose(moved, before, atol=1e-4) == (name not in ("fire", "sincos"))
+
+
+# Their positions follow from position_ids: the others draw them, or read them from the tokens.
+OTHERS = ("randpe", "alibi_subset", "tape_subset", "abacus")
+GIVEN = [name for name in POSITIONS if name not in OTHERS]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", GIVEN)
+def test_changed_positions_are_those_of_position_ids(name):
+    """In every place where they are used, that of a query's temperature too."""
+    model = make_model(name, query_temperature={"scale": 2.0, "length": 6})
+    ids, where = random_tokens(2, 20), 3 * torch.arange(20)[None]
+    with changed_positions(model, lambda p: 3 * p):
+        found = model(ids, use_cache=False).logits
+    expected = model(ids, position_ids=where, use_cache=False).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found, model(ids).logits, atol=1e-3)
 
 
 def test_keys_that_are_rerotated_have_no_distances():

@@ -3,12 +3,12 @@ initialisation every statement here holds vacuously."""
 
 import pytest
 import torch
-from conftest import POSITIONS, composed, make_config, make_model, random_tokens
+from conftest import POSITIONS, all_positions, composed, make_config, make_model, random_tokens
 
 from tape import TapeForCausalLM
 from tape.attention.backends import KERNELS
 from tape.model.inputs import LayerInputs
-from tape.positions import Positions, Tokens
+from tape.positions import PositionModule, Positions, Tokens
 
 DRAWN = ["randpe", "alibi_subset", "tape_subset"]  # other indices have other distances
 ABSOLUTE = ["sincos", "learned", "fire", *DRAWN]  # FIRE divides distances by the query's position
@@ -112,6 +112,24 @@ def test_every_tape_parameter_but_the_last_layers_gets_a_gradient():
             "up.weight",
         ]
         assert all(p.grad.abs().max() > 0 for p in update.parameters())
+
+
+@all_positions
+def test_all_modules_of_an_encoding_are_initialised(position, monkeypatch):
+    called, initialise = [], TapeForCausalLM._init_weights
+    monkeypatch.setattr(
+        TapeForCausalLM.__base__,
+        "_init_weights",
+        lambda self, module: called.append(module) or initialise(self, module),
+    )
+    model = TapeForCausalLM(make_config(position))
+    own = [module for module in model.modules() if isinstance(module, PositionModule)]
+    assert {*map(id, own)} <= {*map(id, called)}
+
+
+def test_fox_starts_at_start():
+    for layer in TapeForCausalLM(make_config({"name": "fox", "start": 5.0})).model.layers:
+        assert (layer.context.gate.bias == 5).all()
 
 
 def test_maps_start_with_zeros_or_as_xaviers():

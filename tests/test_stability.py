@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import POSITIONS, make_model, random_tokens
 from test_scrolls import byte_tokenizer
 
 from tape.analysis import faults, stability, visualize
@@ -40,13 +40,56 @@ def test_weights_and_states_are_those_that_the_layers_use(position):
         assert weights.shape == (4, LENGTH, LENGTH) and weights.dtype == torch.float32
         torch.testing.assert_close(weights.sum(-1), torch.ones(4, LENGTH))
         assert not weights.triu(1).any()
-    assert (inside.states is None) == (position in ("alibi", "nope"))
+    assert inside.has_states == (position not in ("alibi", "nope"))
     assert model.config._attn_implementation == "sdpa"  # as before
-    if inside.states is not None:
+    if inside.has_states:
         place = torch.arange(LENGTH)[None]
         e = model.model.position.state(Positions(place, place), torch.float64)[0, 0]  # (T, 2, F)
         expected = torch.einsum("ipf,jpf->ij", e, e)
         torch.testing.assert_close(inside.dot_products()[0][0], expected.float())
+
+
+def mixture(*names):
+    return {"name": "mixed", "pattern": list(names)}
+
+
+# A state that layers update passes by those of the other encodings.
+MIXTURES = {name: each for name, each in POSITIONS.items() if each["name"] == "mixed"} | {
+    "by": mixture("tape", "rope", "tape", "nope"),
+    "selective": mixture("tape", "selective", "xpos", "tape"),
+    "pope": mixture("pope", "fox", "rope", "alibi"),
+}
+
+
+def check_states(model):
+    """A layer has the state that it reads: one that changes what it returns."""
+    read = []
+
+    def record(attention, given):
+        x, e, *rest = given
+        other = e if e is None else e + torch.linspace(0.1, 1, e[0].numel()).view_as(e[:1])
+        outputs = [attention.forward(x, each, *rest)[0] for each in (e, other)]
+        read.append(None if torch.equal(*outputs) else e[0, ..., :2, :].flatten(-2).float())
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(record)
+    states = look_inside(model, ids()).states
+    assert [e is None for e in states] == [e is None for e in read]
+    for e, expected in zip(states, read, strict=True):
+        assert e is None or torch.equal(e, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", [name for name in POSITIONS if name not in MIXTURES])
+def test_a_layer_has_the_state_that_it_reads(position):
+    check_states(make_model(position))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_layer_of_a_mixture_has_the_state_that_it_reads(name):
+    model = make_model(MIXTURES[name], num_hidden_layers=4, num_recurrences=2)
+    check_states(model)
 
 
 def test_changes_by_hand():
@@ -327,13 +370,13 @@ def test_numbers_by_hand():
 
 
 def test_a_difference_is_map_by_map():
-    one, other = [np.ones((1, 2, 2))], [np.arange(12.0).reshape(3, 2, 2)]
-    (found,) = visualize.differences(one, other)
+    one, other = {3: np.ones((1, 2, 2))}, {3: np.arange(12.0).reshape(3, 2, 2)}
+    found = visualize.differences(one, other)[3]
     assert found.shape == (3, 2, 2) and found[2, 1, 1] == 10.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("second", ["rope", "alibi"])
+@pytest.mark.parametrize("second", ["rope", "alibi", "mixed"])
 def test_pictures_of_two_models(second, tmp_path, text_file):
     models = [make_folder(tmp_path / name, name) for name in ("tape", second)]
     out = tmp_path / "out"
@@ -343,13 +386,17 @@ def test_pictures_of_two_models(second, tmp_path, text_file):
     assert drawn == {path.stem for path in out.glob("*.svg")}
     always = {"attention_tape", f"attention_{second}", "attention_difference", "distance"}
     states = {"dot_products_tape", "magnitude"}
-    both = {f"dot_products_{second}", "dot_products_difference"} if second == "rope" else set()
-    assert drawn == always | states | both
+    of_second = {  # the mixture's second layer has no state, and none to compare
+        "rope": {"dot_products_rope", "dot_products_difference"},
+        "mixed": {"dot_products_mixed"},
+    }
+    assert drawn == always | states | of_second.get(second, set())
     rows = list(csv.DictReader((out / "attention.csv").open(newline="")))
     assert [row["layer"] for row in rows] == ["1", "2", "3"] * 2
     assert 0 < float(rows[0]["beyond_a_quarter"]) < 1 and float(rows[0]["entropy"]) > 0
     assert float(rows[0]["magnitude"]) == pytest.approx(1.0)
-    assert (rows[-1]["magnitude"] == "") == (second == "alibi")
+    without = {"rope": [], "alibi": ["1", "2", "3"], "mixed": ["2"]}[second]
+    assert [row["layer"] for row in rows if row["magnitude"] == ""] == without
     assert text.count("\n| ") == 6
 
 

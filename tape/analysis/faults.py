@@ -35,6 +35,7 @@ from tape.model.checkpoint import check_length, load
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import Positions
 from tape.positions.rotary import RoPE, apply_rotary
+from tape.positions.sampling import IndexSampler
 from tape.training.build import check_memory
 
 ORIGIN = 2000  # the largest of the original's random origins
@@ -45,23 +46,33 @@ Of the second half of each window. Means over seeds, with 95 % intervals (Studen
 nats per token, its difference of the same model on the same tokens."""
 
 
+class Changed(IndexSampler):
+    """Changes the coordinates of another sampler."""
+
+    consecutive = False
+
+    def __init__(self, sampler: IndexSampler, change: Callable[[Tensor], Tensor]):
+        self.sampler, self.change = sampler, change
+        self.max_positions, self.draw = sampler.max_positions, sampler.draw
+
+    def __call__(
+        self, query: Tensor, key: Tensor, training: bool, extent: int | None = None
+    ) -> tuple[Tensor, Tensor, int | None]:
+        drawn = self.sampler(query, key, training, extent)
+        query, key = map(self.change, drawn[:2])
+        return query, key, int(key.max()) + 1
+
+
 @contextmanager
 def changed_positions(model: TapeForCausalLM, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Changes coordinates (B|1, T) wherever an encoding uses them."""
+    """Changes coordinates (B|1, T) wherever a model uses them."""
     position = model.model.position
-    own = {name: getattr(position, name) for name in ("state", "embed", "biases")}
-
-    def changed(where: Positions) -> Positions:
-        return Positions(change(where.query), change(where.key))
-
-    position.state = lambda where, dtype: own["state"](changed(where), dtype)
-    position.embed = lambda x, where: own["embed"](x, changed(where))
-    position.biases = lambda where, layers: own["biases"](changed(where), layers)
+    own = position.sampler
+    position.sampler = Changed(own, change)
     try:
         yield
     finally:
-        for name in own:
-            delattr(position, name)
+        position.sampler = own
 
 
 def in_bfloat16(coordinates: Tensor) -> Tensor:

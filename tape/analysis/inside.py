@@ -17,16 +17,20 @@ class Inside:
 
     Attributes:
         attention: weights (H, T, T) of every layer; rows are queries.
-        states: cosines and sines (K|1, T, 2 F) at the input of every layer; None for an encoding
-            without a state.
+        states: cosines and sines (K|1, T, 2 F) at the input of every layer; None for a layer
+            without a state, as some in a mixture of encodings.
     """
 
     attention: list[Tensor]
-    states: list[Tensor] | None
+    states: list[Tensor | None]
 
-    def dot_products(self) -> list[Tensor] | None:
+    @property
+    def has_states(self) -> bool:
+        return any(e is not None for e in self.states)
+
+    def dot_products(self) -> list[Tensor | None]:
         """Returns D of every layer, (K|1, T, T): Re(e_i conj(e_j)), summed over frequencies."""
-        return None if self.states is None else [e @ e.mT for e in self.states]
+        return [None if e is None else e @ e.mT for e in self.states]
 
 
 def check_size(model: TapeForCausalLM, owner: str, length: int, texts: int = 1) -> None:
@@ -49,7 +53,8 @@ def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
     states: list[Tensor | None] = []
 
     def record(module: torch.nn.Module, arguments: tuple) -> None:
-        states.append(arguments[1])
+        e = arguments[1]
+        states.append(None if e is None else e[0, ..., :2, :].flatten(-2).float().cpu())
 
     ids = ids.to(model.device)[None]
     positions = torch.arange(first, first + ids.shape[1], device=ids.device)[None]
@@ -64,7 +69,4 @@ def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
         model.set_attn_implementation(before)
         for hook in hooks:
             hook.remove()
-    return Inside(
-        [layer[0].float().cpu() for layer in weights],
-        None if states[0] is None else [e[0, ..., :2, :].flatten(-2).float().cpu() for e in states],
-    )
+    return Inside([layer[0].float().cpu() for layer in weights], states)

@@ -69,9 +69,8 @@ def dot_change(before: Tensor, after: Tensor) -> float:
 
 def changes(before: Inside, after: Inside) -> list[Change]:
     """Returns the changes of every layer from a text to its shifted copy."""
-    dots = [math.nan] * len(before.attention)
-    if before.states is not None:
-        dots = map(dot_change, before.dot_products(), after.dot_products())
+    pairs = zip(before.dot_products(), after.dot_products(), strict=True)
+    dots = (math.nan if one is None else dot_change(one, other) for one, other in pairs)
     attention = map(attention_change, before.attention, after.attention)
     return [Change(*each) for each in zip(attention, dots, strict=True)]
 

@@ -38,12 +38,16 @@ ATTENTION = "attention weight"
 DOTS = "positional dot product / frequencies"
 
 
-def maps_of(inside: Inside) -> dict[str, list[np.ndarray]]:
-    """Returns the maps of a text by label: (heads, T, T) of every layer."""
-    found = {ATTENTION: [layer.numpy(force=True) for layer in inside.attention]}
-    if inside.states is not None:
-        frequencies = inside.states[0].shape[-1] / 2
-        found[DOTS] = [(each / frequencies).numpy(force=True) for each in inside.dot_products()]
+Maps = dict[int, np.ndarray]  # (heads, T, T), by the number of the layer
+
+
+def maps_of(inside: Inside) -> dict[str, Maps]:
+    """Returns the maps of a text by label, for the layers that have them."""
+    found: dict[str, Maps] = {ATTENTION: {}, DOTS: {}}
+    for number, (weights, e) in enumerate(zip(inside.attention, inside.states, strict=True), 1):
+        found[ATTENTION][number] = weights.numpy(force=True)
+        if e is not None:
+            found[DOTS][number] = (e @ e.mT / (e.shape[-1] / 2)).numpy(force=True)
     return found
 
 
@@ -77,7 +81,7 @@ def numbers(model: Model, texts: list[Inside]) -> Iterator[dict[str, Any]]:
     """Yields a row per layer: means over texts."""
     for layer in range(len(texts[0].attention)):
         weights = [inside.attention[layer] for inside in texts]
-        sizes = [magnitudes(x.states[layer]).mean().item() for x in texts if x.states]
+        sizes = [magnitudes(e).mean().item() for x in texts if (e := x.states[layer]) is not None]
         yield {
             **{"model": model.name, "row": model.row, "layer": layer + 1, "texts": len(texts)},
             "tokens": weights[0].shape[-1],
@@ -87,15 +91,13 @@ def numbers(model: Model, texts: list[Inside]) -> Iterator[dict[str, Any]]:
         }
 
 
-def grid(
-    name: str, layers: list[np.ndarray], heads: int, label: str, norm: Normalize, colours: str
-) -> Figure:
+def grid(name: str, layers: Maps, heads: int, label: str, norm: Normalize, colours: str) -> Figure:
     """Draws a row per layer and a column per head with one colour scale."""
-    columns = min(heads, max(len(layer) for layer in layers))
+    columns = min(heads, max(map(len, layers.values())))
     size = (PANEL * columns + 1.4, PANEL * len(layers) + 0.6)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(layers), columns, squeeze=False, sharex=True, sharey=True)
-    for number, (row, layer) in enumerate(zip(panels, layers, strict=True), start=1):
+    for row, (number, layer) in zip(panels, layers.items(), strict=True):
         row[0].set_ylabel(f"layer {number}\nquery")
         for axes in row[len(layer) :]:  # one state for all heads
             axes.axis("off")
@@ -109,20 +111,21 @@ def grid(
     return figure
 
 
-def largest(maps: list[list[np.ndarray]]) -> float:
+def largest(models: list[Maps]) -> float:
     """Returns the largest magnitude in the layers of several models."""
-    return max(abs(layer).max() for layers in maps for layer in layers)
+    return max(abs(layer).max() for layers in models for layer in layers.values())
 
 
-def comparable(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+def comparable(one: Maps, other: Maps) -> bool:
     """Returns whether layers, heads and tokens agree; a single map stands for all heads."""
-    heads, tokens, _ = map(set, zip(*(layer.shape for layer in (*one, *other)), strict=True))
-    return len(one) == len(other) and len(heads - {1}) <= 1 and len(tokens) == 1
+    shapes = [layer.shape for layer in (*one.values(), *other.values())]
+    heads, tokens, _ = map(set, zip(*shapes, strict=True))
+    return one.keys() == other.keys() and len(heads - {1}) <= 1 and len(tokens) == 1
 
 
-def differences(one: list[np.ndarray], other: list[np.ndarray]) -> list[np.ndarray]:
+def differences(one: Maps, other: Maps) -> Maps:
     """Subtracts map by map; a single map of one model stands for all heads."""
-    return [np.subtract(*np.broadcast_arrays(b, a)) for a, b in zip(one, other, strict=True)]
+    return {n: np.subtract(*np.broadcast_arrays(other[n], one[n])) for n in one}
 
 
 def distances(rows: dict[str, list[Inside]]) -> Figure:
@@ -150,10 +153,16 @@ def sizes(rows: dict[str, list[Inside]]) -> Figure:
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axes = figure.subplots()
     for name, texts in rows.items():
-        layers = zip(*(inside.states for inside in texts), strict=True)
-        found = [np.concatenate([magnitudes(e).ravel() for e in layer]) for layer in layers]
-        low, middle, high = np.transpose([np.quantile(x, (0.05, 0.5, 0.95)) for x in found])
-        places = np.arange(1, len(found) + 1)
+        layers = enumerate(zip(*(inside.states for inside in texts), strict=True), start=1)
+        found = {
+            number: np.concatenate([magnitudes(e).ravel() for e in layer])
+            for number, layer in layers
+            if layer[0] is not None
+        }
+        places = [*found]
+        low, middle, high = np.transpose(
+            [np.quantile(x, (0.05, 0.5, 0.95)) for x in found.values()]
+        )
         (line,) = axes.plot(places, middle, "o-", label=name)
         axes.fill_between(places, low, high, alpha=0.2, color=line.get_color())
     axes.set(xlabel="layer at whose input", ylabel="|e|, median and 5 to 95 %")
@@ -182,7 +191,7 @@ def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> list[str]:
         for old in out.glob(f"{stem}_*.*"):  # of an earlier call
             if old.suffix in (".png", ".svg"):
                 old.unlink()
-        maps = {row: found[label] for row, found in all_maps.items() if label in found}
+        maps = {row: found[label] for row, found in all_maps.items() if found[label]}
         if not maps:
             continue
         most = largest([*maps.values()])
@@ -197,7 +206,7 @@ def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> list[str]:
             title, norm = " - ".join(reversed(maps)), Normalize(-most, most)
             figures[f"{stem}_difference"] = grid(title, between, heads, label, norm, "RdBu_r")
     figures["distance"] = distances(rows)
-    if stateful := {row: texts for row, texts in rows.items() if texts[0].states is not None}:
+    if stateful := {row: texts for row, texts in rows.items() if texts[0].has_states}:
         figures["magnitude"] = sizes(stateful)
     for name, figure in figures.items():
         write_figure(figure, out / name)

@@ -57,6 +57,14 @@ def restrict(
     return and_masks(*conditions) if conditions else None
 
 
+def narrowed(mask: Tensor, slots: Tensor, window: int) -> Tensor:
+    """Returns a mask (B|1, 1, T, S) in which a query sees itself and the `window` - 1 tokens before
+    it, of those that it sees in the given one."""
+    count = mask.cumsum(-1)
+    own = count.gather(-1, slots[:, None].expand(*count.shape[:-1], 1))
+    return mask & (own - count < window)
+
+
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)  # a mask made for inference could not be saved for a gradient
 def causal_blocks(T: int, window: int | None, device: torch.device) -> BlockMask:
@@ -89,6 +97,8 @@ def build_mask(
     does, with a window and documents (`restrict`). Flash attention takes these two as arguments of
     its own."""
     x_BTC, attention_mask, cache, slots, real, documents = batch
+    if window is not None and attention_mask is not None and attention_mask.ndim == 4:
+        attention_mask, window = narrowed(attention_mask, slots, window), None
     implementation, allowed = config._attn_implementation, None
     if implementation == "flex_attention" and attention_mask is None and documents is None:
         serves, blocks = unpadded_blocks(window, x_BTC, cache)

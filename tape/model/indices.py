@@ -147,8 +147,14 @@ def read_mask(
             f"attention_mask of shape {tuple(mask.shape)}: allowed: (B, S), 0 at padding, or (B, "
             "1, T, S)"
         )
-    T, now = x_BTC.shape[1], x_BTC.shape[1] > 1 and not training
+    (B, T), now = x_BTC.shape[:2], x_BTC.shape[1] > 1 and not training
+    S = T if cache is None else sum(cache.get_mask_sizes(T, 0))  # all of a static cache
     if mask.ndim == 4:
+        if mask.shape[0] not in (1, B) or mask.shape[1:] != (1, T, S):
+            raise ValueError(
+                f"attention_mask of shape {tuple(mask.shape)}: allowed: ({B}, {S}), 0 at padding, "
+                f"or ({B}, 1, {T}, {S})"
+            )
         if not (mask.dtype == torch.bool or mask.is_floating_point()):
             raise ValueError(
                 f"a 4-D attention_mask must be boolean (True attends) or additive, not {mask.dtype}"
@@ -163,7 +169,9 @@ def read_mask(
             mask = mask > HIDDEN
         return mask.to(x_BTC.device)
     past = 0 if cache is None else cache.get_seq_length()
-    if isinstance(past, int) and mask.shape[1] < past + T:
+    least = past + T if isinstance(past, int) else T
+    if not least <= mask.shape[1] <= S:
+        past = int(past)
         raise ValueError(
             f"attention_mask covers {mask.shape[1]} tokens, but there are {past} cached and {T} "
             f"new tokens; give a mask for all {past + T}"

@@ -85,7 +85,8 @@ def prepare(model: PreTrainedModel, call: Call) -> Inputs:
         T = x_BTC.shape[1]
         indices.keep_indices(batch.cache, len(model.layers) * recurrences, kept, T)
     before = None if shard is None else shard.sum_before
-    tokens = [Tokens(here, bias, real, slots, batch.documents, before) for bias in biases]
+    seen = batch.mask[:, 0] if batch.mask is not None and batch.mask.ndim == 4 else None
+    tokens = [Tokens(here, bias, real, slots, batch.documents, seen, before) for bias in biases]
     applied = [*zip(model.layers, tokens, strict=True)] * recurrences
     return Inputs(
         x_BTC,

@@ -84,7 +84,8 @@ class Attention(nn.Module):
         k = self.k_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
         v = self.v_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
         if self.config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+            # Under autocast the norms are wider than the products.
+            q, k = (norm(x).to(v.dtype) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
         past, slot = None, (cache, inputs.cache_layer_idx, self.config.position["name"])
         if cache is not None:
             past = cached_memo(*slot, self.config.head_dim, position.memo_width)

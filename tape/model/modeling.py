@@ -74,6 +74,11 @@ class TapePreTrainedModel(PreTrainedModel):
             check_tensor_parallelism(model.base_model, distributed_config.tp_size)
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """As in the library, which would skip modules of custom code without tensors of their own;
+        the initialisers of this package skip loaded tensors themselves."""
+        super()._initialize_weights(module)
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, PositionModule):

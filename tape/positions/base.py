@@ -74,6 +74,7 @@ class Tokens(NamedTuple):
     real: Tensor | None  # (B, T) False at padding; None without padding
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
     documents: Tensor | None = None  # (B, T) numbers of packed documents; only without a cache
+    seen: Tensor | None = None  # (B|1, T, S) which tokens a query sees; None without a 4-D mask
     # The sum over processes with earlier tokens of these texts (`tape.model.sequence_parallel`).
     sum_before: Callable[[Tensor], Tensor] | None = None
 

@@ -23,7 +23,8 @@ class TappedLinear(WideLinear):
 
 
 class Convolution(PositionModule):
-    """sum_n taps[c, n] (W2 W1 x_(t-n))_c over the last `kernel` real tokens. A memo keeps W1 x."""
+    """sum_n taps[c, n] (W2 W1 x_(t-n))_c over the last `kernel` real tokens, of those that token t
+    sees by a 4-D mask. A memo keeps W1 x."""
 
     decays = ("down", "up")
 
@@ -56,26 +57,33 @@ class Convolution(PositionModule):
 
 
 def last_tokens(x_BTR: Tensor, past_BLR: Tensor | None, tokens: Tokens, count: int) -> Tensor:
-    """Returns x of each new token and of the real tokens before it, (B, T, count, R), the newest
-    first and zero before the first of its document, given x of the cached tokens."""
+    """Returns x of each new token and of the real tokens before it that it sees, (B, T, count, R),
+    the newest first and zero before the first of its document, given x of the cached tokens."""
     T = x_BTR.shape[1]
     if past_BLR is None and tokens.real is None and tokens.documents is None:
         padded = F.pad(x_BTR, (0, 0, count - 1, 0))
         return torch.stack([padded[:, n : n + T] for n in reversed(range(count))], dim=2)
     index = tokens.slots[None]
-    if tokens.real is not None:
+    if tokens.seen is not None:
+        slots = torch.arange(tokens.seen.shape[-1], device=x_BTR.device)
+        earlier = tokens.seen & (slots <= tokens.slots[:, None])
+        newest = F.pad(torch.where(earlier, slots, -1), (count - 1, 0), value=-1)
+        newest = newest.topk(count).values  # (B|1, T, count) slots; -1 for none
+    elif tokens.real is not None:
         index = tokens.real.cumsum(-1)[:, tokens.slots] - 1
         slot_of = (~tokens.real).long().argsort(dim=-1, stable=True)
     found = []
     for n in range(count):
-        slot = (index - n).clamp(min=0)
-        slot = slot if tokens.real is None else slot_of.gather(1, slot)
+        lag = index - n if tokens.seen is None else newest[..., n]
+        slot = lag.clamp(min=0)
+        if tokens.seen is None and tokens.real is not None:
+            slot = slot_of.gather(1, slot)
         slot = slot.expand(len(x_BTR), T)[..., None].expand_as(x_BTR)
         taken = x_BTR.gather(1, (slot - tokens.slots[0]).clamp(min=0))
         if past_BLR is not None:
             old = past_BLR.gather(1, slot.clamp(max=past_BLR.shape[1] - 1))
             taken = torch.where(slot >= tokens.slots[0], taken, old)
-        reached = index >= n
+        reached = lag >= 0
         if tokens.documents is not None:
             reached = reached & (tokens.documents.gather(1, slot[..., 0]) == tokens.documents)
         found.append(taken * reached[..., None])

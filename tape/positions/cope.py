@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 class CountBias(ScoreBias):
     """q_i . e[p_ij] / sqrt(D), linear between the rows of e (D, N); p_ij is the sum of
-    sigmoid(q_i . k_t / sqrt(D)) over the real tokens t = j .. i, at most N - 1."""
+    sigmoid(q_i . k_t / sqrt(D)) over the real tokens t = j .. i that i sees by a 4-D mask, at most
+    N - 1."""
 
     def __init__(self, q_BHTD: Tensor, k_BKSD: Tensor, e: Tensor, tokens: Tokens):
         self.q, self.k, self.e, self.tokens = q_BHTD, k_BKSD, e, tokens
@@ -31,7 +32,9 @@ class CountBias(ScoreBias):
         k = self.k.to(q.dtype).repeat_interleave(H // self.k.shape[1], dim=1)
         slots = torch.arange(S, device=q.device)
         counted = slots <= self.tokens.slots[:, None]  # (T, S)
-        if self.tokens.real is not None:
+        if self.tokens.seen is not None:
+            counted = counted & self.tokens.seen[:, None]
+        elif self.tokens.real is not None:
             real = self.tokens.real[:, None, None, :S]
             counted = counted & F.pad(real, (0, S - real.shape[-1]))
         with torch.autocast(q.device.type, enabled=False):

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+# Sums are counted in units of so many nats: float16 ends at 65,504, and numbers of the memo at 2^24
+# nats then, where sums in float32 are no finer than one. A power of two: other dtypes round alike.
+UNIT = 256
+
+
 class ForgetBias(ScoreBias):
     """c_i - c_j, given the sums of queries (B, H, T) and keys (B, H, S)."""
 
@@ -38,7 +43,7 @@ class ForgetBias(ScoreBias):
 
 
 class ForgetLayer(LayerPosition):
-    """Keeps c_t for each token, split into `PARTS` numbers."""
+    """Keeps c_t / `UNIT` for each token, split into `PARTS` numbers."""
 
     decays = ("gate",)
 
@@ -62,7 +67,7 @@ class ForgetLayer(LayerPosition):
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(self.gate.weight.dtype, torch.float32)
         with torch.autocast(x_BTC.device.type, enabled=False):
-            steps_BTH = F.logsigmoid(self.gate(x_BTC.to(wide)))
+            steps_BTH = F.logsigmoid(self.gate(x_BTC.to(wide))) / UNIT
         if tokens.real is not None:  # nothing is forgotten at padding
             steps_BTH = steps_BTH * tokens.real[:, tokens.slots, None]
         K = k_BKTD.shape[1]
@@ -73,7 +78,7 @@ class ForgetLayer(LayerPosition):
     def bias(
         self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: Tensor, tokens: Tokens
     ) -> ScoreBias:
-        c_BKSG = join_sums(memo_BKSM, torch.promote_types(memo_BKSM.dtype, torch.float32))
+        c_BKSG = UNIT * join_sums(memo_BKSM, torch.promote_types(memo_BKSM.dtype, torch.float32))
         c_BHS = c_BKSG.mT.flatten(1, 2)
         return ForgetBias(c_BHS[..., tokens.slots], c_BHS)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.convolution import Convolution
 from tape.positions.scores import ScoreBias
+from tape.tensor_validation import refuse_unless
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -126,6 +127,14 @@ class PathLayer(LayerPosition):
         tokens: Tokens,
         past_BKLM: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if tokens.seen is not None:
+            places = torch.arange(tokens.seen.shape[-1], device=x_BTC.device)
+            refuse_unless(
+                ~tokens.seen | (places <= tokens.slots[:, None]),
+                "position path with a 4-D attention_mask in which a query sees later tokens: its "
+                "scores are defined for earlier tokens only; give a causal mask",
+                now=x_BTC.shape[1] > 1 and not self.training,
+            )
         past = None if past_BKLM is None else past_BKLM[..., -self.rank :]
         w, low = self.convolution(x_BTC, k_BKTD, past, tokens)
         w = F.normalize(w.unflatten(-1, (k_BKTD.shape[1], -1)), dim=-1).transpose(1, 2)
