@@ -80,15 +80,16 @@ def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> 
     """Returns the attention of the middle layer of three, called as by its decoder, with its update
     of TAPE's state if `update`. Cosines and sines, ALiBi's matrix and masks are given, because all
     layers share them."""
-    (x, e, context, inputs, _), _, cache = last_call(model, load)
-    attention = model.model.layers[MIDDLE].self_attn
+    (x, e, _, inputs, _), _, cache = last_call(model, load)
+    layer = model.model.layers[MIDDLE]
+    attention, context = layer.self_attn, layer.context
     learned_state = isinstance(context, TapeLayer)
     mlp_out = torch.randn_like(x)
     for learned in (x, mlp_out, e) if learned_state else (x, mlp_out):
         learned.requires_grad_()
 
     def call(x: Tensor, e: Tensor | None, mlp_out: Tensor, cache: Cache | None):
-        attended, attended_e, _ = attention(x, e, context, inputs, cache)
+        attended, attended_e, _ = attention(x, e, lambda: context, inputs, cache)
         if update and learned_state:
             return attended, context.next_state(e, attended_e, mlp_out)
         return attended, attended_e

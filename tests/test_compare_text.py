@@ -16,7 +16,8 @@ import pytest
 from conftest import composed
 
 from tape import TapeConfig, results
-from tape.evaluation.curves import binned, context_gain, write
+from tape.evaluation.curves import ABOUT, binned, context_gain, read_evaluation, write
+from tape.evaluation.windows import strides_of, windows_of
 from tape.files import write_text
 from tape.results.compare import compare, main, read
 from tape.results.figures import curves
@@ -46,7 +47,7 @@ def make_run(folder, position, seed, losses, *, speed=100.0, steps=5, asked=(), 
     about = {"model": folder.name, "model_hash": "f" * 16, "data": "d", "data_hash": "d"}
     about |= {"convention": "paper", "stride": 4, "batch_size": "", "dtype": "float32"}
     batches = {
-        length: [binned(range(1, length), [loss] * (length - 1))]
+        length: [binned([*range(1, length)] * 100, [loss] * (length - 1) * 100)]
         for length, loss in zip(LENGTHS, losses, strict=True)
     }
     write(folder / "compare" / "perplexity.csv", about | dict(asked), batches)
@@ -99,6 +100,7 @@ def test_the_table_the_rows_and_latex(runs, tmp_path):
     assert lines[7] == "| tape | 3 | 102 ± 0 | 2.00 ± 0.00 |"
     assert "Δ is the difference to rope" in text
     assert not found.missing and "Not in the table" not in text
+    assert "No context gain" in text  # the trained length of 8 tokens has none
     assert (out / "table.md").read_text() == text + "\n"
     tex = (out / "table.tex").read_text()
     assert tex.startswith("\\begin{tabular}{lrrrr}\n\\toprule\nencoding & n & ")
@@ -106,9 +108,10 @@ def test_the_table_the_rows_and_latex(runs, tmp_path):
     rows = list(csv.DictReader((out / "results.csv").open(newline="")))
     whole = [row for row in rows if row["measure"] == "loss" and not row["first"]]
     assert len(whole) == 6 * 3
-    assert [whole[0][name] for name in ("encoding", "seed", "length", "value", "n", "unit")] == [
-        *("tape", "0", "8", "0.9", "7", "nats")
+    assert [whole[0][name] for name in ("encoding", "seed", "length", "n", "unit")] == [
+        *("tape", "0", "8", "700", "nats")
     ]
+    assert float(whole[0]["value"]) == pytest.approx(0.9)
     assert {row["measure"] for row in rows} == {
         *("loss", "training loss", "validation loss", "speed", "peak memory")
     }
@@ -261,6 +264,7 @@ def test_the_context_gain_and_ngram_models_of_the_report(runs, tmp_path):
     text, found = compare(runs, tmp_path / "out", "compare")
     assert text.splitlines()[0].endswith("| context gain, nats |")
     assert "| 0.00 ± 0.00 |" in text  # every position has the same loss here
+    assert "No context gain" not in text
     panel = curves(found.rows).axes[2]
     line = next(line for line in panel.lines if line.get_label() == "bigram")
     assert line.get_ydata()[0] == pytest.approx(np.mean([math.log(4.0 + n) for n in range(6)]))
@@ -273,13 +277,43 @@ def test_context_gain():
         [
             {"first": math.nan, "last": math.nan, "value": 5.0, "n": 100},
             *({"first": k, "last": k, "value": 4.0, "n": 1} for k in (0, 1)),
-            {"first": 2, "last": 3, "value": 3.0, "n": 1},
-            {"first": 4, "last": 7, "value": 2.0, "n": 3},
+            {"first": 2, "last": 3, "value": 3.0, "n": 200},
+            {"first": 4, "last": 7, "value": 2.0, "n": 600},
             {"first": 8, "last": 15, "value": 1.0, "n": 8},
-            {"first": 16, "last": 31, "value": 0.5, "n": 16},
+            {"first": 16, "last": 31, "value": 0.5, "n": 1600},
             {"first": 32, "last": 63, "value": 9.0, "n": 32},
         ]
     )
     (found,) = context_gain(rows, 32)
-    assert found["value"] == (3.0 + 3 * 2.0) / 4 - 0.5 and found["n"] == 16
+    assert found["value"] == (3.0 + 3 * 2.0) / 4 - 0.5 and found["n"] == 1600
     assert context_gain(rows, 256) == [] and context_gain(rows, 8) == []
+
+
+@pytest.mark.parametrize(
+    ("convention", "lengths", "tokens", "shown"),
+    [
+        ("paper", [32, 64], 9_000, True),
+        ("longlora", [32, 64], 9_000, True),
+        ("disjoint", [32], 9_000, True),
+        ("sliding", [32, 64], 9_000, False),  # only the first window
+        ("sliding", [32], 9_000, False),
+        ("disjoint", [32], 900, False),
+        ("paper", [32, 64], 900, False),
+    ],
+)
+def test_context_gain_needs_many_windows(tmp_path, convention, lengths, tokens, shown):
+    strides = strides_of(convention, lengths, 16 if convention != "disjoint" else None)
+    batches = {}
+    for length in lengths:
+        windows = windows_of(convention, tokens, length, strides[length])
+        batches[length] = [
+            binned(positions := np.array(window.positions), 1 / (1 + positions))
+            for window in windows
+        ]
+    about = dict.fromkeys(ABOUT, "x") | {"convention": convention}
+    write(tmp_path / "perplexity.csv", about, batches)
+    found = context_gain(read_evaluation(tmp_path).rows, 32)
+    assert bool(found) == shown
+    if shown:
+        early, late = (np.mean(1 / (1 + np.arange(*part))) for part in ((2, 8), (16, 32)))
+        assert found[0]["value"] == pytest.approx(early - late)

@@ -37,6 +37,9 @@ ABOUT = (
 COLUMNS = (*ABOUT, "tokens", "nll", "perplexity")
 POSITION_COLUMNS = (*ABOUT, "first", "last", "tokens", "nll")
 
+# The context gain compares tokens that are scored in at least this many windows.
+MIN_WINDOWS = 100
+
 # Losses of n-gram models, from the reports of runs: of the same text, but of other tokens.
 NGRAMS = tuple(f"{name} loss" for name in ORDERS)
 
@@ -127,11 +130,16 @@ def read_curves(path: Path) -> tuple[list[Row], list[Row]]:
     return rows, bins
 
 
+def _scoring(tokens: pd.Series, bins: pd.DataFrame) -> pd.Series:
+    """Returns the number of windows that score the positions of each bin."""
+    return tokens / (bins["last"] - bins["first"] + 1)
+
+
 def curve(bins: pd.DataFrame) -> Points:
     """Returns positions and losses of the bins (columns first, last, tokens, nll) that are scored
     in at least half as many windows as any: under `sliding`, all but the last `stride` positions
     are those of a single window."""
-    windows = bins["tokens"] / (bins["last"] - bins["first"] + 1)
+    windows = _scoring(bins["tokens"], bins)
     shown = bins[windows >= windows.max() / 2]
     return [*(shown["first"] * shown["last"]) ** 0.5], [*shown["nll"]]
 
@@ -166,7 +174,8 @@ def read_evaluation(folder: Path) -> Evaluation:
 def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
     """What context is worth to a model: the mean loss of tokens with 2 to 7 tokens before them
     minus that of the last half of the trained length, in the longest windows, as a row. None below
-    16 tokens, where both would be the same, and without such windows.
+    16 tokens, where both would be the same, and if fewer than MIN_WINDOWS windows score these
+    tokens: under `sliding`, only the first window scores those at its beginning.
 
     Args:
         rows: of `read_evaluation`.
@@ -175,7 +184,7 @@ def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
     losses = []
     for first, last in ((2, 7), (trained // 2, trained - 1)):
         part = rows[(rows["first"] >= first) & (rows["last"] <= last)]
-        if part.empty or trained < 16:
+        if trained < 16 or part.empty or _scoring(part["n"], part).min() < MIN_WINDOWS:
             return []
         losses.append(np.average(part["value"], weights=part["n"]))
     gain = {"measure": "context gain", "value": losses[0] - losses[1], "unit": "nats"}

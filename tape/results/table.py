@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tape.evaluation.curves import MIN_WINDOWS
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.evaluation.view import Column
 from tape.results.rows import RATE, Row, kind_of, kinds_of
@@ -21,6 +22,9 @@ Its 95 % interval, p (corrected for the number of rows, Holm) and the smallest d
 (power of 80 %) come from the model row + seed + error, with one error for all rows. For comparison:
 the half-width of the interval from the pairs alone (Student), and the exact p of flipping their
 signs (uncorrected)."""
+NO_GAIN = f"""\
+No context gain: it needs a trained length of at least 16 tokens, and {MIN_WINDOWS} windows that
+score both its beginning and its last half (--convention paper or disjoint, and enough text)."""
 NOT_COMPARED = "No differences to {}: they need two rows with two seeds in common."
 LATEX = str.maketrans(
     {
@@ -106,8 +110,18 @@ def markdown(rows: Sequence[Row], baseline: Row | None = None) -> str:
         notes += "\n" + note.format(baseline.label)
     if any("(n = " in cell for cells in tables for line in cells for cell in line):
         notes += "\n" + FEWER
+    if _lacks_gain(rows):
+        notes += "\n" + NO_GAIN
     notes += _own_rates(rows)
     return "\n\n".join([*map(markdown_table, tables), notes])
+
+
+def _lacks_gain(rows: Sequence[Row]) -> bool:
+    """Whether rows of perplexity have no column of the context gain, which is not defined for runs
+    of methods, whose bases have other trained lengths."""
+    runs = [run for row in rows for run in row.runs.get("perplexity", [])]
+    shown = any(column.measure == "context gain" for _, column in columns_of(rows))
+    return bool(runs) and not shown and all("peft.name" not in run.settings for run in runs)
 
 
 def _own_rates(rows: Sequence[Row]) -> str:
