@@ -32,7 +32,7 @@ SMALL = ["trainer.max_steps=4", "trainer.learning_rate=1e-2", f"length={LENGTH}"
 
 
 def make_llama(folder, tokenizer, **changes):
-    """A Llama of the library's, with grouped queries."""
+    """A Llama of transformers', with grouped queries."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=300,

@@ -57,7 +57,7 @@ def check_against_loops(model, loops, tolerance):
     tokens, logits, loss, gradients = loops
     output = model(tokens, labels=tokens)
     assert output.loss.item() == pytest.approx(loss.item(), abs=1e-5)
-    # The library's loss is in float32 whatever the logits are.
+    # transformers' loss is in float32 whatever the logits are.
     torch.nn.functional.cross_entropy(output.logits[0, :-1], tokens[0, 1:]).backward()
     torch.testing.assert_close(output.logits[0], logits.to(output.logits), **tolerance)
     for name, parameter in model.named_parameters():
@@ -253,7 +253,7 @@ def test_t5_buckets_are_the_librarys():
 
 
 def test_partial_rope_is_phis_in_another_order_of_channels():
-    """The library rotates the first r D channels, the first half of them with the second; here
+    """transformers rotates the first r D channels, the first half of them with the second; here
     pair f is (f, f + D/2) for every share."""
     share, D, T = 0.5, 16, 9
     scaling = {"rope_type": "default", "partial_rotary_factor": share}

@@ -181,8 +181,8 @@ def test_only_imports_are_rewritten():
 
 
 def test_the_export_needs_no_further_packages(tmp_path):
-    """The library demands every package that a file imports outside `try` and `if is_..._available`
-    before it runs any of it: an optional one would no longer be optional."""
+    """transformers demands every package that a file imports outside `try` and `if
+    is_..._available` before it runs any of it: an optional one would no longer be optional."""
     for file, source in flatten.flat_modules(
         "tape.model.configuration", "tape.model.modeling"
     ).items():

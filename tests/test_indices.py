@@ -54,7 +54,7 @@ def test_a_mask_of_other_values_than_0_and_1_is_refused(values):
 @torch.no_grad()
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_generate_refuses_such_a_mask_too(cache):
-    """With a static cache the library makes the mask before the model sees it."""
+    """With a static cache transformers makes the mask before the model sees it."""
     model = make_model("rope")
     settings = {"max_new_tokens": 2, "pad_token_id": 0, "cache_implementation": cache}
     mask = REFUSED["documents"](left_padded_mask())

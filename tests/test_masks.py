@@ -1,4 +1,4 @@
-"""Windows: every encoding and backend against loops, padding, caches and the library's Mistral."""
+"""Windows: every encoding and backend against loops, padding, caches and transformers' Mistral."""
 
 import itertools
 

@@ -7,7 +7,7 @@ q (B, H, T, D); k (B, K, S, D); values and their payload as `Values`
 it; bias a `ScoreBias` or None. The result is an `Attended`, whose log-sum-exp is None unless
 `needs_lse`.
 
-Backend names are the library's, so `attn_implementation=`, `set_attn_implementation` and the mask
+Backend names are transformers', so `attn_implementation=`, `set_attn_implementation` and the mask
 builders keep working. An unsupported request raises an error; there is no silent fallback.
 """
 

@@ -136,7 +136,7 @@ def num_slots(x_BTC: Tensor, cache: Cache | None) -> int:
 
 
 class CacheSizes:
-    """Cache sizes for the library's mask builder, taken before the forward pass.
+    """Cache sizes for transformers' mask builder, taken before the forward pass.
 
     A static cache keeps its length in a tensor, updated in place. FlexAttention evaluates its
     mask after that update, and each query would see T slots too many.

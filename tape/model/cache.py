@@ -1,6 +1,6 @@
 """Dynamic KV cache that appends in place, with spare capacity.
 
-The library's cache copies all keys and values of every layer for each decoded token.
+transformers' cache copies all keys and values of every layer for each decoded token.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class GrowableBuffer:
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values of a layer in growable buffers; with gradients, the library's layer."""
+    """Keys and values of a layer in growable buffers; with gradients, transformers' layer."""
 
     def __init__(self) -> None:
         super().__init__()

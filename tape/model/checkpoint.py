@@ -77,7 +77,7 @@ def load_model(
 
     Args:
         dtype: None for the dtype that it was saved in, float32 for an adapter.
-        attn_implementation: None for the library's choice.
+        attn_implementation: None for transformers' choice.
 
     Raises:
         ValueError: if the folder holds no trained model, not all of one, or more; for an adapter
@@ -132,7 +132,7 @@ def with_weights(
     """
     if (folder := Path(source)).is_dir():
         _check_weights(folder, config)
-    # The library's table of missing weights: they are expected, or an error.
+    # transformers' table of missing weights: they are expected, or an error.
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(no_report := lambda record: "LOAD REPORT" not in record.getMessage())
     try:

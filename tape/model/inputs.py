@@ -92,8 +92,8 @@ def prepare(model: PreTrainedModel, call: Call) -> Inputs:
         x_BTC,
         states,
         [
-            LayerInputs(seen, *kernels[layer.context.window], idx, final=idx == len(applied) - 1)
-            for idx, (layer, seen) in enumerate(applied)
+            LayerInputs(own, *kernels[layer.context.window], idx, final=idx == len(applied) - 1)
+            for idx, (layer, own) in enumerate(applied)
         ],
         batch.cache,
     )
@@ -118,7 +118,7 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     elif use_cache is None:
         use_cache = model.config.use_cache and not model.training and model.shard is None
     if use_cache and cache is None:
-        # The library's cache for compiled and exported models.
+        # transformers' cache for compiled and exported models.
         cache = DynamicCache() if is_compiling() else GrowingCache()
     past = 0 if cache is None else cache.get_seq_length()
     slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past

@@ -6,7 +6,7 @@
     E'             =  g(E, attended E, m)
 
 The encoding (`tape.positions`) defines E, what it does to queries, keys and scores, and g.
-Parameter names are those of the library's Llama.
+Parameter names are those of transformers' Llama.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tape.positions import LayerPosition
 
 
 class RMSNorm(LlamaRMSNorm):
-    """The library's RMSNorm without rounding float64 to float32; uses torch's fused call where it
+    """transformers' RMSNorm without rounding float64 to float32; uses torch's fused call where it
     rounds identically."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-IGNORED = -100  # label of tokens that are not predicted, as in the library
+IGNORED = -100  # label of tokens that are not predicted, as in transformers
 CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**26}  # logits per chunk; more or fewer were slower
 
 

@@ -53,14 +53,14 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest dtype of the weights: the library saves it and loads all weights in it, which
+        """The widest dtype of the weights: transformers saves it and loads all weights in it, which
         must not round any."""
         dtypes = (p.dtype for p in self.parameters() if p.is_floating_point())
         return reduce(torch.promote_types, dtypes)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        return True  # otherwise the library searches this file for its own attention registry
+        return True  # otherwise transformers searches this file for its own attention registry
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         if attn_implementation is not None:
@@ -69,13 +69,14 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
-        """As in the library, but refuses tensor parallelism for encodings with per-head numbers."""
+        """As in transformers, but refuses tensor parallelism for encodings with per-head
+        numbers."""
         if distributed_config is not None and distributed_config.tp_size > 1:
             check_tensor_parallelism(model.base_model, distributed_config.tp_size)
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """As in the library, which would skip modules of custom code without tensors of their own;
+        """As in transformers, which would skip modules of custom code without tensors of their own;
         the initialisers of this package skip loaded tensors themselves."""
         super()._initialize_weights(module)
 

@@ -164,7 +164,7 @@ class Shard:
 
 
 def check_tensor_parallelism(model: PreTrainedModel, size: int) -> None:
-    """Raises a ValueError for per-head parameters, which the library's plan does not split."""
+    """Raises a ValueError for per-head parameters, which transformers' plan does not split."""
     owners = [name for name in ("qk_norm", "attention_sink") if getattr(model.config, name)]
     if model.position.per_head:
         owners.append(f"position {model.config.position['name']!r}")

@@ -89,8 +89,8 @@ class LayerPosition(PositionModule):
         entry: which of the states (`PositionEncoding.states`) the layer reads and updates.
         memo_width: M, numbers that the encoding keeps for each token and key/value head. A cache
             stores them as the last channels of the keys, where they follow all its operations.
-        window: a query attends to itself and the `window` - 1 tokens before it, as with the
-            library's `sliding_window`; None for `TapeConfig.sliding_window`. Padding does not
+        window: a query attends to itself and the `window` - 1 tokens before it, as with
+            transformers' `sliding_window`; None for `TapeConfig.sliding_window`. Padding does not
             count. A cache keeps the keys of all tokens.
         needs_lse: whether `finish` is called.
     """
@@ -225,7 +225,7 @@ class PositionEncoding(PositionModule):
         configuration that other tools read.
         """
         if config.head_dim % 2:
-            config.rope_parameters = None  # unused here, and the library would refuse them
+            config.rope_parameters = None  # unused here, and transformers would refuse them
         return arguments | {"sampler": sampling.configure(config, arguments["sampler"])}
 
     def register_constant(self, name: str, value_on_cpu: Tensor) -> None:

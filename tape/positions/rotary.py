@@ -93,7 +93,7 @@ class RoPE(PositionEncoding):
 
     Arguments of the configuration:
         theta: base of the frequencies, inv_f = theta^(-2f/D); 10,000 by default.
-        scaling: a schedule in the library's form, e.g. {"rope_type": "linear", "factor": 2.0};
+        scaling: a schedule in transformers' form, e.g. {"rope_type": "linear", "factor": 2.0};
             also "llama3" and "yarn". "proportional" rotates the pairs of the first share
             `partial_rotary_factor` alone, and "default" with that share has their frequencies go
             down to theta^(-1) as well (GPT-NeoX). "ntk" multiplies theta by factor^(D/(D-2))

@@ -31,7 +31,7 @@ REQUIRED = {
     "ntk": ("factor",),
     "clipped": (),
 }
-# Numeric arguments of the schedules, which the library does not check.
+# Numeric arguments of the schedules, which transformers does not check.
 POSITIVE = {
     *("rope_theta", "factor", "attention_factor", "original_max_position_embeddings"),
     *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"),

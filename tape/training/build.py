@@ -170,7 +170,7 @@ def adapt_model(
 
 
 def _settled(owner: str, make: Callable[[], TapeConfig]) -> TapeConfig:
-    """Returns `make()`; raises a ValueError with the reason of the library's error."""
+    """Returns `make()`; raises a ValueError with the reason of transformers' error."""
     try:
         return make()
     except (ValueError, OSError, StrictDataclassError, TypeError, RecursionError) as error:
@@ -197,7 +197,7 @@ def identity(base: str) -> str:
 
 
 def _check_fields(shape: dict[str, Any]) -> None:
-    """The library would silently accept a misspelt field."""
+    """transformers would silently accept a misspelt field."""
     accepted = {field.name for field in fields(TapeConfig)} | {"attn_implementation"}
     check_arguments("model", shape, accepted)
 

@@ -1,4 +1,4 @@
-"""The library's Trainer with verified checkpoints and a guard before every step."""
+"""transformers' Trainer with verified checkpoints and a guard before every step."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class LanguageModelTrainer(Trainer):
             self.decoder.shard = shard
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs) -> EvalLoopOutput:
-        # Divides the summed loss by the number of labels: the library averages the means of
+        # Divides the summed loss by the number of labels: transformers averages the means of
         # batches, whatever their numbers of labels.
         self.summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -268,7 +268,7 @@ class LanguageModelTrainer(Trainer):
         return None, None, None
 
     def _get_output_dir(self, trial: Any) -> str:
-        # The library saves here; `_save_checkpoint` renames complete checkpoints.
+        # transformers saves here; `_save_checkpoint` renames complete checkpoints.
         return str(unfinished(Path(self.args.output_dir)))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -306,7 +306,7 @@ class LanguageModelTrainer(Trainer):
         file atomically."""
         folder = Path(self.args.output_dir)
         work = folder / ".final"
-        self.model.config.use_cache = True  # the library disables it for training
+        self.model.config.use_cache = True  # transformers disables it for training
         with writing(folder, work):
             self.save_model(str(work), _internal_call=True)
         if self.is_world_process_zero():
@@ -345,7 +345,7 @@ def writing(target: Path, work: Path) -> Iterator[None]:
 
 
 class Continued(TrainerCallback):
-    """Corrects how the library resumes a run.
+    """Corrects how transformers resumes a run.
 
     Intervals and learning rate follow the current settings; losses since the last log entry before
     the checkpoint count in the next one; a validation skipped because the run was told to stop is
