@@ -33,7 +33,8 @@ class TapeGenerationMixin(GenerationMixin):
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None, config: TapeConfig, **arguments):
         """As in transformers, without windows, which the decoder adds. A static cache with a
-        backend whose mask is not a tensor keeps the padding mask, from which the decoder builds it."""
+        backend whose mask is not a tensor keeps the padding mask, from which the decoder
+        builds it."""
         if config._attn_implementation == "flex_attention":
             return attention_mask
         # Checked before the values are hidden in the mask that is built from them.
