@@ -269,7 +269,9 @@ def test_a_run_is_exported_with_its_card(run):
         load_file(out / "model.safetensors").keys() == load_file(run / "model.safetensors").keys()
     )
     config = json.loads((out / "config.json").read_text())
-    assert config["use_cache"] and config["auto_map"]["AutoConfig"] == "model_configuration.TapeConfig"
+    assert (
+        config["use_cache"] and config["auto_map"]["AutoConfig"] == "model_configuration.TapeConfig"
+    )
 
     card = (out / "README.md").read_text()
     head = yaml.safe_load(card.split("---")[1])

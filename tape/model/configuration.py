@@ -19,24 +19,54 @@ from tape.validation import check_integer, is_number, suggestion
 MOST_LAYERS = 10_000  # applied one after the other, at most
 OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
 COUNTS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences"),
-    *("num_attention_heads", *OPTIONAL, "max_position_embeddings"),
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_recurrences",
+    "num_attention_heads",
+    *OPTIONAL,
+    "max_position_embeddings",
 )
 
 
 # Arguments of transformers' configurations that are no fields.
 ARGUMENTS = {
-    *("attn_implementation", "auto_map", "experts_implementation", "model_type", "name_or_path"),
-    *("num_labels", "original_max_position_embeddings", "output_attentions"),
-    *("partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling"),
-    *("rope_theta", "tie_last_hidden_states", "torch_dtype"),
+    "attn_implementation",
+    "auto_map",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "original_max_position_embeddings",
+    "output_attentions",
+    "partial_rotary_factor",
+    "per_layer_config",
+    "quantization_config",
+    "rope_scaling",
+    "rope_theta",
+    "tie_last_hidden_states",
+    "torch_dtype",
 }
 # Saved by earlier versions of transformers, without effect on a decoder.
 EARLIER = vars(GenerationConfig()).keys() | {
-    *("add_cross_attention", "cross_attention_hidden_size", "decoder_start_token_id"),
-    *("finetuning_task", "gradient_checkpointing", "is_decoder", "max_sequence_length", "prefix"),
-    *("pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss"),
-    *("tie_encoder_decoder", "tokenizer_class", "torchscript", "use_bfloat16", "xla_device"),
+    "add_cross_attention",
+    "cross_attention_hidden_size",
+    "decoder_start_token_id",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "is_decoder",
+    "max_sequence_length",
+    "prefix",
+    "pruned_heads",
+    "sep_token_id",
+    "task_specific_params",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "tokenizer_class",
+    "torchscript",
+    "use_bfloat16",
+    "xla_device",
 }
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,9 @@ REQUIRED = {
     "default": (),
     "linear": ("factor",),
     "llama3": (
-        *("factor", "low_freq_factor", "high_freq_factor"),
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
         "original_max_position_embeddings",
     ),
     "yarn": ("factor",),
@@ -33,8 +35,15 @@ REQUIRED = {
 }
 # Numeric arguments of the schedules, which transformers does not check.
 POSITIVE = {
-    *("rope_theta", "factor", "attention_factor", "original_max_position_embeddings"),
-    *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"),
+    "rope_theta",
+    "factor",
+    "attention_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "low_freq_factor",
+    "high_freq_factor",
+    "partial_rotary_factor",
 }
 ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
 

@@ -23,8 +23,14 @@ from tape.settings.groups import CONFIG, options
 from tape.settings.schema import RENAMED, renamed
 
 EXPECTED = (
-    *(ValueError, TypeError, OSError, ImportError, RecursionError, MemoryError),
-    *(HydraException, OmegaConfBaseException),
+    ValueError,
+    TypeError,
+    OSError,
+    ImportError,
+    RecursionError,
+    MemoryError,
+    HydraException,
+    OmegaConfBaseException,
 )
 
 

@@ -140,8 +140,10 @@ class GeneratedTask(Task):
             summary["criterion_step"] = reached(metrics, self.criterion)
         values = {
             **summary,
-            **{"folder": folder, "name": folder.name},
-            **{"headline": headline(summary), "questions": len(answered)},
+            "folder": folder,
+            "name": folder.name,
+            "headline": headline(summary),
+            "questions": len(answered),
             **self.fill(summary, answered),
         }
         text = self.template.format_map(values)

@@ -93,8 +93,10 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
     check_sharing(config, settings.sequence_parallel)
     batch, length = arguments.per_device_train_batch_size, settings.length
     check_memory(
-        *(16 * batch * length, f"trainer.per_device_train_batch_size={batch} with length={length}"),
-        *("of token ids and labels", "use fewer, with trainer.gradient_accumulation_steps"),
+        16 * batch * length,
+        f"trainer.per_device_train_batch_size={batch} with length={length}",
+        "of token ids and labels",
+        "use fewer, with trainer.gradient_accumulation_steps",
     )
     main = arguments.process_index == 0
     if not main:

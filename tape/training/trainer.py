@@ -161,7 +161,9 @@ class LanguageModelTrainer(Trainer):
         if self.optimizer is None and (rate, factor) != (None, None):
             model = self.model if model is None else model
             groups = parameter_groups(
-                *(model, self.get_decay_parameter_names(model), self.args.weight_decay),
+                model,
+                self.get_decay_parameter_names(model),
+                self.args.weight_decay,
                 encoding_rate=None if factor is None else factor * self.args.learning_rate,
                 hidden=() if rate is None else hidden_matrices(model),
             )

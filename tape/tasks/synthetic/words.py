@@ -13,7 +13,11 @@ from tape.hashing import mixed
 
 SYMBOLS = 128
 NAMES = (
-    *(PADDING, END, "=", "|", "."),
+    PADDING,
+    END,
+    "=",
+    "|",
+    ".",
     *string.digits,
     *string.ascii_lowercase,
     *(f"s{n}" for n in range(SYMBOLS)),
