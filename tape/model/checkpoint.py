@@ -112,7 +112,7 @@ def load_model(
 
 def check_finite(source: str | Path, model: TapeForCausalLM) -> None:
     """Raises a ValueError if a weight of the model, which comes from `source`, is not finite."""
-    for name, weight in model.named_parameters():
+    for name, weight in model.state_dict().items():
         if weight.is_floating_point() and not weight.is_meta and not weight.isfinite().all():
             raise ValueError(f"{source}: some weights are not finite, such as {name}")
 

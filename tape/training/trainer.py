@@ -184,8 +184,8 @@ class LanguageModelTrainer(Trainer):
                 if before != now:
                     raise ValueError(
                         f"{path} has different parameter groups: {before}, now {now} (of an "
-                        "encoding only matrices that multiply tokens decay); start again with "
-                        "another name=..."
+                        "encoding only matrices that multiply tokens decay, and FIRE's output.bias "
+                        "does not train); start again with another name=..."
                     )
             super()._load_optimizer_and_scheduler(checkpoint)
 
