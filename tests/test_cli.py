@@ -6,9 +6,11 @@ import sys
 
 import pytest
 from commands import ROOT, run_command
+from hydra._internal.config_repository import CachingConfigRepository
 from test_commands import COMMANDS
 
 import tape_cli
+from config import options
 
 
 def test_help_lists_the_commands_without_heavy_imports():
@@ -21,6 +23,31 @@ def test_help_lists_the_commands_without_heavy_imports():
     for name, target in tape_cli.TARGETS.items():
         assert re.search(rf"^  {name} +\S.* \({re.escape(target)}\)$", done.stdout, re.MULTILINE)
     assert all(f"\n{task}:\n" in done.stdout for task in tape_cli.COMMANDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--help", "train --help"])
+@pytest.mark.xfail(strict=True, reason="a closed pipe is an error")
+def test_a_closed_pipe_is_no_error(words):
+    command = f"{sys.executable} tape_cli.py {words} | true"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+@pytest.mark.xfail(strict=True, reason="Hydra copies all entries once for each group")
+def test_help_of_settings_is_composed_once(tmp_path, monkeypatch):
+    made = []
+    begin = CachingConfigRepository.__init__
+    monkeypatch.setattr(
+        CachingConfigRepository, "__init__", lambda *given: made.append(1) or begin(*given)
+    )
+    text = run_command("train.py", "--help", "position=fire", folder=tmp_path).out
+    assert len(made) < 10
+    for group in ("position", "experiment", "ablation"):
+        assert f"\n{group}: {', '.join(sorted(options(group)))}\n" in text
+    assert "\n  name: fire\n" in text and "\n  logging_steps: 10\n" in text
+    wrong = run_command("train.py", "--help", "position=fier", folder=tmp_path)
+    assert wrong.status == 1 and "did you mean 'fire'" in wrong.err
 
 
 @pytest.mark.parametrize("name", tape_cli.TARGETS)

@@ -25,7 +25,9 @@ from tape.compare.runs import read_saved
 from tape.evaluation import curves, zero_shot
 from tape.report import html
 from tape.report.__main__ import main
+from tape.report.experiment import Folder
 from tape.report.html import SCRIPT, Album, Markdown, Paragraph
+from tape.report.results import read_comparison
 from tape.training.report import publish
 
 ROOT = Path(__file__).parent.parent
@@ -489,3 +491,29 @@ def test_titles_sort_in_a_browser(results, report, opened):
     runs = page.locator("#pretraining > .wide td:first-child").all_inner_texts()
     names = [Path(name).name for name in runs]
     assert names.index("run_9") < names.index("run_10")
+
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+SAVED = sorted(path.parent for path in RESULTS.glob("*/settings.json"))
+APART = ("bases", "interventions_keys", "suite", "bigrams_rates")
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(
+            each,
+            id=each.name,
+            marks=[pytest.mark.xfail(strict=True, reason="several bases or tasks, or only rates")]
+            * each.name.startswith((*APART, "rates")),
+        )
+        for each in SAVED
+    ],
+)
+def test_rows_without_their_table_are_shown(folder):
+    files = frozenset(path.name for path in folder.iterdir()) - {"table.md"}
+    blocks = read_comparison(Folder(folder, files, frozenset()))
+    tables = [block for block in blocks if isinstance(block, Markdown)]
+    assert tables and all(table.has_table for table in tables)
+    tasks = {asked.get("task") for run in read_saved(folder) for asked in run.asked.values()}
+    assert len(tables) == len(tasks)
