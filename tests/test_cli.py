@@ -6,9 +6,11 @@ import sys
 
 import pytest
 from commands import ROOT, run_command
+from hydra._internal.config_repository import CachingConfigRepository
 from test_commands import COMMANDS
 
 import tape.commands.__main__ as cli
+from tape.settings.groups import options
 
 
 def test_help_lists_the_commands_without_heavy_imports():
@@ -26,7 +28,32 @@ sys.exit(bool({"torch", "hydra"} & {*sys.modules}))
     assert all(f"\n{task}:\n" in done.stdout for task in cli.COMMANDS)
 
 
-@pytest.mark.parametrize("name", cli.TARGETS)
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--help", "train --help"])
+@pytest.mark.xfail(strict=True, reason="a closed pipe is an error")
+def test_a_closed_pipe_is_no_error(words):
+    command = f"{sys.executable} tape/cli.py {words} | true"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+@pytest.mark.xfail(strict=True, reason="Hydra copies all entries once for each group")
+def test_help_of_settings_is_composed_once(tmp_path, monkeypatch):
+    made = []
+    begin = CachingConfigRepository.__init__
+    monkeypatch.setattr(
+        CachingConfigRepository, "__init__", lambda *given: made.append(1) or begin(*given)
+    )
+    text = run_command("train.py", "--help", "position=fire", folder=tmp_path).out
+    assert len(made) < 10
+    for group in ("position", "experiment", "ablation"):
+        assert f"\n{group}: {', '.join(sorted(options(group)))}\n" in text
+    assert "\n  name: fire\n" in text and "\n  logging_steps: 10\n" in text
+    wrong = run_command("train.py", "--help", "position=fier", folder=tmp_path)
+    assert wrong.status == 1 and "did you mean 'fire'" in wrong.err
+
+
+@pytest.mark.parametrize("name", tape.cli.TARGETS)
 def test_a_command_answers_help(name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # of their own first import
     outcome = run_command("tape/commands/__main__.py", name, "--help", folder=tmp_path)
