@@ -53,7 +53,7 @@ def test_help_of_settings_is_composed_once(tmp_path, monkeypatch):
     assert wrong.status == 1 and "did you mean 'fire'" in wrong.err
 
 
-@pytest.mark.parametrize("name", tape.cli.TARGETS)
+@pytest.mark.parametrize("name", cli.TARGETS)
 def test_a_command_answers_help(name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # of their own first import
     outcome = run_command("tape/commands/__main__.py", name, "--help", folder=tmp_path)
