@@ -38,7 +38,7 @@ from tape.runs.folder import (
 from tape.runs.metrics import read_metrics
 from tape.settings.groups import options
 from tape.training.console import peak_flops
-from tape.training.guard import Guard, NonFiniteLoss, Stopped
+from tape.training.guard import NonFiniteLoss, StopAndNaNCallback, Stopped
 from tape.training.trainer import LanguageModelTrainer
 
 ROOT = Path(__file__).parent.parent
@@ -529,7 +529,9 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
 @pytest.mark.parametrize("late", [False, True])
 def test_a_loss_that_is_not_finite_ends_the_run(late, start, monkeypatch):
     """Or is read one step later, as on a GPU."""
-    monkeypatch.setattr("tape.training.trainer.Guard", lambda **given: Guard(late=late))
+    monkeypatch.setattr(
+        "tape.training.trainer.StopAndNaNCallback", lambda **given: StopAndNaNCallback(late=late)
+    )
     applied = "was found one step later" if late else "was not applied"
     with pytest.raises(NonFiniteLoss, match=rf"step 2, .*learning rate .*{applied}"):
         start("trainer.learning_rate=1e30", "trainer.max_grad_norm=0", "trainer.warmup_steps=0")

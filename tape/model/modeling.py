@@ -110,7 +110,7 @@ class TapePreTrainedModel(PreTrainedModel):
         if group is not None:
             check_layers(self.base_model, group)
             check_groups(self.config._attn_implementation, self.config, group)
-        self.base_model.group = group
+        self.base_model.s2_group_size = group
 
 
 class TapeModel(TapePreTrainedModel):
@@ -126,7 +126,7 @@ class TapeModel(TapePreTrainedModel):
             for layer_idx in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.group: int | None = None  # set by `set_shifted_attention`
+        self.s2_group_size: int | None = None  # set by `set_shifted_attention`
         self.shard: Shard | None = None  # set by `tape.model.sequence_parallel.shard_sequence`
         self.gradient_checkpointing = False
         self.post_init()

@@ -265,20 +265,20 @@ class PositionEncoding(PositionModule):
         raise NotImplementedError
 
     def forward(
-        self, x_BTC: Tensor, here: Positions, where: Positions, num_layers: int
+        self, x_BTC: Tensor, local: Positions, positions: Positions, num_layers: int
     ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
         """Returns the token embeddings (`embed`), the states that pass through the layers, several
         if layers have different ones (`LayerPosition.entry`), and the biases of all layers
         (`biases`).
 
         Args:
-            here: coordinates of the tokens that the layers compute.
-            where: coordinates of all tokens of these texts, of which another process may have some
+            local: coordinates of the tokens that the layers compute.
+            positions: coordinates of all tokens of these texts, of which another process may have some
                 (`tape.model.sequence_parallel`).
         """
         dtype = torch.promote_types(x_BTC.dtype, torch.float32)
-        states = [self.state(here, dtype)]
-        return self.embed(x_BTC, here), states, self.biases(where, num_layers)
+        states = [self.state(local, dtype)]
+        return self.embed(x_BTC, local), states, self.biases(positions, num_layers)
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         """Returns token embeddings, with absolute encodings added."""

@@ -46,11 +46,11 @@ from tape.runs.folder import (
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.training.arguments import sharing
 from tape.training.console import Console
-from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
+from tape.training.guard import NonFiniteLoss, StopAndNaNCallback, ignore_sigterm
 from tape.training.optimizer import MuonWithAdamW, decayed, hidden_matrices, parameter_groups
 
 
-class Ready:
+class CausalLMCollator:
     """Collates sequences to a `multiple` of tokens, and decides what a GPU would have to wait for
     the CPU to decide: which labels are predicted, and whether anything is padded. If batches are
     `joined` later, which labels are predicted is left out: their number differs."""
@@ -96,7 +96,7 @@ class LanguageModelTrainer(Trainer):
         super().__init__(*args, **kwargs)
         # Accelerate reads a stream in one process, and joins the batches of all.
         joined = isinstance(self.train_dataset, IterableDataset) and self.args.world_size > 1
-        self.data_collator = Ready(data_collator, sharing(self.args), joined)
+        self.data_collator = CausalLMCollator(data_collator, sharing(self.args), joined)
         self.decoder = next(x for x in self.model.modules() if isinstance(x, TapeModel))
         if sharing(self.args) > 1:
             mesh = self.accelerator.torch_device_mesh
@@ -115,7 +115,7 @@ class LanguageModelTrainer(Trainer):
         self.add_callback(MetricsFile())
         self.continued = Continued(self)
         self.add_callback(self.continued)
-        self.guard = Guard(late=self.args.device.type == "cuda")
+        self.guard = StopAndNaNCallback(late=self.args.device.type == "cuda")
         self.add_callback(self.guard)
 
     def create_accelerator_and_postprocess(self) -> None:
