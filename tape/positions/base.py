@@ -273,8 +273,8 @@ class PositionEncoding(PositionModule):
 
         Args:
             local: coordinates of the tokens that the layers compute.
-            positions: coordinates of all tokens of these texts, of which another process may have some
-                (`tape.model.sequence_parallel`).
+            positions: coordinates of all tokens of these texts, of which another process may have
+                some (`tape.model.sequence_parallel`).
         """
         dtype = torch.promote_types(x_BTC.dtype, torch.float32)
         states = [self.state(local, dtype)]
