@@ -72,7 +72,7 @@ def prepare(model: PreTrainedModel, call: Call) -> Inputs:
     else:
         windows = {layer.context.window for layer in model.layers}
         kernels = {each: backends.kernel_and_mask(model.config, each, batch) for each in windows}
-    positions, cached_indices = _positions(model, batch, call, index)
+    positions, cached_indices = _coordinates(model, batch, call, index)
     x_BTC, real, slots, local_positions = batch.x_BTC, batch.real, batch.slots, positions
     if shard is not None:  # local: the tokens of this process
         x_BTC, positions, local_positions, real, slots = shard.own(x_BTC, positions, real, slots)
@@ -84,10 +84,11 @@ def prepare(model: PreTrainedModel, call: Call) -> Inputs:
     if cached_indices is not None:  # after all checks
         T = x_BTC.shape[1]
         indices.keep_indices(batch.cache, len(model.layers) * recurrences, cached_indices, T)
-    before = None if shard is None else shard.sum_before
+    sum_before = None if shard is None else shard.sum_before
     seen = batch.mask[:, 0] if batch.mask is not None and batch.mask.ndim == 4 else None
     tokens = [
-        Tokens(local_positions, bias, real, slots, batch.documents, seen, before) for bias in biases
+        Tokens(local_positions, bias, real, slots, batch.documents, seen, sum_before)
+        for bias in biases
     ]
     applied = [*zip(model.layers, tokens, strict=True)] * recurrences
     return Inputs(
@@ -133,7 +134,7 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     return Batch(x_BTC, mask, cache, slots, real, documents), index
 
 
-def _positions(
+def _coordinates(
     model: PreTrainedModel, batch: Batch, call: Call, index: Tensor | None
 ) -> tuple[Positions, Tensor | None]:
     """Returns the coordinates of the tokens, one draw for all layers, and what the cache has to

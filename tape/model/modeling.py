@@ -152,7 +152,8 @@ class TapeModel(TapePreTrainedModel):
             position_ids: (B|1, T) indices of the new tokens, by default a count of the real ones.
                 They must increase (`tape.model.indices`) unless the encoding is not `ordered`.
             past_key_values: any cache of transformers.
-            use_cache: create a cache if none is given; by default as configured, never in training.
+            use_cache: create a cache if none is given; by default as configured, but not in
+                training.
             output_hidden_states, output_attentions: return them of all layers and recurrences.
             document_ids: (B, T) integers, equal within a document and different in the next. Tokens
                 attend within their document, and token indices restart in each. Without a cache.
@@ -170,7 +171,7 @@ class TapeModel(TapePreTrainedModel):
             if idx and layer is self.layers[0]:  # the next recurrence
                 x_BTC = x_BTC + inputs.x_BTC
             n = layer.context.entry
-            # x and e are positional: reentrant checkpointing drops gradients of keyword arguments.
+            # x and e are no keyword arguments: reentrant checkpointing drops gradients of these.
             x_BTC, states[n] = layer(x_BTC, states[n], inputs=own, past_key_values=inputs.cache)
         return BaseModelOutputWithPast(self.norm(x_BTC), past_key_values=inputs.cache)
 

@@ -21,8 +21,7 @@ from tape.positions.scores import ScoreBias
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-FUSED = frozenset({"flex_attention", "flash_attention_2"})
-ALL_BACKENDS = frozenset({"eager", "sdpa"}) | FUSED
+ALL_BACKENDS = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2"})
 
 
 class Positions(NamedTuple):
@@ -71,7 +70,7 @@ class Tokens(NamedTuple):
 
     positions: Positions
     bias: ScoreBias | None  # of this layer, as computed by `PositionEncoding.biases`
-    real: Tensor | None  # (B, T) False at padding; None without padding
+    real: Tensor | None  # (B|1, S) by slot, False at padding; None without padding
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
     documents: Tensor | None = None  # (B, T) numbers of packed documents; only without a cache
     seen: Tensor | None = None  # (B|1, T, S) which tokens a query sees; None without a 4-D mask
@@ -147,7 +146,7 @@ class LayerPosition(PositionModule):
         return attended_BHTD
 
     def next_state(
-        self, e: Tensor | None, attended: Tensor | None, mlp_out: Tensor
+        self, e: Tensor | None, attended_e: Tensor | None, mlp_out: Tensor
     ) -> Tensor | None:
         """Returns the state for the next layer, g of E' = g(X, E), given the payload's average over
         the attended tokens (B, H, T, P; None without a payload) and the MLP's output (B, T, C)."""
@@ -155,7 +154,8 @@ class LayerPosition(PositionModule):
 
 
 class PositionEncoding(PositionModule):
-    """A positional encoding. Every method defaults to no effect: NoPE overrides none.
+    """A positional encoding. Every method but `read` defaults to no effect: NoPE overrides
+    none.
 
     The decoder calls the encoding as a module (`forward`), and so does whatever else needs its
     parameters: accelerate loads those that it keeps off the device when their module is called.

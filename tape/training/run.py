@@ -123,7 +123,9 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
         factor = settings.optimizer.get("encoding_factor")
         check_factor(factor, arguments, model)
         recorded |= {"code": provenance.fingerprint(model)}
-        recorded, checkpoint, finished = begin(folder, recorded, arguments, task.criterion)
+        recorded, checkpoint, finished = begin_or_resume(
+            folder, recorded, arguments, task.criterion
+        )
         log.info(
             "position %s, attention %s, %s parameters, %s",
             model.config.position["name"],
@@ -177,7 +179,7 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
     return report
 
 
-def begin(
+def begin_or_resume(
     folder: Path,
     settings: dict[str, Any],
     arguments: TrainingArguments,
