@@ -19,14 +19,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape import TapeForCausalLM
 from tape.data import TextCorpus, tokenize_corpus, train_tokenizer
+from tape.evaluation import lm_eval, long_perplexity, scoring
 from tape.evaluation import perplexity as entry
-from tape.evaluation import scoring
 from tape.evaluation.curves import COLUMNS, POSITION_COLUMNS
 from tape.evaluation.journal import FILE, Incomplete, read
 from tape.evaluation.picture import figure_of, labels
 from tape.evaluation.scoring import losses, perplexity
 from tape.evaluation.tables import add_rows, read_table
 from tape.evaluation.windows import Batch, Window, batches_of, spread, windows_of
+from tape.runs import folder as runs
 
 ROOT = Path(__file__).parent.parent
 TOKENS = 70
@@ -225,6 +226,43 @@ def test_a_llama_of_several_files_is_the_librarys(text_file, tmp_path):
             break
     (row,) = table(tmp_path / "llama" / "perplexity.csv")
     assert float(row["nll"]) == pytest.approx(nll / (TOKENS - 1), rel=1e-5)
+
+
+XFAIL = pytest.mark.xfail(strict=True, reason="results are written into the folders of base models")
+
+
+@XFAIL
+def test_a_base_model_keeps_its_files(text_file, tmp_path, monkeypatch):
+    """Results of a model that is no run go to output/."""
+    monkeypatch.chdir(tmp_path)
+    base = make_folder(tmp_path / "bases" / "llama", "rope")
+    before = sorted(path.name for path in base.iterdir())
+    evaluate(base, text_file)
+    assert sorted(path.name for path in base.iterdir()) == before
+    out = Path("output", "llama")
+    assert len(table(out / "perplexity.csv")) == 2 and (out / "perplexity.png").is_file()
+    given = ["--model", str(base)]
+    assert long_perplexity.parse([*given, "--data", "x", "--keys", "k"]).out.parent == out
+    assert lm_eval.parse([*given, "--tasks", "mmlu"]).out.parent == out
+
+
+@XFAIL
+def test_a_folder_of_another_model_takes_no_results(text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = make_folder(tmp_path / "bases" / "llama", "rope")
+    make_folder(tmp_path / "output" / "llama")
+    with pytest.raises(ValueError, match=r"output/llama, the folder of another model; rename one"):
+        evaluate(base, text_file)
+    assert evaluate(base, text_file, "--out", str(tmp_path / "out.csv"))
+    assert runs.folder_for_results(Path("output", "llama")) == Path("output", "llama")
+
+
+@XFAIL
+def test_a_run_and_its_checkpoints_take_results(tmp_path):
+    checkpoint = make_folder(tmp_path / "run" / "checkpoint-4")
+    (tmp_path / "run" / "run.json").write_text("{}")
+    for folder in (tmp_path / "run", checkpoint):
+        assert runs.folder_for_results(folder) == folder
 
 
 # ---- texts
