@@ -53,7 +53,6 @@ def start_two(text, cache, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="torchrun prints tracebacks")
 def test_processes_that_are_told_to_stop_print_no_traceback(text, cache, tmp_path):
     settings = ["experiment=quick", "data=text", f"data.files={text}", f"cache_dir={cache}"]
     settings += [f"output_dir={tmp_path / 'two'}", "vocab_size=300", "trainer.max_steps=500"]
