@@ -9,7 +9,8 @@
 #   seq_len      tokens of the windows, one number or several; default: 1024 2048 4096 8192
 #   options      of python -m tape.evaluation.perplexity, e.g. --convention paper --dtype bfloat16
 #
-# Results are in ${model_path}/perplexity.csv. Rerunning the command resumes the work.
+# Results are in perplexity.csv, in ${model_path} or, if that is no run of train.py, in output/.
+# Rerunning the command resumes the work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 text=${DATA_DIR:-../data}/${data:-proof_pile}.bin

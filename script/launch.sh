@@ -5,9 +5,10 @@
 #   NNODES     number of nodes, with NODE_RANK, MASTER_ADDR and MASTER_PORT as for torchrun; under
 #              SLURM derived from its variables: srun --ntasks-per-node=1 bash script/train.sh
 #
-# Rerunning the command resumes a stopped run. Exit status 75: the run received SIGTERM, has saved and
-# can be resumed.
+# Rerunning the command resumes a stopped run. Exit status 75: the run received SIGTERM, has saved the
+# steps that it had made and can be resumed.
 set -euo pipefail
+trap 'exit 75' TERM # until the run begins
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
 
@@ -46,7 +47,7 @@ set -- launcher=ddp "$@" # a later launcher= overrides it
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 TAPE_STATUS=$(mktemp)
 export TAPE_STATUS TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}
-"$python" -m torch.distributed.run --nnodes "$NNODES" --nproc-per-node "$NGPUS" \
+"$python" script/torchrun.py --nnodes "$NNODES" --nproc-per-node "$NGPUS" \
     --node-rank "$NODE_RANK" --master-addr "${MASTER_ADDR:-localhost}" \
     --master-port "$MASTER_PORT" train.py "$@" &
 torchrun=$!
@@ -59,6 +60,8 @@ while # a signal interrupts the wait, but not torchrun
 do :; done
 if [[ -s $TAPE_STATUS ]]; then
     status=$(<"$TAPE_STATUS")
+elif ((status == 143)); then # SIGTERM, before torchrun had started a process
+    status=75
 fi
 rm -f "$TAPE_STATUS"
 exit "$status"

@@ -8,7 +8,7 @@
 #
 # The result is in output/${TYPE}_${data.name}: output/adape_local, and output/adape_c4 with
 # experiment=c4. Rerunning the command resumes a stopped run. Exit status 75: the run received SIGTERM,
-# has saved and can be resumed.
+# has saved the steps that it had made and can be resumed.
 set -euo pipefail
 TYPE=${TYPE:-adape}
 text='${oc.select:data.name,${hydra:runtime.choices.data}}'

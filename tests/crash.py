@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from tape.commands.train import STOPPED
 from tape.runs.folder import checkpoints, unfinished
-from tape.training.guard import STOPPED
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = [

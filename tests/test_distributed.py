@@ -52,6 +52,26 @@ def start_two(text, cache, tmp_path):
     return start
 
 
+@pytest.mark.slow
+def test_processes_that_are_told_to_stop_print_no_traceback(text, cache, tmp_path):
+    settings = ["experiment=quick", "data=text", f"data.files={text}", f"cache_dir={cache}"]
+    settings += [f"output_dir={tmp_path / 'two'}", "vocab_size=300", "trainer.max_steps=500"]
+    environment = {**os.environ, "NGPUS": "2", "TYPE": "tape", "VIRTUAL_ENV": sys.prefix}
+    run = subprocess.Popen(
+        ["bash", "script/train.sh", *settings, *SETTINGS],
+        **{"cwd": ROOT, "env": environment, "text": True},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
+    )
+    said = []
+    for line in run.stdout:
+        said.append(line)
+        if line.startswith("step 1/"):
+            run.terminate()
+    assert run.wait() == 75, "".join(said)
+    assert "which is saved: the same command continues" in "".join(said)
+    assert "Traceback" not in "".join(said), "".join(said)
+
+
 def assert_same_losses(one, two, within=1e-5):
     assert len(losses(one)) == len(losses(two)) == 8
     for (step, expected), (other_step, loss) in zip(losses(one), losses(two), strict=True):

@@ -80,6 +80,7 @@ def make_folder(folder, position="tape"):
     model = make_model(position, vocab_size=len(tokenizer), max_position_embeddings=64)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    (folder / "run.json").write_text("{}")
     return folder
 
 

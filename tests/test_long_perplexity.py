@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import test_perplexity
 import torch
-from test_perplexity import make_folder, write_ids
+from test_perplexity import make_run, write_ids
 
 from tape.evaluation import long_perplexity as entry
 from tape.evaluation.tables import read_table
@@ -22,7 +22,7 @@ ids = test_perplexity.ids
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for n, name in enumerate(("evaluator", "model")):
-        make_folder(folder / name, "rope", seed=n)
+        make_run(folder / name, "rope", seed=n)
     write_ids(folder / "text.bin", ids(TOKENS))
     return folder
 

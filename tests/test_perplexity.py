@@ -19,27 +19,35 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape import TapeForCausalLM
 from tape.data import TextCorpus, tokenize_corpus, train_tokenizer
+from tape.evaluation import lm_eval, long_perplexity, scoring
 from tape.evaluation import perplexity as entry
-from tape.evaluation import scoring
 from tape.evaluation.curves import COLUMNS, POSITION_COLUMNS
 from tape.evaluation.journal import FILE, Incomplete, read
 from tape.evaluation.picture import figure_of, labels
 from tape.evaluation.scoring import losses, perplexity
 from tape.evaluation.tables import add_rows, read_table
 from tape.evaluation.windows import Batch, Window, batches_of, spread, windows_of
+from tape.runs import folder as runs
 
 ROOT = Path(__file__).parent.parent
 TOKENS = 70
 
 
 def make_folder(folder, position="tape", seed=0):
+    """A model that is no run."""
     make_model(position, seed=seed).save_pretrained(folder)
+    return folder
+
+
+def make_run(folder, position="tape", seed=0):
+    make_folder(folder, position, seed)
+    (folder / "run.json").write_text("{}")
     return folder
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("models") / "llama_tape")
+    return make_run(tmp_path_factory.mktemp("models") / "llama_tape")
 
 
 @pytest.fixture
@@ -151,7 +159,7 @@ def test_the_default_stride_suits_the_lengths(convention, lengths, stride, folde
     ],
 )
 def test_a_convention_equals_a_loop(convention, given, position, text_file, tmp_path):
-    folder = make_folder(tmp_path / "model", position)
+    folder = make_run(tmp_path / "model", position)
     evaluate(folder, text_file, "--convention", convention, *given)
     model = TapeForCausalLM.from_pretrained(folder).eval()
     rows = table(folder / "perplexity.csv")
@@ -211,7 +219,8 @@ def test_a_llama_of_several_files_is_the_librarys(text_file, tmp_path):
     ).eval()
     library.save_pretrained(tmp_path / "llama", max_shard_size="10KB")
     assert len(list((tmp_path / "llama").glob("*.safetensors"))) > 1
-    evaluate(tmp_path / "llama", text_file, "--lengths", "16")
+    out = tmp_path / "llama.csv"
+    evaluate(tmp_path / "llama", text_file, "--lengths", "16", "--out", str(out))
     tokens, nll, before = torch.tensor([ids(TOKENS)]), 0.0, 0
     for start in range(0, TOKENS, 5):  # as transformers' guide does
         stop = min(start + 16, TOKENS)
@@ -223,8 +232,38 @@ def test_a_llama_of_several_files_is_the_librarys(text_file, tmp_path):
         before = stop
         if stop == TOKENS:
             break
-    (row,) = table(tmp_path / "llama" / "perplexity.csv")
+    (row,) = table(out)
     assert float(row["nll"]) == pytest.approx(nll / (TOKENS - 1), rel=1e-5)
+
+
+def test_a_base_model_keeps_its_files(text_file, tmp_path, monkeypatch):
+    """Results of a model that is no run go to output/."""
+    monkeypatch.chdir(tmp_path)
+    base = make_folder(tmp_path / "bases" / "llama", "rope")
+    before = sorted(path.name for path in base.iterdir())
+    evaluate(base, text_file)
+    assert sorted(path.name for path in base.iterdir()) == before
+    out = Path("output", "llama")
+    assert len(table(out / "perplexity.csv")) == 2 and (out / "perplexity.png").is_file()
+    given = ["--model", str(base)]
+    assert long_perplexity.parse([*given, "--data", "x", "--keys", "k"]).out.parent == out
+    assert lm_eval.parse([*given, "--tasks", "mmlu"]).out.parent == out
+
+
+def test_a_folder_of_another_model_takes_no_results(text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = make_folder(tmp_path / "bases" / "llama", "rope")
+    make_folder(tmp_path / "output" / "llama")
+    with pytest.raises(ValueError, match=r"output/llama, the folder of another model; rename one"):
+        evaluate(base, text_file)
+    assert evaluate(base, text_file, "--out", str(tmp_path / "out.csv"))
+    assert runs.folder_for_results(Path("output", "llama")) == Path("output", "llama")
+
+
+def test_a_run_and_its_checkpoints_take_results(tmp_path):
+    run = make_run(tmp_path / "run")
+    for folder in (run, make_folder(run / "checkpoint-4")):
+        assert runs.folder_for_results(folder) == folder
 
 
 # ---- texts
@@ -237,6 +276,7 @@ def test_a_corpus_is_cut_by_the_models_tokenizer(text, cache, tmp_path, monkeypa
     torch.manual_seed(0)
     folder = tmp_path / "model"
     perturb(TapeForCausalLM(make_config("rope", vocab_size=300))).save_pretrained(folder)
+    (folder / "run.json").write_text("{}")
     with pytest.raises(ValueError, match="neither a folder with a tokenizer"):
         evaluate(folder, "text", "--files", str(text))
     tokenizer.save_pretrained(folder)
@@ -292,7 +332,7 @@ def test_what_is_neither_a_file_nor_a_corpus(folder, tmp_path):
 
 @pytest.mark.parametrize("position", ["randpe", {"name": "learned", "length": 24}])
 def test_more_positions_than_there_are(position, text_file, tmp_path):
-    folder = make_folder(tmp_path / "model", position)
+    folder = make_run(tmp_path / "model", position)
     longest = 24 if isinstance(position, dict) else 64
     with pytest.raises(ValueError, match=rf"--lengths 65 needs 65 positions, .* has {longest}: "):
         evaluate(folder, text_file, "--lengths", "16", "65")
@@ -424,7 +464,7 @@ def test_tables_take_rows_of_their_kind_only(folder, text_file, tmp_path):
 
 
 def test_pictures(folder, text_file, tmp_path, monkeypatch, capsys):
-    other = make_folder(tmp_path / "llama_rope", "rope")
+    other = make_run(tmp_path / "llama_rope", "rope")
     for given in (["--convention", "paper"], ["--lengths", "16", "24"]):
         evaluate(folder, text_file, *given)
     evaluate(other, text_file, "--convention", "paper")

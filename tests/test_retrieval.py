@@ -55,6 +55,7 @@ def make_run(folder, position="tape", tokenizer=None):
     )
     perturb(TapeForCausalLM(config)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    (folder / "run.json").write_text("{}")
     return folder
 
 
@@ -170,8 +171,20 @@ def test_a_llama_checkpoint_answers_as_the_library_does(tmp_path):
             pad_token_id=0,
         )
         assert answer.text == tokenizer.decode(expected[0, 220:])
+    (tmp_path / "run.json").write_text("{}")
     found = evaluate(tmp_path, "--max_tokens", "220", "--interval", "110", "--num_tests", "1")
     assert {*found.rows["length"]} == {110, 220} and found.asked["trained"] == 2048
+
+
+def test_a_base_model_keeps_its_files(tmp_path, monkeypatch):
+    """Results of a model that is no run go to output/."""
+    monkeypatch.chdir(tmp_path)
+    base = make_run(tmp_path / "bases" / "llama")
+    (base / "run.json").unlink()
+    before = sorted(path.name for path in base.iterdir())
+    evaluate(base)
+    assert sorted(path.name for path in base.iterdir()) == before
+    assert (tmp_path / "output" / "llama" / "passkey" / "passkey.csv").is_file()
 
 
 def test_how_a_batch_is_made_up_does_not_matter(tmp_path):

@@ -591,6 +591,28 @@ def test_the_command_line_says_what_is_wrong_in_one_line(tmp_path):
     assert not (tmp_path / "run" / "run.json").exists()
 
 
+TERMINATED = """
+import signal
+from tape.commands import train
+train.settings_of = lambda cfg: signal.raise_signal(signal.SIGTERM)
+train.main()
+"""
+
+
+def test_sigterm_before_the_first_step_has_the_same_status(tmp_path):
+    command = [sys.executable, "-c", TERMINATED, f"output_dir={tmp_path / 'run'}"]
+    told = tmp_path / "status"
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"TAPE_STATUS": str(told)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 75 and told.read_text() == "75", ended.stderr
+    assert ended.stderr == "stopped outside of its steps: the same command continues\n"
+
+
 def test_wandb_is_not_imported_unless_asked_for():
     script = "import sys, train; sys.exit('wandb' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0

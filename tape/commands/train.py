@@ -4,7 +4,10 @@ import atexit
 import logging
 import os
 import re
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +20,12 @@ from tape.settings.groups import CONFIG
 from tape.settings.run import RunSettings
 from tape.settings.schema import check_groups, check_settings
 
+STOPPED = os.EX_TEMPFAIL  # 75: the run was told to stop, and the same command continues it
 log = logging.getLogger(__name__)
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived before the first step or after the last one."""
 
 
 def settings_of(cfg: DictConfig) -> dict[str, Any]:
@@ -63,7 +71,7 @@ def composed(cfg: DictConfig) -> None:
         )
         leave(130)
     except Exception as error:
-        from tape.training.guard import STOPPED, NonFiniteLoss, Stopped
+        from tape.training.guard import NonFiniteLoss, Stopped
 
         if isinstance(error, Stopped):
             log.info("%s: the same command continues", error)
@@ -71,6 +79,28 @@ def composed(cfg: DictConfig) -> None:
         if cfg.debug is True or not (isinstance(error, NonFiniteLoss) or is_expected(error)):
             raise
         refuse(error)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Exits with STOPPED on SIGTERM, except during the steps, where `Guard` answers it: they are
+    saved first."""
+    process = os.getpid()
+
+    def end(number, frame) -> None:
+        if os.getpid() == process:
+            raise Terminated
+        signal.signal(number, signal.SIG_DFL)  # in a forked worker, which has nothing to tell
+        signal.raise_signal(number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except Terminated:
+        print("stopped outside of its steps: the same command continues", file=sys.stderr)
+        leave(STOPPED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def leave(status: int) -> NoReturn:
@@ -94,7 +124,8 @@ def leave(status: int) -> NoReturn:
 
 
 def main() -> None:
-    call(composed, "train")
+    with terminable():
+        call(composed, "train")
     leave(0)
 
 

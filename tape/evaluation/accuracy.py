@@ -22,7 +22,6 @@ from tape.evaluation.tables import read_table
 from tape.evaluation.view import Asked, Evaluation, View
 from tape.evaluation.workers import Answered, Batch, complete_shard
 from tape.files import read_object, reading, write_text
-from tape.model.checkpoint import fingerprint
 from tape.statistics import with_interval
 from tape.validation import check_integer
 
@@ -119,7 +118,7 @@ class Accuracy:
         return found
 
     def gather(self, results: Path) -> Evaluation:
-        """Writes the results of all shares in a folder within that of the model.
+        """Writes the results of all shards in a folder within the one named after the model.
 
         Raises:
             Incomplete: if batches are missing.
@@ -129,11 +128,6 @@ class Accuracy:
         if missing := {*self.view.keys} - asked.keys():
             raise ValueError(
                 f"{results} holds an evaluation without {min(missing)}, not one for {self.file}"
-            )
-        if asked["model"] != fingerprint(results.parent):
-            raise ValueError(
-                f"{results} was evaluated with other weights than those in {results.parent}: "
-                f"remove it"
             )
         evaluation = self.write(results, asked, rows)
         self.draw(results, results.parent.resolve().name, evaluation)

@@ -23,7 +23,7 @@ from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.tables import Row, check_addable
 from tape.files import read_object, reading
 from tape.model.checkpoint import check_length, identified, load
-from tape.runs.folder import locked
+from tape.runs.folder import folder_for_results, locked
 
 TOKENIZER = "tokenizer_config.json"
 LONGEST = 10**7  # tokens
@@ -149,7 +149,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add("--limit", type=integer(1), help="ask this many of each task, for a try")
     add("--dtype", choices=DTYPES, default="float32")
     add("--metric", help="that the printed table shows (default: acc)")
-    out = "a table to add to (default: zero_shot.csv in the model's folder)"
+    out = "a table to add to (default: zero_shot.csv in the run's folder, or in output/)"
     add("--out", type=Path, help=out)
     arguments = parser.parse_args(given)
     if arguments.table:
@@ -159,7 +159,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     elif not arguments.tasks:
         parser.error("--model needs --tasks")
     else:
-        arguments.out = arguments.out or arguments.model / "zero_shot.csv"
+        arguments.out = arguments.out or folder_for_results(arguments.model) / "zero_shot.csv"
     return arguments
 
 

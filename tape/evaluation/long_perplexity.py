@@ -33,6 +33,7 @@ from tape.evaluation.workers import answering, complete_shard
 from tape.files import check_folder, read_object, reading, write_text
 from tape.model.checkpoint import check_length, fingerprint, identified, load_model
 from tape.model.modeling import TapeForCausalLM
+from tape.runs.folder import folder_for_results
 
 GAIN, MOST = 2.0, 2.0  # nats: by the long context, at least; with it, at most
 ABOUT = ("model", "model_hash", "evaluator", "data", "data_hash", "length", "short", "dtype")
@@ -195,7 +196,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
     add("--dtype", choices=DTYPES, default="float32")
     add("--processes", type=integer(1), default=1, help="worker processes on this machine")
-    out = "a table to add to (default: long_perplexity.csv in the model's folder)"
+    out = "a table to add to (default: long_perplexity.csv in the run's folder, or in output/)"
     add("--out", type=Path, help=out)
     arguments = parser.parse_args(given)
     other = {"--choose": ("out",), "--keys": ("length", "short")}
@@ -205,7 +206,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
             parser.error(f"{mode} takes no --{name}")
     if arguments.choose and arguments.choose.suffix != ".json":
         parser.error(f"--choose {arguments.choose} must end in .json")
-    arguments.out = arguments.out or arguments.model / "long_perplexity.csv"
+    arguments.out = arguments.out or folder_for_results(arguments.model) / "long_perplexity.csv"
     return arguments
 
 

@@ -37,6 +37,7 @@ from tape.evaluation.workers import answering, complete_shard
 from tape.files import reading
 from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
+from tape.runs.folder import folder_for_results
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -157,7 +158,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add("--batch_size", type=integer(1), help="windows in a mean of longlora (default: 1)")
     add("--max_tokens", type=integer(1), help="of the text, from its beginning")
     add("--dtype", choices=DTYPES, default="float32")
-    out = "a table to add to (default: perplexity.csv in the model's folder)"
+    out = "a table to add to (default: perplexity.csv in the run's folder, or in output/)"
     add("--out", type=Path, help=out)
     add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
     add("--processes", type=integer(1), default=1, help="worker processes on this machine")
@@ -177,7 +178,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     elif arguments.batch_size is not None:
         parser.error(f"--batch_size is of --convention longlora, not of {arguments.convention}")
     arguments.lengths = sorted(set(arguments.lengths))
-    arguments.out = arguments.out or arguments.model / "perplexity.csv"
+    arguments.out = arguments.out or folder_for_results(arguments.model) / "perplexity.csv"
     return arguments
 
 

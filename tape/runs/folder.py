@@ -175,6 +175,24 @@ def locked(folder: Path) -> Iterator[None]:
             raise
 
 
+def folder_for_results(model: Path) -> Path:
+    """Returns where results of a model belong: in the folder of a run or of its checkpoint itself;
+    for any other model, whose folder may be another program's, in output/<its name>.
+
+    Raises:
+        ValueError: if that holds another model.
+    """
+    model_folder = model.resolve()
+    if any((folder / CONFIGURATION).exists() for folder in (model_folder, model_folder.parent)):
+        return model
+    found = Path("output", model_folder.name)
+    if found.resolve() != model_folder and (found / "config.json").exists():
+        raise ValueError(
+            f"results of {model} belong in {found}, the folder of another model; rename one of them"
+        )
+    return found
+
+
 def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():

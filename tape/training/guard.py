@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-STOPPED = 75  # exit status of a run that saved and can be resumed: EX_TEMPFAIL in sysexits.h
-
 
 class NonFiniteLoss(RuntimeError):
     """The loss became infinite or not a number."""

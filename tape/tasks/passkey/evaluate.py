@@ -17,6 +17,7 @@ from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.view import Evaluation
 from tape.evaluation.workers import answering
 from tape.model.checkpoint import check_length, identified
+from tape.runs.folder import folder_for_results
 from tape.tasks.passkey.decoding import answers
 from tape.tasks.passkey.passkey_plan import ONE, Questions, plan
 from tape.tasks.passkey.prompts import Needles
@@ -91,7 +92,7 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
             name += f"_{needles.keys}x{needles.values}"
         if arguments.intervention is not None:
             name += f"_{arguments.intervention}"
-    results = place_of(folder, "--name", name)
+    results = place_of(folder_for_results(folder), "--name", name)
     answer = partial(answers, original=questions.original)
     return PASSKEY.evaluate(
         results,
@@ -126,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
     add("--batch_tokens", type=int, default=16384, help="tokens per batch")
     add("--processes", type=int, help="worker processes; by default one per torch thread")
     add("--shard", default="1/1", help="i/n: the i-th of n shards")
-    add("--name", help="name of the results folder within the model's")
+    add("--name", help="name of the results folder, in the run's or in output/")
     return parser
 
 
