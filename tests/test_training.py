@@ -275,7 +275,6 @@ def test_a_finished_run_only_reports_again(start, schedule):
         start(*settings, "trainer.max_steps=6")
 
 
-@pytest.mark.xfail(strict=True, reason="nothing is logged before logging_steps")
 def test_a_run_shorter_than_logging_steps_has_a_loss_and_memory(start):
     folder = start("trainer.max_steps=2", "trainer.logging_steps=50")
     (row,) = [row for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]

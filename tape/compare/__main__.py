@@ -20,7 +20,7 @@ from tape import origin
 from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.compare.figures import write_figures
 from tape.compare.rows import BASE, Row, kinds_of, rows_of
-from tape.compare.runs import names_of, read_all, view_of, write_runs
+from tape.compare.runs import Run, names_of, read_all, view_of, write_runs
 from tape.compare.table import latex, markdown
 from tape.files import write_text
 
@@ -81,7 +81,14 @@ def read(
         raise ValueError(f"--only {' '.join(only)} matches none of the runs: {names}")
     if not runs:
         raise ValueError("; ".join(missing.values()) or "no runs were given")
-    return Comparison(sorted(rows_of(runs, across, within), key=_order), missing)
+    return Comparison(ranked(runs, across, within), missing)
+
+
+def ranked(
+    runs: Sequence[Run], across: Sequence[str] = (), within: Sequence[str] = ()
+) -> list[Row]:
+    """Groups runs into rows (`rows_of`), the best first, after the base of methods."""
+    return sorted(rows_of(runs, across, within), key=_order)
 
 
 def _order(row: Row) -> tuple[bool, float]:

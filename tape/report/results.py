@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from tape.compare.__main__ import read
+from tape.compare import rates
+from tape.compare.__main__ import ranked
 from tape.compare.runs import (
     EVALUATIONS,
     RESULTS,
@@ -21,6 +22,7 @@ from tape.compare.runs import (
     read_settings,
     view_of,
 )
+from tape.compare.table import markdown
 from tape.evaluation import curves
 from tape.evaluation import zero_shot as lm_eval
 from tape.evaluation.tables import Row, read_table
@@ -119,14 +121,22 @@ def comparisons(holds: Callable[[Sequence[Run]], bool], command: str) -> Kind:
 
 
 def read_comparison(folder: Folder) -> list[Block]:
-    """The table of a comparison, computed from the rows if it was not kept."""
+    """The table of a comparison. If it was not kept, it is computed from the rows: of each task, or
+    of learning rates if the runs were not evaluated. Each seed may have a base of its own."""
+    runs = read_saved(folder.path)
     if folder.has(TABLE):
-        read_saved(folder.path)
         return blocks_of(folder.path / TABLE)
-    found = read([folder.path], across=["*"])
-    if found.missing:
-        raise ValueError(found.missing[folder.path])
-    return [Markdown(found.text())]
+    if not any(run.asked for run in runs):
+        return [Markdown(rates.table(rates.choices(runs)))]
+    by_task: dict[str, list[Run]] = {}
+    for run in runs:
+        tasks = [asked["task"] for asked in run.asked.values() if "task" in asked]
+        by_task.setdefault(tasks[0] if tasks else "", []).append(run)
+    blocks: list[Block] = []
+    for task, group in by_task.items():
+        rows = ranked(group, across=["*"], within=["base_*", "tokenizer"])
+        blocks += [Paragraph(task)] * bool(task) + [Markdown(markdown(rows))]
+    return blocks
 
 
 # ---- evaluations of single runs
