@@ -21,12 +21,11 @@ import numpy as np
 import pytest
 import torch
 from commands import unchanged_logging
-from hydra import compose, initialize_config_dir
 
 from tape import TapeConfig, TapeForCausalLM
 from tape.commands import train
 from tape.positions import ENCODINGS
-from tape.settings.groups import CONFIG
+from tape.settings import composition as command
 
 # rouge_score has absl log to the stderr of the moment, here pytest's; Hydra's set-up of logging has
 # absl close it, if it is not this one.
@@ -159,8 +158,7 @@ def random_tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
 
 @cached
 def _composed(*overrides):
-    with initialize_config_dir(version_base=None, config_dir=str(CONFIG)):
-        return compose("train", overrides=list(overrides))
+    return command.composed(list(overrides), "train")
 
 
 def composed(*overrides):

@@ -30,14 +30,12 @@ sys.exit(bool({"torch", "hydra"} & {*sys.modules}))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["--help", "train --help"])
-@pytest.mark.xfail(strict=True, reason="a closed pipe is an error")
 def test_a_closed_pipe_is_no_error(words):
     command = f"{sys.executable} tape/cli.py {words} | true"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == ""
 
 
-@pytest.mark.xfail(strict=True, reason="Hydra copies all entries once for each group")
 def test_help_of_settings_is_composed_once(tmp_path, monkeypatch):
     made = []
     begin = CachingConfigRepository.__init__

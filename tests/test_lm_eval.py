@@ -297,7 +297,6 @@ def score(doc, results):
 """
 
 
-@pytest.mark.xfail(strict=True, reason="--lengths refuses tasks whose metric is not a length")
 def test_babilong_has_lengths(tmp_path):
     (tmp_path / "babilong_qa1.yaml").write_text(BABILONG)
     (tmp_path / "made.py").write_text(MADE)

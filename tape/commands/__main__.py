@@ -83,7 +83,20 @@ def usage() -> str:
 
 
 def main() -> None:
-    """Runs a command in this process, like `python FILE` or `python -m MODULE`."""
+    """Runs a command. If the reader of its output has ended, as `head` does, so does the command,
+    without an error message."""
+    try:
+        try:
+            run()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed again at the end
+        sys.exit(1)
+
+
+def run() -> None:
+    """Runs a command in this process, like `python -m MODULE`."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(usage())

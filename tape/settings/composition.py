@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tape.settings.groups import CONFIG, options
+from tape.settings.groups import CONFIG, groups_of, options
 from tape.settings.schema import RENAMED, renamed
 
 EXPECTED = (
@@ -56,7 +56,12 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
         refuse("--multirun is for train.py: repeat this command for each of the values")
     try:
         check_added(sys.argv[1:], name, folder)
-        main()
+        if {"-h", "--help"} & {*sys.argv}:
+            print(help_of(sys.argv[1:], name, folder))
+        else:
+            main()
+    except BrokenPipeError:
+        raise  # the reader of a pipe has ended
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         if "debug=true" in sys.argv:
             raise
@@ -91,6 +96,22 @@ def check_added(words: list[str], name: str, folder: Path) -> None:
         outside = re.split(r"[./]", override.key_or_group)[0] not in groups
         if is_added(override) and outside and override.key_or_group not in known:
             raise ValueError(no_setting(override, known))
+
+
+def help_of(words: list[str], name: str, folder: Path) -> str:
+    """Returns all groups of settings and the settings that a command composes. Hydra's own text
+    takes seconds: it copies all entries for each of the groups."""
+    groups = [f"{group}: {listed(options(group, folder))}" for group in groups_of(folder)]
+    overrides = [each.input_line for each in parsed(words)]
+    settings = OmegaConf.to_yaml(composed(overrides, name, folder))
+    return "\n".join(
+        [
+            "usage: group=entry chooses an entry of a group, setting=value changes a setting",
+            *("", "groups:", "", *groups),
+            *("", "settings:", "", settings),
+            "--hydra-help lists the flags of Hydra",
+        ]
+    )
 
 
 def composed(words: list[str], name: str, folder: Path = CONFIG) -> DictConfig:

@@ -100,6 +100,8 @@ class Console(TrainerCallback):
         self.steps_since_log += 1
         if self.bar is not None:
             self.bar.update(1)
+        if state.global_step == state.max_steps and not any("loss" in x for x in state.log_history):
+            control.should_log = True  # a run of fewer steps than logging_steps
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs = logs if logs is not None else {}
