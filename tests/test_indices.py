@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from conftest import POSITIONS, make_model, random_tokens
-from transformers import DynamicCache, StaticCache
+from transformers import DataCollatorWithFlattening, DynamicCache, StaticCache
 
 from tape.tensor_validation import refuse_unless
 
@@ -323,3 +323,11 @@ def test_nothing_waits_for_a_gpu_in_training_or_for_a_single_token(monkeypatch):
         where = COUNTED[:, :known]
         model(tokens[:, :known], attention_mask=mask[:, :known] ** 0, position_ids=where)
         assert judged == [waits, waits]
+
+
+@pytest.mark.parametrize("position", ["learned", "abacus"])
+def test_packed_documents_are_refused_where_indices_may_repeat(position):
+    rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 2
+    batch = DataCollatorWithFlattening()(rows)
+    with pytest.raises(ValueError, match=r"begin again with 0: .* give document_ids"):
+        make_model(position)(**batch, use_cache=False)

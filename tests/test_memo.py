@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import make_model, random_tokens
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, QuantizedCache, StaticCache
 
 from tape.positions import Positions, Tokens, path
 from tape.positions.fox import UNIT
@@ -112,3 +112,13 @@ def test_path_in_chunks_equals_its_definition(chunk, length, monkeypatch):
         torch.testing.assert_close(scores(length - new, length), expected[:, :, -new:], **tight)
     k, w, beta = (torch.nn.functional.pad(x, (0, 0, 0, 3)) for x in (k, w, beta))
     torch.testing.assert_close(scores(length - 2, length + 3), expected[:, :, -2:], **tight)
+
+
+@pytest.mark.parametrize("position", ["fox", "selective", "path"])
+def test_a_cache_that_rounds_is_refused(position):
+    model = make_model(position)
+    cache = QuantizedCache("fp8", model.config)
+    with pytest.raises(
+        ValueError, match=rf"position '{position}' with a cache that rounds or drops"
+    ):
+        model.generate(random_tokens(2, 6), past_key_values=cache, max_new_tokens=3, pad_token_id=0)

@@ -87,7 +87,7 @@ def sdpa(
     """
     B, H, T, D = q.shape
     plain = values.payload is None and k.shape[1] == H
-    is_causal = mask is None and T > 1  # the builder leaves causality to us
+    is_causal = mask is None and bool(T > 1)  # the builder leaves causality to us
     if needs_lse:
         if is_causal:
             mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_exporting
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
@@ -103,6 +104,17 @@ def token_indices(
     return query, (counts - 1).clamp(min=0), counts if counted else found
 
 
+def refuse_restarts(position_ids: Tensor) -> None:
+    """Raises a ValueError for indices of an encoding that may repeat them, if they begin again with
+    0 in a row without a mask: these are packed documents, as from DataCollatorWithFlattening."""
+    begins = (position_ids == 0).cumsum(-1)
+    refuse_unless(
+        (begins < 2) | (position_ids[:, :1] != 0),
+        "position_ids begin again with 0: packed documents would see each other; give document_ids",
+        now=True,
+    )
+
+
 def last_index(cache: Cache | None, cache_layer_idx: int, slots: Tensor) -> Tensor:
     """Returns the kept index of the token before these slots, (B|1, 1); 0 without one."""
     kept_length = 0 if cache is None else cache.get_seq_length(cache_layer_idx)
@@ -115,6 +127,10 @@ def last_index(cache: Cache | None, cache_layer_idx: int, slots: Tensor) -> Tens
 
 def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> None:
     """Writes counts, of the T new tokens or of all slots if the layer is new, to a cache layer."""
+    if is_exporting():
+        raise ValueError(
+            "token indices that a cache keeps cannot be exported; export without a cache"
+        )
     if cache.layer_class_to_replicate is None and cache_layer_idx == len(cache.layers):
         size = cache.get_max_length()
         cache.layers.append(StaticLayer(size) if cache.is_compileable else DynamicLayer())

@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
     cache: Cache | None
 
 
-def prepare(model: PreTrainedModel, call: Call) -> Inputs:
+def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
     """Prepares a forward pass: embeds its tokens and finds what all layers need.
 
     Raises:
@@ -145,6 +145,8 @@ def _coordinates(
     """
     position, ids, cached = model.position, call.position_ids, None
     indices_layer = len(model.layers) * model.config.num_recurrences  # in the cache
+    if ids is not None and not position.ordered and batch.mask is None:
+        indices.refuse_restarts(ids)
     if position.reads:
         last = indices.last_index(batch.cache, indices_layer, batch.slots)
         new = None if batch.real is None else batch.real[:, batch.slots]

@@ -23,7 +23,7 @@ from tape.attention import backends
 from tape.attention.shifted_sparse import check_groups, check_layers
 from tape.model.configuration import TapeConfig
 from tape.model.generation import TapeGenerationMixin
-from tape.model.inputs import Call, prepare
+from tape.model.inputs import Call, layer_inputs
 from tape.model.layer import Attention, DecoderLayer, RMSNorm
 from tape.model.loss import Head, next_token_loss
 from tape.model.sequence_parallel import Shard, check_tensor_parallelism
@@ -164,7 +164,7 @@ class TapeModel(TapePreTrainedModel):
         ids, embeds = input_ids, inputs_embeds
         call = Call(ids, embeds, attention_mask, position_ids, past_key_values, use_cache)
         call = call._replace(output_attentions=output_attentions, document_ids=document_ids)
-        inputs = prepare(self, call)
+        inputs = layer_inputs(self, call)
         x_BTC, states = inputs.x_BTC, inputs.states
         for idx, own in enumerate(inputs.layers):
             layer = self.layers[idx % len(self.layers)]

@@ -38,7 +38,6 @@ class _Exchange(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         return _Exchange.apply(grad.contiguous(), ctx.group), None
 
@@ -52,7 +51,7 @@ class _SumBefore(torch.autograd.Function):
         return shard.gather(x)[: shard.rank].sum(0)
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # it would need the sum over the processes after this one
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.shard.gather(grad.contiguous())[ctx.shard.rank + 1 :].sum(0), None
 

@@ -1,8 +1,9 @@
 """Interface of positional encodings.
 
 Shape suffixes, used throughout `tape`:
-B batch, T new tokens, S all tokens (cached and new), H query heads, K key/value heads, D head
-dimension, F = D / 2 frequencies, C hidden size, P width of the payload.
+B batch, T new tokens, S all tokens (cached and new), L cached tokens, H query heads, K key/value
+heads, G = H / K, D head dimension, F = D / 2 frequencies, C hidden size, P width of the payload, M
+width of the memo.
 """
 
 from __future__ import annotations
