@@ -7,10 +7,13 @@ import torch
 from conftest import POSITIONS, make_model, random_tokens
 from transformers import DataCollatorWithFlattening, DynamicCache, StaticCache
 
+from tape.positions import ENCODINGS, PositionEncoding
 from tape.tensor_validation import refuse_unless
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
-BIASED = ["alibi", "fire", "t5", "alibi_subset"]  # these need the indices of cached keys
+KINDS = {name: ENCODINGS[position["name"]] for name, position in POSITIONS.items()}
+# These need the indices of cached keys.
+BIASED = [name for name, kind in KINDS.items() if kind.biases is not PositionEncoding.biases]
 
 
 def left_padded_mask():
@@ -186,9 +189,7 @@ def with_rows(*rows):
 
 @torch.no_grad()
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(
-    "position", [name for name in POSITIONS if name not in ("learned", "abacus")]
-)
+@pytest.mark.parametrize("position", [name for name, kind in KINDS.items() if kind.ordered])
 def test_a_restart_of_position_ids_is_refused(position, training):
     model, tokens = make_model(position).train(training), random_tokens(2, 6)
     for row in ([0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4], [4, 5, 6, 7, 8, 8], [-1, 0, 1, 2, 3, 4]):
