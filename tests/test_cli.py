@@ -1,5 +1,6 @@
 """The console command `tape`: its table names every command, and each of them answers `--help`."""
 
+import os
 import re
 import subprocess
 import sys
@@ -131,3 +132,55 @@ def test_the_table_names_every_command_of_the_project():
 def file_of(module: str) -> str:
     path = module.replace(".", "/")
     return f"{path}/__main__.py" if (ROOT / path).is_dir() else f"{path}.py"
+
+
+# A line of every command that takes a folder with a model or a run, which does not exist.
+WITHOUT_A_FOLDER = (
+    "train base_model=output/no",
+    "perplexity --data local --model no",
+    "long-perplexity --model=no --data local --keys keys.json",
+    "passkey --base_model no --max_tokens 99",
+    "lm-eval --model no --tasks mmlu",
+    "addition model=no",
+    "synthetic --model no",
+    "scrolls-generate task=quality model=no output=answers.json",
+    *(f"{name} no --out x" for name in ("export", "compare", "suite", "rates", "report")),
+    "heatmap no",
+    *(f"{name} --model . no --out x" for name in ("stability", "visualize", "state", "faults")),
+)
+REFUSED = """
+import shlex, sys
+import tape.commands.__main__ as cli
+for line in sys.argv[1:]:
+    sys.argv = ["tape", *shlex.split(line)]
+    try:
+        cli.main()
+    except SystemExit as end:
+        print(end.code)
+sys.exit("torch" in sys.modules)
+"""
+
+
+@pytest.mark.xfail(strict=True, reason="missing folders are found after slow imports")
+def test_a_missing_folder_is_refused_before_slow_imports(tmp_path):
+    command = [sys.executable, "-c", REFUSED, *WITHOUT_A_FOLDER]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    train, *others = done.stdout.splitlines()
+    assert train.startswith("error: base_model=output/no: there is no such folder")
+    assert others == ["error: no is not a folder: give that of a model or a run"] * 16
+    assert not [*tmp_path.iterdir()]
+
+
+PARSERS = [line for line in WITHOUT_A_FOLDER if "model no" in line or "model . no" in line]
+
+
+@pytest.mark.xfail(strict=True, reason="missing folders are found late, some on the hub")
+@pytest.mark.parametrize("line", PARSERS)
+def test_a_module_refuses_a_missing_folder_at_once(line, tmp_path):
+    name, *arguments = line.split()
+    outcome = run_command("-m", cli.TARGETS[name], *arguments, folder=tmp_path)
+    assert outcome.status == 2
+    refused = r"error: --\w*model: no is not a folder: give that of a model or a run"
+    assert re.fullmatch(refused, outcome.err.strip())
