@@ -20,10 +20,9 @@ import numpy as np
 import pytest
 import torch
 from commands import unchanged_logging
-from hydra import compose, initialize_config_dir
 
 import train
-from config import CONFIG
+from config import command
 from tape import TapeConfig, TapeForCausalLM
 from tape.positions import ENCODINGS
 
@@ -158,8 +157,7 @@ def random_tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
 
 @cached
 def _composed(*overrides):
-    with initialize_config_dir(version_base=None, config_dir=str(CONFIG)):
-        return compose("train", overrides=list(overrides))
+    return command.composed(list(overrides), "train")
 
 
 def composed(*overrides):

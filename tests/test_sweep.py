@@ -101,6 +101,18 @@ def test_runs_are_trained_evaluated_and_compared(capfd, monkeypatch):
     assert re.search(r"see \S+; 2 left, about 00:0\d$", out, re.MULTILINE) and not err
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        *((0.2, "1 second"), (59.6, "60 seconds"), (150, "2 minutes"), (2520, "42 minutes")),
+        *((7200, "2 hours"), (9000, "2.5 hours"), (300_000, "3.5 days")),
+    ],
+)
+@pytest.mark.xfail(strict=True, reason="durations are 0.0 hours or 04:25")
+def test_durations_are_words(seconds, words):
+    assert plan.duration(seconds) == words
+
+
 def test_finished_runs_only_print(capfd):
     sweep = make_sweep(make_run("rope"), make_run("tape"))
     assert perform(sweep) == 0

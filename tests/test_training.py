@@ -1,5 +1,6 @@
 """Runs from a composed configuration to the report: what they write, continue from and refuse."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import pytest
 import torch
 from commands import run_command
 from conftest import composed
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from transformers import (
     AutoModelForCausalLM,
@@ -25,7 +27,7 @@ from transformers import (
 )
 
 import train
-from config import options
+from config import command, options
 from tape import TapeConfig
 from tape.data import EpochOrder, TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
@@ -74,6 +76,31 @@ def test_there_is_an_entry_for_every_encoding_and_alias():
 def test_every_model_and_experiment_composes(chosen):
     cfg = composed(chosen, "+trainer.use_cpu=true")
     assert isinstance(hydra.utils.instantiate(cfg.trainer, _convert_="all"), TrainingArguments)
+
+
+some = pytest.mark.xfail(strict=True, reason="only fields that trainer/base.yaml lacks take +")
+
+
+@pytest.mark.parametrize(
+    "prefix", [pytest.param("", marks=some), pytest.param("+", marks=some), "++"]
+)
+def test_every_field_of_training_arguments_is_a_setting(prefix):
+    names = sorted(field.name for field in dataclasses.fields(TrainingArguments) if field.init)
+    words = [f"{prefix}trainer.{name}=null" for name in names]
+    found = command.composed([*words, f"{prefix}trainer.optim_args.a=1"], "train").trainer
+    assert {*found} == {*names, "_target_"} and found.optim_args == {"a": 1}
+    with pytest.raises(HydraException):
+        command.composed(["trainer.no_such_field=1"], "train")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.xfail(strict=True, reason="bf16 on a CPU needs use_cpu")
+def test_a_machine_without_a_gpu_trains_on_its_cpu(start):
+    settings = ("trainer.bf16=true", "trainer.max_steps=2", "trainer.adam_beta2=0.9")
+    folder = start(*settings)
+    recorded = json.loads((folder / "run.json").read_text())["trainer"]
+    assert recorded["adam_beta2"] == 0.9 and "use_cpu" not in recorded
+    start(*settings, "trainer.use_cpu=true")
 
 
 @pytest.mark.parametrize("trainer", choices("trainer"))
