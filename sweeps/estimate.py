@@ -58,4 +58,7 @@ def estimate(runs: Sequence[Run]) -> str | None:
     if shutil.which("nvidia-smi"):
         return text
     seconds = sum(each * flops for each, flops in work) / (UTILIZATION * product_flops())
-    return f"{text}: about {duration(seconds)} on this CPU, without evaluation"
+    text += f": about {duration(seconds)} on this CPU, without evaluation"
+    if any(settings["task"].get("criterion") is not None for settings in known.values()):
+        text += "; runs stop earlier if they reach their criterion"
+    return text
