@@ -24,7 +24,7 @@ from tape.training.trainer import CausalLMCollator
 
 ROOT = Path(__file__).parent.parent
 # Five validation sequences divide by nothing.
-SETTINGS = ["position=tape", "trainer.logging_steps=1", "eval_blocks=5", "+trainer.use_cpu=true"]
+SETTINGS = ["position=tape", "trainer.logging_steps=1", "eval_blocks=5"]
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_texts_and_heads_that_do_not_divide_are_refused(two_processes):
 
 def test_sharding_over_one_process_is_refused(start):
     with pytest.raises(ValueError, match=r"fsdp=true with one process .* launcher=local"):
-        start("launcher=fsdp2", "+trainer.use_cpu=true")
+        start("launcher=fsdp2")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_sharding_over_one_process_is_refused(start):
 )
 def test_sequences_that_cannot_be_shared_are_refused(start, given, reason):
     with pytest.raises(ValueError, match=reason):
-        start(*given, "+trainer.use_cpu=true")
+        start(*given)
 
 
 @pytest.mark.parametrize("started", ["2", "8"])

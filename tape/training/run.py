@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments, set_seed
@@ -63,9 +64,10 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
         Stopped: if the run was told to stop and has saved.
     """
     check_fields(settings.trainer)
+    device = {"use_cpu": not torch.accelerator.is_available()}
     try:
         with without_deprecations():
-            arguments = instantiate(settings.trainer)
+            arguments = instantiate(device | settings.trainer)
     except (ValueError, TypeError, OSError) as error:
         raise ValueError(f"trainer: {error}") from error
     check_training(arguments)
