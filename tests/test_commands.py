@@ -454,6 +454,7 @@ RULES = {
             *("--backends", "sdpa", "--scopes", "layer", "--work", "forward", "--peers"),
         ]
     ),
+    "tape.commands.new_encoding": Rule(),  # which writes to this checkout
     "tape.results.report": Rule([]),
     "tape.export": Rule([], needs=True),
     "arithmetic.evaluate": Rule(["max_length=2", "samples=1", "processes=1"]),

@@ -59,6 +59,9 @@ COMMANDS = {
         "gallery": ("tape.analysis.gallery", "pictures of what every encoding adds to scores"),
         "cost": ("tape.analysis.cost", "FLOPs, parameters and memory of every encoding"),
     },
+    "develop": {
+        "new-encoding": ("tape.commands.new_encoding", "make the files of a new encoding"),
+    },
     "export": {
         "export": ("tape.export", "save a model with its code, or as a plain Llama"),
     },
