@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors import SafetensorError
 
-from tape.files import check_folder
+from tape.files import check_folder, check_model_folder
 from tape.validation import check_name
 
 EXPECTED = (ValueError, OSError, MemoryError, SafetensorError, torch.OutOfMemoryError)
@@ -98,6 +98,16 @@ def path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("'' must be a path")
     return Path(text)
+
+
+def model_folder(text: str) -> Path:
+    """Parses the folder of a model for argparse."""
+    folder = path(text)
+    try:
+        check_model_folder(folder)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return folder
 
 
 def writable(folder: Path) -> Path:

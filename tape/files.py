@@ -44,6 +44,12 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
+def check_model_folder(folder: Path) -> None:
+    """Raises a ValueError unless there is such a folder."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder: give that of a model or a run")
+
+
 def check_folder(folder: Path) -> None:
     """Checks that files can be written in a folder. It is not created if it does not exist, because
     the work that leads to the files may still be refused.

@@ -32,7 +32,7 @@ from tape.statistics import with_interval
 
 # --- settings of a run
 
-BASE_LORA = "base_model=output/base peft=lora"
+BASE_LORA = "base_model=org/base peft=lora"
 # Settings of train.py, and what its one line says.
 SETTINGS = [
     # numbers

@@ -1,6 +1,7 @@
 """An exported folder is the same model, in a process that has never heard of the package."""
 
 import ast
+import importlib
 import json
 import os
 import shutil
@@ -180,6 +181,34 @@ def test_only_imports_are_rewritten():
         assert not any(node.module and node.module.startswith("tape") for node in imported), file
 
 
+NAMES = {
+    "rope": {"rope"},
+    "dape": {"dape"},
+    "fox": {"fox"},
+    "mixed": {"mixed", "rope", "path"},
+}
+
+
+@pytest.mark.xfail(strict=True, reason="every export holds all encodings")
+@pytest.mark.parametrize("name", NAMES)
+def test_an_export_holds_the_encodings_of_its_model(name, tmp_path, monkeypatch):
+    """And that of a configuration without one."""
+    position = {"name": name, "pattern": ["rope", "path"]} if name == "mixed" else name
+    folder = tmp_path / f"flat_{name}"
+    make_model(position).save_pretrained(folder)
+    write_code(folder)
+    monkeypatch.syspath_prepend(tmp_path)
+    flat = importlib.import_module(f"{folder.name}.positions")
+    assert flat.ENCODINGS.keys() == NAMES[name] | {"tape"}
+    assert {*flat.ALIASES.values()} <= flat.ENCODINGS.keys()
+    needed = {f"positions_{kind.__module__.split('_')[-1]}.py" for kind in flat.ENCODINGS.values()}
+    others = {kind.__module__.split(".")[-1] for kind in ENCODINGS.values()}
+    parents = {"dape": {"bias"}, "fox": {"bias"}}.get(name, set()) | {"rotary"}
+    expected = needed | {f"positions_{parent}.py" for parent in parents}
+    held = {f"positions_{other}.py" for other in others}
+    assert {path.name for path in folder.glob("positions_*.py")} & held == expected
+
+
 def test_the_export_needs_no_further_packages(tmp_path):
     """transformers demands every package that a file imports outside `try` and `if
     is_..._available` before it runs any of it: an optional one would no longer be optional."""
@@ -275,7 +304,7 @@ def test_a_run_is_exported_with_its_card(run):
 
     card = (out / "README.md").read_text()
     head = yaml.safe_load(card.split("---")[1])
-    assert head["library_name"] == "transformers" and "license" not in head
+    assert head["library_name"] == "transformers" and not {"license", "base_model"} & head.keys()
     report = json.loads((run / "report" / "report.json").read_text())
     for row in report["perplexity"]:
         assert f"| {row['length']} ({row['times']}x) | {row['perplexity']:.2f} |" in card
@@ -313,6 +342,29 @@ def test_a_report_on_other_weights_is_left_out(run, tmp_path):
     source = Source.open(older)
     assert source.step == 4 and source.report() is None
     assert max(row["step"] for row in source.metrics()) == 4
+
+
+@pytest.mark.xfail(strict=True, reason="cards do not name the base")
+@pytest.mark.parametrize(
+    ("base", "told"),
+    [
+        ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf"),
+        ("output/rope_local", "rope_local"),
+        ("/home/me/rope_local/", "rope_local"),
+    ],
+)
+@pytest.mark.parametrize("adapted", [True, False])
+def test_a_card_names_the_base(run, tmp_path, base, told, adapted):
+    """Of an adapter, from its configuration; of a model all of which was trained, from its run."""
+    folder = shutil.copytree(run, tmp_path / "run")
+    path, change = folder / "run.json", {"base_model": base}
+    if adapted:
+        path, change = folder / "config.json", {"adaptation": change}
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    source = Source.open(folder)
+    head = model_card(source, *source.load(), "sheep", "tape").split("---")[1]
+    assert yaml.safe_load(head).get("base_model") == told
+    assert ("name on the hub" in head) == (told == "rope_local")
 
 
 def test_settings_are_told_without_places():

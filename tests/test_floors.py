@@ -5,7 +5,7 @@ import ast
 from commands import ROOT
 
 FLOORS = """
-tape.files tape.hashing tape.statistics tape.validation
+tape.differentiation tape.files tape.hashing tape.statistics tape.validation
 tape.command tape.saved_settings tape.tensor_validation tape.provenance tape.settings
 tape.positions
 tape.attention

@@ -36,8 +36,8 @@ def test_goals_take_the_fastest_backend_of_each_encoding(tmp_path):
 
 
 def test_tests_go_on_where_they_stopped(tmp_path):
-    log, chosen = tmp_path / "log.txt", "tests/test_ahead.py -k items"
-    name = "tests/test_ahead.py::test_the_{}"
+    log, chosen = tmp_path / "log.txt", "tests/test_prefetch.py -k items"
+    name = "tests/test_prefetch.py::test_the_{}"
     first, second = map(
         name.format,
         ("same_items_in_order_and_no_thread_left", "next_items_are_computed_meanwhile_but_no_more"),
@@ -48,12 +48,12 @@ def test_tests_go_on_where_they_stopped(tmp_path):
     assert gpu_day.outcomes(log) == {first: "PASSED", second: "PASSED"}
     assert gpu_day.test(log, chosen, time.monotonic()) == "finished"
     with pytest.raises(ValueError, match="finds no tests"):
-        gpu_day.test(log, "tests/test_ahead.py -k nothing", time.monotonic())
+        gpu_day.test(log, "tests/test_prefetch.py -k nothing", time.monotonic())
 
 
 def test_a_test_that_kills_the_interpreter_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_day, "perform", lambda words, seconds, log: -11)
-    log, chosen = tmp_path / "log.txt", "tests/test_ahead.py -k error"
+    log, chosen = tmp_path / "log.txt", "tests/test_prefetch.py -k error"
     log.write_text("")
     assert gpu_day.test(log, chosen, time.monotonic() + 60).startswith("failed")
     assert [*gpu_day.outcomes(log).values()] == ["ERROR"]

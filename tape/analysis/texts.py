@@ -16,7 +16,15 @@ import transformers
 from torch import Tensor
 
 from tape import provenance
-from tape.command import EXPECTED, Parser, expected_errors, in_one_line, integer, result_folder
+from tape.command import (
+    EXPECTED,
+    Parser,
+    expected_errors,
+    in_one_line,
+    integer,
+    model_folder,
+    result_folder,
+)
 from tape.evaluation.texts import CORPORA, open_text
 from tape.files import write_text
 from tape.model.checkpoint import fingerprint
@@ -37,7 +45,7 @@ def parser_of(name: str, description: str, windows: int, **length: Any) -> Parse
     """
     parser = Parser(prog=f"python -m tape.analysis.{name}", description=description)
     add = parser.add_argument
-    add("--model", type=Path, nargs="+", required=True, help="folders of models")
+    add("--model", type=model_folder, nargs="+", required=True, help="folders of models")
     text = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
     add("--data", default="local", help=text)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")

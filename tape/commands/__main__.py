@@ -7,7 +7,10 @@ import difflib
 import os
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+from tape.files import check_model_folder
 
 FOLDER = Path(__file__).parent
 
@@ -73,6 +76,8 @@ COMMANDS = {
         "bench-llama": ("benchmarks.llama_step", "training and decoding at Llama-2-7B's shape"),
     },
 }
+# Those whose first words are folders of models or runs.
+OF_FOLDERS = ("export", "compare", "suite", "rates", "heatmap", "report")
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}
 
 
@@ -83,6 +88,21 @@ def usage() -> str:
         lines += ["", f"{task}:"]
         lines += [f"  {name:<17} {about} ({target})" for name, (target, about) in commands.items()]
     return "\n".join(lines)
+
+
+def folders(name: str, words: list[str]) -> Iterator[str]:
+    """Yields the folders of models and runs among the words of a command, which exist before it."""
+    option = "" if name in OF_FOLDERS else None
+    for word in words:
+        if word.startswith("-"):
+            option, equals, value = word.partition("=")
+        elif name in ("addition", "scrolls-generate"):  # settings of Hydra
+            option, equals, value = word.partition("=")
+            option = f"--{option}"
+        else:
+            equals, value = True, word
+        if equals and option in ("", "--model", "--base_model"):
+            yield value
 
 
 def main() -> None:
@@ -116,6 +136,11 @@ def run() -> None:
     target, root = TARGETS[name], FOLDER.parent.parent
     if target.startswith("benchmarks") and not (root / "benchmarks").is_dir():
         sys.exit(f"error: {name} times a checkout of the repository; run it there")
+    try:
+        for folder in folders(name, arguments):
+            check_model_folder(Path(folder))
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     sys.argv = [name, *arguments]
     sys.path[:0] = [str(Path.cwd()), str(root)]
     runpy.run_module(target, run_name="__main__", alter_sys=True)

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from tape.settings.composition import call, is_expected, refuse
 from tape.settings.groups import CONFIG
 from tape.settings.run import RunSettings
-from tape.settings.schema import check_groups, check_settings
+from tape.settings.schema import check_base, check_groups, check_settings
 
 STOPPED = os.EX_TEMPFAIL  # 75: the run was told to stop, and the same command continues it
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ def instantiate(settings: dict[str, Any]) -> Any:
 def run(cfg: DictConfig) -> str:
     """One run, from its configuration to the text of its report."""
     settings = settings_of(cfg)
+    check_base(settings["base_model"])
     # It takes seconds to import: what is wrong with the settings is said before.
     from tape.training.run import run
 
@@ -71,14 +72,17 @@ def composed(cfg: DictConfig) -> None:
         )
         leave(130)
     except Exception as error:
+        if is_expected(error) and cfg.debug is not True:
+            refuse(error)
+        # It takes seconds to import, which the refusal of a wrong setting does not wait for.
         from tape.training.guard import NonFiniteLoss, Stopped
 
         if isinstance(error, Stopped):
             log.info("%s: the same command continues", error)
             leave(STOPPED)
-        if cfg.debug is True or not (isinstance(error, NonFiniteLoss) or is_expected(error)):
-            raise
-        refuse(error)
+        if isinstance(error, NonFiniteLoss) and cfg.debug is not True:
+            refuse(error)
+        raise
 
 
 @contextmanager

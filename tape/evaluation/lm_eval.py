@@ -17,7 +17,7 @@ from typing import Any
 import transformers
 import yaml
 
-from tape.command import Distinct, Parser, expected_errors, integer
+from tape.command import Distinct, Parser, expected_errors, integer, model_folder
 from tape.evaluation import zero_shot
 from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.tables import Row, check_addable
@@ -137,7 +137,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         description="Tasks of the Language Model Evaluation Harness (lm-eval).",
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", type=Path, help="a folder with a model of ours, or a Llama")
+    what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
     what.add_argument(
         "--table", type=Path, nargs="+", action=Distinct, help="compare these tables, ask nothing"
     )

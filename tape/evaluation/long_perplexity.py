@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers
 
-from tape.command import Parser, expected_errors, integer
+from tape.command import Parser, expected_errors, integer, model_folder
 from tape.evaluation.journal import Shard, join
 from tape.evaluation.perplexity import DTYPES
 from tape.evaluation.scoring import BATCH_TOKENS, exp, losses, windows_at_once
@@ -183,7 +183,12 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         description="Perplexity of the tokens that need a long context (LongPPL).",
     )
     add = parser.add_argument
-    add("--model", type=Path, required=True, help="a folder with a model of ours, or a Llama")
+    add(
+        "--model",
+        type=model_folder,
+        required=True,
+        help="folder of a model of ours, or a Llama",
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--choose", type=Path, help="write the key tokens of this evaluator here")
     what.add_argument("--keys", type=Path, help="score the model on these key tokens")

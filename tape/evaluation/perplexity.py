@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import transformers
 
-from tape.command import Distinct, Parser, expected_errors, integer
+from tape.command import Distinct, Parser, expected_errors, integer, model_folder
 from tape.evaluation.curves import COLUMNS, Binned, binned, read_curves, write
 from tape.evaluation.journal import Incomplete, Shard, join
 from tape.evaluation.picture import draw
@@ -139,7 +139,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         description="Perplexity of a model on a text, with windows of several lengths.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", type=Path, help="a folder with a model of ours, or a Llama")
+    what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
     plot = "draw these tables, and measure nothing"
     what.add_argument("--plot", type=Path, nargs="+", action=Distinct, help=plot)
     add = parser.add_argument

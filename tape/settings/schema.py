@@ -10,10 +10,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tape.settings.groups import options
 
+LOCAL = ("output", ".", "..", "")  # first parts of local paths, never of hub names
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
 
 
@@ -139,6 +141,15 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     warmup, steps = (settings["trainer"].get(key, 0) for key in ("warmup_steps", "max_steps"))
     if warmup > steps:
         raise ValueError(f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}")
+
+
+def check_base(base: str | None) -> None:
+    """Raises a ValueError for a base model that can only be a folder, and does not exist."""
+    if base is not None and base.split("/")[0] in LOCAL and not Path(base).is_dir():
+        raise ValueError(
+            f"base_model={base}: there is no such folder; pre-train it first, "
+            f"TYPE=... bash script/train.sh"
+        )
 
 
 def check_groups(settings: Mapping[str, Any]) -> None:

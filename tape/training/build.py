@@ -43,7 +43,6 @@ SIZES = {
     "qk_norm",
     "attention_sink",
 }
-LOCAL = ("output", ".", "..", "")  # first parts of local paths, never of hub names
 OF_TOKENIZER = {"bos_token_id", "eos_token_id", "pad_token_id"}
 log = logging.getLogger(__name__)
 
@@ -114,11 +113,6 @@ def adapted_config(
         ValueError: if there is no such checkpoint, or for settings that do not fit it.
     """
     _check_fields(shape)
-    if base.split("/")[0] in LOCAL and not Path(base).is_dir():
-        raise ValueError(
-            f"base_model={base}: there is no such folder; pre-train it first, "
-            f"TYPE=... bash script/train.sh"
-        )
     if (Path(base) / ADAPTER).is_file():
         raise ValueError(
             f"base_model={base} is an adapter; merge it into its base first: "

@@ -7,12 +7,11 @@ import logging
 import sys
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import transformers
 
 from tape.analysis.intervene import INTERVENTIONS, load
-from tape.command import Parser, expected_errors
+from tape.command import Parser, expected_errors, model_folder
 from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.view import Evaluation
 from tape.evaluation.workers import answering
@@ -112,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--base_model", type=Path, required=True, help="folder of the model")
+    add("--base_model", type=model_folder, required=True, help="folder of the model")
     add("--context_size", type=int, help="tokens available for prompt and answer")
     add("--max_tokens", type=int, help="tokens of the longest prompts")
     add("--interval", type=int, help="prompts have 1, 2, ... times this number of tokens")

@@ -10,11 +10,10 @@ import logging
 import sys
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import transformers
 
-from tape.command import Parser, expected_errors, folder_name
+from tape.command import Parser, expected_errors, folder_name, model_folder
 from tape.evaluation.journal import Shard, place_of
 from tape.evaluation.workers import answering
 from tape.model.checkpoint import check_length, identified, load
@@ -75,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--model", type=Path, required=True, help="folder of a trained run")
+    add("--model", type=model_folder, required=True, help="folder of a trained run")
     add("--max_length", type=int, help="of the problems; the suite's, or 4 times the trained one")
     add("--samples", type=int, default=100, help="problems per length")
     add("--seed", type=int, default=0, help="seed of the problems")
