@@ -78,7 +78,8 @@ def check_against_loops(model, loops, tolerance):
     for name, parameter in model.named_parameters():
         expected = gradients[name].to(parameter.dtype)
         assert parameter.grad is not None, f"{name} has no gradient"
-        assert expected.abs().max() > 1e-9, f"the test of {name} is empty"
+        if not name.endswith("hidden.bias"):  # FIRE's: a constant while the same units are active
+            assert expected.abs().max() > 1e-9, f"the test of {name} is empty"
         torch.testing.assert_close(parameter.grad, expected, **tolerance, msg=name)
 
 

@@ -133,14 +133,14 @@ def test_a_folder_says_which_files_it_reads(tmp_path, caplog):
     folder = tmp_path / "corpus"
     folder.mkdir()
     write_all_kinds(folder)
-    for name in ("a.txt.gz", "b.TXT", "c.json", "d.csv", "README"):
+    for name in ("a.txt.gz", "b.TXT", "c.json", "d.csv", "README", ".e.txt"):
         (folder / "deep" / name).write_text("x")
     (tmp_path / "other.txt").write_text("x")
     for setting in ("files", "validation"):
         caplog.clear()
         TextCorpus(**{"files": tmp_path / "other.txt"} | {setting: folder})
-        message = f"data.{setting}: 5 of the 11 files in {folder} are read; left out: "
-        message += "2 .csv, 1 .TXT, 1 .gz, 1 .json, 1 without a suffix; "
+        message = f"data.{setting}: 5 of the 12 files in {folder} are read; left out: "
+        message += "2 .csv, 1 .TXT, 1 .gz, 1 .json, 1 hidden, 1 without a suffix; "
         assert message in caplog.text and "only .txt, .md, " in caplog.text
     caplog.clear()
     TextCorpus(str(folder / "*.jsonl*"))
@@ -279,6 +279,11 @@ def bad(tmp_path, name, content):
             r"line 1: no text in field 'text' .*fields content.*data\.f",
         ),
         ("a.jsonl", '{"text": "\\ud800"}', r"a\.jsonl, line 1: 'text' holds a lone surrogate"),
+        (
+            "a.jsonl",
+            '{"text": null}',
+            r"line 1: field 'text' has null; a document must be a string",
+        ),
         ("a.jsonl", "[1]", r"line 1: no text in field 'text'.*no fields"),
         ("a.jsonl", b'{"text": "caf\xe9"}', r"a\.jsonl is not UTF-8"),
         (

@@ -262,8 +262,11 @@ def _inside(setting: str, path: Path) -> list[Path]:
             folders.clear()
             continue
         known.add(place)
+        folders[:] = [name for name in folders if not name.startswith(".")]
         for file in (Path(folder, name) for name in names):
-            if not file.name.endswith(KNOWN):
+            if file.name.startswith("."):
+                others["hidden"] += 1
+            elif not file.name.endswith(KNOWN):
                 others[file.suffix or "without a suffix"] += 1
             elif file.is_file():
                 inside.append(file)
@@ -327,16 +330,16 @@ def record_field(path: Path, field: str) -> Iterator[str]:
                 row = json.loads(line)
             except (json.JSONDecodeError, RecursionError) as error:
                 raise ValueError(f"{where}: not JSON ({error})") from error
-            text = row.get(field) if isinstance(row, dict) else None
-            if text is not None and not isinstance(text, str):
-                raise ValueError(
-                    f"{where}: field {field!r} has {type(text).__name__} {text!r:.40}; a document "
-                    f"must be a string"
-                )
-            if text is None:
+            if not isinstance(row, dict) or field not in row:
                 has = f"fields {', '.join(row)}" if isinstance(row, dict) else "no fields"
                 raise ValueError(
                     f"{where}: no text in field {field!r} (the row has {has}); set data.field"
+                )
+            text = row[field]
+            if not isinstance(text, str):
+                kind = "null" if text is None else f"{type(text).__name__} {text!r:.40}"
+                raise ValueError(
+                    f"{where}: field {field!r} has {kind}; a document must be a string"
                 )
             if not encodable(text):
                 raise ValueError(f"{where}: {field!r} holds a lone surrogate")

@@ -154,7 +154,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add("--lengths", type=integer(1, LONGEST), **several, help=lengths)
     add("--limit", type=integer(1), help="ask this many of each task, for a try")
     add("--dtype", choices=DTYPES, default="float32")
-    add("--metric", help="that the printed table shows (default: acc)")
+    add("--metric", help="that the printed table shows (default: acc, or all of a task without it)")
     out = "a table to add to (default: zero_shot.csv in the run's folder, or in output/)"
     add("--out", type=Path, help=out)
     arguments = parser.parse_args(given)
