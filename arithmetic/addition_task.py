@@ -13,6 +13,7 @@ from arithmetic.grid_plan import Question, check_positions, plan
 from arithmetic.problems import Problems, ProblemSequences, character_tokenizer
 from tape.evaluation.tables import markdown_table
 from tape.model.modeling import TapeForCausalLM
+from tape.settings.run import RunSettings
 from tape.training.generated import Answered, GeneratedTask
 
 SHOWN = 10  # problems in the report
@@ -39,7 +40,7 @@ The whole grid and its picture: python -m arithmetic.evaluate model={folder}
     def __init__(
         self,
         problems: Problems,
-        settings: dict[str, Any],
+        settings: RunSettings,
         arguments: TrainingArguments,
         *,
         samples: int,

@@ -45,7 +45,9 @@ def _best(asked: list[Asked], tables: list[pd.DataFrame]) -> Column:
 OF_TRAINING = ("spaces",)  # the questions are the same
 VIEW = View(
     keys=(
-        *("max_length", "samples", "seed"),
+        "max_length",
+        "samples",
+        "seed",
         *(f"problems.{field.name}" for field in fields(Problems) if field.name not in OF_TRAINING),
     ),
     columns=_columns,

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from tape.hashing import mixed
+from tape.hashing import splitmix64
 
 HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
 MIN_SPLIT_STRINGS = 10_000  # digit strings per cell; smaller cells have no held-out problems
@@ -203,5 +203,5 @@ def is_held_out(digits: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     operand = np.arange(operands, 0, -1, dtype=np.uint64)[:, None]  # from the last, see Task
     place = np.arange(places, dtype=np.uint64)
     written = np.where(place < lengths[..., None], digits + 1, 0).astype(np.uint64)
-    hashes = (written * mixed(operand << 32 | place)).sum(axis=(1, 2))
-    return mixed(hashes) >> (64 - HELD_OUT_BITS) == 0
+    hashes = (written * splitmix64(operand << 32 | place)).sum(axis=(1, 2))
+    return splitmix64(hashes) >> (64 - HELD_OUT_BITS) == 0

@@ -3,7 +3,7 @@
 python benchmarks/decode.py --shape small
 python benchmarks/decode.py --shape base --methods rope tape llama fire --out output/decode
 
-A method is an encoding, or `llama`: the library's LlamaForCausalLM with the weights of `rope`.
+A method is an encoding, or `llama`: transformers' LlamaForCausalLM with the weights of `rope`.
 Tokens per second include the prompt's time.
 """
 

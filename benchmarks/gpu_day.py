@@ -73,7 +73,7 @@ def speed(out: Path, name: str, *words: str) -> Part:
 def steps(out: Path, encoding: str, optimizer: str, length: int, compiled: str) -> Part:
     """A training run of the paper's model for its speed."""
     name = f"{encoding}_{optimizer}_{length}" + "_compiled" * (compiled == "yes")
-    words = [f"+trainer.torch_compile={'true' if compiled == 'yes' else 'false'}"]
+    words = [f"trainer.torch_compile={'true' if compiled == 'yes' else 'false'}"]
     words += ["trainer.max_steps=30", "trainer.logging_steps=5", "trainer.save_steps=30"]
     words += ["trainer.eval_steps=30", f"length={length}", f"optimizer={optimizer}"]
     return training(out / "steps" / name, encoding, length, *words)
@@ -83,7 +83,7 @@ def training(folder: Path, encoding: str, length: int, *words: str) -> Part:
     fixed = ["experiment=paper", "data=local", *MODEL, f"position={encoding}", "eval_blocks=8"]
     fixed += [f"output_dir={folder}", f"trainer.per_device_train_batch_size={TOKENS // length}"]
     fixed += ["trainer.gradient_accumulation_steps=1"]
-    fixed += [] if GPU else ["+trainer.use_cpu=true", "trainer.bf16=false"]
+    fixed += [] if GPU else ["trainer.bf16=false"]
     return Part(folder.name, ["train.py", *fixed, *words], folder / "model.safetensors")
 
 
@@ -94,7 +94,7 @@ def addition(folder: Path) -> Part:
     words += [f"runs='{folder}/{{row}}_{{seed}}'"]
     if not GPU:
         words += ["vary.position=[rope,tape]", "evaluation='max_length=2 samples=1'", "--"]
-        words += ["model=arithmetic_small", "trainer.max_steps=2", "+trainer.use_cpu=true"]
+        words += ["model=arithmetic_small", "trainer.max_steps=2"]
         words += ["trainer.logging_steps=1", "trainer.eval_steps=2", "trainer.bf16=false"]
         words += ["length=10", "data.max_first=2", "data.max_second=2", "task.samples=1"]
         words += ["eval_blocks=8", "trainer.per_device_train_batch_size=4"]
@@ -115,25 +115,71 @@ def parts(out: Path) -> dict[str, list[Part]]:
     return {
         "layer": [
             speed(
-                *(out, "layer", "--scopes", "layer", "--work", "forward", "training"),
-                *("--compiled", "no", "--lengths", *layers),
+                out,
+                "layer",
+                "--scopes",
+                "layer",
+                "--work",
+                "forward",
+                "training",
+                "--compiled",
+                "no",
+                "--lengths",
+                *layers,
             )
         ],
         "training": [
             speed(
-                *(out, "training", *model, *batch, "--work", "training", *compiled),
-                *("--backends", "sdpa", "flex_attention", "--encodings", "rope", "tape", *PEERS),
+                out,
+                "training",
+                *model,
+                *batch,
+                "--work",
+                "training",
+                *compiled,
+                "--backends",
+                "sdpa",
+                "flex_attention",
+                "--encodings",
+                "rope",
+                "tape",
+                *PEERS,
             ),
             speed(
-                *(out, "biases", *model, *batch, "--work", "training", *compiled),
-                *("--backends", "flex_attention", "--encodings", "rope", "fire", "t5", "--peers"),
+                out,
+                "biases",
+                *model,
+                *batch,
+                "--work",
+                "training",
+                *compiled,
+                "--backends",
+                "flex_attention",
+                "--encodings",
+                "rope",
+                "fire",
+                "t5",
+                "--peers",
             ),
         ],
         "steps": [steps(out, *(each[3], each[1], each[0], each[2])) for each in every],
         "decoding": [
             speed(
-                *(out, "decoding", *model, "--work", "prefill", "decoding", "--compiled"),
-                *(*COMPILED, "--backends", "sdpa", "--encodings", "rope", "tape", "fire", "t5"),
+                out,
+                "decoding",
+                *model,
+                "--work",
+                "prefill",
+                "decoding",
+                "--compiled",
+                *COMPILED,
+                "--backends",
+                "sdpa",
+                "--encodings",
+                "rope",
+                "tape",
+                "fire",
+                "t5",
                 *PEERS,
             )
         ],

@@ -1,4 +1,4 @@
-"""Models with random weights to be measured: this package's decoder and the library's Llama."""
+"""Models with random weights to be measured: this package's decoder and transformers' Llama."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def decoder(config: TapeConfig, attention: str) -> TapeForCausalLM:
 
 
 def without_causal(config: LlamaConfig, **given: Any) -> Any:
-    """The library's masks, but none of a text without padding and cache."""
+    """transformers' masks, but none of a text without padding and cache."""
     causal = given["attention_mask"] is None and given["past_key_values"] is None
     if causal and config._attn_implementation == "sdpa":
         return None
@@ -56,9 +56,9 @@ def without_causal(config: LlamaConfig, **given: Any) -> Any:
 
 
 def library_llama(model: TapeForCausalLM) -> LlamaForCausalLM:
-    """Returns the library's Llama with the weights and the backend of a decoder with RoPE.
+    """Returns transformers' Llama with the weights and the backend of a decoder with RoPE.
 
-    In a graph the library would make a causal mask, which it leaves out elsewhere and which costs
+    In a graph transformers would make a causal mask, which it leaves out elsewhere and which costs
     kernels their causal form; ours does not, and both get the same.
     """
     modeling_llama.create_causal_mask = without_causal
@@ -74,7 +74,7 @@ def build(method: str, shape: str, attention: str, length: int) -> nn.Module:
     """Returns a model of SHAPES for sequences of `length` tokens.
 
     Args:
-        method: an encoding, or `llama`: the library's Llama with the weights of `rope`.
+        method: an encoding, or `llama`: transformers' Llama with the weights of `rope`.
     """
     position = {"name": "rope" if method == "llama" else method}
     model = decoder(configuration(SHAPES[shape] | {"length": length}, position), attention)

@@ -1,6 +1,6 @@
-"""Other implementations of encodings: the library's Llama, attention of torch and x-transformers.
+"""Other implementations of encodings: transformers' Llama, attention of torch and x-transformers.
 
-They have the weights and the outputs of this package (tests/test_workloads.py). The library has a
+They have the weights and the outputs of this package (tests/test_workloads.py). transformers has a
 whole decoder; the others have attention layers, measured without a cache.
 """
 

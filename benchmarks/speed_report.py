@@ -32,11 +32,33 @@ elsewhere of those of a product of large matrices on the same machine (`referenc
 tensors above those before."""
 # Empty where a method could not run, and `note` says why. `first` and `third` are quartiles.
 COLUMNS = [
-    *("scope", "work", "encoding", "implementation", "backend", "compiled", "dtype", "batch"),
-    *("length", "rounds", "milliseconds", "milliseconds_first", "milliseconds_third"),
-    *("ratio", "ratio_first", "ratio_third", "peer_ratio", "tokens_per_second"),
-    *("tflops", "tflops_causal", "reference", "reference_tflops", "share", "share_causal"),
-    *("memory_mib", "kernels", "note"),
+    "scope",
+    "work",
+    "encoding",
+    "implementation",
+    "backend",
+    "compiled",
+    "dtype",
+    "batch",
+    "length",
+    "rounds",
+    "milliseconds",
+    "milliseconds_first",
+    "milliseconds_third",
+    "ratio",
+    "ratio_first",
+    "ratio_third",
+    "peer_ratio",
+    "tokens_per_second",
+    "tflops",
+    "tflops_causal",
+    "reference",
+    "reference_tflops",
+    "share",
+    "share_causal",
+    "memory_mib",
+    "kernels",
+    "note",
 ]
 QUANTITIES = {"milliseconds": "ms", "ratio": "time / rope", "memory_mib": "memory (MiB)"}
 PALETTE = [colour for name in ("tab20", "tab20b") for colour in matplotlib.colormaps[name].colors]

@@ -3,7 +3,7 @@
 python benchmarks/train_step.py --shape small
 python benchmarks/train_step.py --shape base --methods rope tape llama --out output/train_step
 
-A method is an encoding, or `llama`: the library's LlamaForCausalLM with the weights of `rope`.
+A method is an encoding, or `llama`: transformers' LlamaForCausalLM with the weights of `rope`.
 Memory is the peak of tensors above the loaded model, including gradients.
 """
 

@@ -52,7 +52,7 @@ class Load:
         """Returns the module, or compiles it for one shape in one graph."""
         if not self.compiled:
             return module
-        # CUDA graphs, as the library takes them for decoding into a static cache.
+        # CUDA graphs, as transformers takes them for decoding into a static cache.
         graphs = DEVICE.type == "cuda" and self.work == "decoding"
         how = {"fullgraph": True, "dynamic": False, "mode": "reduce-overhead" if graphs else None}
         return torch.compile(module, **how)
@@ -156,7 +156,7 @@ def of_layer(layer: AttentionLayer, load: Load, config: Any) -> Callable[[], Non
 
 
 def of_model(model: nn.Module, load: Load) -> Callable[[], None]:
-    """Returns the work of a whole decoder, of this package or of the library."""
+    """Returns the work of a whole decoder, of this package or of transformers."""
     call, tokens = load.compile(model), random_tokens(model, load.batch, load.length)
     cache = load.cache(model.config) if load.work == "decoding" else None
     if cache is not None:

@@ -117,8 +117,12 @@ def references(tasks: set[str], golds: Golds) -> dict[str, Reference]:
             log.warning(
                 "note: %s is skipped, because its %s MB are not on this machine: put %s.zip of %s "
                 "into %s, or download it with --dataset_name %s; then rerun this command",
-                *(name, f"{BENCHMARK[name].size:,}", name, HUB),
-                *(golds.data_dir or default_folder(), name),
+                name,
+                f"{BENCHMARK[name].size:,}",
+                name,
+                HUB,
+                golds.data_dir or default_folder(),
+                name,
             )
     if "quality" in known and golds.split == "test" and golds.needed:
         known[HARD] = golds.of(TASKS[HARD])

@@ -104,7 +104,12 @@ def run(cfg: DictConfig) -> None:
         )
     log.info(
         "%s: %s questions of %s (%s) in %s batches, shard %s",
-        *(folder, f"{len(rows):,}", task.name, cfg.split, len(batches), shard),
+        folder,
+        f"{len(rows):,}",
+        task.name,
+        cfg.split,
+        len(batches),
+        shard,
     )
     complete_shard(
         results,

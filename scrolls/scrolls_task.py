@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from tape.files import write_text
 from tape.model.checkpoint import check_length
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.metrics import read_metrics
+from tape.settings.run import RunSettings
 from tape.training.arguments import sequences_per_step, training_order
 from tape.training.report import facts, headline, printable, publish
 from tape.training.task import Task
@@ -106,25 +106,25 @@ class ScrollsTask(Task):
     def __init__(
         self,
         data: ScrollsData,
-        settings: dict[str, Any],
+        settings: RunSettings,
         arguments: TrainingArguments,
         *,
         samples: int,
     ):
         check_integer("task.samples", samples)
-        if settings["base_model"] is None:
+        if settings.base_model is None:
             raise ValueError("give base_model=..., the folder of a pre-trained model")
         task = TASKS[data.task]
         self.data, self.settings, self.samples = data, settings, samples
-        self.tokenizer = load_tokenizer(settings["tokenizer"])
+        self.tokenizer = load_tokenizer(settings.tokenizer)
         self.prompts = Prompts(self.tokenizer, task, budget_of(data.budget, task))
         length = self.prompts.budget.length
-        if settings["length"] != length:
+        if settings.length != length:
             raise ValueError(
-                f"length={settings['length']}: budget {data.budget} has {length} tokens; give "
+                f"length={settings.length}: budget {data.budget} has {length} tokens; give "
                 f"budget={data.budget}, which sets both"
             )
-        cache = check_path("cache_dir", settings["cache_dir"])
+        cache = check_path("cache_dir", settings.cache_dir)
         of = (data.data_dir and Path(data.data_dir), self.tokenizer, self.prompts, cache)
         train = tokenize_split(task, "train", *of)
         self.validation = tokenize_split(task, "validation", *of)
@@ -133,7 +133,7 @@ class ScrollsTask(Task):
         total, seed = training_order(arguments)
         sequences = RowSequences(train, self.prompts, list(range(len(train.ids))))
         self.train = TrainingRows(sequences, total, seed, sequences_per_step(arguments))
-        rows = self.validation.questions_spread(settings["eval_blocks"])
+        rows = self.validation.questions_spread(settings.eval_blocks)
         self.evaluation = RowSequences(self.validation, self.prompts, rows)
         self.fingerprints = {"train": train.fingerprint, "validation": self.validation.fingerprint}
 

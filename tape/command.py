@@ -33,6 +33,8 @@ def expected_errors(continues: bool = False) -> Iterator[None]:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader of a pipe has ended
     except EXPECTED as error:
         sys.exit(f"error: {in_one_line(error)}")
     except RuntimeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def mixed(x: np.ndarray) -> np.ndarray:
+def splitmix64(x: np.ndarray) -> np.ndarray:
     """Hashes each uint64 bijectively (SplitMix64: Steele, Lea and Flood 2014)."""
     x = x + 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9

@@ -21,12 +21,11 @@ import numpy as np
 import pytest
 import torch
 from commands import unchanged_logging
-from hydra import compose, initialize_config_dir
 
 from tape import TapeConfig, TapeForCausalLM
 from tape.commands import train
 from tape.positions import ENCODINGS
-from tape.settings.groups import CONFIG
+from tape.settings import composition as command
 
 # rouge_score has absl log to the stderr of the moment, here pytest's; Hydra's set-up of logging has
 # absl close it, if it is not this one.
@@ -38,13 +37,11 @@ torch.set_num_threads(1)  # tests run side by side, on matrices too small to sha
 TRAIN_LENGTH = 16
 VOCABULARY = 61
 
-# Every encoding, every ablation of TAPE, every fixed schedule, and samplers on others than RandPE.
-POSITIONS = {
-    "nope": {"name": "nope"},
-    "sincos": {"name": "sincos"},
+# Every encoding; arguments that suit short texts, every ablation of TAPE, every fixed schedule, and
+# samplers on others than RandPE.
+POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
     "learned": {"name": "learned", "length": 2560},
     "abacus": {"name": "abacus", "digits": [*range(0, 61, 2)], "length": 2560},
-    "rope": {"name": "rope"},
     "rope_theta": {"name": "rope", "theta": 500.0},
     "rope_linear": {"name": "rope", "scaling": {"rope_type": "linear", "factor": 3.0}},
     "rope_llama3": {
@@ -66,25 +63,17 @@ POSITIONS = {
         "scaling": {"rope_type": "default", "partial_rotary_factor": 0.5},
     },
     "rope_clipped": {"name": "rope", "scaling": {"rope_type": "clipped"}},
-    "yarn": {"name": "yarn"},
-    "xpos": {"name": "xpos"},
-    "randpe": {"name": "randpe"},
-    "alibi": {"name": "alibi"},
     "alibi_subset": {"name": "alibi", "sampler": "subset"},
     "fire": {"name": "fire", "threshold": 6.0},
     "t5": {"name": "t5", "num_buckets": 8, "max_distance": 12},
-    "kerple": {"name": "kerple"},
     "dape": {"name": "dape", "width": 6},
     "relative": {"name": "relative", "dimension": 3, "extent": 5},
     "cope": {"name": "cope", "count": 4},
-    "fox": {"name": "fox"},
     "pope": {"name": "pope", "base": 50.0},
     "selective": {"name": "selective", "rank": 3, "kernel": 3, "theta": 50.0},
     "path": {"name": "path", "rank": 3, "kernel": 3},
-    "tape": {"name": "tape"},
     "tape_shift": {"name": "tape", "sampler": "shift"},
     "tape_subset": {"name": "tape", "sampler": "subset", "init": "xavier"},
-    "tape_yarn": {"name": "tape_yarn"},
     "tape_attention": {"name": "tape", "feed_forward": False},
     "tape_feed_forward": {"name": "tape", "attention": False},
     "tape_neither_place": {"name": "tape", "attention": False, "feed_forward": False},
@@ -102,6 +91,9 @@ POSITIONS = {
     "tape_neither_form": {"name": "tape", "equivariant": False, "tensorial": False},
 }
 GROUPED = [name for name in POSITIONS if POSITIONS[name].get("tensorial", True)]
+
+# Those that take token indices from `position_ids`, not from the tokens.
+COUNTED = [name for name in POSITIONS if not ENCODINGS[POSITIONS[name]["name"]].reads]
 
 all_positions = pytest.mark.parametrize("position", POSITIONS)
 both_kernels = pytest.mark.parametrize("kernel", ["eager", "sdpa"])
@@ -159,8 +151,7 @@ def random_tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
 
 @cached
 def _composed(*overrides):
-    with initialize_config_dir(version_base=None, config_dir=str(CONFIG)):
-        return compose("train", overrides=list(overrides))
+    return command.composed(list(overrides), "train")
 
 
 def composed(*overrides):

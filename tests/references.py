@@ -19,7 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def frequencies(config) -> tuple[list[float], float]:
-    """Radians per position, from the library's own rotary module if it has the schedule."""
+    """Radians per position, from transformers' own rotary module if it has the schedule."""
     rope, D = config.rope_parameters, config.head_dim
     if rope["rope_type"] == "clipped":
         found = [rope["rope_theta"] ** (-2 * f / D) for f in range(D // 2)]

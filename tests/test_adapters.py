@@ -32,7 +32,7 @@ SMALL = ["trainer.max_steps=4", "trainer.learning_rate=1e-2", f"length={LENGTH}"
 
 
 def make_llama(folder, tokenizer, **changes):
-    """A Llama of the library's, with grouped queries."""
+    """A Llama of transformers', with grouped queries."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=300,
@@ -333,7 +333,7 @@ def test_embeddings_that_are_the_head_stay_the_head(base, blocks, tmp_path):
 
 @pytest.mark.parametrize("method", ["adape", "lora"])
 def test_frozen_weights_in_bfloat16_and_trained_ones_in_float32(extend, blocks, method):
-    folder = extend(method, "frozen=bfloat16", "trainer.bf16=true", "+trainer.use_cpu=true")
+    folder = extend(method, "frozen=bfloat16", "trainer.bf16=true")
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
     if method == "adape":
         saved = load_file(folder / "model.safetensors")
@@ -418,7 +418,7 @@ def test_adapters_of_another_decoder_are_refused(trained, tmp_path):
         ("longlora", ["position=alibi"], "position 'alibi', which adds a bias to the scores"),
         ("lora", ["frozen=bfloat16"], r"frozen=bfloat16.*needs trainer\.bf16=true"),
         ("lora", ["frozen=fp16"], "unknown frozen 'fp16'"),
-        ("adape", ["frozen=nf4", "trainer.bf16=true", "+trainer.use_cpu=true"], "LoRA only"),
+        ("adape", ["frozen=nf4", "trainer.bf16=true"], "LoRA only"),
         ("lora", ["base_model=null", "tokenizer=null"], "peft=lora adapts a trained model: give"),
         ("lora", ["base_model=/nowhere"], "/nowhere"),
     ],
@@ -431,7 +431,7 @@ def test_settings_that_cannot_be_are_refused(extend, method, overrides, message)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_quantized_base_without_a_gpu_is_refused(extend):
     with pytest.raises(ValueError, match="frozen=nf4: there is no CUDA device"):
-        extend("lora", "frozen=nf4", "trainer.bf16=true", "+trainer.use_cpu=true")
+        extend("lora", "frozen=nf4", "trainer.bf16=true")
 
 
 def test_frozen_weights_without_a_method_are_refused(start, base):

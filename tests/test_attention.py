@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 @pytest.fixture
 def flex(monkeypatch):
-    """Switch a model to FlexAttention, whose masks the library would compile for many seconds."""
+    """Switch a model to FlexAttention, whose masks transformers would compile for many seconds."""
 
     def uncompiled(*arguments, _compile, **settings):
         return flex_attention.create_block_mask(*arguments, **settings)
@@ -342,7 +342,7 @@ def test_groups_have_no_log_sum_exp():
     "name", ["flash_attention_3", "kernels-community/flash-attn2", "paged|eager", "sdpa_paged"]
 )
 def test_implementations_of_others_are_refused(name):
-    """The library would take another in their place, or load a kernel from the hub."""
+    """transformers would take another in their place, or load a kernel from the hub."""
     with pytest.raises(
         ValueError, match=rf"{name.replace('|', '.')}' with position 'rope': no such"
     ):

@@ -1,4 +1,4 @@
-"""The growing cache holds what the library's dynamic one holds, whatever is done to both."""
+"""The growing cache holds what transformers' dynamic one holds, whatever is done to both."""
 
 import copy
 import weakref
@@ -69,7 +69,7 @@ def test_a_changed_cache_goes_on_like_the_librarys(change):
         CHANGES[change](cache)
     for seed in range(3):
         extend(caches, 2, seed, batch=batch)
-    if change != "reset":  # it zeroes what is there, as in the library
+    if change != "reset":  # it zeroes what is there, as in transformers
         for pair, kept in zip(held, before, strict=True):
             assert all(torch.equal(x, y) for x, y in zip(pair, kept, strict=True))
 
@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         cache.update(*tokens(1, 1, batch=1), 0)
     keys, values = (x.double() for x in tokens(1, 2))
-    assert cache.update(keys, values, 0)[0].dtype == torch.float64  # as in the library
+    assert cache.update(keys, values, 0)[0].dtype == torch.float64  # as in transformers
 
 
 @pytest.mark.parametrize("name", ["rope", "tape"])

@@ -7,9 +7,11 @@ import sys
 
 import pytest
 from commands import ROOT, run_command
+from hydra._internal.config_repository import CachingConfigRepository
 from test_commands import COMMANDS
 
 import tape.commands.__main__ as cli
+from tape.settings.groups import options
 
 
 def test_help_lists_the_commands_without_heavy_imports():
@@ -25,6 +27,29 @@ sys.exit(bool({"torch", "hydra"} & {*sys.modules}))
     for name, target in cli.TARGETS.items():
         assert re.search(rf"^  {name} +\S.* \({re.escape(target)}\)$", done.stdout, re.MULTILINE)
     assert all(f"\n{task}:\n" in done.stdout for task in cli.COMMANDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--help", "train --help"])
+def test_a_closed_pipe_is_no_error(words):
+    command = f"{sys.executable} tape/cli.py {words} | true"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_help_of_settings_is_composed_once(tmp_path, monkeypatch):
+    made = []
+    begin = CachingConfigRepository.__init__
+    monkeypatch.setattr(
+        CachingConfigRepository, "__init__", lambda *given: made.append(1) or begin(*given)
+    )
+    text = run_command("train.py", "--help", "position=fire", folder=tmp_path).out
+    assert len(made) < 10
+    for group in ("position", "experiment", "ablation"):
+        assert f"\n{group}: {', '.join(sorted(options(group)))}\n" in text
+    assert "\n  name: fire\n" in text and "\n  logging_steps: 10\n" in text
+    wrong = run_command("train.py", "--help", "position=fier", folder=tmp_path)
+    assert wrong.status == 1 and "did you mean 'fire'" in wrong.err
 
 
 @pytest.mark.parametrize("name", cli.TARGETS)

@@ -114,7 +114,7 @@ TINY_MODEL = [
     *("model.num_attention_heads=2", "vocab_size=300"),
 ]
 ONE_STEP = [
-    *("eval_blocks=2", "report.tokens=64", "++trainer.use_cpu=true", "trainer.bf16=false"),
+    *("eval_blocks=2", "report.tokens=64", "trainer.bf16=false"),
     *("trainer.max_steps=2", "trainer.save_steps=2", "trainer.logging_steps=1"),
     "trainer.warmup_steps=1",
     *("trainer.per_device_train_batch_size=1", "trainer.gradient_accumulation_steps=1"),
@@ -454,6 +454,7 @@ RULES = {
             *("--backends", "sdpa", "--scopes", "layer", "--work", "forward", "--peers"),
         ]
     ),
+    "tape.commands.new_encoding": Rule(),  # which writes to this checkout
     "tape.results.report": Rule([]),
     "tape.export": Rule([], needs=True),
     "arithmetic.evaluate": Rule(["max_length=2", "samples=1", "processes=1"]),

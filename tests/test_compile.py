@@ -55,8 +55,8 @@ def test_training_in_one_graph(position):
 
 @pytest.mark.parametrize("position", ["rope", "tape", "nope", "xpos", "randpe", "llama"])
 def test_a_training_graph_has_no_causal_mask(position, monkeypatch):
-    """A mask would cost the kernels of a GPU their causal form, and B T T memory. Nor has the
-    library's Llama one where the two are measured."""
+    """A mask would cost the kernels of a GPU their causal form, and B T T memory. Nor has
+    transformers' Llama one where the two are measured."""
     monkeypatch.setattr(modeling_llama, "create_causal_mask", masking_utils.create_causal_mask)
     graphs = []
 

@@ -1,13 +1,17 @@
 """What every encoding promises, whatever the way it is run: encodings x kernels x modes.
 
-The reference of a mode is the plain forward pass of the same float32 model on one sequence.
+The reference of the plain forward pass is the loops of references.py; that of a mode is the plain
+forward pass of the same float32 model on one sequence.
 """
 
 import copy
 
 import pytest
+import references
 import torch
+from accelerate import cpu_offload, disk_offload, dispatch_model
 from conftest import (
+    COUNTED,
     GROUPED,
     POSITIONS,
     VOCABULARY,
@@ -44,6 +48,55 @@ all_models = pytest.mark.parametrize(
 @pytest.fixture
 def model(position, kernel):
     return make_model(position, kernel=kernel)
+
+
+def coordinates_of(model, length):
+    """What the evaluation-time sampler gives to the first tokens."""
+    index = torch.arange(length)[None]
+    return model.model.position.sampler(index, index, False)[0][0].tolist()
+
+
+def loops_of(model, length=11):
+    """Tokens, their logits and loss, and the gradients of the weights, in float64."""
+    tokens = random_tokens(1, length)
+    weights = {k: v.detach().double().requires_grad_() for k, v in model.state_dict().items()}
+    logits = references.decoder(
+        weights, model.config, tokens[0].tolist(), coordinates_of(model, length)
+    )
+    loss = references.loss(logits, tokens[0].tolist())
+    loss.backward()
+    return tokens, logits, loss, {name: weight.grad for name, weight in weights.items()}
+
+
+def check_against_loops(model, loops, tolerance):
+    tokens, logits, loss, gradients = loops
+    output = model(tokens, labels=tokens)
+    assert output.loss.item() == pytest.approx(loss.item(), abs=1e-5)
+    # The library's loss is in float32 whatever the logits are.
+    torch.nn.functional.cross_entropy(output.logits[0, :-1], tokens[0, 1:]).backward()
+    torch.testing.assert_close(output.logits[0], logits.to(output.logits), **tolerance)
+    for name, parameter in model.named_parameters():
+        expected = gradients[name].to(parameter.dtype)
+        assert parameter.grad is not None, f"{name} has no gradient"
+        assert expected.abs().max() > 1e-9, f"the test of {name} is empty"
+        torch.testing.assert_close(parameter.grad, expected, **tolerance, msg=name)
+
+
+@all_positions
+def test_equals_the_loops(position):
+    """Both kernels, in float32 and float64: casting to float64 changes no weight."""
+    loops = loops_of(make_model(position))
+    for kernel in ("eager", "sdpa"):
+        model = make_model(position, kernel=kernel)
+        check_against_loops(model, loops, {"atol": 2e-5, "rtol": 1e-4})
+        model = make_model(position, kernel=kernel, dtype=torch.float64)
+        check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
+
+
+@pytest.mark.parametrize("position", GROUPED)
+def test_grouped_queries_equal_the_loops(position):
+    model = make_model(position, num_key_value_heads=2, dtype=torch.float64)
+    check_against_loops(model, loops_of(model), {"atol": 1e-9, "rtol": 1e-9})
 
 
 @torch.no_grad()
@@ -135,6 +188,25 @@ def test_right_padded(model):
     for row, count in enumerate(pads):
         alone = model(tokens[row : row + 1, : LENGTH - count]).logits[0]
         torch.testing.assert_close(logits[row, : LENGTH - count], alone, **EXACT)
+
+
+@torch.no_grad()
+@all_positions
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_padding_between_cached_tokens_is_not_read(position, kind):
+    """Where it changes sums over the text; on the left it shifts all of them alike."""
+    model, tokens = make_model(position), random_tokens(2, 12)
+    mask = torch.ones(2, 15, dtype=torch.long)
+    mask[1, 4:7] = 0
+    padded = torch.cat((tokens[:, :7], tokens[:, :3], tokens[:, 7:]), 1)
+    cache = make_cache(model, kind)
+    pieces = [
+        model(padded[:, a:b], attention_mask=mask[:, :b], past_key_values=cache).logits
+        for a, b in ((0, 7), (7, 8), (8, 15))
+    ]
+    real = mask[1].bool()
+    alone = model(padded[1:, real]).logits[0]
+    torch.testing.assert_close(torch.cat(pieces, 1)[1, real], alone, **EXACT)
 
 
 @torch.no_grad()
@@ -236,15 +308,17 @@ def test_masks_with_gaps_and_a_cache(position, window, kind):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", [name for name in POSITIONS if name != "abacus"])
-def test_documents_separated_by_a_mask(position):
+@all_positions
+def test_documents_are_as_alone(position):
     model, tokens = make_model(position), random_tokens(2, 12)
+    expected = torch.cat([model(part).logits for part in tokens.split(6, dim=1)], dim=1)
     documents = (torch.arange(12) >= 6).long().expand(2, -1)
-    expected = model(tokens, document_ids=documents).logits
-    mask = masks_with_gaps(12)["documents"][None, None]
-    index = torch.arange(6).repeat(2)[None]  # abacus takes it from the tokens
-    found = model(tokens, attention_mask=mask, position_ids=index, use_cache=False).logits
-    torch.testing.assert_close(found, expected, **EXACT)
+    torch.testing.assert_close(model(tokens, document_ids=documents).logits, expected, **EXACT)
+    if position in COUNTED:
+        mask = masks_with_gaps(12)["documents"][None, None]
+        index = torch.arange(6).repeat(2)[None]
+        found = model(tokens, attention_mask=mask, position_ids=index, use_cache=False).logits
+        torch.testing.assert_close(found, expected, **EXACT)
 
 
 @torch.no_grad()
@@ -354,7 +428,7 @@ def test_bfloat16_is_as_close_as_rope_is(position, mode):
 def test_queries_keys_and_values_have_one_dtype(position, kernel, monkeypatch):
     """Under autocast the products do, and what is done to them keeps it."""
     options = {"qk_norm": True, "query_temperature": {"scale": 2.0, "length": 6}}
-    if position == "abacus":  # its positions do not count tokens
+    if position not in COUNTED:  # its positions do not count tokens
         del options["query_temperature"]
     model = make_model(position, kernel=kernel, **options).train()
     tokens, attend, found = random_tokens(2, 60), KERNELS[kernel], set()
@@ -441,7 +515,7 @@ def test_generates_alike_with_and_without_a_cache(position, how):
     assert expected.shape == (3, LENGTH + 6)
     assert torch.equal(generate(), expected)
     assert torch.equal(generate(cache_implementation="static"), expected)
-    if how != "beams" and position != "abacus":  # which reads the ids
+    if how != "beams" and position in COUNTED:  # the others read the ids
         embedded = generate(inputs=None, inputs_embeds=model.model.embed_tokens(tokens))
         assert torch.equal(embedded, expected[:, LENGTH:])
     if how == "greedy":
@@ -489,3 +563,46 @@ def test_continuations_share_a_prefix(position):
             found = model(suffix, past_key_values=copy.deepcopy(cache)).logits
             expected = model(torch.cat((prefix, suffix), dim=1), use_cache=False).logits[:, 6:]
             torch.testing.assert_close(found, expected, **EXACT)
+
+
+# accelerate keeps weights off the device, and loads a module's own when the module is called.
+
+
+def everything(model, folder):
+    return cpu_offload(model, execution_device="cpu")
+
+
+def with_buffers(model, folder):
+    return cpu_offload(model, execution_device="cpu", offload_buffers=True)
+
+
+def on_disk(model, folder):
+    return disk_offload(model, folder, execution_device="cpu")
+
+
+def by_map(model, folder):
+    places = {"model.embed_tokens": "cpu", "model.norm": "disk", "lm_head": "disk"}
+    places |= {"model.position": "disk", "model.layers.0": "disk"}
+    places |= {"model.layers.1": "cpu", "model.layers.2": "disk"}
+    return dispatch_model(model, places, offload_dir=folder)
+
+
+@all_positions
+@pytest.mark.parametrize("offload", [everything, with_buffers, on_disk, by_map])
+def test_an_offloaded_model_is_the_plain_one(position, offload, tmp_path):
+    model, tokens = make_model(position), random_tokens(2, 8)
+    mask = torch.ones_like(tokens)
+    mask[0, :2] = 0
+    settings = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    settings |= {"output_logits": True, "return_dict_in_generate": True}
+
+    def outputs():
+        with torch.no_grad():
+            whole = model(tokens, labels=tokens)
+            text = model.generate(tokens, **settings)
+        return whole.loss, whole.logits, text.sequences, *text.logits
+
+    plain = outputs()
+    model = offload(model, tmp_path)
+    assert any(parameter.is_meta for parameter in model.parameters())
+    torch.testing.assert_close(outputs(), plain)

@@ -41,7 +41,6 @@ CASES = [
     (position, shape)
     for position in POSITIONS
     for shape in SHAPES
-    if shape == "plain" or position in ("rope", "fire") or position.startswith("tape")
     if position in GROUPED or "num_key_value_heads" not in SHAPES[shape][1]
 ]
 

@@ -20,11 +20,11 @@ from tape.model.checkpoint import fingerprint, load_model
 from tape.model.sequence_parallel import shard_sequence
 from tape.runs.metrics import read_metrics
 from tape.training.arguments import check_training, sequences_per_step, share_sequences, sharing
-from tape.training.trainer import Ready
+from tape.training.trainer import CausalLMCollator
 
 ROOT = Path(__file__).parent.parent
 # Five validation sequences divide by nothing.
-SETTINGS = ["position=tape", "trainer.logging_steps=1", "eval_blocks=5", "+trainer.use_cpu=true"]
+SETTINGS = ["position=tape", "trainer.logging_steps=1", "eval_blocks=5"]
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_texts_and_heads_that_do_not_divide_are_refused(two_processes):
 
 def test_sharding_over_one_process_is_refused(start):
     with pytest.raises(ValueError, match=r"fsdp=true with one process .* launcher=local"):
-        start("launcher=fsdp2", "+trainer.use_cpu=true")
+        start("launcher=fsdp2")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_sharding_over_one_process_is_refused(start):
 )
 def test_sequences_that_cannot_be_shared_are_refused(start, given, reason):
     with pytest.raises(ValueError, match=reason):
-        start(*given, "+trainer.use_cpu=true")
+        start(*given)
 
 
 @pytest.mark.parametrize("started", ["2", "8"])
@@ -333,7 +333,7 @@ def test_batches_are_filled_up_for_all_processes():
     sequences = [{"input_ids": torch.arange(5), "labels": torch.arange(5)}] * 2
     for mask in (torch.ones(5), torch.tensor([0, 1, 1, 1, 1])):
         given = [each | {"attention_mask": mask} for each in sequences]
-        batch = Ready(default_data_collator, 4)(given)
+        batch = CausalLMCollator(default_data_collator, 4)(given)
         assert batch["input_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 0, 0]] * 2
         assert batch["labels"].tolist() == [[0, 1, 2, 3, 4, -100, -100, -100]] * 2
         assert batch["predicted_positions"].tolist() == [[1, 2, 3, 4]] * 2

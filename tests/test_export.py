@@ -171,7 +171,7 @@ def test_with_the_package_its_own_code_is_used(tmp_path):
 def test_only_imports_are_rewritten():
     files = flatten.flat_modules("tape.model.configuration", "tape.model.modeling")
     root = Path(tape.__file__).parent
-    for module in ("positions/rotary", "positions/tape", "modeling", "attention"):
+    for module in ("positions/rotary", "positions/tape", "model/modeling", "attention/backends"):
         lines = (root / f"{module}.py").read_text().splitlines()
         flat = files[f"{module.replace('/', '_')}.py"].splitlines()[1:]
         assert [line for line in lines if line not in flat and "import" not in line] == []
@@ -209,8 +209,8 @@ def test_an_export_holds_the_encodings_of_its_model(name, tmp_path, monkeypatch)
 
 
 def test_the_export_needs_no_further_packages(tmp_path):
-    """The library demands every package that a file imports outside `try` and `if is_..._available`
-    before it runs any of it: an optional one would no longer be optional."""
+    """transformers demands every package that a file imports outside `try` and `if
+    is_..._available` before it runs any of it: an optional one would no longer be optional."""
     for file, source in flatten.flat_modules(
         "tape.model.configuration", "tape.model.modeling"
     ).items():
@@ -223,7 +223,7 @@ def test_imports_of_every_form():
     source = (
         'text = "é"\n'
         "from tape.positions import (\n    Positions,\n    sampling as s,\n)\n"
-        "def f():\n    from tape import names\n    return names\n"
+        "def f():\n    from tape import validation\n    return validation\n"
     )
     flat, imported = flatten.rewrite(source, "tape.some")
     assert flat == (
@@ -231,14 +231,15 @@ def test_imports_of_every_form():
         "from .positions import Positions\n"
         "from .positions_sampling import __name__ as _s\n"
         "from . import positions_sampling as s\n"
-        "def f():\n    from .names import __name__ as _names\n    from . import names\n"
-        "    return names\n"
+        "def f():\n    from .validation import __name__ as _validation\n"
+        "    from . import validation\n"
+        "    return validation\n"
     )
     assert set(imported) == {"tape.validation", "tape.positions", "tape.positions.sampling"}
 
 
 @pytest.mark.parametrize(
-    "line", ["import tape.validation", "from . import names", "from tape import X"]
+    "line", ["import tape.validation", "from . import validation", "from tape import X"]
 )
 def test_imports_that_cannot_be_flat(line):
     with pytest.raises(ValueError, match=r"cannot be exported"):
@@ -296,7 +297,9 @@ def test_a_run_is_exported_with_its_card(run):
         load_file(out / "model.safetensors").keys() == load_file(run / "model.safetensors").keys()
     )
     config = json.loads((out / "config.json").read_text())
-    assert config["use_cache"] and config["auto_map"]["AutoConfig"] == "configuration.TapeConfig"
+    assert (
+        config["use_cache"] and config["auto_map"]["AutoConfig"] == "model_configuration.TapeConfig"
+    )
 
     card = (out / "README.md").read_text()
     head = yaml.safe_load(card.split("---")[1])

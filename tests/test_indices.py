@@ -5,12 +5,15 @@ import copy
 import pytest
 import torch
 from conftest import POSITIONS, make_model, random_tokens
-from transformers import DynamicCache, StaticCache
+from transformers import DataCollatorWithFlattening, DynamicCache, StaticCache
 
+from tape.positions import ENCODINGS, PositionEncoding
 from tape.tensor_validation import refuse_unless
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
-BIASED = ["alibi", "fire", "t5", "alibi_subset"]  # these need the indices of cached keys
+KINDS = {name: ENCODINGS[position["name"]] for name, position in POSITIONS.items()}
+# These need the indices of cached keys.
+BIASED = [name for name, kind in KINDS.items() if kind.biases is not PositionEncoding.biases]
 
 
 def left_padded_mask():
@@ -54,7 +57,7 @@ def test_a_mask_of_other_values_than_0_and_1_is_refused(values):
 @torch.no_grad()
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_generate_refuses_such_a_mask_too(cache):
-    """With a static cache the library makes the mask before the model sees it."""
+    """With a static cache transformers makes the mask before the model sees it."""
     model = make_model("rope")
     settings = {"max_new_tokens": 2, "pad_token_id": 0, "cache_implementation": cache}
     mask = REFUSED["documents"](left_padded_mask())
@@ -186,9 +189,7 @@ def with_rows(*rows):
 
 @torch.no_grad()
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(
-    "position", [name for name in POSITIONS if name not in ("learned", "abacus")]
-)
+@pytest.mark.parametrize("position", [name for name, kind in KINDS.items() if kind.ordered])
 def test_a_restart_of_position_ids_is_refused(position, training):
     model, tokens = make_model(position).train(training), random_tokens(2, 6)
     for row in ([0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4], [4, 5, 6, 7, 8, 8], [-1, 0, 1, 2, 3, 4]):
@@ -323,3 +324,11 @@ def test_nothing_waits_for_a_gpu_in_training_or_for_a_single_token(monkeypatch):
         where = COUNTED[:, :known]
         model(tokens[:, :known], attention_mask=mask[:, :known] ** 0, position_ids=where)
         assert judged == [waits, waits]
+
+
+@pytest.mark.parametrize("position", ["learned", "abacus"])
+def test_packed_documents_are_refused_where_indices_may_repeat(position):
+    rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 2
+    batch = DataCollatorWithFlattening()(rows)
+    with pytest.raises(ValueError, match=r"begin again with 0: .* give document_ids"):
+        make_model(position)(**batch, use_cache=False)

@@ -1,4 +1,4 @@
-"""The library's own tests of its models, out of its source distribution, on this decoder."""
+"""transformers' own tests of its models, out of its source distribution, on this decoder."""
 
 import json
 import os

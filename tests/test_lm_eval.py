@@ -1,12 +1,18 @@
 """Tasks of lm-eval: log-likelihoods against a loop, tables, and what is refused."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import make_model
 from test_scrolls import byte_tokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from tape.evaluation import lm_eval as entry
 from tape.evaluation import zero_shot
@@ -265,3 +271,67 @@ def test_a_table_mixes_no_questions(changes, message):
     rows = [row("ours", "arc_easy", 0.75), row("ours", "arc_easy", 0.5) | changes]
     with pytest.raises(ValueError, match=message):
         zero_shot.table(rows)
+
+
+BABILONG = """
+task: babilong_qa1
+custom_dataset: !function made.load
+output_type: generate_until
+test_split: qa1
+doc_to_text: "{{input}}"
+doc_to_target: "{{target}}"
+generation_kwargs: {until: [], max_gen_toks: 6}
+metric_list: [{metric: acc}]
+process_results: !function made.score
+metadata: {version: 0}
+"""
+MADE = """
+import datasets
+
+def load(max_seq_lengths="0k", **_):
+    rows = [{"input": f"of {max_seq_lengths}", "target": max_seq_lengths}] * 2
+    return {"qa1": datasets.Dataset.from_list(rows)}
+
+def score(doc, results):
+    return {"acc": float(doc["target"] == "2k")}
+"""
+
+
+def test_babilong_has_lengths(tmp_path):
+    (tmp_path / "babilong_qa1.yaml").write_text(BABILONG)
+    (tmp_path / "made.py").write_text(MADE)
+    folder = make_folder(tmp_path / "model", "rope")
+    found = {}
+    for given in ((), ("--lengths", "1024"), ("--lengths", "2048")):
+        (row,) = ask(folder, tmp_path, "babilong_qa1", *given)[-1:]
+        found[row["metric"]] = row["value"]
+    assert found == {"acc": "0.0", "1024": "0.0", "2048": "1.0"}
+    assert len(zero_shot.read([folder / "zero_shot.csv"])) == 3
+    message = "BABILong takes one multiple of 1,024 and no other tasks"
+    for tasks, lengths in (
+        ("babilong_qa1", ["2000"]),
+        ("babilong_qa1", ["1024", "2048"]),
+        ("babilong_qa1,exact_needle", ["1024"]),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ask(folder, tmp_path, tasks, "--lengths", *lengths)
+
+
+@pytest.mark.slow  # reads thousands of files
+def test_six_tasks_of_ruler_need_no_network(tmp_path, monkeypatch):
+    page = (Path(entry.__file__).parents[2] / "docs" / "zero_shot.md").read_text()
+    (names,) = re.findall(r"--tasks (niah_[\w,]+)", page)
+    words = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    folder = make_folder(tmp_path / "model", "rope")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", eos_token="</s>", pad_token="</s>"
+    )
+    tokenizer.save_pretrained(folder)
+    monkeypatch.setattr("datasets.load_dataset", None)
+    given = ["--model", str(folder), "--lengths", "1024", "--max_length", "1400", "--limit", "1"]
+    rows = entry.run(entry.parse([*given, "--tasks", names]))
+    assert {row["task"] for row in rows} == {
+        *("niah_single_1", "niah_multikey_2", "niah_multikey_3"),
+        *("ruler_vt", "ruler_cwe", "ruler_fwe"),
+    }

@@ -1,4 +1,4 @@
-"""Windows: every encoding and backend against loops, padding, caches and the library's Mistral."""
+"""Windows: every encoding and backend against loops, padding, caches and transformers' Mistral."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import test_contract
 import torch
 from conftest import FLASH, FLEX, all_positions, make_config, make_model, random_tokens
 from test_attention import EXACT, assert_equals_eager, flash_attn, flex, pytestmark  # noqa: F401
-from test_encodings import check_against_loops, loops_of
+from test_contract import check_against_loops, loops_of
 from transformers import MistralConfig, MistralForCausalLM
 
 from tape import TapeForCausalLM
@@ -38,7 +38,7 @@ def test_flash_equals_eager(position, flash_attn):  # noqa: F811
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", ["rope", "tape", "fox", "path"])
+@pytest.mark.parametrize("position", ENCODINGS)
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_padding_and_caches_change_nothing(position, kernel):
     """Padding between tokens does not count: a right-padded prompt continues as without it."""
@@ -124,7 +124,7 @@ def test_masks_that_the_caller_made_are_narrowed(kernel, flex):  # noqa: F811
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", ["rope", "tape", "fox", "cope", "path", "selective"])
+@all_positions
 def test_a_cached_token_that_any_new_one_sees_is_real(position):
     """In pieces as long as a window that the caller's mask makes."""
     model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 12)

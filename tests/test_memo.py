@@ -1,33 +1,13 @@
-"""What encodings that read the text keep of each token: padding, precision, and PaTH in chunks."""
+"""What encodings that read the text keep of each token: precision, and PaTH in chunks."""
 
 import pytest
 import torch
 from conftest import make_model, random_tokens
-from transformers import DynamicCache, StaticCache
+from transformers import QuantizedCache
 
 from tape.positions import Positions, Tokens, path
 from tape.positions.fox import UNIT
 from tape.positions.memo import join_sums
-
-READERS = ("fox", "cope", "selective", "path", "abacus")
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("position", READERS)
-@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
-def test_padding_between_cached_tokens_is_not_read(position, kind):
-    model, tokens = make_model(position), random_tokens(2, 12)
-    mask = torch.ones(2, 15, dtype=torch.long)
-    mask[1, 4:7] = 0
-    padded = torch.cat((tokens[:, :7], tokens[:, :3], tokens[:, 7:]), 1)[:, :15]
-    cache = kind(model.config, 20) if kind is StaticCache else kind(config=model.config)
-    pieces = [
-        model(padded[:, a:b], attention_mask=mask[:, :b], past_key_values=cache).logits
-        for a, b in ((0, 7), (7, 8), (8, 15))
-    ]
-    alone = model(padded[1, mask[1].bool()][None]).logits[0]
-    found = torch.cat(pieces, 1)[1, mask[1].bool()]
-    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -112,3 +92,13 @@ def test_path_in_chunks_equals_its_definition(chunk, length, monkeypatch):
         torch.testing.assert_close(scores(length - new, length), expected[:, :, -new:], **tight)
     k, w, beta = (torch.nn.functional.pad(x, (0, 0, 0, 3)) for x in (k, w, beta))
     torch.testing.assert_close(scores(length - 2, length + 3), expected[:, :, -2:], **tight)
+
+
+@pytest.mark.parametrize("position", ["fox", "selective", "path"])
+def test_a_cache_that_rounds_is_refused(position):
+    model = make_model(position)
+    cache = QuantizedCache("fp8", model.config)
+    with pytest.raises(
+        ValueError, match=rf"position '{position}' with a cache that rounds or drops"
+    ):
+        model.generate(random_tokens(2, 6), past_key_values=cache, max_new_tokens=3, pad_token_id=0)

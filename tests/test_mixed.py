@@ -15,7 +15,7 @@ def mixture(*pattern, **arguments):
 
 @torch.no_grad()
 def test_equals_smollm3(tmp_path):
-    """Three layers with RoPE, one without: the library's model of the same weights."""
+    """Three layers with RoPE, one without: transformers' model of the same weights."""
     config = SmolLM3Config(
         vocab_size=60,
         hidden_size=32,

@@ -5,7 +5,7 @@ import test_contract
 import torch
 from conftest import FLASH, FLEX, VOCABULARY, make_config, make_model, random_tokens
 from test_attention import EXACT, assert_equals_eager, flash_attn, flex, pytestmark  # noqa: F401
-from test_encodings import check_against_loops, loops_of
+from test_contract import check_against_loops, loops_of
 from transformers import Llama4ForCausalLM, Llama4TextConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.gpt_oss import modeling_gpt_oss
 

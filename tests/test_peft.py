@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import GROUPED, POSITIONS, all_positions, make_model, random_tokens
+from conftest import COUNTED, GROUPED, POSITIONS, all_positions, make_model, random_tokens
 from peft import (
     LoHaConfig,
     LoKrConfig,
@@ -149,7 +149,7 @@ def test_prefixes_are_tokens_before_the_text(position):
     assert torch.equal(text[:, 8:], expected[:, 7:-1].argmax(-1))
 
 
-@pytest.mark.parametrize("position", ["tape", "fox", "pope", "selective", "path"])
+@pytest.mark.parametrize("position", COUNTED)
 def test_prompts_take_the_place_of_a_refused_prefix(position):
     model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 8)
     config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)

@@ -222,7 +222,7 @@ def test_a_llama_of_several_files_is_the_librarys(text_file, tmp_path):
     out = tmp_path / "llama.csv"
     evaluate(tmp_path / "llama", text_file, "--lengths", "16", "--out", str(out))
     tokens, nll, before = torch.tensor([ids(TOKENS)]), 0.0, 0
-    for start in range(0, TOKENS, 5):  # as the library's guide does
+    for start in range(0, TOKENS, 5):  # as transformers' guide does
         stop = min(start + 16, TOKENS)
         labels = tokens[:, start:stop].clone()
         labels[:, : before - stop] = -100

@@ -4,7 +4,7 @@ import pytest
 import test_contract
 import torch
 from conftest import FLEX, all_positions, make_config, make_model, random_tokens
-from test_encodings import check_against_loops, loops_of
+from test_contract import check_against_loops, loops_of
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from tape.export.llama import require_llama

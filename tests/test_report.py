@@ -21,10 +21,12 @@ from tape.analysis import stability
 from tape.evaluation import curves, zero_shot
 from tape.results import html
 from tape.results.compare import compare
+from tape.results.experiment import Folder
 from tape.results.heatmap import draw
 from tape.results.html import SCRIPT, Album, Markdown, Paragraph
 from tape.results.report import main
 from tape.results.runs import read_saved
+from tape.results.sections import read_comparison
 from tape.tasks.passkey.results import PASSKEY
 from tape.training.report import publish
 
@@ -489,3 +491,17 @@ def test_titles_sort_in_a_browser(results, report, opened):
     runs = page.locator("#pretraining > .wide td:first-child").all_inner_texts()
     names = [Path(name).name for name in runs]
     assert names.index("run_9") < names.index("run_10")
+
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+SAVED = sorted(path.parent for path in RESULTS.glob("*/settings.json"))
+
+
+@pytest.mark.parametrize("folder", SAVED, ids=lambda folder: folder.name)
+def test_rows_without_their_table_are_shown(folder):
+    files = frozenset(path.name for path in folder.iterdir()) - {"table.md"}
+    blocks = read_comparison(Folder(folder, files, frozenset()))
+    tables = [block for block in blocks if isinstance(block, Markdown)]
+    assert tables and all(table.has_table for table in tables)
+    tasks = {asked.get("task") for run in read_saved(folder) for asked in run.asked.values()}
+    assert len(tables) == (len(tasks) or 1)

@@ -1,4 +1,4 @@
-"""Passkey retrieval: answers against a loop and the library's Llama, marking, results, resuming."""
+"""Passkey retrieval: answers against a loop and transformers' Llama, marking, results, resuming."""
 
 import csv
 import json

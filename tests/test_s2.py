@@ -163,7 +163,7 @@ def test_evaluation_and_caches_are_full_attention(tmp_path):
     assert torch.equal(model.eval()(tokens).logits, full(tokens).logits)
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path).train()
-    assert again.model.group is None  # it belonged to a training run
+    assert again.model.s2_group_size is None  # it belonged to a training run
     model.train().set_shifted_attention(None)
     torch.testing.assert_close(model(tokens).logits, full(tokens).logits)
 

@@ -95,7 +95,7 @@ def test_what_is_fine_tuned(tmp_path, there, given, base):
 @pytest.mark.slow
 def test_the_papers_recipe_goes_on_slice_by_slice(run_script, tmp_path):
     tiny = [setting for setting in SETTINGS if not setting.startswith("experiment=")]
-    settings = [*tiny, "trainer.eval_steps=1000", "+trainer.use_cpu=true"]
+    settings = [*tiny, "trainer.eval_steps=1000"]
     settings += ["model.num_attention_heads=4", "model.num_recurrences=2"]
     run, steps = tmp_path / "output" / "addition_20_rope_0", "trainer.max_steps="
     first = run_script("gpu/addition.sh", *settings, f"{steps}100000", TYPES="rope", SLICE="25")
@@ -171,7 +171,7 @@ def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method)
     small = ["base_model=base", "length=32", "data=text", f"data.files={text}", "eval_blocks=4"]
     small += ["trainer.max_steps=2", "trainer.gradient_accumulation_steps=2", "report.tokens=64"]
     small += ["trainer.warmup_steps=1"]
-    trained = done("train_llama.sh", *small, "+trainer.use_cpu=true", TYPE=method)
+    trained = done("train_llama.sh", *small, TYPE=method)
     assert trained.status == 0, trained.err
     assert "weights train:" in trained.out
     assert f"report are in output/llama_{method}" in trained.out

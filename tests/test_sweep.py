@@ -98,7 +98,18 @@ def test_runs_are_trained_evaluated_and_compared(capfd, monkeypatch):
         assert "OMP 3" in run.log.read_text()  # the cores are shared
     folders = [f"output/e_{row}_{seed}" for row in ("rope", "tape") for seed in range(2)]
     assert out.endswith(f"compared {' '.join(folders)} --baseline {folders[0]} in {OUT}\n")
-    assert re.search(r"see \S+; 2 left, about 00:0\d$", out, re.MULTILINE) and not err
+    assert re.search(r"see \S+; 2 left, about \d seconds?$", out, re.MULTILINE) and not err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        *((0.2, "1 second"), (59.6, "60 seconds"), (150, "2 minutes"), (2520, "42 minutes")),
+        *((7200, "2 hours"), (9000, "2.5 hours"), (300_000, "3.5 days")),
+    ],
+)
+def test_durations_are_words(seconds, words):
+    assert plan.duration(seconds) == words
 
 
 def test_finished_runs_only_print(capfd):

@@ -40,6 +40,20 @@ def run_script(tmp_path):
 # ---- sweep.py
 
 
+def test_the_training_that_a_sweep_takes_is_announced(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("tape.sweep.estimate.product_flops", lambda: 1e11)
+    for sweep, ending in (
+        ("suite_quick", "minutes on this CPU, without evaluation; runs stop earlier if they reach"),
+        ("encodings_quick", "on this CPU, without evaluation$"),
+    ):
+        words = ["dry_run=true", f"sweep={sweep}", f"name=announced_{sweep}"]
+        told = run_command("sweep.py", *words, folder=ROOT).err
+        assert re.search(
+            rf"^\d+ runs, up to [\d,]+ tokens of training: about [\d.]+ .*{ending}", told
+        )
+
+
 def test_values_and_seeds_are_combined():
     found = commands(
         *("sweep=encodings", "vary.position=[tape,rope]", "vary.trainer.learning_rate=[1e-3,2e-5]"),

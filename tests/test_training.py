@@ -1,5 +1,6 @@
 """Runs from a composed configuration to the report: what they write, continue from and refuse."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import pytest
 import torch
 from commands import run_command
 from conftest import composed
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from transformers import (
     AutoModelForCausalLM,
@@ -36,9 +38,10 @@ from tape.runs.folder import (
     verify_checkpoint,
 )
 from tape.runs.metrics import read_metrics
+from tape.settings import composition as command
 from tape.settings.groups import options
 from tape.training.console import peak_flops
-from tape.training.guard import Guard, NonFiniteLoss, Stopped
+from tape.training.guard import NonFiniteLoss, StopAndNaNCallback, Stopped
 from tape.training.trainer import LanguageModelTrainer
 
 ROOT = Path(__file__).parent.parent
@@ -71,8 +74,27 @@ def test_there_is_an_entry_for_every_encoding_and_alias():
     ],
 )
 def test_every_model_and_experiment_composes(chosen):
-    cfg = composed(chosen, "+trainer.use_cpu=true")
+    cfg = composed(chosen, "trainer.use_cpu=true")
     assert isinstance(hydra.utils.instantiate(cfg.trainer, _convert_="all"), TrainingArguments)
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_every_field_of_training_arguments_is_a_setting(prefix):
+    names = sorted(field.name for field in dataclasses.fields(TrainingArguments) if field.init)
+    words = [f"{prefix}trainer.{name}=null" for name in names]
+    found = command.composed([*words, f"{prefix}trainer.optim_args.a=1"], "train").trainer
+    assert {*found} == {*names, "_target_"} and found.optim_args == {"a": 1}
+    with pytest.raises(HydraException):
+        command.composed(["trainer.no_such_field=1"], "train")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_machine_without_a_gpu_trains_on_its_cpu(start):
+    settings = ("trainer.bf16=true", "trainer.max_steps=2", "trainer.adam_beta2=0.9")
+    folder = start(*settings)
+    recorded = json.loads((folder / "run.json").read_text())["trainer"]
+    assert recorded["adam_beta2"] == 0.9 and "use_cpu" not in recorded
+    start(*settings, "trainer.use_cpu=true")
 
 
 @pytest.mark.parametrize("trainer", choices("trainer"))
@@ -103,7 +125,7 @@ def test_an_experiment_overrides_the_defaults_and_the_command_line_both():
 )
 def test_the_papers_recipes(experiment, length, batch, steps, rate, schedule, warmup, decay):
     """Table 5 of the paper; schedules, warm-up and decay are those of its scripts."""
-    cfg = composed(f"experiment={experiment}", "+trainer.use_cpu=true")
+    cfg = composed(f"experiment={experiment}", "trainer.use_cpu=true")
     arguments = hydra.utils.instantiate(cfg.trainer, _convert_="all")
     assert (cfg.length, arguments.max_steps, arguments.learning_rate) == (length, steps, rate)
     sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
@@ -212,7 +234,7 @@ def test_a_run_whose_scalars_decayed_does_not_go_on(start, monkeypatch):
         folder = start("position=fire")
     start("position=fire")  # has finished: it reports
     with pytest.raises(
-        ValueError, match=r"8/optimizer\.pt has different parameter groups: \[24, 9\], now"
+        ValueError, match=r"8/optimizer\.pt has different parameter groups: \[24, 7\], now"
     ):
         start("position=fire", "trainer.max_steps=12")
     assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
@@ -283,6 +305,14 @@ def test_a_finished_run_only_reports_again(start, schedule):
         assert json.loads((folder / "report" / "report.json").read_text())["steps"] == 8
     with pytest.raises(ValueError, match=r"checkpoint-8 is beyond trainer\.max_steps=6"):
         start(*settings, "trainer.max_steps=6")
+
+
+def test_a_run_shorter_than_logging_steps_has_a_loss_and_memory(start):
+    folder = start("trainer.max_steps=2", "trainer.logging_steps=50")
+    (row,) = [row for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
+    assert row["step"] == 2 and row["loss"] > 0 and row["tokens_per_second"] > 0
+    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert summary["peak_memory_gib"] > 0
 
 
 def test_a_finished_run_may_go_on(start, finished):
@@ -520,7 +550,9 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
 @pytest.mark.parametrize("late", [False, True])
 def test_a_loss_that_is_not_finite_ends_the_run(late, start, monkeypatch):
     """Or is read one step later, as on a GPU."""
-    monkeypatch.setattr("tape.training.trainer.Guard", lambda **given: Guard(late=late))
+    monkeypatch.setattr(
+        "tape.training.trainer.StopAndNaNCallback", lambda **given: StopAndNaNCallback(late=late)
+    )
     applied = "was found one step later" if late else "was not applied"
     with pytest.raises(NonFiniteLoss, match=rf"step 2, .*learning rate .*{applied}"):
         start("trainer.learning_rate=1e30", "trainer.max_grad_norm=0", "trainer.warmup_steps=0")

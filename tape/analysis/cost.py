@@ -48,7 +48,7 @@ MEMORY = {
 NOTE = """\
 MACs: multiply-adds of one forward pass, with the whole N x N attention. FLOPs: two for each of
 them, and one for each number that softmax, SiLU or ReLU is taken of. Both are counted by torch and
-equal the formulas of tape/analysis/flops.py."""
+equal the formulas of tape/model/flops.py."""
 MEMORY_NOTE = """\
 In float32. Activations: what a forward pass up to the logits keeps for the backward pass, besides
 the weights. Cache: keys, values and TAPE's state."""
@@ -109,17 +109,17 @@ def cost_of(config: TapeConfig, encoding: str, length: int) -> dict[str, str | i
         ValueError: if torch's counts differ from the formulas.
     """
     eager, sdpa = (counting.fake_model(config, kernel) for kernel in ("eager", "sdpa"))
-    macs, flops = counting.operations(eager, length)
+    counts = counting.operations(eager, length)
     expected = sum(flops.multiply_adds(config, length).values()), flops.flops(config, length)
-    if (macs, flops) != expected:
+    if counts != expected:
         raise ValueError(
-            f"{encoding}: torch counts {macs} MACs and {flops} FLOPs, the formulas give "
-            f"{expected[0]} and {expected[1]}; add the difference to tape/analysis/flops.py"
+            f"{encoding}: torch counts {counts[0]} MACs and {counts[1]} FLOPs, the formulas give "
+            f"{expected[0]} and {expected[1]}; add the difference to tape/model/flops.py"
         )
     return {
         "encoding": encoding,
-        "macs": macs,
-        "flops": flops,
+        "macs": counts[0],
+        "flops": counts[1],
         "parameters": eager.num_parameters(),
         "activations_eager": counting.saved_bytes(eager, length),
         "activations_sdpa": counting.saved_bytes(sdpa, length),

@@ -174,8 +174,12 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
                 losses = torch.cat([measure(part) for part in ids.split(BATCH)])
             nll = losses.double().mean().item()
             yield about | {
-                **{"data": text, "fault": fault, "length": length, "tokens": losses.numel()},
-                **{"nll": nll, "perplexity": exp(nll)},
+                "data": text,
+                "fault": fault,
+                "length": length,
+                "tokens": losses.numel(),
+                "nll": nll,
+                "perplexity": exp(nll),
             }
 
 

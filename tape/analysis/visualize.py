@@ -83,7 +83,10 @@ def numbers(model: Model, texts: list[Inside]) -> Iterator[dict[str, Any]]:
         weights = [inside.attention[layer] for inside in texts]
         sizes = [magnitudes(e).mean().item() for x in texts if (e := x.states[layer]) is not None]
         yield {
-            **{"model": model.name, "row": model.row, "layer": layer + 1, "texts": len(texts)},
+            "model": model.name,
+            "row": model.row,
+            "layer": layer + 1,
+            "texts": len(texts),
             "tokens": weights[0].shape[-1],
             "beyond_a_quarter": np.mean([beyond_a_quarter(A) for A in weights]),
             "entropy": np.mean([entropy(A) for A in weights]),

@@ -7,7 +7,7 @@ q (B, H, T, D); k (B, K, S, D); values and their payload as `Values`
 it; bias a `ScoreBias` or None. The result is an `Attended`, whose log-sum-exp is None unless
 `needs_lse`.
 
-Backend names are the library's, so `attn_implementation=`, `set_attn_implementation` and the mask
+Backend names are transformers', so `attn_implementation=`, `set_attn_implementation` and the mask
 builders keep working. An unsupported request raises an error; there is no silent fallback.
 """
 
@@ -87,7 +87,7 @@ def sdpa(
     """
     B, H, T, D = q.shape
     plain = values.payload is None and k.shape[1] == H
-    is_causal = mask is None and T > 1  # the builder leaves causality to us
+    is_causal = mask is None and bool(T > 1)  # the builder leaves causality to us
     if needs_lse:
         if is_causal:
             mask = torch.ones(T, k.shape[2], dtype=torch.bool, device=q.device).tril()

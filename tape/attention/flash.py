@@ -1,7 +1,7 @@
 """FlashAttention-2 through the optional package flash-attn (Dao 2023, arXiv 2307.08691).
 
 It supports float16 and bfloat16, one width for queries, keys and values, padding masks only, and
-ALiBi as its only score bias. Anything else is refused. The library's wrapper ignores ALiBi slopes
+ALiBi as its only score bias. Anything else is refused. transformers' wrapper ignores ALiBi slopes
 and crops values that are wider than queries, so the package is called directly.
 """
 
@@ -62,7 +62,7 @@ def ragged(mask: Tensor | None, documents: Tensor | None, T: int) -> Ragged | Te
 
 def functions() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """Returns the package's functions for fixed and for variable sequence lengths."""
-    # For exported code the library's loader treats any other form as a mandatory import.
+    # For exported code transformers' loader treats any other form as a mandatory import.
     try:
         from flash_attn import flash_attn_func, flash_attn_varlen_func
     except ImportError as error:

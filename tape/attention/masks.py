@@ -1,4 +1,4 @@
-"""Attention masks beyond the causal one: windows and packed documents."""
+"""Attention masks: causal, windows, packed documents, and what the caller's mask hides."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ def build_mask(
     mask = create_causal_mask(**given)
     if allowed is None or implementation == "flash_attention_2":
         return mask
-    batch = torch.arange(len(x_BTC), device=x_BTC.device)[:, None, None, None]
+    rows = torch.arange(len(x_BTC), device=x_BTC.device)[:, None, None, None]
     query, key = slots[:, None], torch.arange(num_slots(x_BTC, cache), device=x_BTC.device)
-    seen = allowed(batch, torch.zeros_like(batch), query, key)
+    seen = allowed(rows, torch.zeros_like(rows), query, key)
     if mask is None:  # the builder leaves causality to sdpa
         return (seen & (key <= query)).expand(len(x_BTC), 1, -1, -1)
     if mask.dtype == torch.bool:
@@ -136,7 +136,7 @@ def num_slots(x_BTC: Tensor, cache: Cache | None) -> int:
 
 
 class CacheSizes:
-    """Cache sizes for the library's mask builder, taken before the forward pass.
+    """Cache sizes for transformers' mask builder, taken before the forward pass.
 
     A static cache keeps its length in a tensor, updated in place. FlexAttention evaluates its
     mask after that update, and each query would see T slots too many.

@@ -62,6 +62,9 @@ COMMANDS = {
         "gallery": ("tape.analysis.gallery", "pictures of what every encoding adds to scores"),
         "cost": ("tape.analysis.cost", "FLOPs, parameters and memory of every encoding"),
     },
+    "develop": {
+        "new-encoding": ("tape.commands.new_encoding", "make the files of a new encoding"),
+    },
     "export": {
         "export": ("tape.export", "save a model with its code, or as a plain Llama"),
     },
@@ -103,7 +106,20 @@ def folders(name: str, words: list[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Runs a command in this process, like `python FILE` or `python -m MODULE`."""
+    """Runs a command. If the reader of its output has ended, as `head` does, so does the command,
+    without an error message."""
+    try:
+        try:
+            run()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed again at the end
+        sys.exit(1)
+
+
+def run() -> None:
+    """Runs a command in this process, like `python -m MODULE`."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(usage())

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tape.settings.composition import call, is_expected, refuse
 from tape.settings.groups import CONFIG
+from tape.settings.run import RunSettings
 from tape.settings.schema import check_base, check_groups, check_settings
 
 STOPPED = os.EX_TEMPFAIL  # 75: the run was told to stop, and the same command continues it
@@ -58,7 +59,7 @@ def run(cfg: DictConfig) -> str:
     # It takes seconds to import: what is wrong with the settings is said before.
     from tape.training.run import run
 
-    return run(settings, instantiate)
+    return run(RunSettings.of(settings), instantiate)
 
 
 @hydra.main(version_base=None, config_path=str(CONFIG), config_name="train")

@@ -14,7 +14,9 @@ HUB = "togethercomputer/RedPajama-Data-1T-Sample"
 CRAWLS = ("2019-30", "2020-05", "2021-04", "2022-05", "2023-06")
 SOURCES = (
     *("arxiv", "book", "c4", *(f"cc_{crawl}" for crawl in CRAWLS)),
-    *("github", "stackexchange", "wikipedia"),
+    "github",
+    "stackexchange",
+    "wikipedia",
 )
 FILES = tuple(f"{source}_sample.jsonl" for source in SOURCES)
 log = logging.getLogger(__name__)

@@ -25,7 +25,6 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
-from tape.data.ahead import ahead
 from tape.data.blocks import (
     TokenBlocks,
     TrainingOrder,
@@ -39,6 +38,7 @@ from tape.data.blocks import (
 )
 from tape.data.c4 import C4Corpus
 from tape.data.corpora import Corpus
+from tape.data.prefetch import prefetch
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class StreamedBlocks(IterableDataset):
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
         first, skipped = divmod(self.start, self.window)
         # A window is tokenized while the device works on the one before it.
-        for number, blocks in ahead(self._windows(first)):
+        for number, blocks in prefetch(self._windows(first)):
             order = permutation(self.window, self.seed, number)
             yield from (as_example(blocks[which]) for which in order[skipped:])
             skipped = 0

@@ -31,8 +31,15 @@ from tape.evaluation.view import (
 
 # What a row is about: it is there once.
 ABOUT = (
-    *("model", "model_hash", "data", "data_hash"),
-    *("convention", "length", "stride", "batch_size", "dtype"),
+    "model",
+    "model_hash",
+    "data",
+    "data_hash",
+    "convention",
+    "length",
+    "stride",
+    "batch_size",
+    "dtype",
 )
 COLUMNS = (*ABOUT, "tokens", "nll", "perplexity")
 POSITION_COLUMNS = (*ABOUT, "first", "last", "tokens", "nll")
@@ -79,8 +86,10 @@ def by_position(length: int, parts: pd.DataFrame) -> list[dict[str, Any]]:
     sums = parts.groupby("bin").agg({"tokens": "sum", "loss": math.fsum})
     return [
         {
-            **{"first": int(BINS[k]), "last": min(int(BINS[k + 1]), length) - 1},
-            **{"tokens": int(tokens), "nll": loss / tokens},
+            "first": int(BINS[k]),
+            "last": min(int(BINS[k + 1]), length) - 1,
+            "tokens": int(tokens),
+            "nll": loss / tokens,
         }
         for k, tokens, loss in sums.itertuples()
     ]

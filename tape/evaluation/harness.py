@@ -19,12 +19,33 @@ from tape.validation import suggestion
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 
+BABILONG = "babilong"
+
+
+def prompt_lengths(tasks: Sequence[str], lengths: Sequence[int]) -> Sequence[int] | str:
+    """Returns the lengths in the form that the tasks read. The prompts of BABILong come in lengths
+    of their own, of which a run has one: 4k for 4,096 tokens.
+
+    Raises:
+        ValueError: if BABILong has other lengths, or beside other tasks.
+    """
+    ours = [name for name in tasks if name.startswith(BABILONG)]
+    if not ours:
+        return lengths
+    if len(ours) < len(tasks) or len(lengths) > 1 or lengths[0] % 1024:
+        raise ValueError(
+            f"--lengths {' '.join(map(str, lengths))} with --tasks {','.join(tasks)}: BABILong "
+            "takes one multiple of 1,024 and no other tasks; repeat the command for each length"
+        )
+    return f"{lengths[0] // 1024}k"
+
+
 class Tasks(TaskManager):
     """Tasks of lm-eval, which are checked when they are loaded: before the first question.
 
     Args:
         metric: a metric that one of them must have; None for any.
-        lengths: of the prompts of RULER's tasks, whose metrics are lengths.
+        lengths: of the prompts of RULER's tasks, whose metrics are lengths, and of BABILong's.
     """
 
     def __init__(self, metric: str | None = None, lengths: Sequence[int] = (), **where: Any):
@@ -35,7 +56,8 @@ class Tasks(TaskManager):
         found = super().load(names)
         known = {*self.lengths}
         for name, task in found["tasks"].items():
-            if self.lengths and not any(metric.isdecimal() for metric in task.aggregation()):
+            with_lengths = name.startswith(BABILONG) or any(map(str.isdecimal, task.aggregation()))
+            if self.lengths and not with_lengths:
                 raise ValueError(f"--lengths: {name} has no prompts of given lengths; omit it")
             kinds = [each["name"] for each in task.config.filter_list or [{"name": "none"}]]
             known |= {metric_name(metric, kind) for metric in task.aggregation() for kind in kinds}

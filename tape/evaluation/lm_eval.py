@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         import lm_eval
 
         from tape.evaluation import ruler
-        from tape.evaluation.harness import Harness, Tasks
+        from tape.evaluation.harness import BABILONG, Harness, Tasks, prompt_lengths
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{error.name} is missing: install the extra `eval`, EXTRAS=dev,eval bash "
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     check_length(model, max_length, f"--max_length {max_length}")
     metadata: dict[str, Any] = {"tokenizer": str(arguments.model)}
     if arguments.lengths:
-        metadata["max_seq_lengths"] = arguments.lengths
+        metadata["max_seq_lengths"] = prompt_lengths(arguments.tasks, arguments.lengths)
     weights = identified(arguments.model)
     about = {
         "model": arguments.model.resolve().name,
@@ -114,6 +114,11 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"--tasks {','.join(arguments.tasks)}: {what}") from error
     rows = zero_shot.rows_of(found, about | {"limit": arguments.limit or ""})
+    if arguments.lengths:  # as RULER's metrics
+        rows = [
+            row | {"metric": str(longest)} if row["task"].startswith(BABILONG) else row
+            for row in rows
+        ]
     return zero_shot.add(arguments.out, rows)
 
 
@@ -145,7 +150,8 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     length = "tokens of a prompt and its answer (default: the model's)"
     add("--max_length", type=integer(2, LONGEST), help=length)
     add("--truncate", action="store_true", help="leave out the beginning of longer prompts")
-    add("--lengths", type=integer(1, LONGEST), **several, help="of RULER's prompts, in tokens")
+    lengths = "of the prompts of RULER or BABILong, in tokens"
+    add("--lengths", type=integer(1, LONGEST), **several, help=lengths)
     add("--limit", type=integer(1), help="ask this many of each task, for a try")
     add("--dtype", choices=DTYPES, default="float32")
     add("--metric", help="that the printed table shows (default: acc)")

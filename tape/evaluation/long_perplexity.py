@@ -169,7 +169,10 @@ def evaluate(arguments: argparse.Namespace, text: Text) -> dict[str, str]:
         "model": arguments.model.resolve().name,
         "model_hash": fingerprint(arguments.model)[:16],
         **{name: chosen[name] for name in ("evaluator", "data", "data_hash", "length", "short")},
-        **{"dtype": arguments.dtype, "keys": len(keys), "nll": nll, "long_perplexity": exp(nll)},
+        "dtype": arguments.dtype,
+        "keys": len(keys),
+        "nll": nll,
+        "long_perplexity": exp(nll),
     }
     return add_rows(arguments.out, COLUMNS, len(ABOUT), [row])[0]
 

@@ -14,8 +14,14 @@ from tape.files import write_bytes
 
 # What a series is about: those columns first that name it best.
 SERIES = [
-    *("model", "data", "convention", "stride", "batch_size", "dtype"),
-    *("model_hash", "data_hash"),
+    "model",
+    "data",
+    "convention",
+    "stride",
+    "batch_size",
+    "dtype",
+    "model_hash",
+    "data_hash",
 ]
 
 

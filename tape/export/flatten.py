@@ -1,6 +1,6 @@
 """Flattens the modules that a model needs to files next to its weights.
 
-The library's loader of custom code copies files of one folder only, and only those named in lines
+transformers' loader of custom code copies files of one folder only, and only those named in lines
 of the form `from .module import ...`. So `tape.positions.rotary` becomes positions_rotary.py, with
 its import statements rewritten and nothing else changed. Only the table of encodings loses those
 that the model does not need.
@@ -142,7 +142,7 @@ def _flat_import(node: ast.ImportFrom, statement: str) -> tuple[str, list[str]]:
     for alias in modules:
         flat = flat_name(f"{node.module}.{alias.name}")
         local = alias.asname or alias.name
-        # The first line only makes the library's loader copy the file.
+        # The first line only makes transformers' loader copy the file.
         lines.append(f"from .{flat} import __name__ as _{local}")
         lines.append(f"from . import {flat}" + ("" if flat == local else f" as {local}"))
     return ("\n" + " " * node.col_offset).join(lines), needed

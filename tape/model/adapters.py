@@ -165,12 +165,12 @@ def adapt(
 
 
 def weights_of_encoding(model: TapeForCausalLM) -> set[str]:
-    """Returns the names of the encoding's own weights."""
+    """Returns the names of the encoding's own weights, those that do not train included."""
     return {
         f"{prefix}.{name}"
         for prefix, module in model.named_modules()
         if isinstance(module, PositionModule)
-        for name, _ in module.named_parameters()
+        for name in module.state_dict()
     }
 
 

@@ -1,6 +1,6 @@
 """Dynamic KV cache that appends in place, with spare capacity.
 
-The library's cache copies all keys and values of every layer for each decoded token.
+transformers' cache copies all keys and values of every layer for each decoded token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ def cached_memo(
         return None
     if not cache.layers[layer_idx].is_initialized:
         return None
-    keys = cached_keys(cache, layer_idx)
+    keys, length = cached_keys(cache, layer_idx), cache.get_seq_length(layer_idx)
+    if keys.ndim < 4 or (isinstance(length, int) and keys.shape[2] < length):
+        raise ValueError(
+            f"position '{encoding}' with a cache that rounds or drops cached tokens: it keeps more "
+            "of each token than keys and values; use a cache of all tokens that is not quantized"
+        )
     check_channels(encoding, "keys", keys, head_dim + width)
     return keys[..., -width:]
 
@@ -58,8 +63,8 @@ def check_channels(encoding: str, kind: str, cached: Tensor, count: int) -> None
     if cached.shape[-1] != count and cached.numel():
         raise ValueError(
             f"position '{encoding}' with cached {kind} of {cached.shape[-1]} channels per head, as "
-            f"from prefix tuning: it caches {count}, because it keeps more of a token; use LoRA, "
-            "prompt tuning or another encoding"
+            f"from prefix tuning or a cache made before: it caches {count}, because it keeps more "
+            "of a token; use LoRA, prompt tuning, a new cache or another encoding"
         )
 
 
@@ -107,7 +112,7 @@ class GrowableBuffer:
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values of a layer in growable buffers; with gradients, the library's layer."""
+    """Keys and values of a layer in growable buffers; with gradients, transformers' layer."""
 
     def __init__(self) -> None:
         super().__init__()

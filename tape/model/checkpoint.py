@@ -77,7 +77,7 @@ def load_model(
 
     Args:
         dtype: None for the dtype that it was saved in, float32 for an adapter.
-        attn_implementation: None for the library's choice.
+        attn_implementation: None for transformers' choice.
 
     Raises:
         ValueError: if the folder holds no trained model, not all of one, or more; for an adapter
@@ -112,7 +112,7 @@ def load_model(
 
 def check_finite(source: str | Path, model: TapeForCausalLM) -> None:
     """Raises a ValueError if a weight of the model, which comes from `source`, is not finite."""
-    for name, weight in model.named_parameters():
+    for name, weight in model.state_dict().items():
         if weight.is_floating_point() and not weight.is_meta and not weight.isfinite().all():
             raise ValueError(f"{source}: some weights are not finite, such as {name}")
 
@@ -132,7 +132,7 @@ def with_weights(
     """
     if (folder := Path(source)).is_dir():
         _check_weights(folder, config)
-    # The library's table of missing weights: they are expected, or an error.
+    # transformers' table of missing weights: they are expected, or an error.
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(no_report := lambda record: "LOAD REPORT" not in record.getMessage())
     try:

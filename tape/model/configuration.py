@@ -19,24 +19,54 @@ from tape.validation import check_integer, is_number, suggestion
 MOST_LAYERS = 10_000  # applied one after the other, at most
 OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
 COUNTS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences"),
-    *("num_attention_heads", *OPTIONAL, "max_position_embeddings"),
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_recurrences",
+    "num_attention_heads",
+    *OPTIONAL,
+    "max_position_embeddings",
 )
 
 
-# Arguments of the library's configurations that are no fields.
+# Arguments of transformers' configurations that are no fields.
 ARGUMENTS = {
-    *("attn_implementation", "auto_map", "experts_implementation", "model_type", "name_or_path"),
-    *("num_labels", "original_max_position_embeddings", "output_attentions"),
-    *("partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling"),
-    *("rope_theta", "tie_last_hidden_states", "torch_dtype"),
+    "attn_implementation",
+    "auto_map",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "original_max_position_embeddings",
+    "output_attentions",
+    "partial_rotary_factor",
+    "per_layer_config",
+    "quantization_config",
+    "rope_scaling",
+    "rope_theta",
+    "tie_last_hidden_states",
+    "torch_dtype",
 }
-# Saved by earlier versions of the library, without effect on a decoder.
+# Saved by earlier versions of transformers, without effect on a decoder.
 EARLIER = vars(GenerationConfig()).keys() | {
-    *("add_cross_attention", "cross_attention_hidden_size", "decoder_start_token_id"),
-    *("finetuning_task", "gradient_checkpointing", "is_decoder", "max_sequence_length", "prefix"),
-    *("pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss"),
-    *("tie_encoder_decoder", "tokenizer_class", "torchscript", "use_bfloat16", "xla_device"),
+    "add_cross_attention",
+    "cross_attention_hidden_size",
+    "decoder_start_token_id",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "is_decoder",
+    "max_sequence_length",
+    "prefix",
+    "pruned_heads",
+    "sep_token_id",
+    "task_specific_params",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "tokenizer_class",
+    "torchscript",
+    "use_bfloat16",
+    "xla_device",
 }
 log = logging.getLogger(__name__)
 
@@ -118,7 +148,7 @@ class TapeConfig(LlamaConfig):
         return unknown
 
     def _check_bounds(self) -> None:
-        """Validates bounds that the library does not check."""
+        """Validates bounds that transformers does not check."""
         for name in COUNTS:
             if name not in OPTIONAL or getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
@@ -154,10 +184,10 @@ class TapeConfig(LlamaConfig):
             raise ValueError(f"query_temperature.scale={scale!r} must be a finite number >= 0")
 
     def _validate_clipped_rope_parameters(self, rope_parameters, ignore_keys=None) -> None:
-        """Checked by `RoPE.configure`; the library warns of types that it has no function for."""
+        """Checked by `RoPE.configure`; transformers warns of types that it has no function for."""
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None):
-        """As in the library, whose caches call it with decoder=True: they need a layer for each
+        """As in transformers, whose caches call it with decoder=True: they need a layer for each
         decoder layer and recurrence, which keeps all keys."""
         config = super().get_text_config(decoder=decoder, encoder=encoder)
         if decoder and (self.num_recurrences > 1 or self.sliding_window is not None):
@@ -168,7 +198,7 @@ class TapeConfig(LlamaConfig):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
-        """As in the library; a Llama configuration is read as a TapeConfig with RoPE.
+        """As in transformers; a Llama configuration is read as a TapeConfig with RoPE.
 
         Raises:
             ValueError: if the checkpoint belongs to another family.
@@ -191,8 +221,8 @@ class TapeConfig(LlamaConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As in the library. `position` replaces the saved encoding; arguments of the same encoding
-        replace only the saved arguments of the same name. Misspelt fields are refused."""
+        """As in transformers. `position` replaces the saved encoding; arguments of the same
+        encoding replace only the saved arguments of the same name. Misspelt fields are refused."""
         cls._check_names(kwargs, others=True)
         config_dict = copy.deepcopy(config_dict)
         if (position := kwargs.pop("position", None)) is not None:
@@ -203,8 +233,8 @@ class TapeConfig(LlamaConfig):
         return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the library. `auto_map`, the code files of an exported model, is only saved by that
-        exported code, which is copied along."""
+        """As in transformers. `auto_map`, the code files of an exported model, is only saved by
+        that exported code, which is copied along."""
         saved = super().to_dict()
         if self._auto_class is None:
             saved.pop("auto_map", None)
@@ -213,7 +243,7 @@ class TapeConfig(LlamaConfig):
 
 def _ignore_partial_default(llama: dict[str, Any]) -> None:
     """Removes `partial_rotary_factor` from a Llama's configuration with the default schedule, where
-    the library's Llama rotates whole heads all the same."""
+    transformers' Llama rotates whole heads all the same."""
     rope = llama.get("rope_scaling") or llama.get("rope_parameters") or {}
     if rope.get("rope_type", rope.get("type", "default")) == "default":
         for owner in (llama, rope):

@@ -39,8 +39,8 @@ def check_frozen(frozen: str | None, method: Method | None, bf16: bool) -> None:
         raise ValueError(f"frozen={frozen}: all weights are trained; set peft=..., or frozen=null")
     if not bf16:
         raise ValueError(
-            f"frozen={frozen}, next to weights in float32, needs trainer.bf16=true (on a CPU with "
-            f"+trainer.use_cpu=true); or use frozen=null"
+            f"frozen={frozen}, next to weights in float32, needs trainer.bf16=true; or use "
+            "frozen=null"
         )
     if frozen not in QUANTIZED:
         return

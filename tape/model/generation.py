@@ -1,4 +1,4 @@
-"""The library's `generate` for the decoder: what it does not support, masks and caches."""
+"""transformers' `generate` for the decoder: what it does not support, masks and caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tape.model.indices import read_mask
 
 
 class TapeGenerationMixin(GenerationMixin):
-    """As in the library, but for the methods below."""
+    """As in transformers, but for the methods below."""
 
     def init_continuous_batching(self, *args, **kwargs):
         """Refused, and with it `generate_batch`, its context manager and the "paged" cache."""
@@ -23,7 +23,7 @@ class TapeGenerationMixin(GenerationMixin):
         )
 
     def _get_stopping_criteria(self, *args, **kwargs):
-        """As in the library, without the warning at the training length, which is not a limit."""
+        """As in transformers, without the warning at the training length, which is not a limit."""
         criteria = super()._get_stopping_criteria(*args, **kwargs)
         for criterion in criteria:
             if isinstance(criterion, MaxLengthCriteria):
@@ -32,8 +32,9 @@ class TapeGenerationMixin(GenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None, config: TapeConfig, **arguments):
-        """As in the library, without windows, which the decoder adds. A static cache with a backend
-        whose mask is not a tensor keeps the padding mask, from which the decoder builds it."""
+        """As in transformers, without windows, which the decoder adds. A static cache with a
+        backend whose mask is not a tensor keeps the padding mask, from which the decoder
+        builds it."""
         if config._attn_implementation == "flex_attention":
             return attention_mask
         # Checked before the values are hidden in the mask that is built from them.
@@ -43,10 +44,10 @@ class TapeGenerationMixin(GenerationMixin):
 
     def _get_static_cache_init_shape(self) -> None:
         """None: the cache takes its shape from its first values, which may be wider than the keys.
-        For `prefill_chunk_size` the library would allocate both alike."""
+        For `prefill_chunk_size` transformers would allocate both alike."""
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
-        """As in the library, with a growable cache as the default."""
+        """As in transformers, with a growable cache as the default."""
         given = model_kwargs.get("past_key_values")
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         made = type(model_kwargs.get("past_key_values")) is DynamicCache and given is None

@@ -1,9 +1,13 @@
 """Token indices from attention masks, position_ids and caches.
 
-An index counts the real tokens before a token, so padding on either side changes nothing;
-position_ids override it and may have gaps. From the first call with position_ids on, a cache keeps
-the indices of its tokens in an extra layer after those of the decoder, where they follow every
-operation on the cache.
+slot         place in the mask and the cache, padding included
+index        number of real tokens before a token: padding on either side changes nothing
+position_ids indices that the caller gives; they may have gaps
+count        index + 1, so that 0 means none: what is kept in a cache
+coordinate   what the sampler makes of an index, and an encoding reads
+
+From the first call with position_ids on, a cache keeps the counts of its tokens in an extra layer
+after those of the decoder, where they follow every operation on the cache.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_exporting
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
@@ -43,15 +48,15 @@ def token_indices(
     """
     (B, T), device = batch.x_BTC.shape[:2], batch.x_BTC.device
     attention_mask, cache = batch.mask, batch.cache
-    past, kept, S = 0, 0, T
+    past, kept_length, S = 0, 0, T
     if cache is not None:
-        past, kept = cache.get_seq_length(), cache.get_seq_length(cache_layer_idx)
+        past, kept_length = cache.get_seq_length(), cache.get_seq_length(cache_layer_idx)
         S, _ = cache.get_mask_sizes(T, 0)
     padded = attention_mask is not None and attention_mask.ndim == 2
     static = isinstance(past, Tensor)
     new = torch.arange(T, device=device) + past if static else slice(past, past + T)
     # A count is an index plus one; padding has the count of the token before it.
-    counted = isinstance(kept, int) and kept == 0
+    counted = isinstance(kept_length, int) and kept_length == 0
     if counted:
         counts = torch.arange(1, S + 1, device=device)[None]
         if padded:
@@ -63,24 +68,24 @@ def token_indices(
     else:
         counts = cached_keys(cache, cache_layer_idx)[:, 0, :, 0]
     if static:
-        last = counts[:, new[:1] - 1] * (past > 0)
+        last_count = counts[:, new[:1] - 1] * (past > 0)
     else:
-        last = counts[:, :past][:, -1:].sum(-1, keepdim=True)  # 0 if there is none
+        last_count = counts[:, :past][:, -1:].sum(-1, keepdim=True)  # 0 if there is none
     real = attention_mask[:, new] if padded else None
     if position_ids is None:
         steps = torch.arange(1, T + 1, device=device)[None] if real is None else real.cumsum(-1)
-        found = last + steps
+        found = last_count + steps
         query = (found - 1).clamp(min=0)
     else:
         query, found = position_ids, position_ids.long() + 1
         if padded and ordered:
-            found = torch.maximum(found.where(real, 0), last).cummax(-1).values
+            found = torch.maximum(found.where(real, 0), last_count).cummax(-1).values
         elif padded:
             before = torch.where(real, torch.arange(T, device=device), -1).cummax(-1).values
             filled = found.expand(B, T).gather(1, before.clamp(min=0))
-            found = torch.where(before < 0, last, filled)
+            found = torch.where(before < 0, last_count, filled)
         if ordered and (padded or attention_mask is None):
-            rises = found.expand(B, T).diff(dim=-1, prepend=last.expand(B, 1)) > 0
+            rises = found.expand(B, T).diff(dim=-1, prepend=last_count.expand(B, 1)) > 0
             refuse_unless(
                 rises >= real if padded else rises,
                 "position_ids must increase from token to token, also after cached tokens, or "
@@ -99,10 +104,21 @@ def token_indices(
     return query, (counts - 1).clamp(min=0), counts if counted else found
 
 
+def refuse_restarts(position_ids: Tensor) -> None:
+    """Raises a ValueError for indices of an encoding that may repeat them, if they begin again with
+    0 in a row without a mask: these are packed documents, as from DataCollatorWithFlattening."""
+    begins = (position_ids == 0).cumsum(-1)
+    refuse_unless(
+        (begins < 2) | (position_ids[:, :1] != 0),
+        "position_ids begin again with 0: packed documents would see each other; give document_ids",
+        now=True,
+    )
+
+
 def last_index(cache: Cache | None, cache_layer_idx: int, slots: Tensor) -> Tensor:
     """Returns the kept index of the token before these slots, (B|1, 1); 0 without one."""
-    kept = 0 if cache is None else cache.get_seq_length(cache_layer_idx)
-    if isinstance(kept, int) and kept == 0:
+    kept_length = 0 if cache is None else cache.get_seq_length(cache_layer_idx)
+    if isinstance(kept_length, int) and kept_length == 0:
         return slots.new_zeros(1, 1)
     counts = cached_keys(cache, cache_layer_idx)[:, 0, :, 0]
     last = counts.index_select(1, (slots[:1] - 1).clamp(min=0)) - 1
@@ -111,6 +127,10 @@ def last_index(cache: Cache | None, cache_layer_idx: int, slots: Tensor) -> Tens
 
 def keep_indices(cache: Cache, cache_layer_idx: int, counts: Tensor, T: int) -> None:
     """Writes counts, of the T new tokens or of all slots if the layer is new, to a cache layer."""
+    if is_exporting():
+        raise ValueError(
+            "token indices that a cache keeps cannot be exported; export without a cache"
+        )
     if cache.layer_class_to_replicate is None and cache_layer_idx == len(cache.layers):
         size = cache.get_max_length()
         cache.layers.append(StaticLayer(size) if cache.is_compileable else DynamicLayer())

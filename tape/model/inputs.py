@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
     cache: Cache | None
 
 
-def prepare(model: PreTrainedModel, call: Call) -> Inputs:
+def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
     """Prepares a forward pass: embeds its tokens and finds what all layers need.
 
     Raises:
@@ -67,33 +67,36 @@ def prepare(model: PreTrainedModel, call: Call) -> Inputs:
     """
     position, shard, recurrences = model.position, model.shard, model.config.num_recurrences
     batch, index = _batch(model, call)
-    if model.group is not None and model.training and batch.cache is None:
-        kernels = {None: backends.shifted(model.config, model.group, batch)}
+    if model.s2_group_size is not None and model.training and batch.cache is None:
+        kernels = {None: backends.shifted(model.config, model.s2_group_size, batch)}
     else:
         windows = {layer.context.window for layer in model.layers}
         kernels = {each: backends.kernel_and_mask(model.config, each, batch) for each in windows}
-    where, kept = _positions(model, batch, call, index)
-    x_BTC, here, real, slots = batch.x_BTC, where, batch.real, batch.slots
-    if shard is not None:  # `here` are the tokens of this process
-        x_BTC, where, here, real, slots = shard.own(x_BTC, where, real, slots)
+    positions, cached_indices = _coordinates(model, batch, call, index)
+    x_BTC, real, slots, local_positions = batch.x_BTC, batch.real, batch.slots, positions
+    if shard is not None:  # local: the tokens of this process
+        x_BTC, positions, local_positions, real, slots = shard.own(x_BTC, positions, real, slots)
         kernels = shard.kernels(kernels, batch.cache, call.output_attentions)
-    x_BTC, states, biases = position(x_BTC, here, where, len(model.layers))
+    x_BTC, states, biases = position(x_BTC, local_positions, positions, len(model.layers))
     if model.config._attn_implementation == "flash_attention_2":
         bias = next((bias for bias in biases if bias is not None), None)
-        backends.check_flash(batch, call.position_ids, where.key, bias)
-    if kept is not None:  # after all checks
+        backends.check_flash(batch, call.position_ids, positions.key, bias)
+    if cached_indices is not None:  # after all checks
         T = x_BTC.shape[1]
-        indices.keep_indices(batch.cache, len(model.layers) * recurrences, kept, T)
-    before = None if shard is None else shard.sum_before
+        indices.keep_indices(batch.cache, len(model.layers) * recurrences, cached_indices, T)
+    sum_before = None if shard is None else shard.sum_before
     seen = batch.mask[:, 0] if batch.mask is not None and batch.mask.ndim == 4 else None
-    tokens = [Tokens(here, bias, real, slots, batch.documents, seen, before) for bias in biases]
+    tokens = [
+        Tokens(local_positions, bias, real, slots, batch.documents, seen, sum_before)
+        for bias in biases
+    ]
     applied = [*zip(model.layers, tokens, strict=True)] * recurrences
     return Inputs(
         x_BTC,
         states,
         [
-            LayerInputs(seen, *kernels[layer.context.window], idx, final=idx == len(applied) - 1)
-            for idx, (layer, seen) in enumerate(applied)
+            LayerInputs(own, *kernels[layer.context.window], idx, final=idx == len(applied) - 1)
+            for idx, (layer, own) in enumerate(applied)
         ],
         batch.cache,
     )
@@ -118,7 +121,7 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     elif use_cache is None:
         use_cache = model.config.use_cache and not model.training and model.shard is None
     if use_cache and cache is None:
-        # The library's cache for compiled and exported models.
+        # transformers' cache for compiled and exported models.
         cache = DynamicCache() if is_compiling() else GrowingCache()
     past = 0 if cache is None else cache.get_seq_length()
     slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
@@ -131,7 +134,7 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     return Batch(x_BTC, mask, cache, slots, real, documents), index
 
 
-def _positions(
+def _coordinates(
     model: PreTrainedModel, batch: Batch, call: Call, index: Tensor | None
 ) -> tuple[Positions, Tensor | None]:
     """Returns the coordinates of the tokens, one draw for all layers, and what the cache has to
@@ -140,8 +143,10 @@ def _positions(
     Args:
         index: (B, T) token indices within documents, or None.
     """
-    position, ids, kept = model.position, call.position_ids, None
+    position, ids, cached = model.position, call.position_ids, None
     indices_layer = len(model.layers) * model.config.num_recurrences  # in the cache
+    if ids is not None and not position.ordered and batch.mask is None:
+        indices.refuse_restarts(ids)
     if position.reads:
         last = indices.last_index(batch.cache, indices_layer, batch.slots)
         new = None if batch.real is None else batch.real[:, batch.slots]
@@ -151,11 +156,11 @@ def _positions(
     elif ids is None and batch.mask is None and batch.cache is None:
         query = key = batch.slots[None]
     else:
-        query, key, kept = indices.token_indices(
+        query, key, cached = indices.token_indices(
             batch, ids, indices_layer, ordered=position.ordered, training=model.training
         )
     sampler = position.sampler
     if sampler.draw is not None:
         indices.check_draw(sampler.draw, batch.cache)
-    extent = key.shape[-1] if ids is None and kept is None else None  # if they count
-    return Positions(*sampler(query, key, model.training, extent)), kept
+    extent = key.shape[-1] if ids is None and cached is None else None  # if they count
+    return Positions(*sampler(query, key, model.training, extent)), cached

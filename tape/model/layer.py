@@ -1,4 +1,5 @@
-"""A decoder layer is two maps, X' = f(X, E) and E' = g(X, E):
+"""A decoder layer is two maps of the tokens X and their positional state E, X' = f(X, E) and
+E' = g(X, E), which share the attention weights:
 
     a, attended E  =  attention(norm(X); queries and keys rotated by E, V and E averaged)
     m              =  mlp(norm(X + a))
@@ -6,7 +7,7 @@
     E'             =  g(E, attended E, m)
 
 The encoding (`tape.positions`) defines E, what it does to queries, keys and scores, and g.
-Parameter names are those of the library's Llama.
+Parameter names are those of transformers' Llama.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tape.positions import LayerPosition
 
 
 class RMSNorm(LlamaRMSNorm):
-    """The library's RMSNorm without rounding float64 to float32; uses torch's fused call where it
+    """transformers' RMSNorm without rounding float64 to float32; uses torch's fused call where it
     rounds identically."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ class Attention(nn.Module):
             context: returns the encoding in this layer. It is not an argument itself: accelerate
                 would move a module, as it moves tensors.
         """
-        position = context()
+        encoding = context()
         tokens, shape = inputs.tokens, (*x_BTC.shape[:2], -1, self.config.head_dim)
         q = self.q_proj(x_BTC).view(shape).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
@@ -86,37 +87,37 @@ class Attention(nn.Module):
         if self.config.qk_norm:
             # Under autocast the norms are wider than the products.
             q, k = (norm(x).to(v.dtype) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
-        past, slot = None, (cache, inputs.cache_layer_idx, self.config.position["name"])
+        past, place = None, (cache, inputs.cache_layer_idx, self.config.position["name"])
         if cache is not None:
-            past = cached_memo(*slot, self.config.head_dim, position.memo_width)
-        q, k, memo = position.prepare(x_BTC, q, k, e, tokens, past)
+            past = cached_memo(*place, self.config.head_dim, encoding.memo_width)
+        q, k, memo = encoding.prepare(x_BTC, q, k, e, tokens, past)
         if self.config.query_temperature is not None:
             q = warmed(q, tokens.positions.query, **self.config.query_temperature)
-        values = Values(v, None if inputs.final else position.payload(e, v.dtype))
+        values = Values(v, None if inputs.final else encoding.payload(e, v.dtype))
         if cache is not None:
-            k, memo, values = stored(*slot, k, memo, values)
-        bias = position.bias(x_BTC, q, k, memo, tokens)
+            k, memo, values = stored(*place, k, memo, values)
+        bias = encoding.bias(x_BTC, q, k, memo, tokens)
         if bias is not None and bias.replaces_products:
             q, k = q[..., :0], k[..., :0]
         dropout = self.config.attention_dropout if self.training else 0.0
-        needs_lse = position.needs_lse or self.sink is not None
+        needs_lse = encoding.needs_lse or self.sink is not None
         *averages, lse = inputs.kernel(
             q, k, values, inputs.mask, bias, self.scaling, dropout, needs_lse
         )
-        if position.needs_lse:  # weights are the averages of unit vectors
-            averages = [None if x is None else position.finish(x, lse) for x in averages]
+        if encoding.needs_lse:  # returned weights change like the averages that they make
+            averages = [None if x is None else encoding.finish(x, lse) for x in averages]
         if self.sink is not None:
             averages = [None if x is None else self.sink(x, lse) for x in averages]
-        attended, payload, weights = averages
-        return self.o_proj(attended.transpose(1, 2).flatten(2)), payload, weights
+        attended, attended_e, weights = averages
+        return self.o_proj(attended.transpose(1, 2).flatten(2)), attended_e, weights
 
 
 class DecoderLayer(GradientCheckpointingLayer):
-    """One layer: x' = f(x, e), e' = g(x, e). X does not depend on E between attention and MLP, so g
-    is called once, after both.
+    """One layer: x' = f(x, e), e' = g(x, e). The MLP does not read E, so g is called once, after
+    it.
 
     Attributes:
-        context: the encoding in this layer.
+        context: the encoding in this layer; its name is part of the keys of checkpoints.
     """
 
     def __init__(self, config: TapeConfig, context: LayerPosition):

@@ -23,7 +23,7 @@ from tape.attention import backends
 from tape.attention.shifted_sparse import check_groups, check_layers
 from tape.model.configuration import TapeConfig
 from tape.model.generation import TapeGenerationMixin
-from tape.model.inputs import Call, prepare
+from tape.model.inputs import Call, layer_inputs
 from tape.model.layer import Attention, DecoderLayer, RMSNorm
 from tape.model.loss import Head, next_token_loss
 from tape.model.sequence_parallel import Shard, check_tensor_parallelism
@@ -53,14 +53,14 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest dtype of the weights: the library saves it and loads all weights in it, which
+        """The widest dtype of the weights: transformers saves it and loads all weights in it, which
         must not round any."""
         dtypes = (p.dtype for p in self.parameters() if p.is_floating_point())
         return reduce(torch.promote_types, dtypes)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        return True  # otherwise the library searches this file for its own attention registry
+        return True  # otherwise transformers searches this file for its own attention registry
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         if attn_implementation is not None:
@@ -69,13 +69,14 @@ class TapePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
-        """As in the library, but refuses tensor parallelism for encodings with per-head numbers."""
+        """As in transformers, but refuses tensor parallelism for encodings with per-head
+        numbers."""
         if distributed_config is not None and distributed_config.tp_size > 1:
             check_tensor_parallelism(model.base_model, distributed_config.tp_size)
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """As in the library, which would skip modules of custom code without tensors of their own;
+        """As in transformers, which would skip modules of custom code without tensors of their own;
         the initialisers of this package skip loaded tensors themselves."""
         super()._initialize_weights(module)
 
@@ -109,7 +110,7 @@ class TapePreTrainedModel(PreTrainedModel):
         if group is not None:
             check_layers(self.base_model, group)
             check_groups(self.config._attn_implementation, self.config, group)
-        self.base_model.group = group
+        self.base_model.s2_group_size = group
 
 
 class TapeModel(TapePreTrainedModel):
@@ -125,7 +126,7 @@ class TapeModel(TapePreTrainedModel):
             for layer_idx in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.group: int | None = None  # set by `set_shifted_attention`
+        self.s2_group_size: int | None = None  # set by `set_shifted_attention`
         self.shard: Shard | None = None  # set by `tape.model.sequence_parallel.shard_sequence`
         self.gradient_checkpointing = False
         self.post_init()
@@ -151,7 +152,8 @@ class TapeModel(TapePreTrainedModel):
             position_ids: (B|1, T) indices of the new tokens, by default a count of the real ones.
                 They must increase (`tape.model.indices`) unless the encoding is not `ordered`.
             past_key_values: any cache of transformers.
-            use_cache: create a cache if none is given; by default as configured, never in training.
+            use_cache: create a cache if none is given; by default as configured, but not in
+                training.
             output_hidden_states, output_attentions: return them of all layers and recurrences.
             document_ids: (B, T) integers, equal within a document and different in the next. Tokens
                 attend within their document, and token indices restart in each. Without a cache.
@@ -162,14 +164,14 @@ class TapeModel(TapePreTrainedModel):
         ids, embeds = input_ids, inputs_embeds
         call = Call(ids, embeds, attention_mask, position_ids, past_key_values, use_cache)
         call = call._replace(output_attentions=output_attentions, document_ids=document_ids)
-        inputs = prepare(self, call)
+        inputs = layer_inputs(self, call)
         x_BTC, states = inputs.x_BTC, inputs.states
         for idx, own in enumerate(inputs.layers):
             layer = self.layers[idx % len(self.layers)]
             if idx and layer is self.layers[0]:  # the next recurrence
                 x_BTC = x_BTC + inputs.x_BTC
             n = layer.context.entry
-            # x and e are positional: reentrant checkpointing drops gradients of keyword arguments.
+            # x and e are no keyword arguments: reentrant checkpointing drops gradients of these.
             x_BTC, states[n] = layer(x_BTC, states[n], inputs=own, past_key_values=inputs.cache)
         return BaseModelOutputWithPast(self.norm(x_BTC), past_key_values=inputs.cache)
 

@@ -38,7 +38,6 @@ class _Exchange(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         return _Exchange.apply(grad.contiguous(), ctx.group), None
 
@@ -52,7 +51,7 @@ class _SumBefore(torch.autograd.Function):
         return shard.gather(x)[: shard.rank].sum(0)
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # it would need the sum over the processes after this one
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.shard.gather(grad.contiguous())[ctx.shard.rank + 1 :].sum(0), None
 
@@ -100,16 +99,22 @@ class Shard:
         return _Exchange.apply(parts, self.group).movedim(0, 1).flatten(1, 2)
 
     def own(
-        self, x_BTC: Tensor, where: Positions, real: Tensor | None, slots: Tensor
+        self, x_BTC: Tensor, positions: Positions, real: Tensor | None, slots: Tensor
     ) -> tuple[Tensor, Positions, Positions, Tensor | None, Tensor]:
         """Returns the embeddings of this process's tokens; the positions of the whole text, as the
         first process drew them, and those here; which tokens here are real, and their slots."""
-        query, key = where.query.contiguous(), where.key.contiguous()
+        query, key = positions.query.contiguous(), positions.key.contiguous()
         for drawn in (query, key):
             dist.broadcast(drawn, group=self.group, group_src=0)
-        where, part = where._replace(query=query, key=key), self.part(x_BTC.shape[1])
-        here, x_BTC = where._replace(query=query[:, part]), x_BTC[:, part]
-        return x_BTC, where, here, None if real is None else real[:, part], slots[: x_BTC.shape[1]]
+        positions, part = positions._replace(query=query, key=key), self.part(x_BTC.shape[1])
+        local, x_BTC = positions._replace(query=query[:, part]), x_BTC[:, part]
+        return (
+            x_BTC,
+            positions,
+            local,
+            None if real is None else real[:, part],
+            slots[: x_BTC.shape[1]],
+        )
 
     def labels(self, labels: Tensor, num_items: Tensor | int | None) -> tuple[Tensor, Tensor | int]:
         """Returns the labels of this process's tokens and of the next one, which the last of them
@@ -164,7 +169,7 @@ class Shard:
 
 
 def check_tensor_parallelism(model: PreTrainedModel, size: int) -> None:
-    """Raises a ValueError for per-head parameters, which the library's plan does not split."""
+    """Raises a ValueError for per-head parameters, which transformers' plan does not split."""
     owners = [name for name in ("qk_norm", "attention_sink") if getattr(model.config, name)]
     if model.position.per_head:
         owners.append(f"position {model.config.position['name']!r}")
@@ -204,7 +209,7 @@ def shard_sequence(model: PreTrainedModel, group: dist.ProcessGroup | None) -> N
         ValueError: for heads that do not divide, and for encodings that need the whole text.
     """
     if group is not None:
-        if model.group is not None:
+        if model.s2_group_size is not None:
             raise ValueError("sequence parallelism with training in shifted groups: choose one")
         check_sharing(model.config, dist.get_world_size(group))
     model.shard = None if group is None else Shard(group)

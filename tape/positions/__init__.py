@@ -1,7 +1,7 @@
 """Positional encodings by name.
 
 A new encoding is one file here, one line in `ENCODINGS` and, if it has arguments, one YAML in
-config/position/.
+config/position/; `tape new-encoding` makes them.
 """
 
 from __future__ import annotations

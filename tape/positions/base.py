@@ -1,8 +1,9 @@
 """Interface of positional encodings.
 
 Shape suffixes, used throughout `tape`:
-B batch, T new tokens, S all tokens (cached and new), H query heads, K key/value heads, D head
-dimension, F = D / 2 frequencies, C hidden size, P width of the payload.
+B batch, T new tokens, S all tokens (cached and new), L cached tokens, H query heads, K key/value
+heads, G = H / K, D head dimension, F = D / 2 frequencies, C hidden size, P width of the payload, M
+width of the memo.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from tape.positions.scores import ScoreBias
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-FUSED = frozenset({"flex_attention", "flash_attention_2"})
-ALL_BACKENDS = frozenset({"eager", "sdpa"}) | FUSED
+ALL_BACKENDS = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2"})
 
 
 class Positions(NamedTuple):
@@ -71,7 +71,7 @@ class Tokens(NamedTuple):
 
     positions: Positions
     bias: ScoreBias | None  # of this layer, as computed by `PositionEncoding.biases`
-    real: Tensor | None  # (B, T) False at padding; None without padding
+    real: Tensor | None  # (B|1, S) by slot, False at padding; None without padding
     slots: Tensor  # (T,) cache slots of the new tokens; 0 to T - 1 without a cache
     documents: Tensor | None = None  # (B, T) numbers of packed documents; only without a cache
     seen: Tensor | None = None  # (B|1, T, S) which tokens a query sees; None without a 4-D mask
@@ -89,8 +89,8 @@ class LayerPosition(PositionModule):
         entry: which of the states (`PositionEncoding.states`) the layer reads and updates.
         memo_width: M, numbers that the encoding keeps for each token and key/value head. A cache
             stores them as the last channels of the keys, where they follow all its operations.
-        window: a query attends to itself and the `window` - 1 tokens before it, as with the
-            library's `sliding_window`; None for `TapeConfig.sliding_window`. Padding does not
+        window: a query attends to itself and the `window` - 1 tokens before it, as with
+            transformers' `sliding_window`; None for `TapeConfig.sliding_window`. Padding does not
             count. A cache keeps the keys of all tokens.
         needs_lse: whether `finish` is called.
     """
@@ -147,7 +147,7 @@ class LayerPosition(PositionModule):
         return attended_BHTD
 
     def next_state(
-        self, e: Tensor | None, attended: Tensor | None, mlp_out: Tensor
+        self, e: Tensor | None, attended_e: Tensor | None, mlp_out: Tensor
     ) -> Tensor | None:
         """Returns the state for the next layer, g of E' = g(X, E), given the payload's average over
         the attended tokens (B, H, T, P; None without a payload) and the MLP's output (B, T, C)."""
@@ -155,7 +155,8 @@ class LayerPosition(PositionModule):
 
 
 class PositionEncoding(PositionModule):
-    """A positional encoding. Every method defaults to no effect: NoPE overrides none.
+    """A positional encoding. Every method but `read` defaults to no effect: NoPE overrides
+    none.
 
     The decoder calls the encoding as a module (`forward`), and so does whatever else needs its
     parameters: accelerate loads those that it keeps off the device when their module is called.
@@ -225,7 +226,7 @@ class PositionEncoding(PositionModule):
         configuration that other tools read.
         """
         if config.head_dim % 2:
-            config.rope_parameters = None  # unused here, and the library would refuse them
+            config.rope_parameters = None  # unused here, and transformers would refuse them
         return arguments | {"sampler": sampling.configure(config, arguments["sampler"])}
 
     def register_constant(self, name: str, value_on_cpu: Tensor) -> None:
@@ -265,20 +266,20 @@ class PositionEncoding(PositionModule):
         raise NotImplementedError
 
     def forward(
-        self, x_BTC: Tensor, here: Positions, where: Positions, num_layers: int
+        self, x_BTC: Tensor, local: Positions, positions: Positions, num_layers: int
     ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
         """Returns the token embeddings (`embed`), the states that pass through the layers, several
         if layers have different ones (`LayerPosition.entry`), and the biases of all layers
         (`biases`).
 
         Args:
-            here: coordinates of the tokens that the layers compute.
-            where: coordinates of all tokens of these texts, of which another process may have some
-                (`tape.model.sequence_parallel`).
+            local: coordinates of the tokens that the layers compute.
+            positions: coordinates of all tokens of these texts, of which another process may have
+                some (`tape.model.sequence_parallel`).
         """
         dtype = torch.promote_types(x_BTC.dtype, torch.float32)
-        states = [self.state(here, dtype)]
-        return self.embed(x_BTC, here), states, self.biases(where, num_layers)
+        states = [self.state(local, dtype)]
+        return self.embed(x_BTC, local), states, self.biases(positions, num_layers)
 
     def embed(self, x_BTC: Tensor, positions: Positions) -> Tensor:
         """Returns token embeddings, with absolute encodings added."""

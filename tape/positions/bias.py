@@ -192,7 +192,11 @@ class FIRELayer(PositionModule):
         super().__init__()
         self.threshold = threshold
         self.hidden = WideLinear(1, hidden)
-        self.output = WideLinear(hidden, num_heads)
+        # Softmax is blind to a constant per head, which would drift by rounding: it stays as it
+        # starts. Checkpoints have it, as a weight of the listing.
+        self.output = WideLinear(hidden, num_heads, bias=False)
+        del self.output.bias
+        self.output.register_buffer("bias", torch.empty(num_heads))
         # Vectors of length one: FSDP cannot shard scalars.
         self.scale = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))

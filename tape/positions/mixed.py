@@ -78,11 +78,11 @@ class Mixed(PositionEncoding):
         return min((limit for limit in limits if limit is not None), default=None)
 
     def forward(
-        self, x_BTC: Tensor, here: Positions, where: Positions, num_layers: int
+        self, x_BTC: Tensor, local: Positions, positions: Positions, num_layers: int
     ) -> tuple[Tensor, list[Tensor | None], list[ScoreBias | None]]:
         states, biases = [], []
         for place, entry in enumerate(self.entries):
-            x_BTC, own, found = entry(x_BTC, here, where, self.places.count(place))
+            x_BTC, own, found = entry(x_BTC, local, positions, self.places.count(place))
             states += own
             biases.append(iter(found))
         return x_BTC, states, [next(biases[place]) for place in self.places]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
+from tape.differentiation import differentiable_gradients
 from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens
 from tape.positions.schedules import inverse_frequencies, settled, yarn
 
@@ -26,6 +26,11 @@ def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
     complex numbers."""
     if x.requires_grad and not is_compiling():
         return _ApplyRotary.apply(x, e)
+    return rotated(x, e)
+
+
+def rotated(x: Tensor, e: Tensor) -> Tensor:
+    """`apply_rotary` in operations of torch."""
     (real, imaginary), (cosine, sine) = x.chunk(2, dim=-1), e.unbind(-2)
     return torch.cat((real * cosine - imaginary * sine, imaginary * cosine + real * sine), dim=-1)
 
@@ -51,9 +56,10 @@ class _ApplyRotary(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, e = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return differentiable_gradients(rotated, (x, e), (grad,))
         grad_x = _ApplyRotary.product(grad, e, out=torch.empty_like(x), sign=-1)
         if not ctx.needs_input_grad[1]:
             return grad_x, None
@@ -93,7 +99,7 @@ class RoPE(PositionEncoding):
 
     Arguments of the configuration:
         theta: base of the frequencies, inv_f = theta^(-2f/D); 10,000 by default.
-        scaling: a schedule in the library's form, e.g. {"rope_type": "linear", "factor": 2.0};
+        scaling: a schedule in transformers' form, e.g. {"rope_type": "linear", "factor": 2.0};
             also "llama3" and "yarn". "proportional" rotates the pairs of the first share
             `partial_rotary_factor` alone, and "default" with that share has their frequencies go
             down to theta^(-1) as well (GPT-NeoX). "ntk" multiplies theta by factor^(D/(D-2))

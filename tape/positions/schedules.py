@@ -23,7 +23,9 @@ REQUIRED = {
     "default": (),
     "linear": ("factor",),
     "llama3": (
-        *("factor", "low_freq_factor", "high_freq_factor"),
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
         "original_max_position_embeddings",
     ),
     "yarn": ("factor",),
@@ -31,10 +33,17 @@ REQUIRED = {
     "ntk": ("factor",),
     "clipped": (),
 }
-# Numeric arguments of the schedules, which the library does not check.
+# Numeric arguments of the schedules, which transformers does not check.
 POSITIVE = {
-    *("rope_theta", "factor", "attention_factor", "original_max_position_embeddings"),
-    *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"),
+    "rope_theta",
+    "factor",
+    "attention_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "low_freq_factor",
+    "high_freq_factor",
+    "partial_rotary_factor",
 }
 ORDERED = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
 

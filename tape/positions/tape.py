@@ -1,9 +1,10 @@
 """TAPE: contextualized equivariant positional encoding (arXiv 2501.00712).
 
-RoPE whose state is updated in every layer but the last. With state e (a 2-vector per token, head
-and frequency), its average a over the attended tokens and the MLP's output m:
+RoPE whose state is updated in every layer but the last, where nothing would read it. With state E
+(a 2-vector per token, head and frequency), its average A over the attended tokens and the MLP's
+output m:
 
-    E1 = E + P a                             after attention  (`mix` is P)
+    E1 = E + P A                             after attention  (`mix` is P)
     E' = E1 + W2 diag(SiLU(W_x m)) W1 E1     after the MLP    (`gate`, `up`, `down`: W_x, W1, W2)
 
 All maps act on the heads and leave frequencies and the pair (cosine, sine) alone. They commute
@@ -110,12 +111,12 @@ class TapeLayer(RotaryLayer):
     def payload(self, e: Tensor, dtype: torch.dtype) -> Tensor | None:
         return e.flatten(-2).to(dtype) if self.attends else None  # (B|1, K|1, T, 2 F)
 
-    def next_state(self, e: Tensor, attended: Tensor | None, mlp_out: Tensor) -> Tensor:
+    def next_state(self, e: Tensor, attended_e: Tensor | None, mlp_out: Tensor) -> Tensor:
         with torch.autocast(mlp_out.device.type, enabled=False):
             shape = (len(mlp_out), self.num_heads, *e.shape[2:])  # B, K, T, 2, F
             state = self._arrange(e.expand(shape), self.mixed)
             if self.attends:
-                average = attended.to(e.dtype).view(*attended.shape[:-1], *shape[3:])
+                average = attended_e.to(e.dtype).view(*attended_e.shape[:-1], *shape[3:])
                 P = self.mix(e.dtype)
                 state = add_product(state, P, self._arrange(average, P.shape[-1]))
             if self.feed_forward:
@@ -129,7 +130,10 @@ class TapeLayer(RotaryLayer):
     def _feed_forward(self, state: Tensor, mlp_out: Tensor) -> Tensor:
         """Returns state + W2 diag(SiLU(W_x m)) W1 state."""
         W1, W2 = self.up(state.dtype), self.down(state.dtype)
-        gate = F.silu(self.gate(mlp_out.to(self.gate.weight.dtype))).flatten(0, 1).to(state.dtype)
+        weight = self.gate.weight
+        if isinstance(weight, Tensor) and weight.is_floating_point():  # others are quantized
+            mlp_out = mlp_out.to(weight.dtype)
+        gate = F.silu(self.gate(mlp_out)).flatten(0, 1).to(state.dtype)
         if self.tensorial:
             # One small matrix per token, 1 + W2 diag(gate) W1, linear in the gate: with M heads and
             # I = width it costs I M^2 + M^2 N multiply-adds and saves M^2 numbers for the backward

@@ -22,7 +22,7 @@ from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.files import write_text
 from tape.results.figures import write_figures
 from tape.results.rows import BASE, Row, kinds_of, rows_of
-from tape.results.runs import names_of, read_all, view_of, write_runs
+from tape.results.runs import Run, names_of, read_all, view_of, write_runs
 from tape.results.table import latex, markdown
 
 
@@ -82,7 +82,14 @@ def read(
         raise ValueError(f"--only {' '.join(only)} matches none of the runs: {names}")
     if not runs:
         raise ValueError("; ".join(missing.values()) or "no runs were given")
-    return Comparison(sorted(rows_of(runs, across, within), key=_order), missing)
+    return Comparison(ranked(runs, across, within), missing)
+
+
+def ranked(
+    runs: Sequence[Run], across: Sequence[str] = (), within: Sequence[str] = ()
+) -> list[Row]:
+    """Groups runs into rows (`rows_of`), the best first, after the base of methods."""
+    return sorted(rows_of(runs, across, within), key=_order)
 
 
 def _order(row: Row) -> tuple[bool, float]:

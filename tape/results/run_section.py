@@ -20,8 +20,17 @@ from tape.training.criterion import last_step, reached
 Settings = dict[str, Any]  # flat
 # Keys of report.json that are no measurements, or have a column of their own.
 FACTS = (
-    *("position", "attention", "parameters", "steps", "tokens_per_second", "peak_memory_gib"),
-    *("data_share", "mfu", "product_share", "ngrams", "scored_bytes"),
+    "position",
+    "attention",
+    "parameters",
+    "steps",
+    "tokens_per_second",
+    "peak_memory_gib",
+    "data_share",
+    "mfu",
+    "product_share",
+    "ngrams",
+    "scored_bytes",
 )
 LOSSES = {"loss": "training", "eval_loss": "validation"}
 

@@ -199,8 +199,10 @@ def ngram_rows(folder: Path) -> list[dict[str, Any]]:
     with reading(path):
         return [
             {
-                **{"measure": f"{each['model']} loss", "value": math.log(each["perplexity"])},
-                **{"n": report["scored_tokens"], "unit": "nats"},
+                "measure": f"{each['model']} loss",
+                "value": math.log(each["perplexity"]),
+                "n": report["scored_tokens"],
+                "unit": "nats",
             }
             for each in report.get("ngrams", {"models": []})["models"]
         ]

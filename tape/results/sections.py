@@ -13,7 +13,8 @@ from tape.evaluation import curves
 from tape.evaluation import zero_shot as lm_eval
 from tape.evaluation.tables import Row, read_table
 from tape.evaluation.view import Evaluation
-from tape.results.compare import read
+from tape.results import rates
+from tape.results.compare import ranked
 from tape.results.experiment import Folder, Kind, Read
 from tape.results.html import (
     Block,
@@ -37,6 +38,7 @@ from tape.results.runs import (
     read_settings,
     view_of,
 )
+from tape.results.table import markdown
 from tape.statistics import with_interval
 
 TABLE = "table.md"
@@ -119,14 +121,22 @@ def comparisons(holds: Callable[[Sequence[Run]], bool], command: str) -> Kind:
 
 
 def read_comparison(folder: Folder) -> list[Block]:
-    """The table of a comparison, computed from the rows if it was not kept."""
+    """The table of a comparison. If it was not kept, it is computed from the rows: of each task, or
+    of learning rates if the runs were not evaluated. Each seed may have a base of its own."""
+    runs = read_saved(folder.path)
     if folder.has(TABLE):
-        read_saved(folder.path)
         return blocks_of(folder.path / TABLE)
-    found = read([folder.path], across=["*"])
-    if found.missing:
-        raise ValueError(found.missing[folder.path])
-    return [Markdown(found.text())]
+    if not any(run.asked for run in runs):
+        return [Markdown(rates.table(rates.choices(runs)))]
+    by_task: dict[str, list[Run]] = {}
+    for run in runs:
+        tasks = [asked["task"] for asked in run.asked.values() if "task" in asked]
+        by_task.setdefault(tasks[0] if tasks else "", []).append(run)
+    blocks: list[Block] = []
+    for task, group in by_task.items():
+        rows = ranked(group, across=["*"], within=["base_*", "tokenizer"])
+        blocks += [Paragraph(task)] * bool(task) + [Markdown(markdown(rows))]
+    return blocks
 
 
 # ---- evaluations of single runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tape.evaluation.curves import MIN_WINDOWS
+from tape.evaluation.curves import MIN_WINDOWS, context_gain
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.evaluation.view import Column
 from tape.results.rows import RATE, Row, kind_of, kinds_of
@@ -117,11 +117,12 @@ def markdown(rows: Sequence[Row], baseline: Row | None = None) -> str:
 
 
 def _lacks_gain(rows: Sequence[Row]) -> bool:
-    """Whether rows of perplexity have no column of the context gain, which is not defined for runs
-    of methods, whose bases have other trained lengths."""
+    """Whether runs have too few windows for the context gain, which is not defined for runs of
+    methods, whose bases have other trained lengths."""
     runs = [run for row in rows for run in row.runs.get("perplexity", [])]
-    shown = any(column.measure == "context gain" for _, column in columns_of(rows))
-    return bool(runs) and not shown and all("peft.name" not in run.settings for run in runs)
+    return kind_of(runs) == "encoding" and not all(
+        context_gain(run.of("perplexity"), run.settings["length"]) for run in runs
+    )
 
 
 def _own_rates(rows: Sequence[Row]) -> str:

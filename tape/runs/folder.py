@@ -37,7 +37,7 @@ NO_INFLUENCE = (
     r"encodings\..*|longest",  # defaults of position.*
     r"trunk|tape_sampler|randpe_length",  # of earlier versions
     r"learning_rates(\..*)?|rates_of",  # of which trainer.learning_rate is one
-    r"trainer\.(disable_tqdm|report_to|run_name)",
+    r"trainer\.(disable_tqdm|report_to|run_name|use_cpu)",
     r"trainer\.(logging|eval)_.*|trainer\.save_(strategy|steps|total_limit)",
     r"trainer\.(per_device_.*_batch_size|gradient_accumulation_steps|dataloader_.*)",
     r"trainer\.ddp_.*",

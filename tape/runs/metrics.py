@@ -27,7 +27,7 @@ class MetricsFile(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs = logs or {}
-        if "train_loss" in logs:  # the library's summary of the steps since the last start
+        if "train_loss" in logs:  # transformers' summary of the steps since the last start
             if state.global_step < state.max_steps:
                 return
             logs = {"total_flos": logs["total_flos"]}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,12 +22,19 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tape.settings.groups import CONFIG, options
+from tape.settings.groups import CONFIG, groups_of, options
 from tape.settings.schema import RENAMED, renamed
 
+FIELD = re.compile(r"\+{0,2}trainer\.(\w+)[.=]")
 EXPECTED = (
-    *(ValueError, TypeError, OSError, ImportError, RecursionError, MemoryError),
-    *(HydraException, OmegaConfBaseException),
+    ValueError,
+    TypeError,
+    OSError,
+    ImportError,
+    RecursionError,
+    MemoryError,
+    HydraException,
+    OmegaConfBaseException,
 )
 
 
@@ -48,9 +58,15 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
         word == "-m" or word.startswith("--mu") for word in sys.argv[1:]
     ):
         refuse("--multirun is for train.py: repeat this command for each of the values")
+    sys.argv[1:] = with_fields(sys.argv[1:], name)
     try:
         check_added(sys.argv[1:], name, folder)
-        main()
+        if {"-h", "--help"} & {*sys.argv}:
+            print(help_of(sys.argv[1:], name, folder))
+        else:
+            main()
+    except BrokenPipeError:
+        raise  # the reader of a pipe has ended
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         if "debug=true" in sys.argv:
             raise
@@ -87,11 +103,52 @@ def check_added(words: list[str], name: str, folder: Path) -> None:
             raise ValueError(no_setting(override, known))
 
 
+def help_of(words: list[str], name: str, folder: Path) -> str:
+    """Returns all groups of settings and the settings that a command composes. Hydra's own text
+    takes seconds: it copies all entries for each of the groups."""
+    groups = [f"{group}: {listed(options(group, folder))}" for group in groups_of(folder)]
+    overrides = [each.input_line for each in parsed(words)]
+    settings = OmegaConf.to_yaml(composed(overrides, name, folder))
+    return "\n".join(
+        [
+            "usage: group=entry chooses an entry of a group, setting=value changes a setting",
+            *("", "groups:", "", *groups),
+            *("", "settings:", "", settings),
+            "--hydra-help lists the flags of Hydra",
+        ]
+    )
+
+
 def composed(words: list[str], name: str, folder: Path = CONFIG) -> DictConfig:
     """The configuration that a command composes of its file in `folder` and overrides."""
     GlobalHydra.instance().clear()  # that of a running command
     with initialize_config_dir(version_base=None, config_dir=str(folder)):
-        return compose(name, words)
+        return compose(name, with_fields(words, name))
+
+
+@cache
+def trainer_fields() -> frozenset[str]:
+    """Returns the fields of transformers.TrainingArguments, read from its source: importing it
+    would import torch."""
+    source = Path(find_spec("transformers").origin).with_name("training_args.py")
+    body = next(
+        node.body
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
+    )
+    names = {line.target.id for line in body if isinstance(line, ast.AnnAssign)}
+    return frozenset(name for name in names if not name.startswith("_"))
+
+
+def with_fields(words: list[str], name: str) -> list[str]:
+    """Prefixes fields of TrainingArguments with ++ in the overrides of train.py, so that fields
+    that config/trainer leaves out are settings like the others."""
+    if name != "train":
+        return words
+    return [
+        f"++{word.lstrip('+')}" if (of := FIELD.match(word)) and of[1] in trainer_fields() else word
+        for word in words
+    ]
 
 
 def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
@@ -119,6 +176,8 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
             groups[group] = choices[0]
     chosen = [f"{group}={choice}" for group, choice in groups.items()]
     known = {*_names(OmegaConf.to_container(composed(chosen, name, folder)))}
+    if name == "train":
+        known |= {f"trainer.{field}" for field in trainer_fields()}
     for override in overrides:
         setting = override.key_or_group
         there = setting in groups or setting in known or setting.startswith("hydra")

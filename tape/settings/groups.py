@@ -31,6 +31,13 @@ def options(group: str, folder: Path = CONFIG) -> set[str]:
     return files | (_entries.get(group, set()) if folder == CONFIG else set())
 
 
+def groups_of(folder: Path = CONFIG) -> list[str]:
+    """Returns the groups that `options` has entries of."""
+    groups = {path.name for path in folder.iterdir()}
+    groups |= _entries.keys() if folder == CONFIG else set()
+    return sorted(group for group in groups if options(group, folder))
+
+
 def _register(group: str, name: str, content: Any, package: str | None = "_global_") -> None:
     ConfigStore.instance().store(name, content, group, package)
     _entries[group].add(name)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tape.sweep.plan import Run, Sweep
+from tape.sweep.plan import Run, Sweep, duration
 
 STOPPED = os.EX_TEMPFAIL  # 75: stopped, and the same command continues
 # Signal -> the signal for the runs, and the exit status of the sweep.
@@ -196,7 +196,7 @@ class Engine:
         if self.done:
             left = self.left - self.done
             seconds = (time.monotonic() - self.begun) / self.done * left
-            line += f"; {left} left, about {tqdm.format_interval(seconds)}"
+            line += f"; {left} left, about {duration(seconds)}"
         self.say(line)
 
     def say(self, line: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tape.sweep.checks import compose_run
-from tape.sweep.plan import Run
+from tape.sweep.plan import Run, duration
 
 UTILIZATION = 0.4  # of a matrix product's speed; small models reach 0.3 to 0.6 (docs/efficiency.md)
 
@@ -47,8 +47,8 @@ def product_flops() -> float:
 
 
 def estimate(runs: Sequence[Run]) -> str | None:
-    """Describes the training of runs: tokens, and hours on this CPU. None for no runs, for models
-    that are loaded and for other programs than train.py, whose size is not known here."""
+    """Describes the training of runs: tokens, and the time on this CPU. None for no runs, for
+    models that are loaded and for other programs than train.py, whose size is not known here."""
     first = {run.row: run for run in reversed(runs)}
     known = {row: compose_run(run.train) for row, run in first.items()}
     if not runs or any(settings is None or settings["base_model"] for settings in known.values()):
@@ -58,4 +58,7 @@ def estimate(runs: Sequence[Run]) -> str | None:
     if shutil.which("nvidia-smi"):
         return text
     seconds = sum(each * flops for each, flops in work) / (UTILIZATION * product_flops())
-    return f"{text}: about {seconds / 3600:.1f} hours on this CPU, without evaluation"
+    text += f": about {duration(seconds)} on this CPU, without evaluation"
+    if any(settings["task"].get("criterion") is not None for settings in known.values()):
+        text += "; runs stop earlier if they reach their criterion"
+    return text

@@ -20,6 +20,19 @@ GENERATED = ("local", "bigrams")  # as names of data
 FROM_SETTINGS = ("LocalCorpus", "Problems", "Passkeys", "Synthetic")
 
 
+def duration(seconds: float) -> str:
+    """Formats a duration in words.
+
+    >>> duration(2520), duration(9000)
+    ('42 minutes', '2.5 hours')
+    """
+    for unit, size, digits in (("day", 86400, 1), ("hour", 3600, 1), ("minute", 60, 0)):
+        if seconds >= 2 * size:
+            return f"{round(seconds / size, digits):g} {unit}s"
+    whole = max(1, round(seconds))
+    return f"{whole} second{'s' * (whole > 1)}"
+
+
 def fill(command: str, **values: Any) -> list[str]:
     """Returns the words of a command with its placeholders filled in.
 

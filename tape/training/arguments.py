@@ -41,7 +41,7 @@ def check_fields(settings: dict[str, Any]) -> None:
 
 
 def check_training(arguments: TrainingArguments) -> None:
-    """Raises a ValueError for settings that the library allows but runs here do not support."""
+    """Raises a ValueError for settings that transformers allows but runs here do not support."""
     started, seen = int(os.environ.get("WORLD_SIZE", 1)), arguments.world_size
     if started != seen:
         raise ValueError(

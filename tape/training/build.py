@@ -27,9 +27,21 @@ from tape.validation import check_arguments
 KEEP = "keep"  # keeps the position of a base model
 # Fields that change the shape, the number or the meaning of weights.
 SIZES = {
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_recurrences"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act"),
-    *("tie_word_embeddings", "attention_bias", "mlp_bias", "qk_norm", "attention_sink"),
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_recurrences",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "hidden_act",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "qk_norm",
+    "attention_sink",
 }
 OF_TOKENIZER = {"bos_token_id", "eos_token_id", "pad_token_id"}
 log = logging.getLogger(__name__)
@@ -157,14 +169,17 @@ def adapt_model(
         log.info("weights of %s that are not used: %s", base, ", ".join(left))
     log.info(
         "base %s (%s), trained on %s tokens; now %s with %s",
-        *(base, before.position["name"], f"{before.max_position_embeddings:,}"),
-        *(config.position["name"], f"{config.max_position_embeddings:,}"),
+        base,
+        before.position["name"],
+        f"{before.max_position_embeddings:,}",
+        config.position["name"],
+        f"{config.max_position_embeddings:,}",
     )
     return model
 
 
 def _settled(owner: str, make: Callable[[], TapeConfig]) -> TapeConfig:
-    """Returns `make()`; raises a ValueError with the reason of the library's error."""
+    """Returns `make()`; raises a ValueError with the reason of transformers' error."""
     try:
         return make()
     except (ValueError, OSError, StrictDataclassError, TypeError, RecursionError) as error:
@@ -191,7 +206,7 @@ def identity(base: str) -> str:
 
 
 def _check_fields(shape: dict[str, Any]) -> None:
-    """The library would silently accept a misspelt field."""
+    """transformers would silently accept a misspelt field."""
     accepted = {field.name for field in fields(TapeConfig)} | {"attn_implementation"}
     check_arguments("model", shape, accepted)
 

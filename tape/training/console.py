@@ -28,6 +28,14 @@ PEAKS = {
 }
 
 
+def _duration(seconds: int) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
 def peak_memory() -> int:
     """Returns bytes: peak memory of the GPU, otherwise peak resident size of this process."""
     if torch.cuda.is_available():
@@ -100,6 +108,8 @@ class Console(TrainerCallback):
         self.steps_since_log += 1
         if self.bar is not None:
             self.bar.update(1)
+        if state.global_step == state.max_steps and not any("loss" in x for x in state.log_history):
+            control.should_log = True  # a run of fewer steps than logging_steps
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs = logs if logs is not None else {}
@@ -121,7 +131,7 @@ class Console(TrainerCallback):
                 state,
                 f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  "
                 f"{logs['tokens_per_second']:,.0f} tokens/s{utilization}  "
-                f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left",
+                f"{_duration(left)} left",
             )
         elif "eval_loss" in logs:
             self._say(state, f"validation loss {logs['eval_loss']:.4f}")

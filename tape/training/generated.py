@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.metrics import read_metrics
+from tape.settings.run import RunSettings
 from tape.training.arguments import training_order
 from tape.training.criterion import reached
 from tape.training.report import facts, headline, publish
@@ -83,19 +84,19 @@ class GeneratedTask(Task):
         source: Any,
         sequences: type[GeneratedSequences],
         tokenizer: PreTrainedTokenizerBase,
-        settings: dict[str, Any],
+        settings: RunSettings,
         arguments: TrainingArguments,
         samples: int,
     ):
-        unit, blocks = self.unit, settings["eval_blocks"]
+        unit, blocks = self.unit, settings.eval_blocks
         if not isinstance(source, self.kind):
             raise ValueError(
                 f"data makes {type(source).__name__}: this task needs {self.kind.__name__}; choose "
                 f"another data=..., or another experiment=..."
             )
-        if settings["length"] != source.length:
+        if settings.length != source.length:
             raise ValueError(
-                f"length={settings['length']}: these {unit} have {source.length} tokens; give "
+                f"length={settings.length}: these {unit} have {source.length} tokens; give "
                 f"length={source.length}"
             )
         if blocks is None:
@@ -139,8 +140,10 @@ class GeneratedTask(Task):
             summary["criterion_step"] = reached(metrics, self.criterion)
         values = {
             **summary,
-            **{"folder": folder, "name": folder.name},
-            **{"headline": headline(summary), "questions": len(answered)},
+            "folder": folder,
+            "name": folder.name,
+            "headline": headline(summary),
+            "questions": len(answered),
             **self.fill(summary, answered),
         }
         text = self.template.format_map(values)

@@ -38,7 +38,7 @@ class Answer:
         return not_finite, stop
 
 
-class Guard(TrainerCallback):
+class StopAndNaNCallback(TrainerCallback):
     """Ends a run before a step with a non-finite loss; on SIGTERM (sent by SLURM before the time
     limit) saves a checkpoint after the current step and ends it.
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments, set_seed
@@ -25,6 +26,7 @@ from tape.runs.folder import (
     step_of,
 )
 from tape.runs.metrics import MetricsFile, read_metrics
+from tape.settings.run import RunSettings
 from tape.training.arguments import (
     check_fields,
     check_training,
@@ -48,7 +50,7 @@ from tape.training.trainer import LanguageModelTrainer
 log = logging.getLogger(__name__)
 
 
-def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) -> str:
+def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> str:
     """Trains a model or resumes training, and returns the text of its report.
 
     Args:
@@ -61,19 +63,20 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         NonFiniteLoss: if the loss is not finite.
         Stopped: if the run was told to stop and has saved.
     """
-    check_fields(settings["trainer"])
+    check_fields(settings.trainer)
+    device = {"use_cpu": not torch.accelerator.is_available()}
     try:
         with without_deprecations():
-            arguments = instantiate(settings["trainer"])
+            arguments = instantiate(device | settings.trainer)
     except (ValueError, TypeError, OSError) as error:
         raise ValueError(f"trainer: {error}") from error
     check_training(arguments)
-    share_sequences(arguments, settings["sequence_parallel"], settings["length"])
-    method = Method.of(settings["peft"]) if settings["peft"] else None
-    check_frozen(settings["frozen"], method, arguments.bf16)
-    muon = settings["optimizer"].get("matrix_learning_rate")
+    share_sequences(arguments, settings.sequence_parallel, settings.length)
+    method = Method.of(settings.peft) if settings.peft else None
+    check_frozen(settings.frozen, method, arguments.bf16)
+    muon = settings.optimizer.get("matrix_learning_rate")
     check_muon(muon, arguments, method)
-    folder, base = Path(settings["output_dir"]), settings["base_model"]
+    folder, base = Path(settings.output_dir), settings.base_model
     if Path(arguments.output_dir) != folder:
         raise ValueError(
             f"trainer.output_dir={arguments.output_dir} and output_dir={folder}: set only the "
@@ -81,35 +84,37 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         )
     if method and not base:
         raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
-    if method and method.groups and settings["sequence_parallel"] > 1:
+    if method and method.groups and settings.sequence_parallel > 1:
         raise ValueError(f"sequence_parallel with peft.groups={method.groups}: choose one")
     # Before any text is read, which may take hours.
-    shape, position = settings["model"], settings["position"]
+    shape, position = settings.model, settings.position
     if base:
         before, config = adapted_config(base, shape, position)
     else:
         config = new_config(shape, position)
-    check_sharing(config, settings["sequence_parallel"])
-    batch, length = arguments.per_device_train_batch_size, settings["length"]
+    check_sharing(config, settings.sequence_parallel)
+    batch, length = arguments.per_device_train_batch_size, settings.length
     check_memory(
-        *(16 * batch * length, f"trainer.per_device_train_batch_size={batch} with length={length}"),
-        *("of token ids and labels", "use fewer, with trainer.gradient_accumulation_steps"),
+        16 * batch * length,
+        f"trainer.per_device_train_batch_size={batch} with length={length}",
+        "of token ids and labels",
+        "use fewer, with trainer.gradient_accumulation_steps",
     )
     main = arguments.process_index == 0
     if not main:
         logging.getLogger().setLevel(logging.WARNING)
     transformers.logging.disable_progress_bar()
-    set_seed(settings["seed"])
+    set_seed(settings.seed)
 
     with locked(folder) if main else nullcontext():
         with arguments.main_process_first():  # the other processes then read its cached results
-            task = instantiate(settings["task"])(instantiate(settings["data"]), settings, arguments)
-        recorded = settings | {
+            task = instantiate(settings.task)(instantiate(settings.data), settings, arguments)
+        recorded = settings.recorded | {
             "tokens": task.fingerprints,
             "sequences_per_step": sequences_per_step(arguments),
         }
         if base:
-            model = adapt_model(base, before, config, task.tokenizer, settings["frozen"])
+            model = adapt_model(base, before, config, task.tokenizer, settings.frozen)
             recorded |= {"position": model.config.position, "base_weights": identity(base)}
         else:
             model = build_model(config, shape, task.tokenizer)
@@ -117,10 +122,12 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             check_length(model, length, f"length={length}")
         task.alter(model)
         task.check(model)
-        factor = settings["optimizer"].get("encoding_factor")
+        factor = settings.optimizer.get("encoding_factor")
         check_factor(factor, arguments, model)
         recorded |= {"code": provenance.fingerprint(model)}
-        recorded, checkpoint, finished = begin(folder, recorded, arguments, task.criterion)
+        recorded, checkpoint, finished = begin_or_resume(
+            folder, recorded, arguments, task.criterion
+        )
         log.info(
             "position %s, attention %s, %s parameters, %s",
             model.config.position["name"],
@@ -129,8 +136,8 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
             task.describe(),
         )
         if method:
-            model = adapt(model, method, base, recorded["base_weights"], settings["frozen"])
-            cast_frozen(model, settings["frozen"])
+            model = adapt(model, method, base, recorded["base_weights"], settings.frozen)
+            cast_frozen(model, settings.frozen)
             log.info(describe(model))
         if finished:
             restore(model, checkpoint)
@@ -140,7 +147,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
         trainer = LanguageModelTrainer(
             model=model,
             args=arguments,
-            length=settings["length"],
+            length=settings.length,
             measure=task.measure,
             matrix_learning_rate=muon,
             encoding_factor=factor,
@@ -174,7 +181,7 @@ def run(settings: dict[str, Any], instantiate: Callable[[dict[str, Any]], Any]) 
     return report
 
 
-def begin(
+def begin_or_resume(
     folder: Path,
     settings: dict[str, Any],
     arguments: TrainingArguments,

@@ -48,7 +48,7 @@ class Repeated(IterableDataset):
 
 
 class ContinuedStream(TrainerCallback):
-    """Restores what the library does not when a run resumes without skipping batches.
+    """Restores what transformers does not when a run resumes without skipping batches.
 
     Opening a data loader draws a random number, so the checkpoint's random state is restored again
     for the first step. The epoch (here the completed fraction of the run) would restart at 0.

@@ -11,8 +11,8 @@ from tape.model.modeling import TapeForCausalLM
 
 
 class Task:
-    """Created by `config/task` from the data, the settings of the run (plain dictionaries) and its
-    TrainingArguments. Every process creates one, the first process before the others.
+    """Created by `config/task` from the data, the `RunSettings` and the TrainingArguments of a run.
+    Every process creates one, the first process before the others.
 
     Attributes:
         tokenizer: saved with the model.

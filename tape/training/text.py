@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +20,7 @@ from tape.data import (
     training_blocks,
 )
 from tape.model.modeling import TapeForCausalLM
+from tape.settings.run import RunSettings
 from tape.training.arguments import training_order
 from tape.training.report import write_report
 from tape.training.task import Task
@@ -40,24 +40,24 @@ def separate(end: int, blocks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class TextTask(Task):
-    def __init__(self, corpus: Corpus, settings: dict[str, Any], arguments: TrainingArguments):
-        self.settings, cache = settings, check_path("cache_dir", settings["cache_dir"])
+    def __init__(self, corpus: Corpus, settings: RunSettings, arguments: TrainingArguments):
+        self.settings, cache = settings, check_path("cache_dir", settings.cache_dir)
         log.info(corpus.describe())
-        if settings["tokenizer"] is None:
-            self.tokenizer = train_tokenizer(corpus, settings["vocab_size"], cache)
+        if settings.tokenizer is None:
+            self.tokenizer = train_tokenizer(corpus, settings.vocab_size, cache)
         else:
-            self.tokenizer = load_tokenizer(settings["tokenizer"])
+            self.tokenizer = load_tokenizer(settings.tokenizer)
         if corpus.masked:
-            if (peft := settings["peft"]) and peft["groups"]:
+            if (peft := settings.peft) and peft["groups"]:
                 raise ValueError(
                     f"data.documents=mask with peft.groups={peft['groups']}: groups would join "
                     "documents; give peft.groups=null or data.documents=join"
                 )
             self.collate = partial(separate, self.tokenizer.eos_token_id)
-        (total, seed), length = training_order(arguments), settings["length"]
+        (total, seed), length = training_order(arguments), settings.length
         self.train = training_blocks(corpus, self.tokenizer, length, cache, seed, total)
         self.validation = tokenize_corpus(corpus, "validation", self.tokenizer, cache)
-        self.evaluation = TokenBlocks(self.validation, length, limit=settings["eval_blocks"])
+        self.evaluation = TokenBlocks(self.validation, length, limit=settings.eval_blocks)
         self.fingerprints = {
             "train": self.train.fingerprint,
             "validation": self.validation.fingerprint,
@@ -74,8 +74,8 @@ class TextTask(Task):
             model,
             self.tokenizer,
             self.validation,
-            self.settings["length"],
-            self.settings["report"]["tokens"],
-            self.settings["seed"],
+            self.settings.length,
+            self.settings.report["tokens"],
+            self.settings.seed,
             seen=self.train.seen(COUNTED) if isinstance(self.train, TrainingOrder) else None,
         )

@@ -1,4 +1,4 @@
-"""The library's Trainer with verified checkpoints and a guard before every step."""
+"""transformers' Trainer with verified checkpoints and a guard before every step."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from tape.runs.folder import (
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.training.arguments import sharing
 from tape.training.console import Console
-from tape.training.guard import Guard, NonFiniteLoss, ignore_sigterm
+from tape.training.guard import NonFiniteLoss, StopAndNaNCallback, ignore_sigterm
 from tape.training.optimizer import MuonWithAdamW, decayed, hidden_matrices, parameter_groups
 
 
-class Ready:
+class CausalLMCollator:
     """Collates sequences to a `multiple` of tokens, and decides what a GPU would have to wait for
     the CPU to decide: which labels are predicted, and whether anything is padded. If batches are
     `joined` later, which labels are predicted is left out: their number differs."""
@@ -96,7 +96,7 @@ class LanguageModelTrainer(Trainer):
         super().__init__(*args, **kwargs)
         # Accelerate reads a stream in one process, and joins the batches of all.
         joined = isinstance(self.train_dataset, IterableDataset) and self.args.world_size > 1
-        self.data_collator = Ready(data_collator, sharing(self.args), joined)
+        self.data_collator = CausalLMCollator(data_collator, sharing(self.args), joined)
         self.decoder = next(x for x in self.model.modules() if isinstance(x, TapeModel))
         if sharing(self.args) > 1:
             mesh = self.accelerator.torch_device_mesh
@@ -115,7 +115,7 @@ class LanguageModelTrainer(Trainer):
         self.add_callback(MetricsFile())
         self.continued = Continued(self)
         self.add_callback(self.continued)
-        self.guard = Guard(late=self.args.device.type == "cuda")
+        self.guard = StopAndNaNCallback(late=self.args.device.type == "cuda")
         self.add_callback(self.guard)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -161,7 +161,9 @@ class LanguageModelTrainer(Trainer):
         if self.optimizer is None and (rate, factor) != (None, None):
             model = self.model if model is None else model
             groups = parameter_groups(
-                *(model, self.get_decay_parameter_names(model), self.args.weight_decay),
+                model,
+                self.get_decay_parameter_names(model),
+                self.args.weight_decay,
                 encoding_rate=None if factor is None else factor * self.args.learning_rate,
                 hidden=() if rate is None else hidden_matrices(model),
             )
@@ -182,8 +184,8 @@ class LanguageModelTrainer(Trainer):
                 if before != now:
                     raise ValueError(
                         f"{path} has different parameter groups: {before}, now {now} (of an "
-                        "encoding only matrices that multiply tokens decay); start again with "
-                        "another name=..."
+                        "encoding only matrices that multiply tokens decay, and FIRE's output.bias "
+                        "does not train); start again with another name=..."
                     )
             super()._load_optimizer_and_scheduler(checkpoint)
 
@@ -240,7 +242,7 @@ class LanguageModelTrainer(Trainer):
             self.decoder.shard = shard
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs) -> EvalLoopOutput:
-        # Divides the summed loss by the number of labels: the library averages the means of
+        # Divides the summed loss by the number of labels: transformers averages the means of
         # batches, whatever their numbers of labels.
         self.summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -268,7 +270,7 @@ class LanguageModelTrainer(Trainer):
         return None, None, None
 
     def _get_output_dir(self, trial: Any) -> str:
-        # The library saves here; `_save_checkpoint` renames complete checkpoints.
+        # transformers saves here; `_save_checkpoint` renames complete checkpoints.
         return str(unfinished(Path(self.args.output_dir)))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -306,7 +308,7 @@ class LanguageModelTrainer(Trainer):
         file atomically."""
         folder = Path(self.args.output_dir)
         work = folder / ".final"
-        self.model.config.use_cache = True  # the library disables it for training
+        self.model.config.use_cache = True  # transformers disables it for training
         with writing(folder, work):
             self.save_model(str(work), _internal_call=True)
         if self.is_world_process_zero():
@@ -345,7 +347,7 @@ def writing(target: Path, work: Path) -> Iterator[None]:
 
 
 class Continued(TrainerCallback):
-    """Corrects how the library resumes a run.
+    """Corrects how transformers resumes a run.
 
     Intervals and learning rate follow the current settings; losses since the last log entry before
     the checkpoint count in the next one; a validation skipped because the run was told to stop is

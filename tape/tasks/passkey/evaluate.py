@@ -77,7 +77,9 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation | None:
         "trained": trained.max_length if trained else model.config.max_position_embeddings,
         **asked.pop("needles"),
         **asked,
-        **{"wrong": WRONG, "batch_tokens": arguments.batch_tokens, "batches": len(batches)},
+        "wrong": WRONG,
+        "batch_tokens": arguments.batch_tokens,
+        "batches": len(batches),
     }
     if arguments.intervention is not None:
         header["intervention"] = arguments.intervention

@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 from tape.evaluation.tables import markdown_table
 from tape.model.checkpoint import check_length
 from tape.model.modeling import TapeForCausalLM
+from tape.settings.run import RunSettings
 from tape.tasks.passkey.decoding import answers
 from tape.tasks.passkey.passkey_plan import Question, Questions, plan
 from tape.tasks.passkey.sequences import Passkeys, PromptSequences
@@ -44,7 +45,7 @@ All lengths and depths: python eval_retrieval.py --base_model {folder}
     def __init__(
         self,
         passkeys: Passkeys,
-        settings: dict[str, Any],
+        settings: RunSettings,
         arguments: TrainingArguments,
         *,
         samples: int,

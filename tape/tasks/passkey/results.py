@@ -92,8 +92,15 @@ def _points(rows: pd.DataFrame) -> Points:
 
 VIEW = View(
     keys=(
-        *("max_tokens", "interval", "num_tests", "depths", "seed"),
-        *("keys", "values", "plain", "original"),
+        "max_tokens",
+        "interval",
+        "num_tests",
+        "depths",
+        "seed",
+        "keys",
+        "values",
+        "plain",
+        "original",
     ),
     columns=_columns,
     best=_best,

@@ -46,10 +46,15 @@ def evaluate(arguments: argparse.Namespace) -> None:
     header = {
         **identified(folder),
         **asdict(problems),
-        **{"trained": problems.max_length, "max_length": lengths[-1]},
-        **{"criterion": criterion, "criterion_step": step},
-        **{"samples": arguments.samples, "seed": arguments.seed, "wrong": WRONG},
-        **{"batch_tokens": arguments.batch_tokens, "batches": len(batches)},
+        "trained": problems.max_length,
+        "max_length": lengths[-1],
+        "criterion": criterion,
+        "criterion_step": step,
+        "samples": arguments.samples,
+        "seed": arguments.seed,
+        "wrong": WRONG,
+        "batch_tokens": arguments.batch_tokens,
+        "batches": len(batches),
     }
     SYNTHETIC.evaluate(
         place_of(folder, "--name", arguments.name),

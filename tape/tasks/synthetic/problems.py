@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tape.hashing import mixed
+from tape.hashing import splitmix64
 from tape.saved_settings import load, save
 from tape.tasks.synthetic.generators import NO_LABEL, TASKS, Block, Task
 from tape.tasks.synthetic.words import PAD, Draws, keys_of
@@ -121,9 +121,9 @@ class Synthetic:
 
 def is_held_out(tokens: np.ndarray) -> np.ndarray:
     """Returns which problems (B,) of tokens (B, T) are for evaluation only, for any seed."""
-    weights = mixed(np.arange(tokens.shape[1], dtype=np.uint64))
+    weights = splitmix64(np.arange(tokens.shape[1], dtype=np.uint64))
     sums = ((tokens + 1).astype(np.uint64) * weights).sum(axis=1)
-    return mixed(sums) >> np.uint64(64 - HELD_OUT_BITS) == 0
+    return splitmix64(sums) >> np.uint64(64 - HELD_OUT_BITS) == 0
 
 
 class SyntheticSequences(GeneratedSequences):

@@ -100,9 +100,12 @@ class Cell(NamedTuple):
         low, high = clopper_pearson(len(self.longest), len(self.solved))
         twice = self.accuracy.get(2 * self.trained)
         return [
-            *(self.task, self.encoding, self.count, f"{low:.2f} to {high:.2f}"),
-            *(f"{median(self.longest):g}" if self.longest else "-",),
-            *(str(max(self.longest)) if self.longest else "-",),
+            self.task,
+            self.encoding,
+            self.count,
+            f"{low:.2f} to {high:.2f}",
+            f"{median(self.longest):g}" if self.longest else "-",
+            str(max(self.longest)) if self.longest else "-",
             "-" if twice is None else f"{100 * twice:.1f}",
         ]
 

@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from tape.evaluation.tables import markdown_table
 from tape.model.checkpoint import check_length
 from tape.model.modeling import TapeForCausalLM
+from tape.settings.run import RunSettings
 from tape.tasks.synthetic.generators import NO_LABEL
 from tape.tasks.synthetic.problems import Synthetic, SyntheticSequences
 from tape.tasks.synthetic.scoring import plan, score
@@ -55,7 +56,7 @@ All lengths and their picture: python -m tape.tasks.synthetic.evaluate --model {
     def __init__(
         self,
         problems: Synthetic,
-        settings: dict[str, Any],
+        settings: RunSettings,
         arguments: TrainingArguments,
         *,
         samples: int,

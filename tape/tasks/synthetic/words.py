@@ -9,11 +9,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tape.data.tokenizer import END, PADDING
-from tape.hashing import mixed
+from tape.hashing import splitmix64
 
 SYMBOLS = 128
 NAMES = (
-    *(PADDING, END, "=", "|", "."),
+    PADDING,
+    END,
+    "=",
+    "|",
+    ".",
     *string.digits,
     *string.ascii_lowercase,
     *(f"s{n}" for n in range(SYMBOLS)),
@@ -37,7 +41,7 @@ def keys_of(*parts: np.ndarray | int) -> np.ndarray:
     """Hashes integers >= 0, of shapes that broadcast to (B,), to keys (B,)."""
     key = np.zeros(1, dtype=np.uint64)
     for part in parts:
-        key = mixed(key + np.asarray(part, dtype=np.uint64))
+        key = splitmix64(key + np.asarray(part, dtype=np.uint64))
     return key
 
 
@@ -51,7 +55,7 @@ class Draws:
         """(B, count) of uint64."""
         places = np.arange(self.used, self.used + count, dtype=np.uint64)
         self.used += count
-        return mixed(self.keys + places * STEP)
+        return splitmix64(self.keys + places * STEP)
 
     def integers(self, bound: int, count: int) -> np.ndarray:
         """(B, count) in 0..bound-1, of equal probability up to bound / 2**32."""

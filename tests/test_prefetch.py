@@ -6,7 +6,7 @@ from itertools import count, islice
 
 import pytest
 
-from tape.data.ahead import ahead
+from tape.data.prefetch import prefetch
 
 
 def threads():
@@ -14,9 +14,9 @@ def threads():
 
 
 def test_the_same_items_in_order_and_no_thread_left():
-    assert list(ahead(iter(range(50)))) == [*range(50)]
-    assert list(ahead(iter([]))) == []
-    assert list(islice(ahead(count()), 5)) == [*range(5)]
+    assert list(prefetch(iter(range(50)))) == [*range(50)]
+    assert list(prefetch(iter([]))) == []
+    assert list(islice(prefetch(count()), 5)) == [*range(5)]
     assert threads() == []
 
 
@@ -30,7 +30,7 @@ def test_the_next_items_are_computed_meanwhile_but_no_more():
                 enough.set()
             yield number
 
-    found = ahead(items())
+    found = prefetch(items())
     assert next(found) == 0
     assert enough.wait(10)  # the second waits in the queue, the third for a place in it
     time.sleep(0.3)
@@ -45,7 +45,7 @@ def test_an_error_is_raised_at_its_place():
         yield 2
         raise ValueError("a bad shard")
 
-    found = ahead(items())
+    found = prefetch(items())
     assert [next(found), next(found)] == [1, 2]
     with pytest.raises(ValueError, match="a bad shard"):
         next(found)

@@ -11,7 +11,7 @@ T = TypeVar("T")
 PATIENCE = 0.1  # seconds between looks at whether the consumer has left
 
 
-def ahead(items: Iterator[T], count: int = 1) -> Iterator[T]:
+def prefetch(items: Iterator[T], count: int = 1) -> Iterator[T]:
     """Yields the same items, of which a thread computes up to `count` + 1 ahead. Its errors are
     raised at their place. The thread ends with the iterator, or once that is closed."""
     ready: Queue[tuple[bool, T | BaseException | None]] = Queue(count)

@@ -1,0 +1,140 @@
+"""`tape new-encoding NAME`: the files of a new encoding, which trains at once and is tested."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from pathlib import Path
+
+from tape import positions
+from tape.command import Parser, expected_errors
+from tape.files import write_text
+from tape.positions import ALIASES, ENCODINGS, base
+
+ROOT = Path(__file__).parents[2]
+REGISTRY, LOOPS = "tape/positions/__init__.py", "tests/references.py"
+
+MODULE = '''"""CLASS: what it computes (authors and year, arXiv number)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class CLASSLayer(LayerPosition):
+    def __init__(self, scale: float):
+        super().__init__()
+        self.scale = scale
+
+    def prepare(
+        self,
+        x_BTC: Tensor,
+        q_BHTD: Tensor,
+        k_BKTD: Tensor,
+        e: None,
+        tokens: Tokens,
+        past_BKLM: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.scale * q_BHTD, k_BKTD, None
+
+
+class CLASS(PositionEncoding):
+    """The formula.
+
+    Arguments of the configuration:
+        scale: what it is.
+    """
+
+    def __init__(self, config: PretrainedConfig, *, scale: float = 1.0, **arguments: Any):
+        super().__init__(config, **arguments)
+        self.scale = scale
+
+    def layer(self, layer_idx: int) -> LayerPosition:
+        return CLASSLayer(self.scale)
+'''
+YAML = """# What it computes (authors and year).
+name: NAME
+scale: 1.0 # what it is
+"""
+LOOP = """
+    if arguments["name"] == "NAME":
+        raise NotImplementedError("NAME: write its definition as a loop")
+"""
+
+
+def class_of(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def check(name: str) -> None:
+    """Raises ValueError unless `name` can be that of a new encoding."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,29}", name) or keyword.iskeyword(name):
+        raise ValueError(
+            f"name '{name}' must be 1 to 30 lower-case letters, digits and _, with a letter first, "
+            "and no word of Python; choose another name"
+        )
+    kind = class_of(name)
+    classes = vars(positions) | vars(base) | vars(builtins)
+    files = (f"tape/positions/{name}.py", f"config/position/{name}.yaml")
+    taken = [file for file in files if (ROOT / file).exists()]
+    taken += [f"the encoding {name}"] * (name in ENCODINGS or name in ALIASES)
+    taken += [f"the class {kind}"] * (kind in classes)
+    if taken:
+        raise ValueError(f"name '{name}': {taken[0]} exists; choose another name")
+
+
+def registered(text: str, name: str) -> str:
+    """Adds an import, in the order of the modules, and the last line of `ENCODINGS`."""
+    imports = re.finditer(r"^from (tape\.\S+) import ", text, re.MULTILINE)
+    after = next(found for found in imports if found[1] > f"tape.positions.{name}").start()
+    text = f"{text[:after]}from tape.positions.{name} import {class_of(name)}\n{text[after:]}"
+    end = text.index("\n}\n", text.index("\nENCODINGS: "))
+    return f'{text[:end]}\n    "{name}": {class_of(name)},{text[end:]}'
+
+
+def with_loop(text: str, name: str) -> str:
+    """Adds a case to `read_term`, before its default."""
+    end = text.index("\n    return zero\n", text.index("\ndef read_term("))
+    return text[:end] + LOOP.replace("NAME", name).rstrip() + text[end:]
+
+
+def create(name: str) -> list[str]:
+    """Writes the files of an encoding that changes nothing yet; returns their names."""
+    if not (ROOT / LOOPS).is_file():
+        raise ValueError("new-encoding writes to a checkout of the repository; run it there")
+    check(name)
+    texts = {
+        f"tape/positions/{name}.py": MODULE.replace("CLASS", class_of(name)),
+        f"config/position/{name}.yaml": YAML.replace("NAME", name),
+        REGISTRY: registered((ROOT / REGISTRY).read_text(), name),
+        LOOPS: with_loop((ROOT / LOOPS).read_text(), name),
+    }
+    for file, text in texts.items():
+        write_text(ROOT / file, text)
+    return [*texts]
+
+
+@expected_errors()
+def main(given: list[str] | None = None) -> None:
+    parser = Parser(
+        prog="tape new-encoding",
+        description="Makes the files of a new encoding, which CONTRIBUTING.md explains.",
+    )
+    parser.add_argument("name", help="lower-case letters, digits and _: that of position=NAME")
+    name = parser.parse_args(given).name
+    module, settings, registry, loops = create(name)
+    print(f"{module}: its formula\n{settings}: its arguments\n{registry}: its name, registered")
+    print(f"{loops}: its definition, to be written as a loop")
+    print(f"test it: python -m pytest tests/test_contract.py -k {name}")
+
+
+if __name__ == "__main__":
+    main()
