@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape.export.source import REPORT, Source
 from tape.files import reading
+from tape.model.checkpoint import SHA256
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS
 from tape.positions.tape import Tape
@@ -50,12 +51,16 @@ def model_card(
     if hasattr(model.model.position, "inv_freq"):
         arguments["rope_parameters"] = dict(config.rope_parameters)
     head = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    settings, seen = source.settings(), None
+    recorded = config.adaptation or settings or {}
+    base, local = recorded.get("base_model"), len(recorded.get("base_weights") or "") == SHA256
+    if base is not None:
+        head["base_model"] = Path(base).name if local else base
     versions = {
         "tape": package_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    settings, seen = source.settings(), None
     if settings is not None:
         with reading(source.run / CONFIGURATION):
             seen = _seen(source.step, settings["sequences_per_step"], settings["length"])
@@ -65,6 +70,7 @@ def model_card(
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     facts = {
         "head": _yaml(head | {"tags": ["positional-encoding", encoding]}),
+        "local_base": local,
         "name": name,
         "encoding": encoding,
         "is_tape": issubclass(ENCODINGS[encoding], Tape),

@@ -2,23 +2,30 @@
 
 transformers' loader of custom code copies files of one folder only, and only those named in lines
 of the form `from .module import ...`. So `tape.positions.rotary` becomes positions_rotary.py, with
-its import statements rewritten and nothing else changed.
+its import statements rewritten and nothing else changed. Only the table of encodings loses those
+that the model does not need.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Container
 from pathlib import Path
 
 import tape
+from tape.positions import ENCODINGS
 
 PACKAGE = tape.__name__
 ROOT = Path(tape.__file__).parent
+TABLE = f"{PACKAGE}.positions"  # the module with the table of encodings
 NOTICE = "imports rewritten. MIT License, Copyright (c) 2026 The tape authors"
 
 
-def flat_modules(*entries: str) -> dict[str, str]:
+def flat_modules(*entries: str, encodings: Container[str] = ENCODINGS) -> dict[str, str]:
     """Returns sources by file name, of these modules and all modules of this package they import.
+
+    Args:
+        encodings: names of the encodings to keep.
 
     Raises:
         ValueError: for an import that cannot be written between flat files.
@@ -30,7 +37,10 @@ def flat_modules(*entries: str) -> dict[str, str]:
         file = f"{flat_name(module)}.py"
         if file not in files:
             path = source_of(module)
-            files[file], imported = rewrite(path.read_text(encoding="utf-8"), module)
+            source = path.read_text(encoding="utf-8")
+            if module == TABLE:
+                source = with_encodings(source, encodings)
+            files[file], imported = rewrite(source, module)
             where = path.relative_to(ROOT.parent).as_posix()
             files[file] = f"# {where}, {NOTICE}\n{files[file]}"
             waiting += imported
@@ -48,22 +58,54 @@ def source_of(module: str) -> Path | None:
     return next((file for file in found if file.is_file()), None)
 
 
+def with_encodings(source: str, encodings: Container[str]) -> str:
+    """Returns the source of the table of encodings without all others and their aliases."""
+    texts: dict[ast.AST, str] = {}
+    tree = ast.parse(source)
+    values = (getattr(node, "value", None) for node in tree.body)
+    for table in (value for value in values if isinstance(value, ast.Dict)):
+        pairs = zip(table.keys, table.values, strict=True)
+        kept = [
+            f"    {ast.unparse(key)}: {ast.unparse(value)},\n"
+            for key, value in pairs
+            if (value if isinstance(value, ast.Constant) else key).value in encodings
+        ]
+        texts[table] = "{\n" + "".join(kept) + "}"
+    source = _replaced(source, texts)
+    tree = ast.parse(source)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    used |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}  # __all__
+    texts = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and _is_ours(node, TABLE):
+            names = [alias.name for alias in node.names if alias.name in used]
+            texts[node] = f"from {node.module} import {', '.join(names)}" if names else ""
+    return _replaced(source, texts)
+
+
+def _replaced(source: str, texts: dict[ast.AST, str]) -> str:
+    """Replaces the texts of statements and expressions."""
+    found = source.encode()  # `ast` counts columns in bytes
+    starts = [0]
+    for line in found.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for node in sorted(texts, key=lambda node: node.lineno, reverse=True):
+        start = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        found = found[:start] + texts[node].encode() + found[end + (not texts[node]) :]
+    return found.decode()
+
+
 def rewrite(source: str, module: str) -> tuple[str, list[str]]:
     """Returns a module's source with flattened imports of this package, and the imported
     modules."""
-    text = source.encode()  # `ast` counts columns in bytes
-    starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    texts: dict[ast.AST, str] = {}
     imported: list[str] = []
-    nodes = [node for node in ast.walk(ast.parse(source)) if _is_ours(node, module)]
-    for node in sorted(nodes, key=lambda node: node.lineno, reverse=True):
-        start = starts[node.lineno - 1] + node.col_offset
-        end = starts[node.end_lineno - 1] + node.end_col_offset
-        statement, modules = _flat_import(node, text[start:end].decode())
-        text = text[:start] + statement.encode() + text[end:]
-        imported += modules
-    return text.decode(), imported
+    for node in ast.walk(ast.parse(source)):
+        if _is_ours(node, module):
+            texts[node], modules = _flat_import(node, ast.get_source_segment(source, node))
+            imported += modules
+    return _replaced(source, texts), imported
 
 
 def _is_ours(node: ast.AST, module: str) -> bool:

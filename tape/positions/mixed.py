@@ -109,7 +109,7 @@ def checked(entry: str | Mapping[str, Any]) -> Entry:
             f"position mixed: {name} applies to all layers and cannot be in a pattern; choose "
             "another encoding"
         )
-    if "sampler" in given or cls is positions.ENCODINGS["randpe"]:
+    if "sampler" in given or name == "randpe":
         raise ValueError(
             f"position mixed: {name} with a sampler of its own: all layers have one draw; give "
             "position.sampler of the mixture"
