@@ -547,6 +547,7 @@ def check_arguments(words: tuple[str, ...]) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        patch.setattr("tape.command.check_model_folder", lambda folder: None)
         outcome = run_command(*words, folder=ROOT)
     assert outcome.status == 0, outcome.err
 

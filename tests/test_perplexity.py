@@ -576,7 +576,8 @@ def eval_llama(tmp_path):
         ("seq_len=4096 bash script/eval_llama.sh --lengths 512", None, None, [512]),
     ],
 )
-def test_the_papers_command_line(eval_llama, lines, model, data, lengths):
+def test_the_papers_command_line(eval_llama, lines, model, data, lengths, monkeypatch):
+    monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
     started = eval_llama(f"{lines} --convention paper")
     assert started.returncode == 0, started.stderr
     option, module, *arguments = started.stdout.splitlines()
