@@ -68,6 +68,19 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self.register("type", Path, path)
 
+    def parse_args(self, *args: Any) -> argparse.Namespace:
+        """Refuses missing folders of models (`model_folder`), after all other arguments: a sweep
+        checks these before its models exist."""
+        parsed = super().parse_args(*args)
+        for action in self._actions:
+            given = getattr(parsed, action.dest, None) if action.type is model_folder else None
+            for folder in given if isinstance(given, list) else [given] if given else []:
+                try:
+                    check_model_folder(folder)
+                except ValueError as error:
+                    self.error(f"{action.option_strings[0]}: {error}")
+        return parsed
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message.removeprefix('argument ')}\n")
 
@@ -101,13 +114,8 @@ def path(text: str) -> Path:
 
 
 def model_folder(text: str) -> Path:
-    """Parses the folder of a model for argparse."""
-    folder = path(text)
-    try:
-        check_model_folder(folder)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return folder
+    """Parses the folder of a model for argparse; `Parser` checks that there is one."""
+    return path(text)
 
 
 def writable(folder: Path) -> Path:

@@ -475,6 +475,7 @@ RULES = {
     ),
     "benchmarks/llama_step.py": Rule(),
     "benchmarks/gpu_day.py": Rule(),
+    "benchmarks/trace.py": Rule([]),
 }
 
 
@@ -489,8 +490,8 @@ def check_call(program: str, words: list[str], project: Path, whole: bool) -> No
     elif program == "accelerate":
         found = launch_command_parser().parse_args(words[1:])
         check_call("python", [found.training_script, *found.training_script_args], project, False)
-    elif program == "torchrun" or words[:2] == ["-m", "torch.distributed.run"]:
-        found = get_args_parser().parse_args(words if program == "torchrun" else words[2:])
+    elif program == "torchrun" or words[0] == "script/torchrun.py":
+        found = get_args_parser().parse_args(words if program == "torchrun" else words[1:])
         check_call("python", [found.training_script, *found.training_script_args], project, False)
     elif words[:2] == ["-m", "pip"]:
         (named,) = (word for word in words if word.startswith(".["))
@@ -567,7 +568,7 @@ def test_a_documented_command_works(command, project):
     check_variables(command)
     for shown, taken in PLACEHOLDERS.items():
         command = command.replace(shown, taken)
-    if "-m tape.results.compare" in command:
+    if re.search(r"-m tape\.results\.(compare|rates)", command):
         (project / "output").rename(project / "trained")
         (project / "measured").rename(project / "output")
     # Those have their own base.

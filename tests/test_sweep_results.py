@@ -148,10 +148,8 @@ def test_ablations_have_a_table_each(sweep, tmp_path, text):
     assert outcome.status == 0, outcome.out + outcome.err
     table = (tmp_path / "output/compare_ablation/equivariance/table.md").read_text()
     assert table in outcome.out
-    assert table.startswith(
-        "| encoding | n | perplexity 4 | perplexity 8 | perplexity 16 | perplexity 32 "
-        "| context gain, nats |\n"
-    )
+    head = "| encoding | n | perplexity 4 | perplexity 8 | perplexity 16 | perplexity 32 |\n"
+    assert table.startswith(head)  # the gain needs more windows
     assert "| encoding | n | tokens/s | memory, GiB |" in table
     assert "No differences to tape equivariant=True: they need two rows with two seeds" in table
     rows = re.findall(r"^\| (tape .*?) \|", table, re.MULTILINE)
