@@ -145,7 +145,7 @@ def _coordinates(
     """
     position, ids, cached = model.position, call.position_ids, None
     indices_layer = len(model.layers) * model.config.num_recurrences  # in the cache
-    if ids is not None and not position.ordered and batch.mask is None:
+    if ids is not None and ids.shape[1] > 1 and not position.ordered and batch.mask is None:
         indices.refuse_restarts(ids)
     if position.reads:
         last = indices.last_index(batch.cache, indices_layer, batch.slots)
