@@ -32,7 +32,7 @@ sys.exit(bool({"torch", "hydra"} & {*sys.modules}))
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["--help", "train --help"])
 def test_a_closed_pipe_is_no_error(words):
-    command = f"{sys.executable} tape/cli.py {words} | true"
+    command = f"{sys.executable} -m tape.commands {words} | true"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == ""
 

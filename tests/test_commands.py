@@ -568,7 +568,7 @@ def test_a_documented_command_works(command, project):
     check_variables(command)
     for shown, taken in PLACEHOLDERS.items():
         command = command.replace(shown, taken)
-    if re.search(r"-m tape\.results\.(compare|rates)", command):
+    if re.search(r"-m tape\.results\.(compare|rates|heatmap)", command):
         (project / "output").rename(project / "trained")
         (project / "measured").rename(project / "output")
     # Those have their own base.

@@ -128,7 +128,8 @@ def test_answers_are_those_of_a_loop(position, original, tmp_path):
             assert answer.text == tokenizer.decode(ids[len(prompt) :])
 
 
-def test_the_papers_command_line(tmp_path):
+def test_the_papers_command_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
     line = "--context_size 8192 --base_model output/llama_adape --max_tokens 8192 --interval 1000"
     arguments = entry.parser().parse_args(line.split())
     questions = entry.questions_for(arguments, None)
