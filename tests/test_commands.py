@@ -489,8 +489,8 @@ def check_call(program: str, words: list[str], project: Path, whole: bool) -> No
     elif program == "accelerate":
         found = launch_command_parser().parse_args(words[1:])
         check_call("python", [found.training_script, *found.training_script_args], project, False)
-    elif program == "torchrun" or words[:2] == ["-m", "torch.distributed.run"]:
-        found = get_args_parser().parse_args(words if program == "torchrun" else words[2:])
+    elif program == "torchrun" or words[0] == "script/torchrun.py":
+        found = get_args_parser().parse_args(words if program == "torchrun" else words[1:])
         check_call("python", [found.training_script, *found.training_script_args], project, False)
     elif words[:2] == ["-m", "pip"]:
         (named,) = (word for word in words if word.startswith(".["))
@@ -547,6 +547,7 @@ def check_arguments(words: tuple[str, ...]) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        patch.setattr("tape.command.check_model_folder", lambda folder: None)
         outcome = run_command(*words, folder=ROOT)
     assert outcome.status == 0, outcome.err
 

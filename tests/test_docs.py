@@ -125,7 +125,6 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
-@pytest.mark.xfail(strict=True, reason="a shell passes the two characters on")
 def test_line_breaks_in_commands_are_those_of_a_shell():
     """In double quotes, \\n is a backslash and an n."""
     for page in PAGES:
@@ -133,7 +132,6 @@ def test_line_breaks_in_commands_are_those_of_a_shell():
             assert not re.search(r'"[^"\n]*\\n[^"\n]*"', block), (page, block)
 
 
-@pytest.mark.xfail(strict=True, reason="results of documented commands are not ignored by git")
 def test_git_ignores_the_results_of_documented_commands():
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     for page in PAGES:

@@ -295,7 +295,6 @@ echo "$last"
 """
 
 
-@pytest.mark.xfail(strict=True, reason="what only developers need is installed for everyone")
 def test_extras_are_installed_when_asked_for_and_kept(tmp_path):
     for name in ("pyproject.toml", "constraints.txt", "script/setup.sh"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -429,7 +429,6 @@ def test_a_text_of_ones_own(tmp_path):
         visualize.run(visualize.parse([*given, "zz"]))
 
 
-@pytest.mark.xfail(strict=True, reason="labels are cut off")
 @pytest.mark.parametrize("name", ["tape", "the name of a run that is wider than its only column"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_pictures_hold_all_of_their_labels(name, layers, tmp_path):

@@ -619,13 +619,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("logging_steps", "bar"),
-    [
-        pytest.param(1, False, marks=pytest.mark.xfail(strict=True, reason="a bar is drawn there")),
-        (2, True),
-    ],
-)
+@pytest.mark.parametrize(("logging_steps", "bar"), [(1, False), (2, True)])
 def test_a_terminal_has_a_bar_where_steps_have_no_line(logging_steps, bar, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     console, state = Console(), TrainerState(max_steps=4, logging_steps=logging_steps)
