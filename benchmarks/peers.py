@@ -32,7 +32,7 @@ def check(peer: str, work: str, backend: str) -> None:
         if backend not in BLOCKS[peer]:
             raise ValueError(f"{peer} has no {backend} to choose")
         if version(peer) is None:
-            raise ImportError(f"{peer} is not installed (EXTRAS=dev,peers bash script/setup.sh)")
+            raise ImportError(f"{peer} is not installed (EXTRAS=peers bash script/setup.sh)")
 
 
 def version(peer: str) -> str | None:

@@ -4,7 +4,7 @@
 #
 # Without a GPU, torch's CPU build saves gigabytes:
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu bash script/setup.sh
-# Extras: EXTRAS=dev,flash,deepspeed bash script/setup.sh
+# Extras of pyproject.toml, which later calls keep: EXTRAS=flash,deepspeed bash script/setup.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -30,14 +30,18 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
     exit 1
 fi
 
-extras=${EXTRAS:-dev}
+stamp=$environment/.tape-installed # a hash, and the extras
+known='' installed=''
+if [[ -f $stamp ]]; then
+    { read -r known && { read -r installed || installed=dev; }; } <"$stamp" # dev: earlier versions
+fi
+extras=$(tr , '\n' <<<"$installed,${EXTRAS:-}" | sed '/^$/d' | sort -u | paste -sd , -)
 wanted=$({ cat pyproject.toml constraints.txt; echo "$extras $PWD"; } | "$python" -c \
     'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')
-stamp=$environment/.tape-installed
-if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
+if [[ $known != "$wanted" ]]; then
     echo "installing into $environment (once)" >&2
     # Without the compat mode, a clone called tape would shadow the package in its parent folder.
     "$python" -m pip install -qq --disable-pip-version-check \
-        --config-settings editable_mode=compat --constraint constraints.txt --editable ".[$extras]" >&2
-    echo "$wanted" >"$stamp"
+        --config-settings editable_mode=compat --constraint constraints.txt --editable ".${extras:+[$extras]}" >&2
+    printf '%s\n' "$wanted" "$extras" >"$stamp"
 fi

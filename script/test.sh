@@ -4,6 +4,7 @@
 # Instead of the fast tests: the slow ones (-m slow) or those for now and then (-m manual).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export EXTRAS=dev${EXTRAS:+,$EXTRAS}
 source script/environment.sh
 
 "$python" -m ruff check .

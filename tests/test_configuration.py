@@ -190,7 +190,7 @@ def test_tensorial_off_needs_a_head_per_query():
         (
             "rope",
             "flash_attention_2",
-            r"flash-attn package is missing.*EXTRAS=dev,flash.*eager, sdpa",
+            r"flash-attn package is missing.*EXTRAS=flash.*eager, sdpa",
         ),
         ("tape", "spda", "did you mean 'sdpa'"),
     ],

@@ -125,6 +125,20 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+def test_line_breaks_in_commands_are_those_of_a_shell():
+    """In double quotes, \\n is a backslash and an n."""
+    for page in PAGES:
+        for block in blocks(page, "bash"):
+            assert not re.search(r'"[^"\n]*\\n[^"\n]*"', block), (page, block)
+
+
+def test_git_ignores_the_results_of_documented_commands():
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    for page in PAGES:
+        for out in re.findall(r"--out ([a-z_.]+/?)[` \n]", page.read_text()):
+            assert f"/{out}" in ignored, (page, out)
+
+
 def test_the_site_builds_without_dead_links(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],

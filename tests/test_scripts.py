@@ -1,6 +1,7 @@
 """Scripts, with tiny runs, in a folder where they may write output/."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -12,7 +13,7 @@ from functools import partial
 import pytest
 import torch
 import yaml
-from commands import run_command
+from commands import ROOT, run_command
 from script_folder import commands_of, lay_out, start
 from scrolls_data import write_task
 from test_addition import SETTINGS
@@ -285,3 +286,35 @@ def test_the_demo_of_context_extension(run_script, tmp_path):
     printed, _ = fourth.communicate()
     assert fourth.returncode == 1
     assert "output/rope_local was trained on 134 tokens: the sweep extends models of 256" in printed
+
+
+PIP = """#!/bin/sh
+if [ "$1" = -c ]; then exec {python} "$@"; fi
+for last; do :; done
+echo "$last"
+"""
+
+
+def test_extras_are_installed_when_asked_for_and_kept(tmp_path):
+    for name in ("pyproject.toml", "constraints.txt", "script/setup.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PIP.format(python=sys.executable))
+    python.chmod(0o755)
+
+    def installed(extras):
+        environment = {**os.environ, "VIRTUAL_ENV": str(tmp_path / "environment"), "EXTRAS": extras}
+        command = ["bash", "script/setup.sh"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stderr.splitlines()[1:]
+
+    assert installed("") == ["."]
+    assert installed("") == []
+    assert installed("flash,eval") == [".[eval,flash]"]
+    assert installed("") == installed("eval") == []
+    assert installed("dev") == [".[dev,eval,flash]"]
+    assert installed("") == []

@@ -8,16 +8,19 @@ import shutil
 import sys
 from pathlib import Path
 
+import matplotlib.image
 import numpy as np
 import pytest
 import torch
 from conftest import POSITIONS, make_model, random_tokens
+from matplotlib.colors import Normalize
 from test_scrolls import byte_tokenizer
 
 from tape.analysis import faults, stability, visualize
 from tape.analysis.inside import look_inside
 from tape.analysis.stability import attention_change, changes, dot_change, moved
 from tape.analysis.texts import models, tabulate
+from tape.evaluation.figures import write_figure
 from tape.positions import Positions
 from tape.runs.folder import TRAINED
 from tape.statistics import student
@@ -424,3 +427,14 @@ def test_a_text_of_ones_own(tmp_path):
     assert "| m | 1 |" in visualize.run(visualize.parse([*given, "def f(x): return x"]))[0]
     with pytest.raises(ValueError, match="the text has 2 tokens; give 8 or more"):
         visualize.run(visualize.parse([*given, "zz"]))
+
+
+@pytest.mark.parametrize("name", ["tape", "the name of a run that is wider than its only column"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_pictures_hold_all_of_their_labels(name, layers, tmp_path):
+    maps = {layer + 1: np.zeros((1, 256, 256)) for layer in range(layers)}
+    norm = Normalize(-1, 1)
+    write_figure(visualize.grid(name, maps, 4, visualize.DOTS, norm, "RdBu_r"), tmp_path / "maps")
+    picture = matplotlib.image.imread(tmp_path / "maps.png")[..., :3]
+    border = [picture[0], picture[-1], picture[:, 0], picture[:, -1]]
+    assert min(side.min() for side in border) > 0.98

@@ -1,6 +1,7 @@
 """Runs from a composed configuration to the report: what they write, continue from and refuse."""
 
 import dataclasses
+import io
 import json
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     TrainerCallback,
+    TrainerState,
     TrainingArguments,
 )
 
@@ -40,7 +42,7 @@ from tape.runs.folder import (
 from tape.runs.metrics import read_metrics
 from tape.settings import composition as command
 from tape.settings.groups import options
-from tape.training.console import peak_flops
+from tape.training.console import Console, peak_flops
 from tape.training.guard import NonFiniteLoss, StopAndNaNCallback, Stopped
 from tape.training.trainer import LanguageModelTrainer
 
@@ -610,6 +612,20 @@ def test_the_command_line_says_what_is_wrong_in_one_line(tmp_path):
     assert outcome.lines[-1] == "error: data.files: nothing matches '/no/such'"
     assert "Traceback" not in outcome.err
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("logging_steps", "bar"), [(1, False), (2, True)])
+def test_a_terminal_has_a_bar_where_steps_have_no_line(logging_steps, bar, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    console, state = Console(), TrainerState(max_steps=4, logging_steps=logging_steps)
+    console.on_train_begin(None, state, None)
+    console.on_train_end(None, state, None)
+    assert ("0/4 [" in terminal.getvalue()) == bar
 
 
 TERMINATED = """

@@ -168,7 +168,7 @@ def require(implementation: str, config: PretrainedConfig) -> None:
     if implementation in missing:
         raise ValueError(
             f"{conflict}: the flash-attn package is missing, or there is no CUDA device for it "
-            f"(EXTRAS=dev,flash bash script/setup.sh); allowed here: {', '.join(names)}"
+            f"(EXTRAS=flash bash script/setup.sh); allowed here: {', '.join(names)}"
         )
     if implementation == "flex_attention" and config.attention_dropout:
         raise ValueError(WITH_DROPOUT.format(config.attention_dropout))

@@ -16,5 +16,6 @@ def write_figure(figure: Figure, target: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "tape"}):  # the same picture is the same file
         for kind, metadata in (("png", None), ("svg", {"Date": None})):
             content = io.BytesIO()
-            figure.savefig(content, format=kind, dpi=150, metadata=metadata)
+            how = {"format": kind, "metadata": metadata, "dpi": 150}
+            figure.savefig(content, bbox_inches="tight", **how)  # with all of its labels
             write_bytes(target.with_name(f"{target.name}.{kind}"), content.getvalue())

@@ -42,8 +42,7 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         from tape.evaluation.harness import BABILONG, Harness, Tasks, prompt_lengths
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"{error.name} is missing: install the extra `eval`, EXTRAS=dev,eval bash "
-            f"script/setup.sh"
+            f"{error.name} is missing: install the extra `eval`, EXTRAS=eval bash script/setup.sh"
         ) from error
     if (folder := arguments.include_path) is not None:
         if not folder.is_dir():

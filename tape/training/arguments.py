@@ -36,7 +36,7 @@ def check_fields(settings: dict[str, Any]) -> None:
     if settings.get("deepspeed") and find_spec("deepspeed") is None:
         raise ValueError(
             f"trainer.deepspeed={settings['deepspeed']}: DeepSpeed is not installed; run "
-            "EXTRAS=dev,deepspeed bash script/setup.sh"
+            "EXTRAS=deepspeed bash script/setup.sh"
         )
 
 

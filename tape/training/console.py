@@ -68,8 +68,9 @@ def product_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 class Console(TrainerCallback):
-    """Prints a line per log event with tokens/s and time left, and a progress bar on a terminal.
-    Adds the speed, the peak memory and the share of time spent waiting for data to the log.
+    """Prints a line per log event with tokens/s and time left, and on a terminal a progress bar
+    unless every step has its line. Adds the speed, the peak memory and the share of time spent
+    waiting for data to the log.
 
     Args:
         flops: of a training step per token, forward and backward. Adds the model FLOP utilization,
@@ -93,10 +94,9 @@ class Console(TrainerCallback):
             peak = peak_flops(args.device, dtype)
             self.share = "product_share" if peak is None else "mfu"
             self.reference = args.world_size * (peak or product_flops(args.device, dtype))
-        if state.is_world_process_zero:
-            self.bar = tqdm(
-                total=state.max_steps, initial=state.global_step, unit="step", disable=None
-            )
+        if state.is_world_process_zero and state.logging_steps != 1:  # where steps have no line
+            how = {"unit": "step", "leave": False, "disable": None}
+            self.bar = tqdm(total=state.max_steps, initial=state.global_step, **how)
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.began = time.perf_counter()
