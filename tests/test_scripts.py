@@ -102,8 +102,7 @@ def test_the_papers_recipe_goes_on_slice_by_slice(run_script, tmp_path):
     first = run_script("gpu/addition.sh", *settings, f"{steps}100000", TYPES="rope", SLICE="25")
     printed, _ = first.communicate()
     assert first.returncode == 75, printed
-    assert re.search(r"\| addition_20_rope_0 \| \d+ of 100,000 \| .* \(bfloat16\) \|", printed)
-    assert not (run / "model.safetensors").exists()
+    assert checkpoints(run) and not (run / "model.safetensors").exists()
 
     more = step_of(checkpoints(run)[-1]) + 2
     second = run_script("gpu/addition.sh", *settings, f"{steps}{more}", TYPES="rope")
