@@ -1,6 +1,6 @@
 """Counts what a reader of one training step passes: own functions, files, and changes of file.
 
-python -m benchmarks.trace [POSITION ...]
+python benchmarks/trace.py [POSITION ...]
 """
 
 from __future__ import annotations

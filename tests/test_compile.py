@@ -7,6 +7,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention
 from transformers import CompileConfig, DynamicCache, StaticCache, masking_utils
+from transformers.integrations.executorch import convert_and_export_with_cache
 from transformers.models.llama import modeling_llama
 
 from benchmarks.models import library_llama
@@ -203,3 +204,15 @@ def test_flex_compiles_a_bounded_number_of_times(position, graphs, monkeypatch):
         start = stop
     torch.testing.assert_close(torch.cat(pieces, dim=1), expected, atol=1e-5, rtol=1e-5)
     assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_kept_token_indices_are_not_exported():
+    """torch.export would freeze those of its example."""
+    model = make_model("abacus")
+    model.generation_config.cache_implementation = "static"
+    model.generation_config.cache_config = {"batch_size": 1, "max_cache_len": 16}
+    model.generation_config.use_cache = True
+    with pytest.raises(Exception, match="token indices that a cache keeps cannot be exported"):
+        convert_and_export_with_cache(
+            model, example_input_ids=random_tokens(1, 1), example_cache_position=torch.tensor([0])
+        )

@@ -147,6 +147,7 @@ def test_the_site_builds_without_dead_links(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    assert "site.css" in (tmp_path / "efficiency" / "index.html").read_text()
 
 
 def test_the_way_to_the_mathematics_is_short():
