@@ -277,7 +277,7 @@ class SinkLayer(LayerPosition):
     def __init__(self, inner, sinks):
         super().__init__()
         self.inner, self.sinks = inner, torch.nn.Parameter(sinks.clone())
-        for name in ("memo_width", "prepare", "bias", "payload", "next_state", "entry"):
+        for name in ("extras_width", "prepare", "bias", "payload", "next_state", "entry"):
             setattr(self, name, getattr(inner, name))
 
     def finish(self, attended_BHTD, lse_BHT):

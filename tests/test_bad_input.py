@@ -162,11 +162,6 @@ SETTINGS = [
     ("position.width=99999999999999999999", r"width=9+ must be"),
     ("position.sampler=5", r"unknown sampler 5"),
     ("position.sampler={name:shift,maximum:9223372036854775808}", r"maximum=9223372036854775808 m"),
-    (
-        "tape_sampler=shift",
-        r"tape_sampler=shift: .* is position\.sampler; give position\.sampler",
-    ),
-    ("+randpe_length=9", r"randpe_length=9: .* is position\.length; give position\.length=9"),
     ("position.name=5", r"unknown position encoding 5"),
     ("position=keep", r"position=keep .* need a base_model=\.\.\."),
     # names, folders and groups

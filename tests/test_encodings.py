@@ -382,8 +382,8 @@ def test_foxs_bias_is_data_dependent_alibi_of_x_transformers():
     theirs = x_transformers.DataDependentAlibi(32, heads=4).double()
     theirs.to_forget_gates[0].load_state_dict(layer.gate.state_dict())
     x, q = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 17, 32), (2, 4, 17, 8)))
-    _, k, memo = layer.prepare(x, q, q, None, tokens, None)
-    ours = layer.bias(x, q, k, memo, tokens).dense(torch.float64)
+    _, k, extras = layer.prepare(x, q, q, None, tokens, None)
+    ours = layer.bias(x, q, k, extras, tokens).dense(torch.float64)
     torch.testing.assert_close(ours, theirs(x), atol=1e-12, rtol=0)
 
 

@@ -164,7 +164,7 @@ LOOP_TESTS = {"test_equals_the_loops", "test_grouped_queries_equal_the_loops"}
 
 @pytest.mark.slow
 def test_the_contract_is_that_of_the_new_encoding(tmp_path):
-    """All of it holds but the loop, which is not written; and a memo that reads padding breaks
+    """All of it holds but the loop, which is not written; and extras that read padding break
     it, however much else is right."""
     copy_files(tmp_path, *ALL)
     command = [sys.executable, "-m", "tape.commands", "new-encoding", "wave"]

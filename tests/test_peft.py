@@ -117,8 +117,8 @@ def after_prefix(model, tokens, prefix):
     for layer, own in zip(model.model.layers, prefix.layers, strict=True):
 
         def prepare(*inputs, layer=layer, keys=own.keys):
-            q, k, memo = type(layer.context).prepare(layer.context, *inputs)
-            return q, torch.cat((keys, k[:, :, count:]), dim=2), memo
+            q, k, extras = type(layer.context).prepare(layer.context, *inputs)
+            return q, torch.cat((keys, k[:, :, count:]), dim=2), extras
 
         def values(module, inputs, v, values=own.values):
             return torch.cat((values.transpose(1, 2).flatten(2), v[:, count:]), dim=1)

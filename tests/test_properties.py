@@ -104,7 +104,7 @@ def test_permuting_keys_with_their_positions_changes_nothing(position, monkeypat
 
     x = torch.randn(2, 7, 32, dtype=torch.float64)
     change = (last_output(index, x) - last_output(index[:, order], x[:, order])).abs().max()
-    sums = Spied.asked or layer.context.memo_width > 0
+    sums = Spied.asked or layer.context.extras_width > 0
     assert (change > 1e-12) == sums
 
 

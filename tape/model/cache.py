@@ -14,14 +14,14 @@ from transformers.cache_utils import DynamicLayer
 from tape.attention.payload import Values
 
 
-def cached_memo(
+def cached_extras(
     cache: Cache, layer_idx: int, encoding: str, head_dim: int, width: int
 ) -> Tensor | None:
     """Returns the last `width` channels of a layer's cached keys, (B, K, S, width); None if there
     are none. A static cache has free slots at its end.
 
     Raises:
-        ValueError: for keys without a memo, which are not of this `encoding`.
+        ValueError: for keys without extras, which are not of this `encoding`.
     """
     if not width or layer_idx >= len(cache.layers):
         return None
@@ -38,25 +38,25 @@ def cached_memo(
 
 
 def stored(
-    cache: Cache, layer_idx: int, encoding: str, k: Tensor, memo: Tensor | None, values: Values
+    cache: Cache, layer_idx: int, encoding: str, k: Tensor, extras: Tensor | None, values: Values
 ) -> tuple[Tensor, Tensor | None, Values]:
-    """Appends new tokens to a cache; returns keys, memo and values of all tokens.
+    """Appends new tokens to a cache; returns keys, extras and values of all tokens.
 
-    Memo and payload of a token depend on no later token, so they can be cached. They are stored as
-    extra channels of keys and values, which all caches of transformers allow.
+    Extras and payload of a token depend on no later token, so they can be cached. They are stored
+    as more channels of keys and values, which all caches of transformers allow.
 
     Raises:
         ValueError: for cached tokens with other channels, which are not of this `encoding`.
     """
-    keys = k if memo is None else torch.cat((k, memo), dim=-1)
+    keys = k if extras is None else torch.cat((k, extras), dim=-1)
     all_values = values.concat()
     if layer_idx < len(cache.layers) and (layer := cache.layers[layer_idx]).is_initialized:
         check_channels(encoding, "keys", layer.keys, keys.shape[-1])
         check_channels(encoding, "values", layer.values, all_values.shape[-1])
     keys, all_values = cache.update(keys, all_values, layer_idx)
-    if memo is not None:
-        keys, memo = keys.split((k.shape[-1], memo.shape[-1]), dim=-1)
-    return keys, memo, Values.of_joined(all_values, values.width)
+    if extras is not None:
+        keys, extras = keys.split((k.shape[-1], extras.shape[-1]), dim=-1)
+    return keys, extras, Values.of_joined(all_values, values.width)
 
 
 def check_channels(encoding: str, kind: str, cached: Tensor, count: int) -> None:

@@ -22,7 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from tape.attention.payload import Values
-from tape.model.cache import cached_memo, stored
+from tape.model.cache import cached_extras, stored
 from tape.model.configuration import TapeConfig
 from tape.model.inputs import LayerInputs
 from tape.model.options import AttentionSink, warmed
@@ -89,14 +89,14 @@ class Attention(nn.Module):
             q, k = (norm(x).to(v.dtype) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
         past, place = None, (cache, inputs.cache_layer_idx, self.config.position["name"])
         if cache is not None:
-            past = cached_memo(*place, self.config.head_dim, encoding.memo_width)
-        q, k, memo = encoding.prepare(x_BTC, q, k, e, tokens, past)
+            past = cached_extras(*place, self.config.head_dim, encoding.extras_width)
+        q, k, extras = encoding.prepare(x_BTC, q, k, e, tokens, past)
         if self.config.query_temperature is not None:
             q = warmed(q, tokens.positions.query, **self.config.query_temperature)
         values = Values(v, None if inputs.final else encoding.payload(e, v.dtype))
         if cache is not None:
-            k, memo, values = stored(*place, k, memo, values)
-        bias = encoding.bias(x_BTC, q, k, memo, tokens)
+            k, extras, values = stored(*place, k, extras, values)
+        bias = encoding.bias(x_BTC, q, k, extras, tokens)
         if bias is not None and bias.replaces_products:
             q, k = q[..., :0], k[..., :0]
         dropout = self.config.attention_dropout if self.training else 0.0

@@ -3,7 +3,7 @@
 Shape suffixes, used throughout `tape`:
 B batch, T new tokens, S all tokens (cached and new), L cached tokens, H query heads, K key/value
 heads, G = H / K, D head dimension, F = D / 2 frequencies, C hidden size, P width of the payload, M
-width of the memo.
+width of a key's extras.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ class LayerPosition(PositionModule):
 
     Attributes:
         entry: which of the states (`PositionEncoding.states`) the layer reads and updates.
-        memo_width: M, numbers that the encoding keeps for each token and key/value head. A cache
-            stores them as the last channels of the keys, where they follow all its operations.
+        extras_width: M, width of a key's extras: numbers that the encoding keeps for each token and
+            key/value head. A cache stores them as the last channels of the keys, where they follow
+            all its operations.
         window: a query attends to itself and the `window` - 1 tokens before it, as with
             transformers' `sliding_window`; None for `TapeConfig.sliding_window`. Padding does not
             count. A cache keeps the keys of all tokens.
@@ -96,7 +97,7 @@ class LayerPosition(PositionModule):
     """
 
     entry: int = 0
-    memo_width: int = 0
+    extras_width: int = 0
     window: int | None = None
     needs_lse: bool = False
 
@@ -112,14 +113,14 @@ class LayerPosition(PositionModule):
         tokens: Tokens,
         past_BKLM: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns queries and keys of the new tokens as they enter the scores, and their memo
-        (B, K, T, M; None if `memo_width` is 0).
+        """Returns queries and keys of the new tokens as they enter the scores, and the keys'
+        extras (B, K, T, M; None if `extras_width` is 0).
 
         Args:
             x_BTC: normalised input of the layer, from which queries and keys were projected.
             e: positional state.
-            past_BKLM: memo of the cache; the new tokens will be in `tokens.slots` of it. None
-                without cached tokens.
+            past_BKLM: extras of the cached keys; the new tokens will be in `tokens.slots`.
+                None without cached tokens.
         """
         return q_BHTD, k_BKTD, None
 
@@ -128,11 +129,11 @@ class LayerPosition(PositionModule):
         x_BTC: Tensor,
         q_BHTD: Tensor,
         k_BKSD: Tensor,
-        memo_BKSM: Tensor | None,
+        extras_BKSM: Tensor | None,
         tokens: Tokens,
     ) -> ScoreBias | None:
         """Returns the bias of all scores, given the layer's normalised input, prepared queries, and
-        all keys with their memo."""
+        all keys with their extras."""
         return tokens.bias
 
     def payload(self, e: Tensor | None, dtype: torch.dtype) -> Tensor | None:

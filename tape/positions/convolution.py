@@ -24,7 +24,7 @@ class TappedLinear(WideLinear):
 
 class Convolution(PositionModule):
     """sum_n taps[c, n] (W2 W1 x_(t-n))_c over the last `kernel` real tokens, of those that token t
-    sees by a 4-D mask. A memo keeps W1 x."""
+    sees by a 4-D mask. The key's extras hold W1 x."""
 
     decays = ("down", "up")
 
@@ -41,8 +41,8 @@ class Convolution(PositionModule):
     def forward(
         self, x_BTC: Tensor, k_BKTD: Tensor, past_BKLR: Tensor | None, tokens: Tokens
     ) -> tuple[Tensor, Tensor]:
-        """Returns the channels (B, T, channels), in at least float32, and W1 x for the memo, in the
-        dtype of the keys: with and without a cache it is rounded alike."""
+        """Returns the channels (B, T, channels), in at least float32, and W1 x for the key's
+        extras, in the dtype of the keys: with and without a cache it is rounded alike."""
         low_BTR = self.down(x_BTC).to(k_BKTD.dtype)
         past = None if past_BKLR is None else past_BKLR[:, 0]
         last = last_tokens(low_BTR, past, tokens, self.taps.shape[1])

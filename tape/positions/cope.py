@@ -56,7 +56,7 @@ class CountLayer(LayerPosition):
         init.zeros_(self.table)
 
     def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: None, tokens: Tokens
+        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: None, tokens: Tokens
     ) -> ScoreBias:
         return self(q_BHTD, k_BKSD, tokens)
 

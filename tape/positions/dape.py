@@ -42,7 +42,7 @@ class AdaptedLayer(LayerPosition):
         self.mlp = nn.Sequential(WideLinear(2 * num_heads, width), last)
 
     def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: None, tokens: Tokens
+        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: None, tokens: Tokens
     ) -> ScoreBias:
         return AdaptedBias(self.mlp, tokens.bias, q_BHTD, k_BKSD)
 

@@ -13,15 +13,15 @@ from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear
 from tape.positions.bias import DENSE_BACKENDS
-from tape.positions.memo import PARTS, join_sums, running_sums, split_sums
 from tape.positions.scores import ScoreBias, ScoreMod, lookup
+from tape.positions.sums import PARTS, join_sums, running_sums, split_sums
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-# Sums are counted in units of so many nats: float16 ends at 65,504, and numbers of the memo at 2^24
-# nats then, where sums in float32 are no finer than one. A power of two: other dtypes round alike.
+# Sums are counted in units of so many nats: float16 ends at 65,504, and a key's extras at 2^24 nats
+# then, where sums in float32 are no finer than one. A power of two: other dtypes round alike.
 UNIT = 256
 
 
@@ -51,7 +51,7 @@ class ForgetLayer(LayerPosition):
         super().__init__()
         self.start = start
         self.gate = WideLinear(config.hidden_size, config.num_attention_heads)
-        self.memo_width = PARTS * config.num_attention_heads // config.num_key_value_heads
+        self.extras_width = PARTS * config.num_attention_heads // config.num_key_value_heads
 
     def reset_parameters(self) -> None:
         init.constant_(self.gate.bias, self.start)
@@ -76,9 +76,11 @@ class ForgetLayer(LayerPosition):
         return q_BHTD, k_BKTD, split_sums(c_BKTG, k_BKTD.dtype)
 
     def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: Tensor, tokens: Tokens
+        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: Tensor, tokens: Tokens
     ) -> ScoreBias:
-        c_BKSG = UNIT * join_sums(memo_BKSM, torch.promote_types(memo_BKSM.dtype, torch.float32))
+        c_BKSG = UNIT * join_sums(
+            extras_BKSM, torch.promote_types(extras_BKSM.dtype, torch.float32)
+        )
         c_BHS = c_BKSG.mT.flatten(1, 2)
         return ForgetBias(c_BHS[..., tokens.slots], c_BHS)
 

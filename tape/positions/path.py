@@ -94,7 +94,7 @@ class PathScores(ScoreBias):
         with torch.autocast(self.q.device.type, enabled=False):
             q = self.q.to(wide).unflatten(1, (K, -1)) * D**-0.5
             k, (w, beta) = self.k.to(wide), self.maps.to(wide).split((D, 1), dim=-1)
-            w = F.normalize(w, dim=-1)  # rounding in a memo would let products grow
+            w = F.normalize(w, dim=-1)  # rounding in the extras would let products grow
             if T == S:
                 scores, _ = within(q, k, Chunks.of(k, w, beta), onward=False)
                 return scores.flatten(1, 2).to(dtype)
@@ -116,7 +116,7 @@ class PathLayer(LayerPosition):
         K, D = config.num_key_value_heads, config.head_dim
         self.convolution = Convolution(config.hidden_size, rank, K * D, kernel)
         self.gate = nn.Linear(config.hidden_size, K)
-        self.rank, self.memo_width = rank, D + 1 + rank
+        self.rank, self.extras_width = rank, D + 1 + rank
 
     def prepare(
         self,
@@ -145,9 +145,9 @@ class PathLayer(LayerPosition):
         return q_BHTD, k_BKTD, torch.cat([*kept], dim=-1)
 
     def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: Tensor, tokens: Tokens
+        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: Tensor, tokens: Tokens
     ) -> ScoreBias:
-        return PathScores(q_BHTD, k_BKSD, memo_BKSM[..., : -self.rank], tokens.slots)
+        return PathScores(q_BHTD, k_BKSD, extras_BKSM[..., : -self.rank], tokens.slots)
 
 
 class PaTH(PositionEncoding):

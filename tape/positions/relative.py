@@ -45,7 +45,7 @@ class ProfileLayer(LayerPosition):
         init.normal_(self.profiles, std=self.std)
 
     def bias(
-        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, memo_BKSM: None, tokens: Tokens
+        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: None, tokens: Tokens
     ) -> ScoreBias:
         return ProfileBias(self(x_BTC), tokens)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.convolution import Convolution
-from tape.positions.memo import PARTS, running_sums, split_sums
 from tape.positions.rotary import RotaryLayer
+from tape.positions.sums import PARTS, running_sums, split_sums
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -29,7 +29,7 @@ class SelectiveLayer(RotaryLayer):
         self.rank, self.theta = rank, theta
         channels = config.num_key_value_heads * self.frequencies
         self.convolution = Convolution(config.hidden_size, rank, channels, kernel)
-        self.memo_width = PARTS * self.frequencies + rank
+        self.extras_width = PARTS * self.frequencies + rank
 
     def prepare(
         self,
@@ -42,7 +42,7 @@ class SelectiveLayer(RotaryLayer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         past = low = None
         if past_BKLM is not None:
-            past, low = past_BKLM.split((self.memo_width - self.rank, self.rank), dim=-1)
+            past, low = past_BKLM.split((self.extras_width - self.rank, self.rank), dim=-1)
         by_head = x_BTC.unflatten(-1, (self.num_heads, -1))
         steps, low = self.convolution(F.normalize(by_head, dim=-1).flatten(-2), k_BKTD, low, tokens)
         with torch.autocast(x_BTC.device.type, enabled=False):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tape.settings.groups import CONFIG, groups_of, options
-from tape.settings.schema import RENAMED, renamed
+from tape.settings.trainer import trainer_fields
 
 FIELD = re.compile(r"\+{0,2}trainer\.(\w+)[.=]")
 EXPECTED = (
@@ -126,20 +123,6 @@ def composed(words: list[str], name: str, folder: Path = CONFIG) -> DictConfig:
         return compose(name, with_fields(words, name))
 
 
-@cache
-def trainer_fields() -> frozenset[str]:
-    """Returns the fields of transformers.TrainingArguments, read from its source: importing it
-    would import torch."""
-    source = Path(find_spec("transformers").origin).with_name("training_args.py")
-    body = next(
-        node.body
-        for node in ast.parse(source.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
-    )
-    names = {line.target.id for line in body if isinstance(line, ast.AnnAssign)}
-    return frozenset(name for name in names if not name.startswith("_"))
-
-
 def with_fields(words: list[str], name: str) -> list[str]:
     """Prefixes fields of TrainingArguments with ++ in the overrides of train.py, so that fields
     that config/trainer leaves out are settings like the others."""
@@ -165,8 +148,6 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
                 pair = f"{override.input_line} beside {above.input_line}"
                 return f"{pair.replace('++', '')}: give one of the two"
         value = override.input_line.partition("=")[2]
-        if group in RENAMED and folder == CONFIG:
-            return renamed(group, value)
         if group in usable and (names := options(group, folder)):
             choices = value.split(",")
             for choice in {*choices} - names:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tape.settings.groups import options
+from tape.settings.trainer import check_trainer
 
 LOCAL = ("output", ".", "..", "")  # first parts of local paths, never of hub names
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
@@ -84,8 +85,6 @@ SETTINGS = {
     "trainer.adam_beta2": number("in [0, 1)", lambda x: 0 <= x < 1),
     "trainer.adam_epsilon": NOT_NEGATIVE,
     "trainer.max_grad_norm": NOT_NEGATIVE,
-    "trainer.bf16": SWITCH,
-    "trainer.gradient_checkpointing": SWITCH,
     "trainer.logging_steps": INTERVAL,
     "trainer.eval_steps": optional(INTERVAL),
     "trainer.save_steps": INTERVAL,
@@ -97,8 +96,6 @@ OPTIONAL = {
     "rates_of": Kind("copy or counting", lambda x: x in ("copy", "counting")),
     "longest": integer(2, 2**31 - 1),
 }
-# Former names of settings, with the present ones.
-RENAMED = {"tape_sampler": "position.sampler", "randpe_length": "position.length"}
 # Groups of the configuration that a run cannot do without.
 GROUPS = ("model", "position", "task", "data", "trainer", "optimizer")
 
@@ -108,20 +105,12 @@ def shown(value: Any) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
-def renamed(name: str, value: str) -> str:
-    """The error for a former name of a setting."""
-    new = RENAMED[name]
-    return f"{name}={value}: the name of this setting is {new}; give {new}={value}"
-
-
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Checks the composed and resolved settings of a run.
 
     Raises:
-        ValueError: for the first setting that is missing, out of bounds or has a new name.
+        ValueError: for the first setting that is missing, unknown or out of bounds.
     """
-    for name in RENAMED.keys() & settings.keys():
-        raise ValueError(renamed(name, shown(settings[name])))
     for name, kind in SETTINGS.items():
         *above, last = name.split(".")
         owner: Any = settings
@@ -138,6 +127,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}={shown(settings[name])} must be {kind.words}")
     for name in sorted(settings["optimizer"].keys() - {"matrix_learning_rate", "encoding_factor"}):
         raise ValueError(f"optimizer.{name}: there is no such setting")
+    check_trainer(settings["trainer"])
     warmup, steps = (settings["trainer"].get(key, 0) for key in ("warmup_steps", "max_steps"))
     if warmup > steps:
         raise ValueError(f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}")

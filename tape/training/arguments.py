@@ -1,14 +1,15 @@
-"""Checks of a run's TrainingArguments, and values derived from them."""
+"""The TrainingArguments of a run, and values derived from them."""
 
 from __future__ import annotations
 
 import operator
 import os
-from dataclasses import fields
-from difflib import get_close_matches
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
 
+import torch
 from accelerate import ParallelismConfig
 from transformers import TrainingArguments
 from transformers.integrations import (
@@ -16,28 +17,38 @@ from transformers.integrations import (
     get_reporting_integration_callbacks,
 )
 
+from tape.model.adapters import without_deprecations
+from tape.settings.run import RunSettings
 
-def check_fields(settings: dict[str, Any]) -> None:
-    """Raises a ValueError for the first trainer setting that is not a field of TrainingArguments,
-    or is text where a number or a truth value is needed."""
-    types = {field.name: {field.type, *get_args(field.type)} for field in fields(TrainingArguments)}
-    for name, value in settings.items():
-        if name not in {*types, "_target_"}:
-            close = get_close_matches(name, types, n=1)
-            hint = f"; did you mean trainer.{close[0]}?" if close else ""
-            raise ValueError(f"trainer.{name}: TrainingArguments has no such field{hint}")
-        kinds = types.get(name, {str})
-        if isinstance(value, str) and kinds & {int, float} and str not in kinds:
-            raise ValueError(f"trainer.{name}={value!r} must be a number")
-        if bool in kinds and not kinds & {str, dict} and not isinstance(value, bool | None):
-            raise ValueError(f"trainer.{name}={value!r} must be true or false")
-        if type(value) in (int, float) and not kinds & {int, float, bool}:
-            raise ValueError(f"trainer.{name}={value!r} must be text, a list or a mapping")
-    if settings.get("deepspeed") and find_spec("deepspeed") is None:
+
+def training_arguments(
+    settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]
+) -> TrainingArguments:
+    """Returns the arguments of a run's Trainer, by default for a GPU where there is one.
+
+    Raises:
+        ValueError: for settings of `trainer` that transformers or runs here refuse, and for
+            processes that cannot share sequences.
+    """
+    given = settings.trainer
+    if given.get("deepspeed") and find_spec("deepspeed") is None:
         raise ValueError(
-            f"trainer.deepspeed={settings['deepspeed']}: DeepSpeed is not installed; run "
+            f"trainer.deepspeed={given['deepspeed']}: DeepSpeed is not installed; run "
             "EXTRAS=deepspeed bash script/setup.sh"
         )
+    try:
+        with without_deprecations():
+            arguments = instantiate({"use_cpu": not torch.accelerator.is_available()} | given)
+    except (ValueError, TypeError, OSError) as error:
+        raise ValueError(f"trainer: {error}") from error
+    if Path(arguments.output_dir) != Path(settings.output_dir):
+        raise ValueError(
+            f"trainer.output_dir={arguments.output_dir} and output_dir={settings.output_dir}: set "
+            "only the latter"
+        )
+    check_training(arguments)
+    share_sequences(arguments, settings.sequence_parallel, settings.length)
+    return arguments
 
 
 def check_training(arguments: TrainingArguments) -> None:

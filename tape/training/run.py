@@ -15,24 +15,16 @@ from transformers import TrainingArguments, set_seed
 
 from tape import provenance
 from tape.data import StreamedBlocks
-from tape.model.adapters import Method, adapt, describe, without_deprecations
+from tape.model.adapters import Method, adapt, describe
 from tape.model.checkpoint import check_length, load_model, restore
+from tape.model.configuration import TapeConfig
 from tape.model.frozen import cast_frozen, check_frozen
+from tape.model.modeling import TapeForCausalLM
 from tape.model.sequence_parallel import check_sharing
-from tape.runs.folder import (
-    last_complete,
-    locked,
-    register_run,
-    step_of,
-)
+from tape.runs.folder import last_complete, locked, register_run, step_of
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.settings.run import RunSettings
-from tape.training.arguments import (
-    check_fields,
-    check_training,
-    sequences_per_step,
-    share_sequences,
-)
+from tape.training.arguments import sequences_per_step, training_arguments
 from tape.training.build import (
     adapt_model,
     adapted_config,
@@ -45,6 +37,7 @@ from tape.training.criterion import ToCriterion, last_step, reached
 from tape.training.guard import Stopped
 from tape.training.optimizer import check_factor, check_muon
 from tape.training.streaming import ContinuedStream, Repeated, follow_stream
+from tape.training.task import Task
 from tape.training.trainer import LanguageModelTrainer
 
 log = logging.getLogger(__name__)
@@ -63,44 +56,11 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
         NonFiniteLoss: if the loss is not finite.
         Stopped: if the run was told to stop and has saved.
     """
-    check_fields(settings.trainer)
-    device = {"use_cpu": not torch.accelerator.is_available()}
-    try:
-        with without_deprecations():
-            arguments = instantiate(device | settings.trainer)
-    except (ValueError, TypeError, OSError) as error:
-        raise ValueError(f"trainer: {error}") from error
-    check_training(arguments)
-    share_sequences(arguments, settings.sequence_parallel, settings.length)
-    method = Method.of(settings.peft) if settings.peft else None
-    check_frozen(settings.frozen, method, arguments.bf16)
-    muon = settings.optimizer.get("matrix_learning_rate")
-    check_muon(muon, arguments, method)
-    folder, base = Path(settings.output_dir), settings.base_model
-    if Path(arguments.output_dir) != folder:
-        raise ValueError(
-            f"trainer.output_dir={arguments.output_dir} and output_dir={folder}: set only the "
-            "latter"
-        )
-    if method and not base:
-        raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
-    if method and method.groups and settings.sequence_parallel > 1:
-        raise ValueError(f"sequence_parallel with peft.groups={method.groups}: choose one")
+    arguments = training_arguments(settings, instantiate)
+    method = adaptation(settings, arguments)
     # Before any text is read, which may take hours.
-    shape, position = settings.model, settings.position
-    if base:
-        before, config = adapted_config(base, shape, position)
-    else:
-        config = new_config(shape, position)
-    check_sharing(config, settings.sequence_parallel)
-    batch, length = arguments.per_device_train_batch_size, settings.length
-    check_memory(
-        16 * batch * length,
-        f"trainer.per_device_train_batch_size={batch} with length={length}",
-        "of token ids and labels",
-        "use fewer, with trainer.gradient_accumulation_steps",
-    )
-    main = arguments.process_index == 0
+    base, config = configurations(settings, arguments)
+    folder, main = Path(settings.output_dir), arguments.process_index == 0
     if not main:
         logging.getLogger().setLevel(logging.WARNING)
     transformers.logging.disable_progress_bar()
@@ -109,25 +69,10 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
     with locked(folder) if main else nullcontext():
         with arguments.main_process_first():  # the other processes then read its cached results
             task = instantiate(settings.task)(instantiate(settings.data), settings, arguments)
-        recorded = settings.recorded | {
-            "tokens": task.fingerprints,
-            "sequences_per_step": sequences_per_step(arguments),
-        }
-        if base:
-            model = adapt_model(base, before, config, task.tokenizer, settings.frozen)
-            recorded |= {"position": model.config.position, "base_weights": identity(base)}
-        else:
-            model = build_model(config, shape, task.tokenizer)
-        if model.base_model.position.ordered:
-            check_length(model, length, f"length={length}")
-        task.alter(model)
-        task.check(model)
-        factor = settings.optimizer.get("encoding_factor")
-        check_factor(factor, arguments, model)
-        recorded |= {"code": provenance.fingerprint(model)}
-        recorded, checkpoint, finished = begin_or_resume(
-            folder, recorded, arguments, task.criterion
-        )
+        model = initial_model(settings, base, config, task)
+        check_factor(settings.optimizer.get("encoding_factor"), arguments, model)
+        record = record_of(settings, arguments, task, model)
+        record, checkpoint, finished = begin_or_resume(folder, record, arguments, task.criterion)
         log.info(
             "position %s, attention %s, %s parameters, %s",
             model.config.position["name"],
@@ -136,39 +81,22 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
             task.describe(),
         )
         if method:
-            model = adapt(model, method, base, recorded["base_weights"], settings.frozen)
+            weights = record["base_weights"]
+            model = adapt(model, method, settings.base_model, weights, settings.frozen)
             cast_frozen(model, settings.frozen)
             log.info(describe(model))
         if finished:
             restore(model, checkpoint)
-        streamed = isinstance(task.train, StreamedBlocks)
-        if streamed:
-            follow_stream(task.train, arguments, checkpoint)
-        trainer = LanguageModelTrainer(
-            model=model,
-            args=arguments,
-            length=settings.length,
-            measure=task.measure,
-            matrix_learning_rate=muon,
-            encoding_factor=factor,
-            train_dataset=Repeated(task.train, arguments) if streamed else task.train,
-            eval_dataset=task.evaluation,
-            data_collator=task.collate,
-            processing_class=task.tokenizer,
-        )
-        if task.criterion is not None:
-            trainer.add_callback(ToCriterion(task.criterion))
+        trainer = trainer_of(settings, arguments, task, model, checkpoint)
         if finished:
             log.info("finished at step %s: nothing to train", step_of(checkpoint))
         else:
             if checkpoint is not None:
                 log.info("continuing from %s", checkpoint)
-                if streamed:
-                    trainer.add_callback(ContinuedStream(trainer, checkpoint))
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
             if trainer.guard.stopped:
                 raise Stopped(f"stopped after step {trainer.state.global_step}, which is saved")
-        trainer.save_final(recorded)
+        trainer.save_final(record)
         if not main:
             return ""
         kernel = model.config._attn_implementation
@@ -179,6 +107,105 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
     print(report)
     log.info("model, tokenizer and report are in %s", folder)
     return report
+
+
+def adaptation(settings: RunSettings, arguments: TrainingArguments) -> Method | None:
+    """Returns how the base model is adapted; None if all of the model trains.
+
+    Raises:
+        ValueError: for settings in conflict with it.
+    """
+    method = Method.of(settings.peft) if settings.peft else None
+    check_frozen(settings.frozen, method, arguments.bf16)
+    check_muon(settings.optimizer.get("matrix_learning_rate"), arguments, method)
+    if method and not settings.base_model:
+        raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
+    if method and method.groups and settings.sequence_parallel > 1:
+        raise ValueError(f"sequence_parallel with peft.groups={method.groups}: choose one")
+    return method
+
+
+def configurations(
+    settings: RunSettings, arguments: TrainingArguments
+) -> tuple[TapeConfig | None, TapeConfig]:
+    """Returns the configuration of the base model, if there is one, and that of the run's model.
+
+    Raises:
+        ValueError: for settings of the model that are in conflict, or need more memory than there
+            is.
+    """
+    shape, position, length = settings.model, settings.position, settings.length
+    if settings.base_model:
+        base, config = adapted_config(settings.base_model, shape, position)
+    else:
+        base, config = None, new_config(shape, position)
+    check_sharing(config, settings.sequence_parallel)
+    batch = arguments.per_device_train_batch_size
+    check_memory(
+        16 * batch * length,
+        f"trainer.per_device_train_batch_size={batch} with length={length}",
+        "of token ids and labels",
+        "use fewer, with trainer.gradient_accumulation_steps",
+    )
+    return base, config
+
+
+def initial_model(
+    settings: RunSettings, base: TapeConfig | None, config: TapeConfig, task: Task
+) -> TapeForCausalLM:
+    """Returns the model that training begins with: a new one, or the base model's weights in the
+    run's configuration."""
+    if base:
+        model = adapt_model(settings.base_model, base, config, task.tokenizer, settings.frozen)
+    else:
+        model = build_model(config, settings.model, task.tokenizer)
+    if model.base_model.position.ordered:
+        check_length(model, settings.length, f"length={settings.length}")
+    task.alter(model)
+    task.check(model)
+    return model
+
+
+def record_of(
+    settings: RunSettings, arguments: TrainingArguments, task: Task, model: TapeForCausalLM
+) -> dict[str, Any]:
+    """Returns all settings of the run, and what else must not change when it resumes."""
+    record = settings.recorded | {
+        "tokens": task.fingerprints,
+        "sequences_per_step": sequences_per_step(arguments),
+    }
+    if base := settings.base_model:
+        record |= {"position": model.config.position, "base_weights": identity(base)}
+    return record | {"code": provenance.fingerprint(model)}
+
+
+def trainer_of(
+    settings: RunSettings,
+    arguments: TrainingArguments,
+    task: Task,
+    model: torch.nn.Module,
+    checkpoint: Path | None,
+) -> LanguageModelTrainer:
+    streamed = isinstance(task.train, StreamedBlocks)
+    if streamed:
+        follow_stream(task.train, arguments, checkpoint)
+    trainer = LanguageModelTrainer(
+        model=model,
+        args=arguments,
+        length=settings.length,
+        measure=task.measure,
+        matrix_learning_rate=settings.optimizer.get("matrix_learning_rate"),
+        encoding_factor=settings.optimizer.get("encoding_factor"),
+        train_dataset=Repeated(task.train, arguments) if streamed else task.train,
+        eval_dataset=task.evaluation,
+        data_collator=task.collate,
+        processing_class=task.tokenizer,
+    )
+    if task.criterion is not None:
+        trainer.add_callback(ToCriterion(task.criterion))
+    if streamed and checkpoint is not None:
+        trainer.add_callback(ContinuedStream(trainer, checkpoint))
+    return trainer
 
 
 def begin_or_resume(

@@ -7,7 +7,7 @@ from transformers import QuantizedCache
 
 from tape.positions import Positions, Tokens, path
 from tape.positions.fox import UNIT
-from tape.positions.memo import join_sums
+from tape.positions.sums import join_sums
 
 
 @torch.no_grad()
@@ -24,16 +24,16 @@ def test_in_bfloat16_a_cache_keeps_what_the_whole_text_gives(position):
         where = Positions(index[None], torch.arange(end)[None])
         tokens = Tokens(where, None, None, index)
         part = slice(begin, end)
-        _, turned, memo = layer.prepare(
+        _, turned, extras = layer.prepare(
             x[:, part], q[:, :, part], k[:, :, part], None, tokens, past
         )
-        return turned, memo
+        return turned, extras
 
     expected, whole = prepared(0, T, None)
     found, past = prepared(0, T - 64, None)
     for begin in range(T - 64, T):
-        turned, memo = prepared(begin, begin + 1, past)
-        found, past = torch.cat((found, turned), 2), torch.cat((past, memo), 2)
+        turned, extras = prepared(begin, begin + 1, past)
+        found, past = torch.cat((found, turned), 2), torch.cat((past, extras), 2)
     assert expected.isfinite().all() and expected.dtype == past.dtype == torch.bfloat16
     if position == "fox":
         sums, exact = (join_sums(parts, torch.float32) for parts in (past, whole))

@@ -1,4 +1,4 @@
-"""Running sums that a memo keeps."""
+"""Running sums of earlier tokens, which the extras of keys hold."""
 
 from __future__ import annotations
 
