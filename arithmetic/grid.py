@@ -1,29 +1,63 @@
-"""The results of an evaluation: accuracy by the digits of both operands, in grid.csv."""
+"""The grid of accuracies by the digits of both operands: its questions, and its results.
+
+Prompts of a group are equally long, so that nothing is padded: cells (n, m) and (k, l) with
+n + m = k + l are decoded together.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from itertools import product
 
 import pandas as pd
+from transformers import PreTrainedTokenizerBase
 
-from arithmetic.grid_plan import Batch
 from arithmetic.problems import Problems
-from tape.evaluation.accuracy import Accuracy, Marked, Measure
+from tape.evaluation.accuracy import Accuracy, Measure
+from tape.evaluation.questions import Answer, Question, Questions, check_count
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View
-from tape.results.heatmap import draw
 
 
-def mark(batch: Batch, given: list[str], end: str, keep: int) -> dict:
-    """Returns the journal's record of a batch. An answer is right if it matches in full and is
-    followed by `end`."""
+@dataclass(frozen=True)
+class GridQuestions(Questions):
+    """`samples` problems of every cell (n, m) up to `max_length` digits.
 
-    def marked(n: int, m: int, prompt: str, answer: str, text: str) -> Marked:
-        right = text == answer + end
-        shown = {"prompt": prompt, "expected": answer + end, "given": text}
-        return Marked((n, m), (right, 1), None if right else shown)
+    Raises:
+        ValueError: for too many questions.
+    """
 
-    pairs = zip(batch.questions, given, strict=True)
-    return GRID.record((marked(*question, text) for question, text in pairs), keep)
+    problems: Problems
+    max_length: int
+    samples: int
+    seed: int = 0
+
+    def __post_init__(self):
+        count = self.max_length**2 * self.samples
+        check_count(count, f"max_length={self.max_length} and samples={self.samples}")
+
+    def groups(self, tokenizer: PreTrainedTokenizerBase) -> Collection[list[Question]]:
+        groups: dict[int, list[Question]] = defaultdict(list)
+        each = 2 if self.problems.spaces else 1
+        for n, m in product(range(1, self.max_length + 1), repeat=2):
+            room = each * (self.problems.answer_width(n, m) + 1)  # with EOS
+            for prompt, answer in self.problems.evaluation(n, m, self.samples, self.seed):
+                question = Question((n, m), prompt, answer, len(prompt), room)
+                groups[len(prompt)].append(question)
+        return groups.values()
+
+    def mark(
+        self, question: Question, written: list[int], tokenizer: PreTrainedTokenizerBase
+    ) -> Answer:
+        """An answer is right if it matches in full and ends; spaces do not count if the model was
+        trained with them."""
+        text = tokenizer.decode(written, clean_up_tokenization_spaces=False)
+        if self.problems.spaces:
+            text = text.replace(" ", "")
+        expected = question.answer + tokenizer.eos_token
+        shown = {"prompt": question.prompt, "expected": expected, "given": text}
+        return Answer(text, text == expected, (int(text == expected), 1), shown)
 
 
 def _columns(asked: list[Asked], tables: list[pd.DataFrame]) -> list[Column]:
@@ -79,6 +113,5 @@ GRID = Accuracy(
     view=VIEW,
     listing="diagonal",
     listed=_diagonal,
-    draw=lambda folder, name, _: draw(folder, name),
 )
 read_evaluation = GRID.read

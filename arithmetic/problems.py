@@ -8,31 +8,39 @@ unequal length are joined with gaps, which are removed at the end.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from arithmetic.tasks import TASKS, Task, significant
 from tape.data.tokenizer import END, PADDING
-from tape.saved_settings import load, save
-from tape.training.generated import GeneratedSequences
+from tape.tasks.generated import NO_LABEL, Source
 from tape.validation import check_flag, check_integer, look_up
 
 GAP, EOS = 0, 1
-FILE = "problems.json"
-CHUNK = 1024  # training problems generated at a time
 CHARACTERS = "".join(dict.fromkeys("0123456789=-, " + "".join(t.symbol for t in TASKS.values())))
+VOCABULARY = (END, PADDING, *CHARACTERS)
+TOKENS = np.zeros(128, dtype=np.int64)  # by byte
+TOKENS[[EOS, GAP, *map(ord, CHARACTERS)]] = np.arange(len(VOCABULARY))
 MAX_DIGITS = 10_000  # digits of an operand
 TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # random streams of a seed
 
 
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer with one token per character: digits, '=', '-', ',', space, the symbol of
+    every task, and EOS and padding. It refuses other characters."""
+    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, padding_side="right"
+    )
+
+
 @dataclass(frozen=True)
-class Problems:
+class Problems(Source):
     """A task and its notation.
 
     A cell (n, m) is the set of problems with operands of n and m digits; for sorting, n numbers of
@@ -59,6 +67,11 @@ class Problems:
     leading_zeros: bool = False
     spaces: float = 0.0
 
+    FILE = "problems.json"
+    DROPPED = ("abacus_offset",)
+    CHUNK = 1024
+    tokenizer = staticmethod(character_tokenizer)
+
     def __post_init__(self):
         look_up("data.task", self.task, TASKS)
         for name in ("max_first", "max_second"):
@@ -77,6 +90,10 @@ class Problems:
         cell = self.max_first, self.max_second
         characters = self.prompt_width(*cell) + self.answer_width(*cell)
         return characters * (2 if self.spaces else 1) + 1
+
+    @property
+    def trained(self) -> tuple[int, int]:
+        return self.max_first, self.max_second
 
     def digits(self, n: int, m: int) -> int:
         """Returns the most digits of a number in a cell's problems and answers."""
@@ -125,92 +142,27 @@ class Problems:
         prompts = written(operands, lengths, task.symbol, ord("="), self.reverse)
         return prompts, written(answers, widths, ",", GAP, self.reverse)
 
-    def save(self, folder: str | Path) -> None:
-        """Writes problems.json to the folder of the model trained on them."""
-        save(self, Path(folder) / FILE)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Problems:
-        """Reads problems written by `save`.
-
-        Raises:
-            ValueError: if the folder has no problems.json, or one with other settings.
-        """
-        path = Path(folder) / FILE
-        if not path.is_file():
-            raise ValueError(f"{folder} has no {FILE}: give the folder of an arithmetic run")
-        return load(cls, path, dropped=("abacus_offset",))
+    def chunk(
+        self, number: int, count: int, seed: int, held_out: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns problems of random cells. Labels are what follows '='."""
+        stream = SEQUENCES_HELD_OUT if held_out else TRAINING
+        rng = np.random.default_rng((seed, stream, number))
+        n, m = (rng.integers(1, most, self.CHUNK, endpoint=True) for most in self.trained)
+        texts = np.hstack(self.draw(rng, n, m, held_out=held_out))
+        if self.spaces:
+            texts = spaced(texts, self.spaces, rng)
+        ends = np.full((self.CHUNK, 1), EOS, dtype=np.uint8)
+        texts = packed(np.hstack((texts, ends)), self.length)[:count]
+        ids, equals = TOKENS[texts], texts == ord("=")
+        answers = (texts != GAP) & np.logical_or.accumulate(equals, axis=1) & ~equals
+        return ids, np.where(answers, ids, NO_LABEL)
 
     def _task(self, n: int, m: int) -> Task:
         """Returns the task after checking the cell."""
         check_integer("n", n)
         check_integer("m", m)
         return TASKS[self.task]
-
-
-def character_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with one token per character: digits, '=', '-', ',', space, the symbol of
-    every task, and EOS and padding. It refuses other characters."""
-    vocabulary = {token: index for index, token in enumerate((END, PADDING, *CHARACTERS))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, padding_side="right"
-    )
-
-
-class ProblemSequences(GeneratedSequences):
-    """Training problems as sequences of `problems.length` tokens, or held-out ones (as in
-    `Problems.evaluation`). They are generated in chunks, and only the latest chunk is kept: read
-    them in order.
-
-    Raises:
-        ValueError: for a tokenizer without a token for each character, EOS and padding.
-    """
-
-    def __init__(
-        self, source: Problems, tokenizer: PreTrainedTokenizerBase, *args: Any, **how: Any
-    ):
-        super().__init__(source, tokenizer, *args, **how)
-        vocabulary = tokenizer.get_vocab()
-        missing = [character for character in CHARACTERS if character not in vocabulary]
-        if missing or None in (tokenizer.eos_token_id, tokenizer.pad_token_id):
-            raise ValueError(
-                f"the tokenizer lacks a token for {missing or 'EOS or padding'}; "
-                f"use arithmetic.character_tokenizer()"
-            )
-        self._tokens = np.zeros(128, dtype=np.int64)
-        self._tokens[[GAP, EOS]] = tokenizer.pad_token_id, tokenizer.eos_token_id
-        for character in CHARACTERS:
-            self._tokens[ord(character)] = vocabulary[character]
-        self._latest: tuple[int, dict[str, Tensor]] | None = None
-
-    def sequence(self, i: int) -> dict[str, Tensor]:
-        """Returns input_ids and labels (-100 up to '=' and on padding): (length,) each. Padding
-        comes last, where causal attention does not look, so no mask is needed."""
-        chunk, place = divmod(i, CHUNK)
-        if self._latest is None or self._latest[0] != chunk:
-            self._latest = chunk, self._make(chunk)
-        return {name: rows[place] for name, rows in self._latest[1].items()}
-
-    def _make(self, chunk: int) -> dict[str, Tensor]:
-        """Generates the problems of a chunk: (CHUNK, length) each."""
-        stream = SEQUENCES_HELD_OUT if self.held_out else TRAINING
-        rng = np.random.default_rng((self.seed, stream, chunk))
-        n, m = (
-            rng.integers(1, most, CHUNK, endpoint=True)
-            for most in (self.source.max_first, self.source.max_second)
-        )
-        texts = np.hstack(self.source.draw(rng, n, m, held_out=self.held_out))
-        if self.source.spaces:
-            texts = spaced(texts, self.source.spaces, rng)
-        ends = np.full((CHUNK, 1), EOS, dtype=np.uint8)
-        texts = packed(np.hstack((texts, ends)), self.source.length)
-        ids, equals = self._tokens[texts], texts == ord("=")
-        answers = (texts != GAP) & np.logical_or.accumulate(equals, axis=1) & ~equals
-        columns = {"input_ids": ids, "labels": np.where(answers, ids, -100)}
-        return {name: torch.from_numpy(rows) for name, rows in columns.items()}
 
 
 def written(

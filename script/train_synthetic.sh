@@ -14,9 +14,9 @@ TASK=${TASK:-parity} TYPE=${TYPE:-adape}
 run=output/${TASK}_$TYPE
 for setting in "$@"; do
     if [[ $setting == name=* || $setting == output_dir=* ]]; then
-        echo "error: $setting: the result is in $run; for another folder use script/train.sh and tape.tasks.synthetic.evaluate" >&2
+        echo "error: $setting: the result is in $run; for another folder use script/train.sh and tape evaluate" >&2
         exit 1
     fi
 done
 bash script/train.sh experiment=synthetic "data='$TASK'" name="${TASK}_$TYPE" "$@"
-exec "$python" -m tape.tasks.synthetic.evaluate --model "$run"
+exec "$python" -m tape.tasks.evaluate "$run" --task synthetic

@@ -11,9 +11,10 @@ from arithmetic import Problems
 from arithmetic.grid import GRID, VIEW
 from tape.files import write_text
 from tape.results.compare import compare, main, read
-from tape.results.figures import grid_of
+from tape.results.figures import Map, curves, grid_of, side_by_side
 from tape.results.rows import row_labels
 from tape.runs.folder import TRAINED, register_run
+from tape.tasks.passkey.results import PASSKEY
 
 PROBLEMS = Problems(max_first=1, max_second=1)
 
@@ -294,3 +295,77 @@ def test_the_evaluation_is_the_one_that_all_have(runs):
     with pytest.raises(ValueError, match=r"have compare and grid: choose one with --name"):
         read(runs)
     assert len(read(runs, "grid").rows) == 2
+
+
+def make_passkey_run(folder, position, seed, right):
+    """A run with all answers right at 10 tokens, where the training ended, and so many of 10 at 20,
+    40 and 80."""
+    configuration = {
+        **{"name": folder.name, "seed": seed, "length": 10, "model": {"hidden_size": 8}},
+        **{"position": {"name": position}, "trainer": {"seed": seed, "max_steps": 5}},
+    }
+    write_text(folder / TRAINED, json.dumps(register_run(folder, configuration)))
+    evaluated = {
+        **{"model": "-", "trained": 10, "max_tokens": 80, "interval": 10, "num_tests": 5},
+        **{"depths": 2, "seed": 0, "keys": 1, "values": 1, "plain": True, "original": False},
+        "wrong": 0,
+    }
+    shares = {10: 10, 20: right, 40: right // 2, 80: 0}
+    cells = [
+        [length, depth, 5, *[min(5, max(0, right - 5 * row))] * 2, 5 * length]
+        for length, right in shares.items()
+        for row, depth in enumerate((0.0, 1.0))
+    ]
+    (folder / "passkey").mkdir()
+    PASSKEY.write(folder / "passkey", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
+    return folder
+
+
+def test_the_table_of_lengths_has_means_and_intervals_over_seeds(tmp_path):
+    """By hand: 20, 40 and 60 % have mean 40 and standard deviation 20; Student's t for two degrees
+    of freedom is 4.3027, and 4.3027 * 20 / sqrt(3) = 49.7."""
+    runs = [make_passkey_run(tmp_path / f"rope_{n}", "rope", n, 2 * n + 2) for n in range(3)]
+    runs += [make_passkey_run(tmp_path / "tape_0", "tape", 0, 8)]
+    text, found = compare(runs, tmp_path / "out", "passkey")
+    assert text.splitlines()[:4] == [
+        "| encoding | n | up to 10 tokens, % | 20 (2x), % | 40 (4x), % | 80 (8x), % |",
+        "|---|---|---|---|---|---|",
+        "| tape | 1 | 100.0 | 80.0 | 40.0 | 0.0 |",
+        "| rope | 3 | 100.0 ± 0.0 | 40.0 ± 49.7 | 20.0 ± 24.8 | 0.0 ± 0.0 |",
+    ]
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
+    assert len(rows) == 4 * 4 * 2 * 3  # runs, lengths, depths, measures
+    chosen = [row for row in rows if (row["run"], row["length"]) == ("rope_0", "20")]
+    assert [(row["measure"], row["depth"], row["value"], row["n"]) for row in chosen[:4]] == [
+        *(("accuracy", "0", "0.4", "5"), ("found", "0", "0.4", "5")),
+        *(("tokens", "0", "20.0", "5"), ("accuracy", "1", "0.0", "5")),
+    ]
+    for name in ("heatmaps", "curves"):
+        assert (tmp_path / "out" / f"{name}.png").stat().st_size > 1000
+    (axes,) = curves(found.rows).axes
+    lines = {line.get_label(): line.get_ydata() for line in axes.lines}
+    assert list(lines["rope"]) == pytest.approx([1, 0.4, 0.2, 0])
+    assert len(axes.collections) == 1  # one seed has no interval
+
+
+def test_the_same_run_and_runs_without_evaluation_are_refused(tmp_path):
+    runs = [make_passkey_run(tmp_path / name, "rope", 0, 2) for name in ("a", "b")]
+    with pytest.raises(ValueError, match=r"a and .*b are the same run, seed 0"):
+        read(runs)
+    shutil.rmtree(runs[1] / "passkey")
+    assert "passkey has none of perplexity.csv" in read(runs).missing[runs[1]]
+
+
+@pytest.mark.parametrize("size", [1, 10, 20, 37, 80, 300])
+def test_labels_stay_readable(size):
+    digits = [(n, m) for n in range(1, size + 1) for m in range(1, size + 1)]
+    rows = pd.DataFrame(digits, columns=["first_digits", "second_digits"])
+    rows = rows.assign(measure="accuracy", value=1.0, n=1)
+    asked = {"problems.max_first": size // 2, "problems.max_second": size}
+    *panels, _bar = side_by_side([Map("run", "arithmetic", asked, rows)] * 5).axes
+    assert len(panels) == 5
+    for axes in panels:
+        labels, others = axes.get_xticklabels(), axes.get_yticklabels()
+        assert [each.get_text() for each in labels] == [each.get_text() for each in others]
+        assert labels[0].get_text() == "1" and len(labels) <= 12
+        assert axes.images[0].get_clim() == (0, 1)

@@ -13,8 +13,8 @@ from tape.files import write_text
 from tape.results.compare import compare, main, read
 from tape.results.figures import curves
 from tape.runs.folder import TRAINED, register_run
-from tape.tasks.passkey import Passkeys
 from tape.tasks.passkey.results import PASSKEY
+from tape.tasks.passkey.sequences import Passkeys
 
 BASE_HASH = 4 * "0123456789abcdef"
 ABOUT = {

@@ -1,6 +1,5 @@
 """Problems of arithmetic: right answers, as documented, held out, and the same whenever read."""
 
-import json
 import re
 
 import numpy as np
@@ -8,11 +7,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, default_data_collator
 
-from arithmetic import TASKS, Problems, ProblemSequences, character_tokenizer
-from arithmetic.problems import CHARACTERS, CHUNK
+from arithmetic import TASKS, Problems, character_tokenizer
+from arithmetic.problems import CHARACTERS
 from arithmetic.tasks import is_held_out
+from tape.tasks.generated import GeneratedSequences
 
-TOKENIZER = character_tokenizer()
+CHUNK, TOKENIZER = Problems.CHUNK, character_tokenizer()
 
 # The answers by Python's integers, and how long they are with leading zeros.
 DEFINITIONS = {
@@ -115,7 +115,7 @@ def test_the_longest_answer_has_the_answers_width(task):
     cell = problems.evaluation(3, 2, 500, seed=0)
     assert problems.answer_width(3, 2) == max(len(answer) for _, answer in cell)
     assert problems.length == max(len(prompt + answer) for prompt, answer in cell) + 1
-    data = ProblemSequences(problems, TOKENIZER, CHUNK, seed=0)
+    data = GeneratedSequences(problems, CHUNK, seed=0)
     assert len(data[0]["input_ids"]) == problems.length
     assert max(len(text_of(data[i])) + 1 for i in range(CHUNK)) == problems.length
 
@@ -125,7 +125,7 @@ def test_the_longest_answer_has_the_answers_width(task):
 @pytest.mark.parametrize("spaces", [0.0, 0.3])
 def test_training_asks_for_the_answer_and_eos_only(task, leading_zeros, spaces):
     problems = Problems(task, 4, 3, leading_zeros=leading_zeros, spaces=spaces)
-    data = ProblemSequences(problems, TOKENIZER, 200, seed=3)
+    data = GeneratedSequences(problems, 200, seed=3)
     for example in map(data.__getitem__, range(len(data))):
         prompt, answer = text_of(example).split("=")
         assert answer.replace(" ", "") == expected_answer(problems, prompt.replace(" ", "") + "=")
@@ -142,7 +142,7 @@ def test_training_asks_for_the_answer_and_eos_only(task, leading_zeros, spaces):
 
 
 def test_examples_become_a_batch():
-    data = ProblemSequences(Problems(), TOKENIZER, 100, seed=0)
+    data = GeneratedSequences(Problems(), 100, seed=0)
     batch = default_data_collator([data[i] for i in range(8)])
     assert {name: rows.shape for name, rows in batch.items()} == dict.fromkeys(
         ("input_ids", "labels"), (8, Problems().length)
@@ -151,10 +151,10 @@ def test_examples_become_a_batch():
 
 
 def test_spaces_come_with_their_probability_and_change_nothing_else():
-    plain = ProblemSequences(Problems(), TOKENIZER, CHUNK, seed=0)
+    plain = GeneratedSequences(Problems(), CHUNK, seed=0)
     plain = [text_of(plain[i]) for i in range(CHUNK)]
     for spaces in (0.25, 1.0):
-        data = ProblemSequences(Problems(spaces=spaces), TOKENIZER, CHUNK, seed=0)
+        data = GeneratedSequences(Problems(spaces=spaces), CHUNK, seed=0)
         texts = [text_of(data[i]) for i in range(CHUNK)]
         assert [text.replace(" ", "") for text in texts] == plain
         assert not any("  " in text or text.startswith(" ") for text in texts)
@@ -177,16 +177,16 @@ def test_a_sixteenth_of_a_cell_is_held_out(settings, cell, size):
     held_out = {prompt for prompt, _ in problems.evaluation(*cell, 10_000, seed=0)}
     assert len(held_out) == pytest.approx(size / 16, rel=0.2)
     assert {prompt for prompt, _ in problems.evaluation(*cell, 1000, seed=5)} < held_out
-    trained = prompts_of(ProblemSequences(problems, TOKENIZER, 4 * CHUNK, seed=0))
+    trained = prompts_of(GeneratedSequences(problems, 4 * CHUNK, seed=0))
     assert not trained & held_out
-    others = prompts_of(ProblemSequences(problems, TOKENIZER, CHUNK, seed=0, held_out=True))
+    others = prompts_of(GeneratedSequences(problems, CHUNK, seed=0, held_out=True))
     assert others and {p for p in others if len(p) == problems.prompt_width(*cell)} < held_out
 
 
 def test_no_sorting_of_a_split_cell_is_trained_on():
     """Neither by a cell of shorter numbers, which is trained on as a whole."""
     problems = Problems("sorting", max_first=3, max_second=3)
-    trained = prompts_of(ProblemSequences(problems, TOKENIZER, 40 * CHUNK, seed=0))
+    trained = prompts_of(GeneratedSequences(problems, 40 * CHUNK, seed=0))
     for cell in ((1, 4), (2, 2), (3, 2), (2, 5)):
         asked = {prompt for prompt, _ in problems.evaluation(*cell, 500, seed=0)}
         assert asked and not asked & trained, cell
@@ -194,7 +194,7 @@ def test_no_sorting_of_a_split_cell_is_trained_on():
 
 def test_small_cells_are_trained_on_and_evaluated_as_a_whole():
     problems = Problems(max_first=1, max_second=2)
-    trained = prompts_of(ProblemSequences(problems, TOKENIZER, 20 * CHUNK, seed=0))
+    trained = prompts_of(GeneratedSequences(problems, 20 * CHUNK, seed=0))
     assert len(trained) == 1000
     for m in (1, 2):
         cell = {prompt for prompt, _ in problems.evaluation(1, m, 10_000, seed=0)}
@@ -215,7 +215,7 @@ def test_what_is_held_out_does_not_depend_on_its_neighbours():
 
 def test_lengths_of_operands_are_uniform():
     problems = Problems(max_first=4, max_second=6)
-    data = ProblemSequences(problems, TOKENIZER, 12 * CHUNK, seed=0)
+    data = GeneratedSequences(problems, 12 * CHUNK, seed=0)
     counts = np.zeros((4, 6))
     for i in range(len(data)):
         first, second = text_of(data[i]).partition("=")[0].split("+")
@@ -242,13 +242,13 @@ def test_numbers_to_sort_have_any_length():
 
 def test_a_problem_is_the_same_whenever_it_is_read():
     problems, total = Problems(spaces=0.1), 2 * CHUNK + 10
-    data = ProblemSequences(problems, TOKENIZER, total, seed=7)
+    data = GeneratedSequences(problems, total, seed=7)
     in_order = [text_of(data[i]) for i in range(total)]
     assert len(set(in_order)) > 0.9 * total
-    again = ProblemSequences(problems, TOKENIZER, 10 * total, seed=7)
+    again = GeneratedSequences(problems, 10 * total, seed=7)
     for i in (total - 1, 0, CHUNK, CHUNK - 1, *range(3, total, 301)):
         assert text_of(again[i]) == in_order[i]
-    other = ProblemSequences(problems, TOKENIZER, total, seed=8)
+    other = GeneratedSequences(problems, total, seed=8)
     assert [text_of(other[i]) for i in range(50)] != in_order[:50]
     cell = problems.evaluation(4, 4, 20, seed=7)
     assert problems.evaluation(4, 4, 20, seed=7) == cell != problems.evaluation(4, 4, 20, seed=8)
@@ -326,17 +326,8 @@ def test_problems_that_do_not_exist_are_refused():
         with pytest.raises(ValueError, match=f"^{name}=0 must be an integer >= 1"):
             problems.evaluation(*arguments)
     with pytest.raises(ValueError, match="seed=-1 must be an integer >= 0"):
-        ProblemSequences(problems, TOKENIZER, 10, seed=-1)
+        GeneratedSequences(problems, 10, seed=-1)
     with pytest.raises(ValueError, match="total=0"):
-        ProblemSequences(problems, TOKENIZER, 0, seed=0)
+        GeneratedSequences(problems, 0, seed=0)
     with pytest.raises(ValueError, match="m=0"):
         problems.answer_width(1, 0)
-
-
-def test_other_tokenizers_are_refused(tmp_path):
-    TOKENIZER.save_pretrained(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    del settings["pad_token"]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=r"lacks a token for EOS or padding.*character_tokenizer"):
-        ProblemSequences(Problems(), AutoTokenizer.from_pretrained(tmp_path), 10, seed=0)

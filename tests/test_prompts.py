@@ -10,16 +10,10 @@ from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
 from tape.saved_settings import load, save
-from tape.tasks.passkey import (
-    Draft,
-    Needles,
-    Passkeys,
-    PromptSequences,
-    original_prompt,
-    plain_tokenizer,
-)
-from tape.tasks.passkey.prompts import token_counter
-from tape.tasks.passkey.texts import BENCHMARK, PLAIN
+from tape.tasks.generated import GeneratedSequences
+from tape.tasks.passkey.prompts import Draft, Needles, original_prompt, token_counter
+from tape.tasks.passkey.sequences import Passkeys
+from tape.tasks.passkey.texts import BENCHMARK, PLAIN, plain_tokenizer
 
 WORDS = BENCHMARK.description, BENCHMARK.filler, BENCHMARK.question(None, False), "Remember it."
 
@@ -176,12 +170,12 @@ def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():
 
 def test_sequences_are_functions_of_their_index():
     passkeys, tokenizer = Passkeys(max_length=48), plain_tokenizer()
-    sequences = PromptSequences(passkeys, tokenizer, 300, seed=3)
-    again = PromptSequences(passkeys, tokenizer, 300, seed=3)
+    sequences = GeneratedSequences(passkeys, 300, seed=3)
+    again = GeneratedSequences(passkeys, 300, seed=3)
     assert again[299]["input_ids"].tolist() == sequences[299]["input_ids"].tolist()
     others = [
-        PromptSequences(passkeys, tokenizer, 300, seed=4),
-        PromptSequences(passkeys, tokenizer, 300, seed=3, held_out=True),
+        GeneratedSequences(passkeys, 300, seed=4),
+        GeneratedSequences(passkeys, 300, seed=3, held_out=True),
     ]
     lengths, depths = [], []
     for n in range(300):
@@ -209,7 +203,7 @@ def test_passkeys_are_kept_beside_the_model(tmp_path):
     passkeys = Passkeys(max_length=90, keys=2)
     passkeys.save(tmp_path)
     assert Passkeys.load(tmp_path) == passkeys
-    assert Passkeys.load(tmp_path / "nowhere") is None
+    assert not Passkeys.is_in(tmp_path / "nowhere")
     (tmp_path / "passkeys.json").write_text('{"max_length": 90, "kees": 2}')
     with pytest.raises(ValueError, match="takes no argument 'kees'; did you mean 'keys'"):
         Passkeys.load(tmp_path)

@@ -16,7 +16,7 @@ import yaml
 from commands import ROOT, run_command
 from script_folder import commands_of, lay_out, start
 from scrolls_data import write_task
-from test_addition import SETTINGS
+from test_generated import SETTINGS
 from test_scrolls import byte_tokenizer
 from test_scrolls_generation import make_speaker
 
@@ -95,7 +95,7 @@ def test_what_is_fine_tuned(tmp_path, there, given, base):
 
 @pytest.mark.slow
 def test_the_papers_recipe_goes_on_slice_by_slice(run_script, tmp_path):
-    tiny = [setting for setting in SETTINGS if not setting.startswith("experiment=")]
+    tiny = [setting for setting in SETTINGS["addition"] if not setting.startswith("experiment=")]
     settings = [*tiny, "trainer.eval_steps=1000"]
     settings += ["model.num_attention_heads=4", "model.num_recurrences=2"]
     run, steps = tmp_path / "output" / "addition_20_rope_0", "trainer.max_steps="

@@ -8,24 +8,23 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from commands import run_command
-from conftest import composed, perturb
+from conftest import composed
 from test_training import assert_same_weights, losses, weights
 
-from tape import TapeConfig, TapeForCausalLM
 from tape.commands import train
-from tape.evaluation.decoding import greedy
 from tape.results.compare import compare
 from tape.results.experiment import Folder
 from tape.results.report import main as report
 from tape.results.run_section import read_run
 from tape.runs.metrics import read_metrics
 from tape.settings.groups import options
-from tape.tasks.synthetic import TASKS, Synthetic, scoring, words_tokenizer
+from tape.tasks.synthetic import synthetic_questions
+from tape.tasks.synthetic.generators import TASKS
+from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.results import accuracies, has_reached, longest_solved
-from tape.tasks.synthetic.scoring import plan, score
 from tape.tasks.synthetic.suite import Cell, contrast, draw, matrix, predicted, suite
+from tape.tasks.synthetic.synthetic_questions import lengths_to
 from tape.training import criterion
 from tape.training.criterion import last_step, reached
 
@@ -102,54 +101,16 @@ def test_a_run_that_fails_its_criterion_says_so(start, tmp_path):
     assert "Failed to reach 100% right" in (folder / "report" / "report.md").read_text()
     with (folder / "metrics.jsonl").open("a") as file:  # a continuation, not saved yet
         file.writelines(f'{{"step": {n}, "eval_accuracy_in": 1.0}}\n' for n in (15, 20))
-    words = ("-m", "tape.tasks.synthetic.evaluate", "--model", folder, "--samples", 2)
+    words = ("-m", "tape.tasks.evaluate", folder, "--task", "synthetic", "--samples", 2)
     assert run_command(*words, folder=tmp_path).status == 0
     assert not has_reached(pd.read_csv(folder / "synthetic" / "synthetic.csv"))
 
 
-def small_model(tokenizer):
-    torch.manual_seed(0)
-    config = TapeConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        position="rope",
-    )
-    return perturb(TapeForCausalLM(config)).eval()
-
-
-def test_scores_are_those_of_greedy_decoding():
-    """The labels are replaced by what the model writes, for every second problem."""
-    tokenizer = words_tokenizer()
-    model, problems = small_model(tokenizer), Synthetic("copy", 2, 5)
-    tokens, labels = problems.evaluation(5, 8, seed=0)
-    prompts = [row[:6] for row in tokens]
-    model.generation_config.repetition_penalty = 5.0  # of a base model
-    written = greedy(model, prompts, -1, 6, 12)
-    assert model.generation_config.repetition_penalty == 5.0
-    for n in range(0, 8, 2):
-        tokens[n, 6:], labels[n, 6:] = written[n], written[n]
-    scores = score(model, tokenizer, scoring.Batch(5, tokens, labels))
-    assert [each.right == each.asked for each in scores] == [True, False] * 4
-    assert [each.asked for each in scores] == [6] * 8
-    assert [each.given for each in scores[::2]] == written[::2]
-
-
 def test_lengths_are_half_octaves_from_half_the_trained_length():
-    assert doctest.testmod(scoring).attempted and not doctest.testmod(scoring).failed
-    assert scoring.lengths_to(Synthetic("parity", 8, 16), 40) == [8, 11, 16, 23, 32, 40]
-    assert scoring.lengths_to(Synthetic("recall", 4, 500), None)[-1] == 1039
-    batches = plan(Synthetic("parity", 2, 4), [2, 4], 5, 0, 12)
-    assert sorted((x.length, *x.tokens.shape) for x in batches) == [
-        *((2, 2, 4), (2, 3, 4)),
-        *((4, 1, 6), (4, 2, 6), (4, 2, 6)),
-    ]
+    found = doctest.testmod(synthetic_questions)
+    assert found.attempted and not found.failed
+    assert lengths_to(Synthetic("parity", 8, 16), 40) == [8, 11, 16, 23, 32, 40]
+    assert lengths_to(Synthetic("recall", 4, 500), None)[-1] == 1039
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -158,7 +119,7 @@ def test_every_task_has_its_entry(task):
     cfg = composed("experiment=synthetic", f"data={task}")
     problems = Synthetic(cfg.data.task, cfg.data.min_length, cfg.data.max_length)
     assert cfg.length == problems.length and problems.max_length == TASKS[task].trained
-    assert scoring.lengths_to(problems, None)[-1] == TASKS[task].tested
+    assert lengths_to(problems, None)[-1] == TASKS[task].tested
     assert cfg.longest == problems.positions(TASKS[task].tested)
 
 
@@ -181,7 +142,7 @@ def evaluated(start, tmp_path):
     for seed, settings in enumerate(([], [], ["task.criterion=0.3", "trainer.max_steps=10"])):
         folder = tmp_path / f"parity_rope_{seed}"
         start("position=rope", f"seed={seed}", *settings, folder=folder)
-        words = ("-m", "tape.tasks.synthetic.evaluate", "--model", folder, "--samples", 10)
+        words = ("-m", "tape.tasks.evaluate", folder, "--task", "synthetic", "--samples", 10)
         done = run_command(*words, folder=tmp_path)
         assert done.status == 0, done.err
         folders.append(folder)
@@ -252,7 +213,7 @@ def test_predictions_are_tested_by_the_lengths_of_all_runs():
 def test_a_cell_has_the_same_name_whatever_else_was_run(start, position, name, tmp_path):
     folder = start(f"position={position}", "trainer.max_steps=1", "trainer.eval_steps=1")
     done = run_command(
-        "-m", "tape.tasks.synthetic.evaluate", "--model", folder, "--samples", 1, folder=tmp_path
+        "-m", "tape.tasks.evaluate", folder, "--task", "synthetic", "--samples", 1, folder=tmp_path
     )
     assert done.status == 0, done.err
     suite([folder], None, "synthetic", tmp_path / "out")
@@ -281,40 +242,3 @@ def test_the_picture_names_what_was_not_learned():
     ]
     rope, fox, _ = draw(cells).axes  # and the scale of colours
     assert [text.get_text() for text in rope.texts] == ["not learned"] and not fox.texts
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["trainer.lr_scheduler_type=reduce_lr_on_plateau"], r"the rate must follow from the step"),
-        (["task.criterion=2.0"], r"task\.criterion=2\.0 must lie in \(0, 1\)"),
-        (["length=5"], r"length=5: these problems have 4 tokens; give length=4"),
-        (["rates_of=cpoy"], r"rates_of='cpoy' must be copy or counting"),
-        (["longest=0"], r"longest=0 must be an integer in 2\.\."),
-        (["data.task=party"], r"unknown data\.task 'party'; did you mean 'parity'"),
-        (
-            ["position=learned", "position.length=4"],
-            r"twice the trained length needs 6 positions, .* 'learned' has 4",
-        ),
-    ],
-)
-def test_bad_settings_are_refused(start, overrides, message):
-    with pytest.raises(ValueError, match=message):
-        start(*overrides)
-
-
-def test_data_of_another_task_are_refused(tmp_path):
-    settings = composed("experiment=synthetic", "data=addition", f"output_dir={tmp_path / 'run'}")
-    with pytest.raises(ValueError, match="data makes Problems: this task needs Synthetic; choose"):
-        train.run(settings)
-
-
-def test_bad_evaluations_are_refused(evaluated, tmp_path):
-    for words, message in (
-        (("--max_length", 0), "max_length=0: problems of parity have lengths in 1..100000"),
-        (("--samples", 0), "samples=0 must be an integer >= 1"),
-    ):
-        done = run_command(
-            "-m", "tape.tasks.synthetic.evaluate", "--model", evaluated[0], *words, folder=tmp_path
-        )
-        assert done.status and message in done.lines[-1]

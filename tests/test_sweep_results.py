@@ -5,11 +5,10 @@ import re
 import shutil
 
 import pytest
-import test_passkey
 from commands import run_command
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.singleton import Singleton
-from test_addition import SETTINGS
+from test_generated import SETTINGS
 
 from tape.sweep import checks
 from tape.sweep.engine import Engine
@@ -68,8 +67,8 @@ def lines(pattern, outcome):
         ("encodings", "--rows 3", "unrecognized arguments: --rows 3"),
         ("encodings", "--ou a.csv", "--ou is set by the sweep"),
         ("passkey", "--name other", "--name is set by the sweep"),
-        ("addition", "samples=0", "samples=0 must be an integer >= 1"),
-        ("addition", "sample=2", "sample=2: there is no such setting"),
+        ("addition", "samples=0", "--samples: '0' must be an integer >= 1"),
+        ("addition", "sampels=2", "unrecognized arguments: --sampels=2"),
         ("addition", "model=a", "model is set by the sweep"),
     ],
 )
@@ -84,7 +83,7 @@ def test_arguments_of_the_evaluation_are_checked_before_the_first_run(
 
 def test_addition(sweep, tmp_path):
     words = ["sweep=addition", "vary.position=[rope,tape]", "seeds=[0]"]
-    words += ["evaluation='samples=2 processes=1'", "--", *of_a_sweep(SETTINGS)]
+    words += ["evaluation='samples=2 processes=1'", "--", *of_a_sweep(SETTINGS["addition"])]
     first = sweep(*words)
     assert first.status == 0, first.out + first.err
     assert lines(r"^add_rope_0: inside: [\d.]+ .*, outside: .*$", first)
@@ -98,7 +97,7 @@ def test_addition(sweep, tmp_path):
 def test_retrieval(sweep, tmp_path):
     words = ["sweep=passkey", "vary.position=[rope,alibi]", "seeds=[0]"]
     words += ["evaluation='--num_tests 1 --depths 2 --processes 1'", "--"]
-    outcome = sweep(*words, *of_a_sweep(test_passkey.SETTINGS))
+    outcome = sweep(*words, *of_a_sweep(SETTINGS["passkey"]))
     assert outcome.status == 0, outcome.out + outcome.err
     assert lines(r"passkey_rope_0: inside: [\d.]+ .*, outside: ", outcome)
     table = (tmp_path / "output" / "compare_passkey" / "table.md").read_text()

@@ -8,16 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from tape.tasks.synthetic import (
-    TASKS,
-    Synthetic,
-    SyntheticSequences,
-    example,
-    generators,
-    words_tokenizer,
-)
-from tape.tasks.synthetic.generators import NO_LABEL
-from tape.tasks.synthetic.problems import EVALUATION, HELD_OUT, TRAINING, is_held_out
+from tape.tasks.generated import NO_LABEL, GeneratedSequences
+from tape.tasks.synthetic import generators
+from tape.tasks.synthetic.generators import TASKS, example
+from tape.tasks.synthetic.problems import EVALUATION, HELD_OUT, TRAINING, Synthetic, is_held_out
 from tape.tasks.synthetic.words import NAMES, PAD, Draws, keys_of
 
 
@@ -208,13 +202,13 @@ def test_small_lengths_are_not_split():
 
 
 def test_a_problem_is_a_function_of_seed_and_number():
-    source, tokenizer = Synthetic("parity", 2, 20), words_tokenizer()
-    sequences = SyntheticSequences(source, tokenizer, 5000, 3)
+    source = Synthetic("parity", 2, 20)
+    sequences = GeneratedSequences(source, 5000, 3)
     tokens, labels = source.training(3, TRAINING, np.array([4500, 7]))
     for row, i in enumerate((4500, 7)):
         assert sequences[i]["input_ids"].tolist() == tokens[row].tolist()
         assert sequences[i]["labels"].tolist() == labels[row].tolist()
-    other = SyntheticSequences(source, tokenizer, 5000, 4)[7]
+    other = GeneratedSequences(source, 5000, 4)[7]
     assert sequences[7]["input_ids"].tolist() != other["input_ids"].tolist()
     lengths = {int((sequences[i]["input_ids"] != PAD).sum()) - 2 for i in range(500)}
     assert lengths == set(range(2, 21))

@@ -29,13 +29,8 @@ COMMANDS = {
             "tape.evaluation.long_perplexity",
             "perplexity of the tokens that need a long context (LongPPL)",
         ),
-        "passkey": (
-            "tape.tasks.passkey.evaluate",
-            "accuracy of passkey retrieval by length and depth",
-        ),
+        "evaluate": ("tape.tasks.evaluate", "accuracy on addition, pass keys or a synthetic task"),
         "lm-eval": ("tape.evaluation.lm_eval", "tasks of lm-eval: MMLU, ARC, RULER, your own"),
-        "addition": ("arithmetic.evaluate", "accuracy of arithmetic by operand lengths"),
-        "synthetic": ("tape.tasks.synthetic.evaluate", "accuracy on a synthetic task by length"),
         "scrolls-generate": ("scrolls.generate", "generate the answers to a SCROLLS task"),
         "scrolls-score": ("scrolls.score", "verify and score predictions for SCROLLS"),
         "scrolls-majority": ("scrolls.majority", "the majority baseline of a SCROLLS task"),
@@ -77,7 +72,7 @@ COMMANDS = {
     },
 }
 # Those whose first words are folders of models or runs.
-OF_FOLDERS = ("export", "compare", "suite", "rates", "heatmap", "report")
+OF_FOLDERS = ("export", "evaluate", "compare", "suite", "rates", "heatmap", "report")
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}
 
 
@@ -96,7 +91,7 @@ def folders(name: str, words: list[str]) -> Iterator[str]:
     for word in words:
         if word.startswith("-"):
             option, equals, value = word.partition("=")
-        elif name in ("addition", "scrolls-generate"):  # settings of Hydra
+        elif name == "scrolls-generate":  # settings of Hydra
             option, equals, value = word.partition("=")
             option = f"--{option}"
         else:

@@ -8,33 +8,23 @@ answers of each cell).
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from tape.evaluation.journal import Incomplete, Shard, join
+from tape.evaluation.journal import join
+from tape.evaluation.questions import Answer, Batch
 from tape.evaluation.tables import read_table
 from tape.evaluation.view import Asked, Evaluation, View
-from tape.evaluation.workers import Answered, Batch, complete_shard
 from tape.files import read_object, reading, write_text
 from tape.statistics import with_interval
 from tape.validation import check_integer
 
 SUMMARY = "summary.json"
-log = logging.getLogger(__name__)
-
-
-class Marked(NamedTuple):
-    """An answer: its cell, its counts, and the record to keep of a wrong one."""
-
-    cell: tuple[Any, ...]
-    counts: tuple[int, ...]
-    wrong: dict[str, str] | None
 
 
 class Measure(NamedTuple):
@@ -57,7 +47,6 @@ class Accuracy:
         measures: by name; `accuracy` is one of them.
         listing: name of a list of accuracies in the summary.
         listed: from the rows, the condition that the list is over; NaN for rows that are left out.
-        draw: writes the pictures of an evaluation to a folder, with a title.
         line: format of that condition in `describe`; empty to leave the list out.
     """
 
@@ -68,40 +57,18 @@ class Accuracy:
     view: View
     listing: str
     listed: Callable[[pd.DataFrame], pd.Series]
-    draw: Callable[[Path, str, Evaluation], None]
     line: str = ""
 
-    def evaluate(
-        self,
-        results: Path,
-        shard: Shard,
-        header: dict[str, Any],
-        batches: Sequence[Batch],
-        answered: Answered,
-        mark: Callable[[Any, Any], dict[str, Any]],
-        title: Callable[[Any], str],
-    ) -> Evaluation | None:
-        """Answers the batches of one shard; writes the results and returns them if all others are
-        complete. Arguments as of `complete_shard`; `mark` returns a `record`."""
-        complete_shard(results, shard, header, batches, answered, mark, title)
-        try:
-            evaluation = self.gather(results)
-        except Incomplete as missing:
-            log.info("shard %s is done; %s", shard, missing)
-            return None
-        log.info("%s\nresults are in %s", self.describe(evaluation), results)
-        return evaluation
-
-    def record(self, answers: Iterable[Marked], keep: int) -> dict[str, Any]:
+    def record(self, batch: Batch, answers: Iterable[Answer], keep: int) -> dict[str, Any]:
         """Returns the journal's record of a batch: counts per cell, and the first `keep` wrong
         answers of each."""
         cells: dict[tuple[Any, ...], list[int]] = {}
         wrong = []
-        for cell, counts, shown in answers:
-            before = cells.get(cell, [0] * len(counts))
-            cells[cell] = [a + int(b) for a, b in zip(before, counts, strict=True)]
-            if shown is not None:
-                wrong.append(dict(zip(self.cell, cell, strict=True)) | shown)
+        for question, answer in zip(batch.questions, answers, strict=True):
+            before = cells.get(question.cell, [0] * len(answer.counts))
+            cells[question.cell] = [a + b for a, b in zip(before, answer.counts, strict=True)]
+            if not answer.right:
+                wrong.append(dict(zip(self.cell, question.cell, strict=True)) | answer.shown)
         return {
             "cells": [[*cell, *counts] for cell, counts in cells.items()],
             "wrong": self._first_of_each(wrong, keep),
@@ -118,7 +85,7 @@ class Accuracy:
         return found
 
     def gather(self, results: Path) -> Evaluation:
-        """Writes the results of all shards in a folder within the one named after the model.
+        """Writes the results of all shards in a folder.
 
         Raises:
             Incomplete: if batches are missing.
@@ -129,9 +96,7 @@ class Accuracy:
             raise ValueError(
                 f"{results} holds an evaluation without {min(missing)}, not one for {self.file}"
             )
-        evaluation = self.write(results, asked, rows)
-        self.draw(results, results.parent.resolve().name, evaluation)
-        return evaluation
+        return self.write(results, asked, rows)
 
     def write(self, folder: Path, asked: Asked, rows: list[dict[str, Any]]) -> Evaluation:
         """Writes the results from the records of all batches, in any order."""

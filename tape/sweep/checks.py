@@ -282,11 +282,15 @@ def check_evaluation(sweep: Sweep) -> None:
         given = f"evaluation={shlex.join(evaluation)}"
         for template in templates:
             pairs = re.findall(r"(--\w+|\b\w+(?==))[ =](\S+)", template)
-            own = {name for name, value in pairs if "{run}" in value or name in ("--name", "name")}
+            own = {
+                name for name, value in pairs if "{run}" in value or name in ("--name", "--task")
+            }
             for word in evaluation:
                 name = word.partition("=")[0]
                 short = name.startswith("--") and len(name) > 2  # --ou is --out for argparse
-                if any(each.startswith(name) if short else each == name for each in own):
+                if any(
+                    each.startswith(name) if short else each.lstrip("-") == name for each in own
+                ):
                     raise ValueError(f"{given}: {name} is set by the sweep")
         # Without a model, a command refuses wrong arguments first, and then the folder.
         with tempfile.TemporaryDirectory() as place:

@@ -7,37 +7,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tape.evaluation.accuracy import Accuracy, Marked, Measure, ratio, share
+from tape.evaluation.accuracy import Accuracy, Measure, ratio, share
 from tape.evaluation.figures import write_figure
 from tape.evaluation.view import PERCENT, Asked, Column, Evaluation, HeatMap, Panel, Points, View
-from tape.results import heatmap
-from tape.tasks.passkey.decoding import Answer
-from tape.tasks.passkey.passkey_plan import Batch
 
 TIMES = (2, 4, 8)  # the trained length: columns of a comparison
-WRONG = 3  # wrong answers kept per length and depth
 
 
-def mark(batch: Batch, given: list[Answer]) -> dict[str, Any]:
-    """Returns the journal's record of a batch."""
-    marked = []
-    for question, answer in zip(batch.questions, given, strict=True):
-        shown = {"expected": question.prompt.answer.strip(), "given": answer.text}
-        counts = (1, answer.right, answer.found, question.tokens)
-        cell = question.length, question.depth
-        marked.append(Marked(cell, counts, None if answer.right else shown))
-    return PASSKEY.record(marked, WRONG)
-
-
-def draw(folder: Path, name: str, evaluation: Evaluation) -> None:
-    """Writes the heat map and lengths.png, .svg: accuracy with 95 % (Wilson) intervals."""
-    heatmap.draw(folder, name)
+def draw_lengths(folder: Path, name: str, evaluation: Evaluation) -> None:
+    """Writes lengths.png, .svg: accuracy with 95 % (Wilson) intervals."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     by_length = {length: share(rows) for length, rows in evaluation.rows.groupby("length")}
@@ -129,7 +112,6 @@ PASSKEY = Accuracy(
     view=VIEW,
     listing="lengths",
     listed=lambda rows: rows["length"],
-    draw=draw,
     line="{length} tokens",
 )
 read_evaluation = PASSKEY.read

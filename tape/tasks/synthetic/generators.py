@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tape.tasks.generated import NO_LABEL
 from tape.tasks.synthetic.words import (
     BLANK,
     DIGIT,
@@ -30,7 +31,6 @@ from tape.tasks.synthetic.words import (
 )
 from tape.validation import check_integer, look_up
 
-NO_LABEL = -100
 MAX_LENGTH = 100_000
 Block = tuple[np.ndarray, np.ndarray]
 

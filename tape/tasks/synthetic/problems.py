@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from tape.hashing import splitmix64
-from tape.saved_settings import load, save
+from tape.tasks.generated import Source
 from tape.tasks.synthetic.generators import NO_LABEL, TASKS, Block, Task
-from tape.tasks.synthetic.words import PAD, Draws, keys_of
-from tape.training.generated import GeneratedSequences
+from tape.tasks.synthetic.words import PAD, Draws, keys_of, words_tokenizer
 from tape.validation import check_integer, look_up
 
-FILE = "synthetic.json"
-CHUNK = 4096  # training problems generated at a time
 HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
 SPLIT_BITS = 14  # log2 of the number of problems from which a length is split so
 LENGTHS, TRAINING, HELD_OUT, EVALUATION = range(4)  # random streams of a seed
 
 
 @dataclass(frozen=True)
-class Synthetic:
+class Synthetic(Source):
     """Problems of one task, whose lengths are uniform in min_length..max_length in training.
 
     Raises:
@@ -35,6 +28,10 @@ class Synthetic:
     task: str = "parity"
     min_length: int = 2
     max_length: int = 20
+
+    FILE = "synthetic.json"
+    CHUNK = 4096
+    tokenizer = staticmethod(words_tokenizer)
 
     def __post_init__(self):
         for name in ("min_length", "max_length"):
@@ -53,6 +50,10 @@ class Synthetic:
     def length(self) -> int:
         """Tokens of the longest training sequence."""
         return self.positions(self.max_length)
+
+    @property
+    def trained(self) -> tuple[int, None]:
+        return self.max_length, None
 
     def positions(self, length: int) -> int:
         """Returns the number of tokens of a problem of some length, with its answer."""
@@ -102,21 +103,10 @@ class Synthetic:
                 whole[rows, : part.shape[1]] = part
         return tokens, labels
 
-    def save(self, folder: str | Path) -> None:
-        """Writes synthetic.json to the folder of the model trained on them."""
-        save(self, Path(folder) / FILE)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Synthetic:
-        """Reads problems written by `save`.
-
-        Raises:
-            ValueError: if the folder has no synthetic.json, or one with other settings.
-        """
-        path = Path(folder) / FILE
-        if not path.is_file():
-            raise ValueError(f"{folder} has no {FILE}: give the folder of a synthetic run")
-        return load(cls, path)
+    def chunk(self, number: int, count: int, seed: int, held_out: bool) -> Block:
+        """Returns problems with answers, which alone are labels."""
+        numbers = number * self.CHUNK + np.arange(count)
+        return self.training(seed, HELD_OUT if held_out else TRAINING, numbers)
 
 
 def is_held_out(tokens: np.ndarray) -> np.ndarray:
@@ -124,24 +114,3 @@ def is_held_out(tokens: np.ndarray) -> np.ndarray:
     weights = splitmix64(np.arange(tokens.shape[1], dtype=np.uint64))
     sums = ((tokens + 1).astype(np.uint64) * weights).sum(axis=1)
     return splitmix64(sums) >> np.uint64(64 - HELD_OUT_BITS) == 0
-
-
-class SyntheticSequences(GeneratedSequences):
-    """Training problems, or held-out ones. They are generated in chunks, and only the latest chunk
-    is kept: read them in order."""
-
-    def __init__(self, source: Synthetic, *args: Any, **how: Any):
-        super().__init__(source, *args, **how)
-        self._latest: tuple[int, dict[str, Tensor]] | None = None
-
-    def sequence(self, i: int) -> dict[str, Tensor]:
-        """Returns input_ids and labels: (length,) each. Only answers are labels. Padding comes
-        last, where causal attention does not look, so no mask is needed."""
-        chunk, place = divmod(i, CHUNK)
-        if self._latest is None or self._latest[0] != chunk:
-            numbers = np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, self.total))
-            stream = HELD_OUT if self.held_out else TRAINING
-            made = self.source.training(self.seed, stream, numbers)
-            rows = zip(("input_ids", "labels"), map(torch.from_numpy, made), strict=True)
-            self._latest = chunk, dict(rows)
-        return {name: rows[place] for name, rows in self._latest[1].items()}

@@ -7,35 +7,15 @@ average accuracies of the former only, and count the latter as failed.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from tape.evaluation.accuracy import Accuracy, Marked, Measure, ratio
-from tape.evaluation.view import PERCENT, Asked, Column, Evaluation, HeatMap, Panel, Points, View
-from tape.results import heatmap
-from tape.tasks.synthetic.scoring import Batch, Score
-from tape.tasks.synthetic.words import NAMES
+from tape.evaluation.accuracy import Accuracy, Measure, ratio
+from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, Points, View
 
 SOLVED = 0.9  # exact match at a length that counts as solved
 FOLDER = "synthetic"  # of an evaluation, in that of the run
-
-
-def mark(batch: Batch, scores: list[Score], reached: bool, keep: int) -> dict[str, Any]:
-    """Returns the journal's record of a batch."""
-
-    def words(tokens: list[int]) -> str:
-        return " ".join(NAMES[n] for n in tokens)
-
-    marked = []
-    for labels, (right, asked, given) in zip(batch.labels, scores, strict=True):
-        wrong = {"expected": words(labels[labels >= 0]), "given": words(given)}
-        counts = (1, right == asked, asked, right)
-        marked.append(
-            Marked((batch.length, int(reached)), counts, None if right == asked else wrong)
-        )
-    return SYNTHETIC.record(marked, keep)
 
 
 def accuracies(rows: pd.DataFrame) -> dict[int, float]:
@@ -78,10 +58,6 @@ def _points(rows: pd.DataFrame) -> Points:
     return [*found], [*found.values()]
 
 
-def _draw(folder: Path, name: str, evaluation: Evaluation) -> None:
-    heatmap.draw(folder, name)
-
-
 VIEW = View(
     keys=("task", "trained", "max_length", "samples", "seed"),
     columns=_columns,
@@ -107,7 +83,6 @@ SYNTHETIC = Accuracy(
     view=VIEW,
     listing="lengths",
     listed=lambda rows: rows["length"],
-    draw=_draw,
     line="length {length}",
 )
 read_evaluation = SYNTHETIC.read

@@ -1,34 +1,34 @@
-"""Training on synthetic problems, to a criterion."""
+"""Synthetic problems: training to a criterion, and the questions of an evaluation by length."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from statistics import mean
-from typing import Any, NamedTuple
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from transformers import TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+from tape.command import integer
+from tape.evaluation.questions import Batch
 from tape.evaluation.tables import markdown_table
 from tape.model.checkpoint import check_length
 from tape.model.modeling import TapeForCausalLM
+from tape.runs.folder import TRAINED, read_configuration
+from tape.runs.metrics import MetricsFile, read_metrics
 from tape.settings.run import RunSettings
-from tape.tasks.synthetic.generators import NO_LABEL
-from tape.tasks.synthetic.problems import Synthetic, SyntheticSequences
-from tape.tasks.synthetic.scoring import plan, score
-from tape.tasks.synthetic.words import EQUALS, NAMES, words_tokenizer
-from tape.training.generated import Answered, GeneratedTask
+from tape.tasks.generated import NO_LABEL, Answered, Asked, GeneratedTask, by_length
+from tape.tasks.synthetic.problems import Synthetic
+from tape.tasks.synthetic.results import FOLDER, SYNTHETIC
+from tape.tasks.synthetic.synthetic_questions import SyntheticQuestions, lengths_to, words
+from tape.tasks.synthetic.words import EQUALS
+from tape.training.criterion import reached
 from tape.validation import check_fraction
 
 INSIDE = 8  # trained lengths of a validation
 BATCH_TOKENS = 16_384
 FROM_THE_LAST_RATE = ("reduce_lr_on_plateau", "greedy")  # schedules
-
-
-class Question(NamedTuple):
-    length: int
-    tokens: np.ndarray
-    labels: np.ndarray
 
 
 class SyntheticTask(GeneratedTask):
@@ -37,6 +37,7 @@ class SyntheticTask(GeneratedTask):
 
     kind = Synthetic
     unit = "problems"
+    results = SYNTHETIC
     template = """\
 # {name}
 
@@ -50,7 +51,7 @@ class SyntheticTask(GeneratedTask):
 
 > {problem} -> **{given}**
 
-All lengths and their picture: python -m tape.tasks.synthetic.evaluate --model {folder}
+All lengths and their picture: tape evaluate {folder} --task synthetic
 """
 
     def __init__(
@@ -70,12 +71,15 @@ All lengths and their picture: python -m tape.tasks.synthetic.evaluate --model {
                     "follow from the step alone; give linear, cosine or constant"
                 )
         self.criterion = criterion
-        tokenizer = words_tokenizer()
-        super().__init__(problems, SyntheticSequences, tokenizer, settings, arguments, samples)
+        super().__init__(problems, settings, arguments, samples)
+
+    def plan(self, samples: int) -> tuple[SyntheticQuestions, list[Batch]]:
+        problems = self.source
         trained = np.linspace(problems.min_length, problems.max_length, INSIDE)
         twice = min(2 * problems.max_length, problems.of.longest)
         lengths = sorted({*map(int, trained.round()), twice})
-        self.batches = plan(problems, lengths, samples, seed=1, batch_tokens=BATCH_TOKENS)
+        questions = SyntheticQuestions(problems, tuple(lengths), samples, seed=1)
+        return questions, questions.plan(self.tokenizer, BATCH_TOKENS)
 
     def describe(self) -> str:
         problems = self.source
@@ -85,27 +89,15 @@ All lengths and their picture: python -m tape.tasks.synthetic.evaluate --model {
         )
 
     def check(self, model: TapeForCausalLM) -> None:
-        needed = max(batch.tokens.shape[1] for batch in self.batches)
+        needed = max(batch.length for batch in self.batches)
         check_length(model, needed, "measuring the accuracy at twice the trained length")
 
-    def answer(self, model: TapeForCausalLM) -> Iterable[Answered]:
-        for batch in self.batches:
-            for n, (right, asked, given) in enumerate(score(model, self.tokenizer, batch)):
-                question = Question(batch.length, batch.tokens[n], batch.labels[n])
-                yield Answered(question, " ".join(NAMES[i] for i in given), right == asked)
-
-    def is_inside(self, question: Question) -> bool:
-        return question.length <= self.source.max_length
-
     def fill(self, summary: dict[str, Any], answered: list[Answered]) -> dict[str, str]:
-        right: dict[int, list[bool]] = {}
-        for question, _, is_right in answered:
-            right.setdefault(question.length, []).append(is_right)
-        rows = [(length, f"{mean(right[length]):.1%}") for length in sorted(right)]
-        question, given, _ = min(answered, key=lambda each: each.question.length)
-        tokens = question.tokens
+        rows = [(length, f"{share:.1%}") for length, share in by_length(answered).items()]
+        question, given, _ = min(answered, key=lambda each: each.question.cell)
+        tokens = question.prompt
         if EQUALS in tokens:  # the answer follows
-            tokens = tokens[: int(np.argmax(question.labels != NO_LABEL))]
+            tokens = tokens[: int(np.argmax(question.answer != NO_LABEL))]
         step, outcome = summary.get("criterion_step"), "Trained without a criterion."
         if self.criterion is not None:
             wanted = f"{self.criterion:.0%} right answers in the trained lengths"
@@ -113,6 +105,47 @@ All lengths and their picture: python -m tape.tasks.synthetic.evaluate --model {
         return {
             "outcome": outcome,
             "table": markdown_table([("length", "right answers"), *rows]),
-            "problem": " ".join(NAMES[n] for n in tokens),
+            "problem": words(tokens),
             "given": given,
         }
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        add, whole = parser.add_argument, integer(1)
+        about = "of the problems; by default the suite's, or 4 times the trained one"
+        add("--max_length", type=integer(0), help=about)
+        add("--samples", type=whole, default=100, help="problems per length")
+        add("--batch_tokens", type=whole, default=BATCH_TOKENS, help="tokens per batch")
+        parser.set_defaults(processes=1)
+
+    @staticmethod
+    def ask(
+        given: argparse.Namespace,
+        folder: Path,
+        model: TapeForCausalLM,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> Asked:
+        problems, trained = Synthetic.load(folder), read_configuration(folder, TRAINED)
+        lengths = lengths_to(problems, given.max_length)
+        criterion, most = trained["task.criterion"], trained["trainer.max_steps"]
+        rows = read_metrics(folder / MetricsFile.FILE)  # some may be of a continuation
+        step = reached((row for row in rows if row["step"] <= most), criterion)
+        has_reached = criterion is None or step is not None
+        questions = SyntheticQuestions(
+            problems, tuple(lengths), given.samples, given.seed, has_reached
+        )
+        batches = questions.plan(tokenizer, given.batch_tokens)
+        needed = max(batch.length for batch in batches)
+        check_length(model, needed, f"max_length={lengths[-1]}")
+        settings = {
+            **asdict(problems),
+            "trained": problems.max_length,
+            "max_length": lengths[-1],
+            "criterion": criterion,
+            "criterion_step": step,
+            "samples": given.samples,
+            "seed": given.seed,
+            "wrong": given.wrong,
+            "batch_tokens": given.batch_tokens,
+        }
+        return Asked(questions, batches, settings, FOLDER)

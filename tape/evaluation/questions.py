@@ -1,0 +1,113 @@
+"""Questions to a model in batches, and the marks of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from tape.evaluation.decoding import greedy
+from tape.model.modeling import TapeForCausalLM
+
+MOST = 10**7  # questions of an evaluation
+
+
+class Question(NamedTuple):
+    """
+    Attributes:
+        cell: the conditions of its result, such as length and depth.
+        prompt, answer: texts; where one forward pass answers, token ids and labels (T,).
+        tokens: of the prompt.
+        room: tokens of the longest answer; 0 where one forward pass answers.
+    """
+
+    cell: tuple[float | None, ...]
+    prompt: Any
+    answer: Any
+    tokens: int
+    room: int
+
+
+class Answer(NamedTuple):
+    """
+    Attributes:
+        text: what the model wrote.
+        counts: what the results add up for each cell (`Accuracy.counts`).
+        shown: what wrong.jsonl tells of a wrong one.
+    """
+
+    text: str
+    right: bool
+    counts: tuple[int, ...]
+    shown: dict[str, str]
+
+
+class Batch(NamedTuple):
+    """
+    Attributes:
+        new_tokens: room for the longest answer.
+        length: tokens that random positions are drawn for, the same for all batches of a group, so
+            that answers do not depend on which questions share a batch.
+    """
+
+    questions: list[Question]
+    new_tokens: int
+    length: int
+
+    @property
+    def cost(self) -> int:
+        """Tokens to run, roughly proportional to time."""
+        return sum(question.tokens + self.new_tokens for question in self.questions)
+
+
+class Questions:
+    """The questions of a task, in groups of prompts that are about equally long."""
+
+    def groups(self, tokenizer: PreTrainedTokenizerBase) -> Iterable[list[Question]]:
+        raise NotImplementedError
+
+    def mark(
+        self, question: Question, written: list[int], tokenizer: PreTrainedTokenizerBase
+    ) -> Answer:
+        """Marks the tokens that a model wrote, with EOS unless it came too late."""
+        raise NotImplementedError
+
+    def answers(
+        self, model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, batch: Batch
+    ) -> list[Answer]:
+        """Answers and marks a batch, by greedy decoding with a KV cache."""
+        prompts = tokenizer([question.prompt for question in batch.questions])["input_ids"]
+        end = tokenizer.eos_token_id
+        written = greedy(model, prompts, end, batch.new_tokens, batch.length, use_cache=True)
+        pairs = zip(batch.questions, written, strict=True)
+        return [self.mark(question, tokens, tokenizer) for question, tokens in pairs]
+
+    def plan(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        batch_tokens: int | None = None,
+        batch_size: int | None = None,
+    ) -> list[Batch]:
+        """Returns all questions in batches, the costliest first: if memory is short, it shows at
+        once. Batches have `batch_size` questions, or about `batch_tokens` tokens."""
+        batches = []
+        for group in self.groups(tokenizer):
+            group = sorted(group, key=lambda each: (each.tokens, each.room))  # reduces padding
+            length = group[-1].tokens + max(each.room for each in group)
+            size = batch_size or max(1, batch_tokens // length)
+            for first in range(0, len(group), size):
+                part = group[first : first + size]
+                batches.append(Batch(part, max(each.room for each in part), length))
+        return sorted(batches, key=lambda batch: -batch.cost)
+
+
+def check_count(asked: int, settings: str) -> None:
+    """Raises a ValueError for more than `MOST` questions."""
+    if asked > MOST:
+        raise ValueError(f"{settings}: {asked:,} questions; at most {MOST:,} are allowed")
+
+
+def is_within(cell: Sequence[float | None], trained: Sequence[float | None]) -> bool:
+    """Returns whether each condition is at most the last trained value; None: not limited."""
+    return all(last is None or at <= last for at, last in zip(cell, trained, strict=True))

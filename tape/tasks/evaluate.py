@@ -1,0 +1,127 @@
+"""Accuracy of a model on a generated task, by greedy decoding: tape evaluate RUN --task TASK.
+
+tape evaluate output/add_adape --task addition --max_length 10 --shard 1/4
+tape evaluate output/passkey_tape_0 --task passkey
+tape evaluate output/parity_tape --task synthetic --samples 500
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import sys
+from functools import partial
+from importlib import import_module
+
+import transformers
+
+from tape.analysis.intervene import INTERVENTIONS
+from tape.command import Parser, expected_errors, folder_name, integer, model_folder
+from tape.evaluation.journal import Incomplete, Shard, place_of
+from tape.evaluation.questions import Batch
+from tape.evaluation.view import Evaluation
+from tape.evaluation.workers import answering, complete_shard
+from tape.model.checkpoint import identified
+from tape.results import heatmap
+from tape.runs.folder import folder_for_results
+from tape.tasks.generated import GeneratedTask
+
+# By name, because addition builds on this package.
+TASKS = {
+    "addition": ("arithmetic.addition_task", "ArithmeticTask"),
+    "passkey": ("tape.tasks.passkey.passkey_task", "PasskeyTask"),
+    "synthetic": ("tape.tasks.synthetic.synthetic_task", "SyntheticTask"),
+}
+log = logging.getLogger(__name__)
+
+
+def task_of(name: str) -> type[GeneratedTask]:
+    module, kind = TASKS[name]
+    return getattr(import_module(module), kind)
+
+
+def evaluate(given: argparse.Namespace) -> Evaluation | None:
+    """Answers the questions of one shard that are not in its journal yet; writes the results and
+    returns them if all other shards are complete."""
+    task, folder, shard = task_of(given.task), given.run, Shard.parse(given.shard)
+    load = partial(task.load, intervention=given.intervention)
+    model, tokenizer = load(folder)
+    asked = task.ask(given, folder, model, tokenizer)
+    header = {**identified(folder), **asked.settings, "batches": len(asked.batches)}
+    name = asked.name
+    if given.intervention is not None:
+        header["intervention"] = given.intervention
+        name += f"_{given.intervention}"
+    results = place_of(folder_for_results(folder), "--name", given.name or name)
+    answers = asked.questions.answers
+    complete_shard(
+        results,
+        shard,
+        header,
+        asked.batches,
+        answering(folder, model, tokenizer, answers, given.processes, load),
+        partial(task.results.record, keep=given.wrong),
+        title=lambda batch: title(task, batch),
+    )
+    try:
+        evaluation = task.results.gather(results)
+    except Incomplete as missing:
+        log.info("shard %s is done; %s", shard, missing)
+        return None
+    run = results.parent.resolve().name
+    heatmap.draw(results, run)
+    task.draw(results, run, evaluation)
+    log.info("%s\nresults are in %s", task.results.describe(evaluation), results)
+    return evaluation
+
+
+def title(task: type[GeneratedTask], batch: Batch) -> str:
+    cell = zip(task.results.cell, batch.questions[0].cell, strict=True)
+    return ", ".join(f"{name} {value}" for name, value in cell)
+
+
+def parsed(words: list[str]) -> argparse.Namespace:
+    """Parses a command line. The first word is the folder of the model, as is the value of --model
+    and --base_model; `samples=10` is short for `--samples=10`."""
+    words = [f"--{word}" if re.match(r"\w+=", word) else word for word in words]
+    if words and not words[0].startswith("-"):
+        words.insert(0, "--model")
+    first = Parser(add_help=False)
+    first.add_argument(
+        "--task", choices=[*TASKS], help="what is asked: each has options of its own"
+    )
+    task = first.parse_known_args(words)[0].task
+    parser = Parser(
+        prog="tape evaluate RUN",
+        description="Accuracy on a generated task.",
+        parents=[first],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--model", "--base_model", dest="run", type=model_folder, required=True)
+    add("--name", type=folder_name, help="name of the results folder, in the run's or in output/")
+    add("--seed", type=integer(0), default=0, help="seed of the questions")
+    about = "a change of the state of a model with tape (docs/inside.md)"
+    add("--intervention", choices=[*INTERVENTIONS], help=about)
+    about = "worker processes; by default one per torch thread, on a GPU one"
+    add("--processes", type=integer(1), help=about)
+    add("--shard", default="1/1", help="i/n: the i-th of n shards; the last one writes the results")
+    add("--wrong", type=integer(0), default=3, help="wrong answers of each cell to keep")
+    if task is not None:
+        task_of(task).add_options(parser)
+    given = parser.parse_args(words)
+    if task is None:
+        parser.error(f"give --task, one of {', '.join(TASKS)}")
+    return given
+
+
+@expected_errors(continues=True)
+def main(words: list[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    transformers.logging.disable_progress_bar()
+    evaluate(parsed(sys.argv[1:] if words is None else words))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""Runs of addition, passkey and synthetic tasks: what they watch, write, continue and refuse."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from commands import run_command
+from conftest import composed, make_model, random_tokens
+from test_training import assert_same_weights, losses, weights
+from transformers import AutoTokenizer
+
+from arithmetic import Problems, fault
+from tape.commands import train
+from tape.model import checkpoint
+from tape.results.compare import read
+from tape.results.rows import check_given
+from tape.results.runs import Run, settings_of
+from tape.runs.metrics import read_metrics
+from tape.tasks.passkey.sequences import Passkeys
+from tape.tasks.synthetic.problems import Synthetic
+
+STEPS = [
+    *("trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4", "eval_blocks=8"),
+    "trainer.logging_steps=1",
+]
+SETTINGS = {
+    "addition": [
+        *("experiment=addition", "length=10", "data.max_first=2", "data.max_second=2"),
+        *("task.samples=2", "model.hidden_size=32", "model.intermediate_size=64"),
+        *("model.num_hidden_layers=2", "trainer.per_device_train_batch_size=16", *STEPS),
+    ],
+    "passkey": [
+        *("experiment=passkey", "length=38", "data.max_length=32", "encodings.randpe.length=280"),
+        *("task.samples=1", "model.hidden_size=32", "model.intermediate_size=48"),
+        *("trainer.per_device_train_batch_size=4", *STEPS),
+    ],
+    "synthetic": [
+        *("experiment=synthetic", "data.min_length=1", "data.max_length=2", "length=4"),
+        *("task.samples=2", "task.criterion=null", "longest=10", "trainer.warmup_steps=0"),
+        *("model.hidden_size=32", "model.intermediate_size=64", *STEPS),
+        "trainer.per_device_train_batch_size=16",
+    ],
+}
+SOURCES = {
+    "addition": Problems(max_first=2, max_second=2),
+    "passkey": Passkeys(max_length=32),
+    "synthetic": Synthetic("parity", 1, 2),
+}
+FLAGS = {
+    "addition": "--max_length 3 --samples 1",
+    "passkey": "--num_tests 1 --depths 2",
+    "synthetic": "--samples 2",
+}
+each_task = pytest.mark.parametrize("name", SETTINGS)
+
+
+@pytest.fixture
+def start(tmp_path):
+    def start(name, *overrides, folder=tmp_path / "run"):
+        train.run(composed(*SETTINGS[name], *overrides, f"output_dir={folder}"))
+        return folder
+
+    return start
+
+
+@each_task
+def test_a_run_ends_in_a_report_and_a_model_that_can_be_asked(name, start, tmp_path, capsys):
+    folder = start(name, "position=randpe")
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "eval_accuracy_in" in row]
+    assert [row["step"] for row in rows] == [4, 8] and "eval_accuracy_out" in rows[0]
+    assert "step 8/8  validation accuracy in " in capsys.readouterr().out
+    summary = json.loads((folder / "report" / "report.json").read_text())
+    if name == "passkey":
+        assert list(summary["accuracy"]) == ["32", "64", "128", "256"]
+    else:
+        assert summary["accuracy_in"] == rows[-1]["eval_accuracy_in"]
+        assert summary["accuracy_out"] == rows[-1]["eval_accuracy_out"]
+    told = (folder / "report" / "report.md").read_text()
+    assert {"addition": "| n | m |", "passkey": "what is the pass key ?"}.get(name, "->") in told
+    assert type(SOURCES[name]).load(folder) == SOURCES[name]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.get_vocab() == SOURCES[name].tokenizer().get_vocab()
+    words = [folder, "--task", name, "--processes", "1", *FLAGS[name].split()]
+    done = run_command("-m", "tape.tasks.evaluate", *words, folder=tmp_path)
+    assert done.status == 0, done.err
+    place = "grid" if name == "addition" else name
+    kind = "arithmetic" if name == "addition" else name
+    run = read([folder], place).rows[0].runs[kind][0]
+    assert run.settings["position.name"] == "randpe" and len(run.rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("addition", "position=tape +model.num_recurrences=2 +encodings.tape.sampler=shift"),
+        ("addition", "position=randpe +model.num_recurrences=2"),
+        ("passkey", "position=tape"),
+        ("passkey", "position=randpe"),
+        ("synthetic", "position=randpe"),
+    ],
+)
+def test_a_continued_run_equals_an_uninterrupted_one(name, settings, start, tmp_path):
+    whole = start(name, *settings.split(), folder=tmp_path / "whole")
+    parts = start(name, *settings.split())
+    shutil.rmtree(parts / "checkpoint-8")
+    start(name, *settings.split())
+    assert_same_weights(weights(whole), weights(parts))
+    assert losses(whole) == losses(parts)
+
+
+@each_task
+def test_a_measurement_changes_nothing_that_is_trained(name, start, tmp_path):
+    watched = start(name, "position=randpe")
+    alone = start(name, "position=randpe", "trainer.eval_strategy=no", folder=tmp_path / "alone")
+    assert_same_weights(weights(watched), weights(alone))
+
+
+def test_a_model_learns_to_add_single_digits(start):
+    """Cells of one digit are small enough to be learned by heart."""
+    folder = start(
+        "addition",
+        *("position=tape", "length=7", "data.max_first=1", "data.max_second=1"),
+        *("trainer.max_steps=400", "trainer.eval_steps=400", "trainer.save_steps=400"),
+        *("trainer.learning_rate=5e-3", "trainer.per_device_train_batch_size=64"),
+        *("model.hidden_size=64", "model.intermediate_size=128", "task.samples=50"),
+    )
+    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert summary["accuracy_in"] > 0.9
+
+
+def test_the_papers_recipes_compose():
+    for digits in (5, 20, 40):
+        name = "addition" if digits == 5 else f"addition_{digits}"
+        cfg = composed(f"experiment={name}")
+        assert cfg.length == Problems(max_first=digits, max_second=digits).length
+        assert cfg.data.max_first == cfg.data.max_second == digits
+    assert cfg.model.num_recurrences == 4 and cfg.trainer.per_device_train_batch_size == 512
+    assert cfg.name == "add_tape_0"
+
+
+def test_abacus_positions_reach_as_far_as_they_were_moved(start):
+    """Answers have up to 3 digits, which are moved by up to 3: positions 0..6. Those of operands
+    of 4 digits, up to which the accuracy is measured, have 5, which are not moved."""
+    abacus = ("position=abacus", "position.offset=3")
+    folder = start("addition", *abacus, "position.length=7")
+    assert any("eval_accuracy_out" in row for row in read_metrics(folder / "metrics.jsonl"))
+    short = folder.with_name("short")
+    with pytest.raises(ValueError, match=r"training .* needs 7 positions, .* 'abacus' has 6"):
+        start("addition", *abacus, "position.length=6", folder=short)
+    with pytest.raises(ValueError, match=r"twice the trained lengths needs 6 positions, .* has 5"):
+        start("addition", "position=abacus", "position.offset=1", "position.length=5", folder=short)
+    with pytest.raises(ValueError, match=r"spaces=0.1 with position=abacus: a space would end"):
+        start("addition", *abacus, "data.spaces=0.1", "length=19", folder=short)
+
+
+def test_the_passkey_experiment_composes():
+    cfg = composed("experiment=passkey", "position=randpe")
+    assert cfg.length == Passkeys(max_length=cfg.data.max_length).length
+    assert cfg.position.length == cfg.encodings.randpe.length >= 8 * cfg.data.max_length + 9
+    assert cfg.name == "passkey_randpe_0"
+    assert composed("position=randpe").position.length is None
+
+
+@pytest.mark.slow
+def test_a_model_learns_to_retrieve(start):
+    """The comparison in docs/retrieval.md is the same at its full size. Models learn retrieval
+    abruptly, and some seeds need more steps."""
+    folder = start(
+        "passkey",
+        *("seed=2", "position=alibi", "length=54", "data.max_length=48", "trainer.max_steps=700"),
+        *("trainer.per_device_train_batch_size=16", "trainer.eval_steps=700", "task.samples=5"),
+        *("model.hidden_size=128", "model.intermediate_size=256", "trainer.save_steps=700"),
+    )
+    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert summary["accuracy"]["48"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("addition", "position=learned", r"twice the .* needs 16 positions, .* 'learned' has 10"),
+        ("addition", "data.task=addition_", r"unknown data\.task 'addition_'; did you mean 'addi"),
+        ("addition", "length=9", r"length=9: these problems have 10 tokens; give length=10"),
+        ("addition", "data.max_first=0", r"max_first=0 must be an integer"),
+        ("addition", "task.original_fault=1", "task.original_fault=1 must be true or null"),
+        (
+            "addition",
+            "position=alibi task.original_fault=true",
+            "position=alibi: only encodings that rotate",
+        ),
+        ("passkey", "length=40", r"length=40: these prompts have 38 tokens"),
+        ("passkey", "data.max_length=20", r"max_length=20: .* without garbage"),
+        ("passkey", "data.keys=x", "keys='x' must be an integer"),
+        ("passkey", "eval_blocks=null", "eval_blocks=null: the number of prompts is unlimited"),
+        (
+            "passkey",
+            "position=randpe position.length=200",
+            r"up to 8 times the trained length needs 265 positions, .* 'randpe' has 200",
+        ),
+        ("synthetic", "length=5", r"length=5: these problems have 4 tokens; give length=4"),
+        ("synthetic", "task.samples=0", r"task\.samples=0 must be an integer"),
+        ("synthetic", "task.criterion=2.0", r"task\.criterion=2\.0 must lie in \(0, 1\)"),
+        (
+            "synthetic",
+            "task.criterion=0.3 trainer.lr_scheduler_type=reduce_lr_on_plateau",
+            r"the rate must follow from the step",
+        ),
+        ("synthetic", "rates_of=cpoy", r"rates_of='cpoy' must be copy or counting"),
+        ("synthetic", "longest=0", r"longest=0 must be an integer in 2\.\."),
+        ("synthetic", "data.task=party", r"unknown data\.task 'party'; did you mean 'parity'"),
+        (
+            "synthetic",
+            "position=learned position.length=4",
+            r"twice the trained length needs 6 positions, .* 'learned' has 4",
+        ),
+        ("synthetic", "data=addition", "data makes Problems: this task needs Synthetic; choose"),
+    ],
+)
+def test_bad_settings_are_refused(name, overrides, message, start):
+    with pytest.raises(ValueError, match=message):
+        start(name, *overrides.split())
+
+
+def test_other_problems_in_the_same_folder_are_refused(start):
+    start("addition")
+    with pytest.raises(ValueError, match=r"data\.reverse: True -> False"):
+        start("addition", "data.reverse=false")
+
+
+def test_with_the_fault_of_the_original_code_tape_is_nope(start, tmp_path):
+    """The state has no effect, in training, in the report and in the evaluation; and other
+    commands do not have the fault."""
+    shape = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+    tape = make_model("tape", **shape).eval()
+    nope = make_model("nope", **shape).eval()
+    nope.load_state_dict(tape.state_dict(), strict=False)
+    tokens = random_tokens(2, 12)
+    with torch.no_grad():
+        assert not torch.allclose(tape(tokens).logits, nope(tokens).logits, atol=1e-3)
+        fault.leave_unrotated(tape)
+        torch.testing.assert_close(tape(tokens).logits, nope(tokens).logits)
+    folder = start("addition", "position=tape", "task.original_fault=true")
+    trained, untouched = weights(folder), weights(folder / "checkpoint-4")
+    idle = [name for name in trained if ".mix." in name or ".up." in name]
+    assert idle and all(torch.equal(trained[name], untouched[name]) for name in idle)
+    faulty, plain = fault.load(folder)[0], checkpoint.load(folder)[0]
+    with torch.no_grad():
+        tokens %= faulty.config.vocab_size
+        assert not torch.allclose(faulty(tokens).logits, plain(tokens).logits, atol=1e-4)
+    with pytest.raises(ValueError, match=r"trained with task\.original_fault=true: its attention"):
+        fault.load(folder, "initial")
+    grid = ["max_length=3", "samples=2", "processes=1"]
+    words = ("tape.tasks.evaluate", folder, "--task", "addition", *grid)
+    outcome = run_command("-m", *words, folder=tmp_path)
+    assert outcome.status == 0, outcome.err
+    without = start("addition", "position=nope", folder=tmp_path / "nope")
+    with pytest.raises(ValueError, match=r"different settings: task\.original_fau"):
+        check_given([settings_run(without), settings_run(folder)])
+
+
+def settings_run(folder):
+    return Run(folder, *settings_of(folder))
