@@ -712,7 +712,10 @@ GENERATED = (
     "-m scrolls.generate task=qasper processes=1 limit=1 max_batch_tokens=300 output=o.json "
     "cache_dir={store} data_dir={given}/scrolls model={given}/scrolls_"
 )
-GRID = "-m arithmetic.evaluate samples=1 max_length=2 processes=1 model={given}/problems_"
+GRID = (
+    "-m tape.tasks.evaluate --task addition samples=1 max_length=2 processes=1 "
+    "model={given}/problems_"
+)
 KEYS = "eval_retrieval.py --num_tests 1 --depths 1 --processes 1 --base_model {given}/passkeys_"
 OTHER = r"--\w+ \S+ contains something else: remove it, or give another file"
 A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
@@ -815,17 +818,16 @@ FILES = [
     (f"{GRID}nested", r"problems_nested/problems\.json is damaged \(RecursionError"),
     (f"{GRID}number", r"problems\.json: it must be a JSON object"),
     (f"{GRID}key", r"problems_key/problems\.json: .*max_first='many' must be an integer"),
-    (f"{GRID}digits max_length=99999", r"max_length=99999 must be an integer in 1..1000"),
-    (f"{GRID}digits model=null", r"give model=\.\.\., the folder of a trained run"),
-    (f"{GRID}digits model=[a]", r"model=\['a'\] must be a path"),
+    (f"{GRID}digits max_length=99999", r"--max_length: 99999 is more than 1,000"),
+    ("-m tape.tasks.evaluate --task addition", r"arguments are required: --model"),
     (f"{MAJORITY} --data_dir {{given}}/scrolls --output /proc/x.json", r"(: |')/proc/x\.json"),
-    (f"{GRID}digits model={{given}}/loop.txt", r"loop\.txt has no problems\.json"),
+    (f"{GRID}digits model={{given}}/loop.txt", r"--model: .*loop\.txt is not a folder"),
     (f"{KEYS}nested", r"passkeys_nested/passkeys\.json is damaged \(RecursionError"),
     (f"{KEYS}number", r"passkeys\.json: it must be a JSON object"),
     (f"{KEYS}key", r"passkeys_key/passkeys\.json: .*max_length=3: prompts"),
     (f"{KEYS}prompts --keys 99", r"keys=99 must be an integer in 1..24"),
     (f"{KEYS}prompts --values 99999 --max_tokens 500", r"values=99999 must be an integer"),
-    (f"{KEYS}prompts --interval 0", r"interval=0 must be an integer"),
+    (f"{KEYS}prompts --interval 0", r"--interval: '0' must be an integer >= 1"),
     (f"{KEYS}prompts --max_tokens 20 --interval 20", r"20 tokens has no room for its description"),
 ]
 
@@ -1153,25 +1155,26 @@ EVALUATIONS = [
         (f"{GRID}digits name={name}", rf"name='?{name}'?: {NO_NAME}")
         for name in ("../../x", "''", ".lock")
     ),
-    (f"{GRID}digits name=null", rf"name=None: {NO_NAME}"),
     (f"{GRID}digits name=report", r"name='report' is used by .* itself; choose another"),
     (f"{GRID}digits name=ORIGIN.JSON", r"name='ORIGIN\.JSON' is used by .* itself"),
     (f"{GRID}digits name=checkpoint-4", r"name='checkpoint-4' is used by .* itself"),
-    (f"{GRID}digits max_length=1,2 --multirun", r"--multirun is for train\.py: repeat this"),
-    (f"{GRID}digits hydra.run.dir=/dev/null/x", r"hydra\.run\.dir, .*: no folder /dev/null/x"),
+    (f"{GRID}digits max_length=1,2", r"--max_length: '1,2' must be an integer >= 1"),
+    (
+        f"{GRID}digits hydra.run.dir=/dev/null/x",
+        r"unrecognized arguments: hydra\.run\.dir=/dev/nul",
+    ),
     (f"{GRID}digits shard=3/2", r"shard='3/2' must be i/n"),
-    (f"{GRID}digits samples=null", r"samples=None must be an integer >= 1"),
-    (f"{GRID}digits seed=-1", r"seed=-1 must be an integer >= 0"),
-    (f"{GRID}digits processes=a", r"processes='a' must be an integer >= 1"),
-    (f"{GRID}digits +foo=3", r"\+foo=3: there is no such setting"),
+    (f"{GRID}digits samples=null", r"--samples: 'null' must be an integer >= 1"),
+    (f"{GRID}digits seed=-1", r"--seed: '-1' must be an integer >= 0"),
+    (f"{GRID}digits processes=a", r"--processes: 'a' must be an integer >= 1"),
+    (f"{GRID}digits foo=3", r"unrecognized arguments: --foo=3"),
     (f"{GENERATED}rows +foo=3", r"\+foo=3: there is no such setting"),
-    (f"{GRID}digits debug=maybe", r"debug='maybe' must be true or false"),
-    (f"{PASSKEYS} --name ../../x", rf"--name='\.\./\.\./x': {NO_NAME}"),
-    (f"{PASSKEYS} --name ''", rf"--name='': {NO_NAME}"),
+    (f"{PASSKEYS} --name ../../x", rf"--name: name='\.\./\.\./x': {NO_NAME}"),
+    (f"{PASSKEYS} --name ''", rf"--name: name='': {NO_NAME}"),
     (f"{PASSKEYS} --name report", r"--name='report' is used by .* itself; choose another"),
-    (f"{PASSKEYS} --num_tests 0", r"num_tests=0 must be an integer in 1"),
-    (f"{PASSKEYS} --depths -1", r"depths=-1 must be an integer in 1"),
-    (f"{PASSKEYS} --batch_tokens 0", r"batch_tokens=0 must be an integer >= 1"),
+    (f"{PASSKEYS} --num_tests 0", r"--num_tests: '0' must be an integer >= 1"),
+    (f"{PASSKEYS} --depths -1", r"--depths: '-1' must be an integer >= 1"),
+    (f"{PASSKEYS} --batch_tokens 0", r"--batch_tokens: '0' must be an integer >= 1"),
     (f"{PASSKEYS} --shard x", r"shard='x' must be i/n"),
     # Results
     *(

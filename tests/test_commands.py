@@ -259,19 +259,17 @@ def layout(tmp_path_factory):
             )
         learn("add_adape", "experiment=addition", *TINY_MODEL, "task.samples=1")
         learn("parity_tape", *PARITY, *TINY_MODEL)
-        done(
-            "-m", "tape.tasks.synthetic.evaluate", "--model", "output/parity_tape", "--samples", "1"
-        )
+        done(*EVALUATE, "output/parity_tape", "--task", "synthetic", "--samples", "1")
         for name in ("parity_adape", "suite_parity_tape_0"):
             shutil.copytree("output/parity_tape", f"output/{name}")
         quality = ["experiment=scrolls", "base_model=output/adape_local", "data.data_dir=zips"]
         learn("adape", *quality, "data.task=quality", "budget=demo")
         for shard in ("1/2", "2/2"):
             part = [f"shard={shard}", "name=grid_20", "max_length=2", "samples=1", "processes=1"]
-            done("-m", "arithmetic.evaluate", "model=output/add_adape", *part)
+            done(*EVALUATE, "output/add_adape", "--task", "addition", *part)
         for changed in (["name=grid"], ["name=grid_initial", "intervention=initial"]):
             small = ["max_length=2", "samples=1", "processes=1", *changed]
-            done("-m", "arithmetic.evaluate", "model=output/add_adape", *small)
+            done(*EVALUATE, "output/add_adape", "--task", "addition", *small)
         asked = ["--model", "output/llama_adape", "--tasks", "capitals", "--include_path", "tasks"]
         done("-m", "tape.evaluation.lm_eval", *asked)
         asked = ["--model", "output/rope_local", "--data", "pg19.bin", "--lengths", "64"]
@@ -357,6 +355,8 @@ def check_variables(command: str) -> None:
 ARGUMENTS = None  # are checked, and nothing is run
 CORPUS = ["--data", "text", "--files", "corpus"]
 ALONE = ["--processes", "1"]
+PROMPTS = ["--max_tokens", "300", "--interval", "300", "--num_tests", "1", "--depths", "1", *ALONE]
+EVALUATE = ("-m", "tape.tasks.evaluate")
 SMALL = ["--layers", "1", "--hidden", "24", "--heads", "12", "--mlp", "8", "--vocabulary", "16"]
 
 
@@ -409,6 +409,15 @@ def tiny_perplexity(given: list[str]) -> list[str]:
     return [*ALONE, *(CORPUS if "local" in given else ["--lengths", "64", "128"])]
 
 
+def tiny_evaluation(given: list[str]) -> list[str]:
+    small = {
+        "addition": ["--max_length", "2", "--samples", "1", *ALONE],
+        "passkey": PROMPTS,
+        "synthetic": ["--samples", "1", "--name", "new", *ALONE],
+    }
+    return small[given[given.index("--task") + 1]]
+
+
 def tiny_lm_eval(given: list[str]) -> list[str] | None:
     """Other tasks fetch their questions, or have hundreds of long ones."""
     return [] if {"capitals", "--table"} & {*given} else ARGUMENTS
@@ -417,7 +426,6 @@ def tiny_lm_eval(given: list[str]) -> list[str] | None:
 FILES = {  # of the commands that one starts as files
     "tape.commands.train": "train.py",
     "tape.commands.sweep": "sweep.py",
-    "tape.tasks.passkey.evaluate": "eval_retrieval.py",
     "scrolls.score": "eval_scrolls.py",
 }
 STEPS = ("--shape", "small", "--tokens", "1", "8", "--repeats", "7")
@@ -427,9 +435,7 @@ RULES = {
     "tape.evaluation.perplexity": Rule(tiny_perplexity),
     "tape.evaluation.long_perplexity": Rule(),
     "tape.evaluation.lm_eval": Rule(tiny_lm_eval),
-    "eval_retrieval.py": Rule(
-        [*("--max_tokens", "300", "--interval", "300", "--num_tests", "1", "--depths", "1"), *ALONE]
-    ),
+    "eval_retrieval.py": Rule(PROMPTS),
     "tape.analysis.stability": Rule(
         [*CORPUS, "--length", "16", "--windows", "1", "--shifts", "2", "--dtypes", "float32"]
     ),
@@ -457,8 +463,7 @@ RULES = {
     "tape.commands.new_encoding": Rule(),  # which writes to this checkout
     "tape.results.report": Rule([]),
     "tape.export": Rule([], needs=True),
-    "arithmetic.evaluate": Rule(["max_length=2", "samples=1", "processes=1"]),
-    "tape.tasks.synthetic.evaluate": Rule(["--samples", "1", "--name", "new", *ALONE]),
+    "tape.tasks.evaluate": Rule(tiny_evaluation),
     "tape.tasks.synthetic.suite": Rule([], needs=True),
     "tape.results.compare": Rule([], needs=True),
     "tape.results.rates": Rule(),
@@ -535,7 +540,7 @@ def check_ours(words: list[str], project: Path, whole: bool) -> None:
 @cache
 def check_arguments(words: tuple[str, ...]) -> None:
     """By the parser of the program, which does not go on; or by Hydra."""
-    if words[0] == "train.py" or {"arithmetic.evaluate", "scrolls.generate"} & {*words}:
+    if words[0] == "train.py" or "scrolls.generate" in words:
         for settings in single_runs(words):
             outcome = run_command(*settings, "--cfg", "job", "--resolve", folder=ROOT)
             assert outcome.status == 0, outcome.err
