@@ -214,12 +214,17 @@ def test_a_model_learns_to_retrieve(start):
             "position=learned position.length=4",
             r"twice the trained length needs 6 positions, .* 'learned' has 4",
         ),
-        ("synthetic", "data=addition", "data makes Problems: this task needs Synthetic; choose"),
     ],
 )
 def test_bad_settings_are_refused(name, overrides, message, start):
     with pytest.raises(ValueError, match=message):
         start(name, *overrides.split())
+
+
+def test_data_of_another_task_are_refused(tmp_path):
+    settings = composed("experiment=synthetic", "data=addition", f"output_dir={tmp_path / 'run'}")
+    with pytest.raises(ValueError, match="data makes Problems: this task needs Synthetic; choose"):
+        train.run(settings)
 
 
 def test_other_problems_in_the_same_folder_are_refused(start):

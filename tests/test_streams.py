@@ -1,4 +1,4 @@
-"""Sequences of the training and questions of the evaluations never change: hashes of each stream."""
+"""Hashes of all streams of problems: training sequences, held-out ones, and questions."""
 
 import hashlib
 
@@ -50,7 +50,6 @@ def questions(source):
     ],
 )
 def test_streams_never_change(name, expected):
-    """Training sequences, held-out ones, and questions."""
     digests = [hashlib.sha256() for _ in range(3)]
     for source in SOURCES[name]:
         for digest, held_out in zip(digests, (False, True), strict=False):
