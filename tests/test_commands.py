@@ -415,7 +415,7 @@ def tiny_evaluation(given: list[str]) -> list[str]:
         "passkey": PROMPTS,
         "synthetic": ["--samples", "1", "--name", "new", *ALONE],
     }
-    return small[given[given.index("--task") + 1]]
+    return small[given[given.index("--task") + 1]] if "--task" in given else []
 
 
 def tiny_lm_eval(given: list[str]) -> list[str] | None:
@@ -463,7 +463,7 @@ RULES = {
     "tape.commands.new_encoding": Rule(),  # which writes to this checkout
     "tape.results.report": Rule([]),
     "tape.export": Rule([], needs=True),
-    "tape.tasks.evaluate": Rule(tiny_evaluation),
+    "tape.tasks.evaluate": Rule(tiny_evaluation, needs=True),
     "tape.tasks.synthetic.suite": Rule([], needs=True),
     "tape.results.compare": Rule([], needs=True),
     "tape.results.rates": Rule(),
