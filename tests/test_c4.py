@@ -144,37 +144,20 @@ def test_a_streamed_fingerprint_reads_the_ends_of_files_alone(tmp_path):
         content[place] ^= 1
 
 
-BROKEN = {
-    "no JSON": (record("x") + b'{"text": "cut off', r", line 2: not JSON \(Unterminated string"),
-    "an array": (b"[1, 2]", r", line 1: no text in field 'text'"),
-    "no text": (b'{"content": "x"}', r", line 1: no text in field 'text'"),
-    "a number": (b'{"text": 3}', r", line 1: field 'text' has int 3; a document must be"),
-    "long": (b'{"text": ' + b"9" * 5000 + b"}", r", line 1: not JSON"),
-    "nested": (b"[" * 100_000, r", line 1: not JSON"),
-    "latin": (b'{"text": "caf\xe9"}', r" is not UTF-8 text: byte 0xe9 at 13"),
-    "a surrogate": (b'{"text": "\\ud800"}', r", line 1: 'text' holds a lone surrogate"),
-}
-
-
-@pytest.mark.parametrize(("content", "fault"), BROKEN.values(), ids=BROKEN)
-def test_a_bad_line_is_named(folder, content, fault):
-    rewrite(folder, 7, gzip.compress(content))
-    with pytest.raises(ValueError, match=rf"00007-of-01024\.json\.gz{fault}"):
-        list(C4Corpus(folder).documents("train"))
-
-
-@pytest.mark.parametrize("kind", ["cut", "changed", "trailing", "no gzip"])
+@pytest.mark.parametrize("kind", ["cut", "changed", "trailing", "no gzip", "a line"])
 def test_a_broken_shard_is_named(folder, kind):
-    whole = gzip.compress(b"".join(record(f"{n} {os.urandom(3000).hex()}") for n in range(8)))
+    lines = [record(f"{n} {os.urandom(3000).hex()}") for n in range(8)]
+    whole = gzip.compress(b"".join(lines))
     half = len(whole) // 2
-    content = {
-        "cut": whole[:half],
-        "changed": whole[:half] + b"\xff" * 99 + whole[half + 99 :],
-        "trailing": whole + b"nonsense",
-        "no gzip": b"nonsense",
+    content, fault = {
+        "cut": (whole[:half], " cannot be read: Compressed file ended"),
+        "changed": (whole[:half] + b"\xff" * 99 + whole[half + 99 :], " cannot be read: "),
+        "trailing": (whole + b"nonsense", " cannot be read: Not a gzipped file"),
+        "no gzip": (b"nonsense", " cannot be read: Not a gzipped file"),
+        "a line": (gzip.compress(b"".join([*lines, b"nonsense"])), ", line 9: not JSON"),
     }[kind]
     rewrite(folder, 7, content)
-    with pytest.raises(ValueError, match=r"00007-of-01024\.json\.gz cannot be read: "):
+    with pytest.raises(ValueError, match=rf"00007-of-01024\.json\.gz{fault}"):
         list(C4Corpus(folder).documents("train"))
 
 

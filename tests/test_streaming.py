@@ -24,7 +24,7 @@ from test_training import (
 from torch.utils.data import DataLoader
 
 from tape.commands import train
-from tape.data import C4Corpus, StreamedBlocks, TrainingOrder, train_tokenizer, training_blocks
+from tape.data import C4Corpus, StreamedBlocks, train_tokenizer
 from tape.data import streaming as streaming_module
 
 LENGTH, WINDOW, TAKEN = 24, 13, 600  # 600 blocks are two passes and a part of the third
@@ -194,12 +194,6 @@ def test_bad_streams_are_refused(stream, tokenizer, folder, tmp_path, monkeypatc
     monkeypatch.setattr(streaming_module, "get_worker_info", lambda: SimpleNamespace())
     with pytest.raises(ValueError, match="read in the main process: use 0 workers"):
         next(iter(stream()))
-
-
-def test_the_corpus_says_which_way_it_is_read(folder, tokenizer, tmp_path):
-    for streaming, kind in ((True, StreamedBlocks), (False, TrainingOrder)):
-        corpus = C4Corpus(folder, streaming=streaming)
-        assert type(training_blocks(corpus, tokenizer, LENGTH, tmp_path, 0, 9)) is kind
 
 
 SETTINGS = (

@@ -110,14 +110,14 @@ class C4Corpus(Corpus):
         self.train = self._shuffled(there["train"], "choice")[:shards]
         self.held_out = there["validation"][:validation_shards]
         if repository:
-            self.train, self.held_out = (
-                [
-                    shard._replace(url=str(path), version=None)
-                    for shard in split
-                    for path in from_hub(repository, [f"{inside}/{shard.name}"], revision)
-                ]
-                for split in (self.train, self.held_out)
-            )
+            chosen = self.train + self.held_out
+            names = [f"{inside}/{shard.name}" for shard in chosen]
+            paths = from_hub(repository, names, revision)
+            local = [
+                shard._replace(url=str(path), version=None)
+                for shard, path in zip(chosen, paths, strict=True)
+            ]
+            self.train, self.held_out = local[: len(self.train)], local[len(self.train) :]
 
     def documents(self, split: Split) -> Iterator[str]:
         training = split == "train"

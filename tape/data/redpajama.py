@@ -11,13 +11,8 @@ from tape.validation import check_fraction, check_path
 
 # By name: its loading script is not run by `datasets`.
 HUB = "togethercomputer/RedPajama-Data-1T-Sample"
-CRAWLS = ("2019-30", "2020-05", "2021-04", "2022-05", "2023-06")
-SOURCES = (
-    *("arxiv", "book", "c4", *(f"cc_{crawl}" for crawl in CRAWLS)),
-    "github",
-    "stackexchange",
-    "wikipedia",
-)
+CRAWLS = ("cc_2019-30", "cc_2020-05", "cc_2021-04", "cc_2022-05", "cc_2023-06")
+SOURCES = ("arxiv", "book", "c4", *CRAWLS, "github", "stackexchange", "wikipedia")
 FILES = tuple(f"{source}_sample.jsonl" for source in SOURCES)
 log = logging.getLogger(__name__)
 

@@ -26,17 +26,14 @@ from transformers import PreTrainedTokenizerBase
 
 from tape.data.blocks import (
     DOCUMENTS_AT_ONCE,
-    TokenBlocks,
-    TrainingOrder,
     as_example,
     check_unknown,
     encode,
     permutation,
     token_fingerprint,
-    tokenize_corpus,
 )
 from tape.data.c4 import C4Corpus
-from tape.data.corpora import Corpus, no_documents
+from tape.data.corpora import no_documents
 from tape.data.readers import json_lines, texts
 from tape.files import read_object, write_text
 
@@ -151,19 +148,3 @@ class StreamedBlocks(IterableDataset):
             if whole and not checked:
                 raise no_documents(self.corpus, "train")
             epoch, shard = epoch + 1, 0
-
-
-def training_blocks(
-    corpus: Corpus,
-    tokenizer: PreTrainedTokenizerBase,
-    length: int,
-    cache_dir: Path,
-    seed: int,
-    total: int,
-) -> TrainingOrder | StreamedBlocks:
-    """Returns training data in training order: a stream if the corpus streams, otherwise `total`
-    blocks of the tokenized corpus."""
-    if corpus.streaming:
-        return StreamedBlocks(corpus, tokenizer, length, cache_dir, seed)
-    stream = tokenize_corpus(corpus, "train", tokenizer, cache_dir)
-    return TrainingOrder(TokenBlocks(stream, length), total, seed)
