@@ -96,8 +96,8 @@ class C4Corpus(Corpus):
         self.tokenizer_documents = tokenizer_documents
 
         folder = root if dir is None else str(check_path("data.dir", dir).absolute())
-        there = None if streaming else ON_HUB.fullmatch(folder)
-        repository, revision, inside = there.groups() if there else (None, None, None)
+        remote = None if streaming else ON_HUB.fullmatch(folder)
+        repository, revision, inside = remote.groups() if remote else (None, None, None)
         if repository and constants.HF_HUB_OFFLINE:  # what was downloaded before
             folder, repository = f"{from_hub(repository, None, revision)[0]}/{inside}", None
         there = list_shards(folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import locale
+import logging
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow
 from datasets import IterableDataset, load_dataset
 from datasets.data_files import DataFilesDict, DataFilesList
@@ -31,7 +31,8 @@ UNREADABLE = (OSError, EOFError, zlib.error, pyarrow.ArrowException)
 register_compression(
     "zstd", lambda file, **_: pyarrow.input_stream(file, compression="zstd"), "zst", force=True
 )
-datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs errors that it also raises
+# They log errors that they also raise.
+logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
 
 
 @contextmanager
