@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tape.data import (
+    BigramCorpus,
     LocalCorpus,
     RedPajamaCorpus,
     TextCorpus,
@@ -253,6 +254,14 @@ def test_fingerprint_follows_content_and_split(tmp_path, jsonl):
     assert TextCorpus(copy).fingerprint() == before
     copy.write_text(jsonl.read_text().replace("fox", "cat", 1))
     assert TextCorpus(copy).fingerprint() != before
+
+
+def test_fingerprints_are_what_they_were(tmp_path):
+    """Written down: with another, runs and caches of earlier versions would not be continued."""
+    plain, rows = bad(tmp_path, "a.txt", "plain"), bad(tmp_path, "b.jsonl", '{"text": "a row"}\n')
+    assert TextCorpus(tmp_path).fingerprint()[:16] == "6e2691a46fa03d64"
+    assert TextCorpus(rows, validation=plain).fingerprint()[:16] == "990b57fac8acd9ec"
+    assert BigramCorpus().fingerprint()[:16] == "e5fd671ea419dfcd"
 
 
 def bad(tmp_path, name, content):
