@@ -137,7 +137,7 @@ def test_the_shape_of_a_llama_is_measured(done, tmp_path):
 @pytest.mark.slow
 def test_all_that_needs_a_gpu_is_rehearsed_slice_by_slice(run_script, tmp_path):
     folder = tmp_path / "output" / "gpu_rehearsal"
-    for seconds in ("1", "4", "16", "64"):  # until a row was measured, also where others share the cores
+    for seconds in ("1", "4", "16", "64"):  # until a row was measured
         first = run_script("gpu/all.sh", SLICE=seconds, PARTS="layer text")
         printed, _ = first.communicate()
         assert first.returncode == 75 and "| text: tape | waits |" in printed, printed
