@@ -11,10 +11,8 @@ import pandas
 import pytest
 from scrolls_data import write_task
 
-from scrolls import benchmark, scoring, show, sources
-from scrolls import score as eval_scrolls
-from scrolls.answers import harmless
-from scrolls.scoring import (
+from scrolls import official_files, score, show
+from scrolls.predictions import (
     KEYS_NOT_STRINGS,
     MISSING,
     NOT_AN_OBJECT,
@@ -23,6 +21,7 @@ from scrolls.scoring import (
     Golds,
     verify,
 )
+from scrolls.show import harmless
 from scrolls.tasks import BENCHMARK, TASKS
 
 QASPER = [  # an id's golds are not next to each other, and one of them is there twice
@@ -86,7 +85,7 @@ def evaluate(run, tmp_path):
             "--predictions": tmp_path / "adape.json",
             "--metrics_output_dir": tmp_path / "metrics",
         }
-        return run(eval_scrolls, *(part for pair in arguments.items() for part in pair), *more)
+        return run(score, *(part for pair in arguments.items() for part in pair), *more)
 
     return evaluate
 
@@ -282,7 +281,7 @@ def evaluate_all(run, official, tmp_path):
     def evaluate_all(*more, data=official):
         folders = ["--predictions", tmp_path / "scrolls", "--metrics_output_dir", tmp_path / "out"]
         given = [] if data is None else ["--data_dir", data]
-        return run(eval_scrolls, "--all", *folders, *given, *more)
+        return run(score, "--all", *folders, *given, *more)
 
     return evaluate_all
 
@@ -370,23 +369,31 @@ def test_narrative_qa_is_not_downloaded_on_the_way(
     write_answers(tmp_path / "scrolls", official, "adape")
     small = shutil.copytree(official, tmp_path / "small")
     cached = (small / "narrative_qa.zip").rename(tmp_path / "narrative_qa.zip")
-    for module in (benchmark, sources):
-        monkeypatch.setattr(module, "in_hub_cache", lambda task: None)
-    monkeypatch.setattr(sources, "hf_hub_download", None)
+    monkeypatch.setattr(official_files.constants, "HF_HUB_OFFLINE", False)
+    in_cache = []
+
+    def download(*_, local_files_only=False, **__):
+        assert local_files_only
+        if not in_cache:
+            raise official_files.LocalEntryNotFoundError("it is not there")
+        return in_cache[0]
+
+    monkeypatch.setattr(official_files, "hf_hub_download", download)
     assert evaluate_all(data=small) == 0
     assert "note: narrative_qa is skipped, because its 8,000 MB" in caplog.text
     rows = table_of(tmp_path / "out")
     assert rows["adape"]["narrative_qa"] == rows["adape"]["mean"] == ""
     stopped = evaluate_all("--submission", "all.csv", "--type", "adape", data=small)
     assert "the ids of narrative_qa are missing" in stopped
-    for folder, mean in ((small, ""), (official, "100.0")):
+    for folder, mean, found in (
+        (small, "", []),
+        (official, "100.0", []),
+        (small, "100.0", [cached]),
+    ):
         monkeypatch.setenv("SCROLLS_DIR", str(folder))
+        in_cache[:] = found
         assert evaluate_all(data=None) == 0
         assert table_of(tmp_path / "out")["adape"]["mean"] == mean
-    for module in (benchmark, sources):
-        monkeypatch.setattr(module, "in_hub_cache", lambda task: cached)
-    assert evaluate_all(data=small) == 0
-    assert table_of(tmp_path / "out")["adape"]["mean"] == "100.0"
 
 
 def test_a_submission_reads_back_exactly(evaluate_all, official, tmp_path, capsys):
@@ -540,9 +547,9 @@ def test_the_note_about_sentences_comes_once(evaluate, evaluate_all, official, t
         patch.setattr("nltk.sent_tokenize", missing)
         write_answers(tmp_path / "scrolls", official, "adape", tasks=["qmsum", "gov_report"])
         assert evaluate_all() == 0
-        assert [record.message for record in caplog.records].count(scoring.NO_SUMMARY_LEVEL) == 1
+        assert [record.message for record in caplog.records].count(score.NO_SUMMARY_LEVEL) == 1
         caplog.clear()
         patch.setattr("nltk.sent_tokenize", str.splitlines)
         assert evaluate(answers(official, "qmsum"), official, task="qmsum") == 0
-        assert scoring.NO_SUMMARY_LEVEL not in caplog.messages
+        assert score.NO_SUMMARY_LEVEL not in caplog.messages
     assert metrics(tmp_path / "metrics", "qmsum")["rouge/rougeLsum"] == 100
