@@ -1,13 +1,11 @@
-"""Shows answers of several encodings side by side: question, golds, answers with their scores.
+"""Scores the answers of several encodings, and shows them side by side on a page: question, gold
+answers, and every encoding's answer with its score.
 
 python -m scrolls.show --dataset_name quality --predictions scrolls/quality --out page.html
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import textwrap
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +21,6 @@ from tape.files import check_replaceable, write_text
 from tape.results.html import mark, page
 
 PROGRAM = "scrolls.show"
-WIDTH = 100
 TEMPLATE = Path(__file__).with_name("answers.html")
 LEGENDS = {
     "exact_match": "Scores: exact match in percent, over all questions and for each answer.",
@@ -67,24 +64,6 @@ class Asked(NamedTuple):
         return max(scores) - min(scores), len({answer.text for answer in self.answers})
 
 
-class Reading(NamedTuple):
-    """Attributes:
-    title: name of the task, and how many of its questions are shown.
-    means: the task's score over all questions by encoding, as the evaluator computes it.
-    asked: the questions to show, in this order.
-    """
-
-    title: str
-    legend: str
-    means: dict[str, float]
-    asked: list[Asked]
-
-    @property
-    def best(self) -> float | None:
-        """The best of the means if it is above 0."""
-        return max(self.means.values()) or None
-
-
 def read_folder(folder: Path, reference: Reference) -> dict[str, dict[str, str]]:
     """Returns the predictions in a folder, one <TYPE>.json per encoding.
 
@@ -118,78 +97,27 @@ def majority(reference: Reference, data_dir: Path | None, cache: Path) -> dict[s
     }
 
 
-def read(
-    reference: Reference,
-    predictions: dict[str, dict[str, str]],
-    ids: list[str] | None = None,
-    sort: str = "spread",
-    limit: int | None = None,
-) -> Reading:
-    """Scores all predictions and selects questions to show.
-
-    Args:
-        ids: restricts to these questions.
-        sort: `spread` (largest differences between answers first) or `order` (as in the file).
-        limit: maximum number of questions.
-
-    Raises:
-        ValueError: for an unknown id.
-    """
-    task, questions = reference.task, reference.questions
-    if unknown := [id_ for id_ in ids or () if id_ not in questions]:
-        known = next(iter(questions))
-        raise ValueError(
-            f"{task.name} has no question {unknown[0]!r}; an example of its questions is {known!r}"
-        )
-    asked = {id_: Asked(question, []) for id_, question in questions.items()}
+def scored(
+    reference: Reference, predictions: dict[str, dict[str, str]]
+) -> tuple[dict[str, float], list[Asked]]:
+    """Returns the task's score by encoding, as the evaluator computes it, and all questions with
+    their answers."""
+    metric, questions = reference.task.metric, reference.questions
+    asked = [Asked(question, []) for question in questions.values()]
     means = {}
     for encoding, texts in predictions.items():
         progress = tqdm(questions.items(), encoding, leave=False, disable=None)
-        scores = [example(task.metric, texts[id_], question.outputs) for id_, question in progress]
-        means[encoding] = averages(task.metric, scores)[SCORE[task.metric]]
-        for (id_, one), score in zip(asked.items(), scores, strict=True):
-            alone = averages(task.metric, [score])[SCORE[task.metric]]
-            one.answers.append(Answer(encoding, texts[id_], alone))
-    shown = [asked[id_] for id_ in questions if id_ in (ids or questions)]
-    if sort == "spread":
-        shown.sort(key=lambda one: one.spread, reverse=True)
-    shown = shown[:limit]
-    title = f"{task.name}: {len(shown):,} of {len(questions):,} questions"
-    return Reading(title, LEGENDS[task.metric], means, shown)
+        scores = [example(metric, texts[id_], question.outputs) for id_, question in progress]
+        means[encoding] = averages(metric, scores)[SCORE[metric]]
+        for one, score in zip(asked, scores, strict=True):
+            alone = averages(metric, [score])[SCORE[metric]]
+            one.answers.append(Answer(encoding, texts[one.question.id], alone))
+    return means, asked
 
 
 def harmless(text: str) -> str:
     """Escapes control characters except line ends and tabs, e.g. as <1b>."""
     return text.replace("\r\n", "\n").translate(_SIGNS)
-
-
-def text(reading: Reading) -> str:
-    """Formats a reading as text; a star marks the best answers."""
-    names = max(len(name) for name in reading.means)
-
-    def scored(name: str, score: float, best: float | None) -> str:
-        return f"{'*' if score == best else ' '} {name:{names}} {score:6.2f}"
-
-    parts = [reading.title, ""]
-    parts += [scored(name, mean, reading.best) for name, mean in reading.means.items()]
-    parts += ["", *textwrap.wrap(reading.legend, WIDTH)]
-    for number, asked in enumerate(reading.asked, start=1):
-        question, answers = asked
-        parts += ["", f"{number}. {harmless(question.id)}"]
-        blocks = [("question", question.question)] * bool(question.question)
-        blocks += [("gold", gold) for gold in question.outputs]
-        blocks += [(scored(name, score, asked.best), said) for name, said, score in answers]
-        for label, content in blocks:
-            parts += _block(label, content, indent=names + 10)
-    return "\n".join(parts)
-
-
-def _block(label: str, content: str, indent: int) -> list[str]:
-    lines = []
-    for line in harmless(content).strip().splitlines() or ["(empty)"]:
-        lines += textwrap.wrap(line, WIDTH - indent, replace_whitespace=False) or [""]
-    first, *others = lines
-    return [f"{label:{indent}}{first}", *(" " * indent + line for line in others)]
 
 
 @expected_errors()
@@ -216,28 +144,39 @@ def main() -> None:
         default="spread",
         help="spread: largest differences first (default); order: as in the file",
     )
-    add("--out", type=Path, help="HTML page to write as well")
+    add("--out", type=Path, help="HTML page to write; without it, only scores are printed")
     given = parser.parse_args()
     if given.limit < 1:
         raise ValueError(f"--limit {given.limit} must be at least 1")
     if given.out is not None:
         check_replaceable("--out", given.out, mark(PROGRAM))
     golds = Golds(given.split, given.data_dir, given.cache_dir, with_inputs=True)
-    reference = golds.of(TASKS[given.dataset_name])
+    task = TASKS[given.dataset_name]
+    reference = golds.of(task)
+    known = reference.questions
+    if unknown := [id_ for id_ in given.ids or () if id_ not in known]:
+        raise ValueError(
+            f"{task.name} has no question {unknown[0]!r}; an example of its questions is "
+            f"{next(iter(known))!r}"
+        )
     predictions = read_folder(given.predictions, reference)
     if given.majority:
         predictions["majority"] = majority(reference, given.data_dir, given.cache_dir)
-    limit = None if given.ids else given.limit
-    reading = read(reference, predictions, given.ids, given.sort, limit)
-    also = ""
-    if given.out is not None:
-        values = {"reading": reading, "harmless": harmless}
-        write_text(given.out, page(TEMPLATE, PROGRAM, harmless(reading.title), **values))
-        also = f"\n\nalso in {given.out}"
-    try:
-        print(text(reading) + also, flush=True)
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    means, asked = scored(reference, predictions)
+    best = max(means.values()) or None
+    for name, mean in means.items():
+        print(f"{'*' if mean == best else ' '} {harmless(name):{max(map(len, means))}} {mean:6.2f}")
+    if given.out is None:
+        return
+    asked = [one for one in asked if one.question.id in (given.ids or known)]
+    if given.sort == "spread":
+        asked.sort(key=lambda one: one.spread, reverse=True)
+    asked = asked if given.ids else asked[: given.limit]
+    title = f"{task.name}: {len(asked):,} of {len(known):,} questions"
+    values = {"means": means, "best": best, "asked": asked, "legend": LEGENDS[task.metric]}
+    text = page(TEMPLATE, PROGRAM, title, **values, harmless=harmless)
+    write_text(given.out, text)
+    print(f"the answers are in {given.out}")
 
 
 if __name__ == "__main__":

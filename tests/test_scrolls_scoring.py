@@ -478,48 +478,60 @@ def read(run, qasper, tmp_path, capsys):
 def test_answers_are_read_side_by_side(read):
     """q1: "mill" against "at mill", 2/3, for all; q2: 1, 0 and 2/3; q3: 0. Means: 5/9, 2/9, 4/9."""
     console, page = read()
-    assert "qasper: 3 of 3 questions" in console
-    means = [line.split() for line in console.splitlines()[2:5]]
+    means = [line.split() for line in console.splitlines()[:3]]
     assert means == [["*", "adape", "55.56"], ["fire", "44.44"], ["rope", "22.22"]]
-    stars = [line[0] for line in console.splitlines() if line[2:8] == "adape "]
-    assert stars == ["*", "*", " ", "*"]  # its mean, q2, q3, q1
-    for text in ("* adape 100.00 In May", "  rope    0.00 at 5", "gold           (empty)"):
-        assert text in console
-    assert console.index("1. q2") < console.index("2. q3") < console.index("3. q1")
-    assert "\x1b" not in console and "<1b>[2J<07>&amp; <202e>evil" in console
-
     shown = Page(page)
+    assert "qasper: 3 of 3 questions" in shown.text
     assert {"link", "img", "iframe"}.isdisjoint(shown.tags) and shown.tags.count("script") == 1
     assert {"src", "href", "onclick"}.isdisjoint(shown.attributes)
     assert shown.tags.count("article") == 9 and shown.tags.count("section") == 3
     assert shown.marked == 1 + 3  # of q2 one, of q1 all
     for text in ("<script>alert('x')</script>", "<1b>[2J<07>&amp; <202e>evil", "★ 100.00", "55.56"):
         assert text in shown.text
-    assert "At the mill." in shown.text and "\x1b" not in page
+    assert "At the mill." in shown.text and "(empty)" in shown.text and "\x1b" not in page
+    assert [shown.text.index(id_) for id_ in ("q2", "q3", "q1")] == sorted(
+        map(shown.text.index, IDS)
+    )
 
 
 def test_what_is_read_can_be_chosen(read):
-    console, _ = read("--sort", "order", "--limit", "2")
-    assert "2 of 3" in console and "1. q1" in console and "2. q2" in console and "q3" not in console
-    console, page = read("--ids", "q3", "q1", "--limit", "1")
-    assert "2 of 3" in console and "q2" not in console and Page(page).tags.count("section") == 2
+    _, page = read("--sort", "order", "--limit", "2")
+    assert "2 of 3" in page and page.index("q1") < page.index("q2") and "q3" not in page
+    _, page = read("--ids", "q3", "q1", "--limit", "1")
+    assert "2 of 3" in page and "q2" not in page and Page(page).tags.count("section") == 2
     assert "qasper has no question 'q7'; an example of its questions is 'q1'" in read("--ids", "q7")
     assert "--limit 0 must be at least 1" in read("--limit", "0")
 
 
+def test_a_baseline_reads_no_document(read, qasper):
+    train = [
+        *(("Where?", "At sea"), ("Where?", "At the mill."), ("Where?", "At the mill.")),
+        *(("Why?", gold) for gold in ("For fun", "No", "No", "No")),  # the most frequent of all
+    ]
+    rows = (
+        {"id": f"t{n}", "pid": f"t{n}", "input": f"{asked}\n\nA document.", "output": gold}
+        for n, (asked, gold) in enumerate(train)
+    )
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (qasper / "qasper" / "train.jsonl").write_text(text)
+    console, page = read("--majority", "--sort", "order")
+    assert "majority  33.33" in console  # of three questions it answers the first
+    said = Page(page).text.split("majority")[2:]
+    assert ["At the mill." in text for text in said] == [True, False, False]
+    assert ["No" in text for text in said] == [False, True, True]
+
+
 def test_summaries_show_scores_of_their_own(run, official, tmp_path, capsys):
     """The mean at the head is the task's, geometric over means."""
-    folder = tmp_path / "qmsum"
     given = answers(official, "qmsum")
-    first, *_ = given
-    given[first] = "zzz"
-    folder.mkdir()
-    (folder / "adape.json").write_text(json.dumps(given))
-    where = ["--dataset_name", "qmsum", "--predictions", folder, "--data_dir", official]
-    assert run(show, *where) == 0
-    console = capsys.readouterr().out
-    assert "* adape  75.00" in console and "  adape   0.00 zzz" in console
-    assert console.count("* adape 100.00") == 3 and "not the average of the scores" in console
+    given[next(iter(given))] = "zzz"
+    (tmp_path / "qmsum").mkdir()
+    (tmp_path / "qmsum" / "adape.json").write_text(json.dumps(given))
+    where = ["--dataset_name", "qmsum", "--predictions", tmp_path / "qmsum", "--data_dir", official]
+    assert run(show, *where, "--out", tmp_path / "page.html") == 0
+    assert "* adape  75.00" in capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("★ 100.00") == 3 and "not the average of the scores" in page
 
 
 def test_what_cannot_be_read_is_refused(read, tmp_path):
