@@ -97,17 +97,14 @@ def test_files_that_are_missing(task, variable, data_dir, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     if variable:
         monkeypatch.setenv("SCROLLS_DIR", variable)
-    folder, hub = (
-        data_dir or variable or "data/scrolls",
-        "" if data_dir else "hub.*HF_HUB_OFFLINE is",
-    )
     message = (
-        rf"^{folder} has neither {task}\.zip nor {task}/validation\.jsonl.*{hub}.*"
-        rf"{TASKS[task].size:,} MB.*huggingface\.co/datasets/tau/scrolls .*www\.scrolls-benchmark"
-        r".*data/scrolls.*SCROLLS_DIR"
+        rf"^{data_dir or variable or 'data/scrolls'} has neither {task}\.zip nor "
+        rf"{task}/validation\.jsonl.*{TASKS[task].size:,} MB.*huggingface\.co/datasets/tau/scrolls "
+        r".*https://www\.scrolls-benchmark\.com.*data/scrolls.*SCROLLS_DIR"
     )
-    with pytest.raises(FileNotFoundError, match=message):
+    with pytest.raises(FileNotFoundError, match=message) as refused:
         find(TASKS[task], "validation", data_dir, tmp_path)
+    assert ("HF_HUB_OFFLINE is set" in str(refused.value)) == (data_dir is None)
 
 
 def test_golds_are_grouped_in_the_order_of_their_rows(tmp_path):
