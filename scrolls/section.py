@@ -6,21 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scrolls.scoring import read_predictions
-from scrolls.table import COLUMNS
-from scrolls.tasks import TASKS
+from scrolls.score import COLUMNS
 from tape.results.experiment import Experiment, Folder, Kind, Read
-from tape.results.html import Block, Details, Paragraph, Table, number
+from tape.results.html import Block, Table, number
 from tape.results.run_section import runs, task_of
 from tape.results.sections import blocks_of, has_columns, rows_of, show
 
 METRICS = "_metrics.json"
-SHOWN = 12  # questions
-SHOWN_CHARACTERS = 200  # of each answer
-
-
-def is_table(folder: Folder) -> bool:
-    return has_columns(folder.path / "table.csv", ("encoding", *COLUMNS))
 
 
 def read_table(folder: Folder) -> list[Block]:
@@ -62,42 +54,6 @@ def show_metrics(found: Read[dict[Path, dict[str, Any]]]) -> list[Block]:
     return [Table(head, rows, "Scores by the official rules")]
 
 
-def answers_in(folder: Folder) -> list[Path]:
-    """The predictions of a task, if the folder has its name."""
-    if folder.path.name not in TASKS:
-        return []
-    paths = (folder.path / name for name in sorted(folder.files) if name.endswith(".json"))
-    return [path for path in paths if not path.name.endswith(METRICS)]
-
-
-def read_answers(folder: Folder) -> dict[str, dict[str, str]]:
-    """By type, then by question."""
-    found = {path.stem: read_predictions(path) for path in answers_in(folder)}
-    for name, predictions in found.items():
-        if not isinstance(predictions, dict):
-            raise ValueError(f"{folder.path / name}.json holds no answers by question")
-    return found
-
-
-def show_answers(found: Read[dict[str, dict[str, str]]]) -> list[Block]:
-    """Some answers of every type side by side."""
-    blocks: list[Block] = []
-    for folder, answers in found:
-        questions = list(dict.fromkeys(id_ for given in answers.values() for id_ in given))
-        rows = [
-            [id_, *(str(given.get(id_, "-"))[:SHOWN_CHARACTERS] for given in answers.values())]
-            for id_ in questions[:SHOWN]
-        ]
-        shown = f"{min(SHOWN, len(questions))} of {len(questions):,} questions"
-        more = (
-            "With questions, gold answers and scores: python -m scrolls.show "
-            f"--dataset_name {folder.path.name} --predictions {folder.path} --out page.html"
-        )
-        table = Table(["question", *answers], rows)
-        blocks.append(Details(f"Answers in {folder.path}: {shown}", [table, Paragraph(more)]))
-    return blocks
-
-
 EXPERIMENT = Experiment(
     name="scrolls",
     title="SCROLLS",
@@ -108,7 +64,7 @@ EXPERIMENT = Experiment(
             title="tables",
             command="python eval_scrolls.py --all --predictions scrolls "
             "--metrics_output_dir scrolls/metrics",
-            holds=is_table,
+            holds=lambda folder: has_columns(folder.path / "table.csv", ("encoding", *COLUMNS)),
             read=read_table,
             show=show,
         ),
@@ -119,13 +75,6 @@ EXPERIMENT = Experiment(
             holds=lambda folder: bool(metrics_in(folder)),
             read=read_metrics,
             show=show_metrics,
-        ),
-        Kind(
-            title="folders of answers",
-            command="SAVE_DIR=scrolls/quality bash script/gen_scrolls.sh",
-            holds=lambda folder: bool(answers_in(folder)),
-            read=read_answers,
-            show=show_answers,
         ),
         runs(
             lambda run: task_of(run).startswith("scrolls."),

@@ -466,7 +466,6 @@ RULES = {
     "eval_scrolls.py": Rule(["--data_dir", "zips"]),
     "scrolls.show": Rule(["--data_dir", "zips"], needs=True),
     "scrolls.generate": Rule(["data_dir=zips", "processes=1", "output=new.json"], needs=True),
-    "scrolls.majority": Rule(["--data_dir", "zips"]),
     "tests/crash.py": Rule(),
     "benchmarks/train_step.py": Rule(slow=(*STEPS, "--methods", "rope")),
     "benchmarks/adapters.py": Rule(slow=(*STEPS, "--methods", "lora")),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from results import lay_out
 
-from scrolls.table import csv_of, markdown, table
+from scrolls.score import csv_of, markdown, table
 from tape import provenance as origin
 from tape.analysis import stability
 from tape.evaluation import curves, zero_shot
@@ -141,9 +141,8 @@ def make_all(output):
     rows = table({"adape": {"quality": 12.5}}, "here, validation")
     write(output / "metrics" / "table.md", markdown(rows))
     write(output / "metrics" / "table.csv", csv_of(rows))
-    scored = json.dumps({"scrolls_score": 12.5, "num_predicted": 8})
-    write(output / "metrics" / "adape" / "quality_metrics.json", scored)
-    write(output / "quality" / "adape.json", json.dumps({"q1": "</td></table><script>x</script>"}))
+    scored = {"scrolls_score": 12.5, "errors": ["</td></table><script>x</script>"]}
+    write(output / "metrics" / "adape" / "quality_metrics.json", json.dumps(scored))
 
 
 def write(path, text):
@@ -177,7 +176,7 @@ def test_everything_is_found(results, report):
         "Pre-training": ["runs: 3", "-", "-"],
         "Arithmetic": ["comparisons: 1, evaluations: 7, runs: 7", "-", "-"],
         "Synthetic tasks": ["nothing", "-", "-"],
-        "SCROLLS": ["tables: 1, folders of scores: 1, folders of answers: 1", "-", "-"],
+        "SCROLLS": ["tables: 1, folders of scores: 1", "-", "-"],
         "Context extension": ["runs: 1", "-", "-"],
         "Perplexity by length": ["tables: 1", "-", "-"],
         "Retrieval": ["evaluations: 1", "-", "-"],

@@ -227,8 +227,8 @@ def test_the_demo(run_script, tmp_path):
     demo = run_script("scrolls_demo.sh", "trainer.max_steps=2", TYPE="adape")
     printed, _ = demo.communicate()
     assert demo.returncode == 0, printed
-    for name in ("adape", "adape_untuned", "majority"):
-        assert re.search(rf"\n{name} +F1 +[\d.]+\n", printed)
+    for name in ("adape +F1", "adape_untuned +F1", "[* ] majority"):
+        assert re.search(rf"\n{name} +[\d.]+\n", printed)
     assert (tmp_path / "scrolls" / "sample" / "answers.html").stat().st_size > 1000
 
 

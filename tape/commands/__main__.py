@@ -38,7 +38,6 @@ COMMANDS = {
         "synthetic": ("tape.tasks.synthetic.evaluate", "accuracy on a synthetic task by length"),
         "scrolls-generate": ("scrolls.generate", "generate the answers to a SCROLLS task"),
         "scrolls-score": ("scrolls.score", "verify and score predictions for SCROLLS"),
-        "scrolls-majority": ("scrolls.majority", "the majority baseline of a SCROLLS task"),
     },
     "compare": {
         "compare": ("tape.results.compare", "runs over seeds: table, statistics, figures"),
