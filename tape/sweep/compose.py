@@ -144,7 +144,9 @@ def check_rows(rows: Mapping[str, dict[str, Any]], compared: bool) -> None:
 def evaluations(found: DictConfig, more: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yields the commands that evaluate a run (`evaluate` of its settings; null leaves one out),
     with `more` arguments."""
-    for command, given in OmegaConf.to_container(found.evaluate or {}, resolve=True).items():
+    if found.evaluate is None:
+        return
+    for command, given in OmegaConf.to_container(found.evaluate, resolve=True).items():
         arguments: list[str] = []
         for name, value in (given or {}).items():
             values = value if isinstance(value, list) else [value]
