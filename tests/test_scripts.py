@@ -103,8 +103,11 @@ def test_the_papers_recipe_goes_on_slice_by_slice(tmp_path):
         return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
     run = folder / "output" / "addition_20_rope_0"
-    first = swept(100_000, "seconds=25")
-    assert first.returncode == 75, first.stdout + first.stderr
+    for seconds in (25, 50, 100, 200):  # until a step was taken, also on a busy machine
+        first = swept(100_000, f"seconds={seconds}")
+        assert first.returncode == 75, first.stdout + first.stderr
+        if checkpoints(run):
+            break
     assert checkpoints(run) and not (run / "model.safetensors").exists()
 
     second = swept(step_of(checkpoints(run)[-1]) + 2)
@@ -134,7 +137,7 @@ def test_the_shape_of_a_llama_is_measured(done, tmp_path):
 @pytest.mark.slow
 def test_all_that_needs_a_gpu_is_rehearsed_slice_by_slice(run_script, tmp_path):
     folder = tmp_path / "output" / "gpu_rehearsal"
-    for seconds in ("1", "4", "8"):  # until a row was measured, also where others share the cores
+    for seconds in ("1", "4", "16", "64"):  # until a row was measured, also where others share the cores
         first = run_script("gpu/all.sh", SLICE=seconds, PARTS="layer text")
         printed, _ = first.communicate()
         assert first.returncode == 75 and "| text: tape | waits |" in printed, printed

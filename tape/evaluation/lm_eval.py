@@ -27,6 +27,7 @@ from tape.runs.folder import folder_for_results, locked
 
 TOKENIZER = "tokenizer_config.json"
 LONGEST = 10**7  # tokens
+ANSWERS = 2  # changes where the same question has another answer than before
 
 
 def run(arguments: argparse.Namespace) -> list[Row]:
@@ -72,7 +73,9 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         "dtype": arguments.dtype,
         "lm_eval": lm_eval.__version__,
     }
-    further = {"truncate": arguments.truncate, **weights}
+    written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.special_tokens_map)
+    further = {"truncate": arguments.truncate, **weights, "answers": ANSWERS}
+    further["tokenizer"] = hashlib.sha256(written.encode()).hexdigest()
     digest = hashlib.sha256(json.dumps(about | further).encode())
     # Not beside the model but where only this program writes: lm-eval unpickles them.
     answers = Path(os.environ.get("TAPE_CACHE", "cache"), "lm_eval")
