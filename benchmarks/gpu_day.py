@@ -89,7 +89,7 @@ def training(folder: Path, encoding: str, length: int, *words: str) -> Part:
 
 def addition(folder: Path) -> Part:
     """The paper's addition experiment, with its heat maps."""
-    maps = f"python -m tape.results.heatmap {{runs}} --name grid --out {folder / 'heatmaps'}"
+    maps = f"heatmap --name grid --out {folder / 'heatmaps'}"
     words = ["sweep=addition_gpu", "seconds={left}", f"compare='{maps}'"]
     words += [f"runs='{folder}/{{row}}_{{seed}}'"]
     if not GPU:

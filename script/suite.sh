@@ -7,7 +7,7 @@
 #   TASKS        of docs/suite.md; those of config/sweep/suite.yaml by default
 #   TYPES        encodings
 #   SEEDS, JOBS, NAME (default: suite), EVALUATION, SLICE: see script/sweep.sh; EVALUATION holds flags of
-#                python -m tape.tasks.synthetic.evaluate, e.g. EVALUATION="--samples 500"
+#                tape synthetic, e.g. EVALUATION="--samples 500"
 #   settings     of the training, e.g. trainer.max_steps=10000 model.num_hidden_layers=4
 #
 # The table is in output/compare_${NAME}. Rerunning the command resumes the work.
@@ -17,5 +17,4 @@ if [[ ${1:-} == quick ]]; then
     sweep=suite_quick
     shift
 fi
-exec bash "$(dirname "${BASH_SOURCE[0]}")/sweep.sh" "$sweep" position \
-    ${TASKS:+"vary.data='$TASKS'"} -- "$@"
+exec bash "$(dirname "${BASH_SOURCE[0]}")/sweep.sh" "$sweep" ${TASKS:+"vary.data='$TASKS'"} -- "$@"

@@ -123,7 +123,6 @@ ONE_STEP = [
 TEXT = ["data=text", "data.files=corpus"]
 DECAY = ["trainer.lr_scheduler_kwargs.num_decay_steps=1"]
 PARITY = ["experiment=synthetic", "data=parity", "data.max_length=2", "length=4", "task.samples=1"]
-LENGTH = re.compile(r"\{length[^}]*\}")  # of runs that are not trained
 CAPITALS = {"question": "Paris is the capital of", "choices": ["France", "Peru"], "answer": 0}
 
 
@@ -516,7 +515,8 @@ def check_ours(words: list[str], project: Path, whole: bool) -> None:
         outcome = run_command(name, "dry_run=true", *given, folder=project)
         assert outcome.status == 0, outcome.err
         for line in outcome.out.splitlines():
-            check_ours(shlex.split(LENGTH.sub("64", line))[1:], project, False)
+            program, *words = shlex.split(line)
+            check_call(program, words, project, False)
         return
     assert name in RULES, f"no rule for {name}: say how it is made tiny"
     rule = RULES[name]

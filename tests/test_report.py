@@ -205,7 +205,7 @@ def test_everything_is_found(results, report):
         "encoding", "Qasper F1"
     )
     assert ["m", "1", "0.1235"] in page.rows("model", "layer", "entropy")
-    for command in ("bash script/compare_passkey.sh", "bash script/extend_demo.sh"):
+    for command in ("tape sweep sweep=passkey", "tape sweep sweep=extension"):
         assert command in [row[-1] for row in page.rows("experiment", "nothing found of")]
 
 

@@ -4,10 +4,8 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from functools import partial
 
 import pytest
@@ -94,26 +92,28 @@ def test_what_is_fine_tuned(tmp_path, there, given, base):
 
 
 @pytest.mark.slow
-def test_the_papers_recipe_goes_on_slice_by_slice(run_script, tmp_path):
+def test_the_papers_recipe_goes_on_slice_by_slice(tmp_path):
+    folder = lay_out(tmp_path)
     tiny = [setting for setting in SETTINGS if not setting.startswith("experiment=")]
-    settings = [*tiny, "trainer.eval_steps=1000"]
-    settings += ["model.num_attention_heads=4", "model.num_recurrences=2"]
-    run, steps = tmp_path / "output" / "addition_20_rope_0", "trainer.max_steps="
-    for seconds in ("25", "50", "100", "200"):  # until a step was taken, also on a busy machine
-        words = (*settings, f"{steps}100000")
-        first = run_script("gpu/addition.sh", *words, TYPES="rope", SLICE=seconds)
-        printed, _ = first.communicate()
-        assert first.returncode == 75, printed
+    tiny += ["trainer.eval_steps=1000", "model.num_attention_heads=4", "model.num_recurrences=2"]
+
+    def swept(steps, *words):
+        command = [sys.executable, "-m", "tape.commands", "sweep", "sweep=addition_gpu", *words]
+        command += ["vary.position=[rope]", "--", *tiny, f"trainer.max_steps={steps}"]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+    run = folder / "output" / "addition_20_rope_0"
+    for seconds in (25, 50, 100, 200):  # until a step was taken, also on a busy machine
+        first = swept(100_000, f"seconds={seconds}")
+        assert first.returncode == 75, first.stdout + first.stderr
         if checkpoints(run):
             break
     assert checkpoints(run) and not (run / "model.safetensors").exists()
 
-    more = step_of(checkpoints(run)[-1]) + 2
-    second = run_script("gpu/addition.sh", *settings, f"{steps}{more}", TYPES="rope")
-    printed, _ = second.communicate()
-    assert second.returncode == 0, printed
+    second = swept(step_of(checkpoints(run)[-1]) + 2)
+    assert second.returncode == 0, second.stdout + second.stderr
     assert (run / "grid" / "grid.csv").exists()
-    assert (tmp_path / "output" / "addition_20_heatmaps.png").exists()
+    assert (folder / "output" / "addition_20_heatmaps.png").exists()
 
 
 @pytest.mark.parametrize("setting", ["name=long", "output_dir=output/long"])
@@ -230,65 +230,6 @@ def test_the_demo(run_script, tmp_path):
     for name in ("adape +F1", "adape_untuned +F1", "[* ] majority"):
         assert re.search(rf"\n{name} +[\d.]+\n", printed)
     assert (tmp_path / "scrolls" / "sample" / "answers.html").stat().st_size > 1000
-
-
-@pytest.mark.slow
-def test_the_demo_of_context_extension(run_script, tmp_path):
-    """Tiny bases of the right lengths; stopped in the middle, it goes on and keeps what is done."""
-    tiny = ["model.hidden_size=32", "model.intermediate_size=48", "trainer.max_steps=2"]
-    tiny += ["model.num_hidden_layers=2", "eval_blocks=2", "report.tokens=256"]
-    tiny += ["trainer.logging_steps=1"]
-    for base in (
-        ["position=rope", "name=rope_local", "vocab_size=300"],
-        ["experiment=passkey", "position=rope", "task.samples=1"],
-    ):
-        command = [sys.executable, "train.py", *base, *tiny]
-        made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert made.returncode == 0, made.stderr
-
-    def demo(*settings, types):
-        small = ["trainer.per_device_train_batch_size=1", "eval_blocks=2", "report.tokens=512"]
-        small += ["trainer.logging_steps=1"]
-        return run_script("extend_demo.sh", "trainer.max_steps=3", *small, *settings, TYPES=types)
-
-    every = "longlora adape"
-    first, run = demo(types=every), tmp_path / "output" / "extend" / "text_longlora_0"
-    while not (run / "extend").exists():
-        assert first.poll() is None, first.communicate()[0]
-        time.sleep(0.1)
-    first.send_signal(signal.SIGTERM)
-    assert first.wait() == 75
-    second = demo(types=every)
-    printed, _ = second.communicate()
-    assert second.returncode == 0, printed
-    assert re.search(r"extend/text_adape_0: perplexity [\d.]+ at 256, perplexity ", printed)
-    assert re.search(r"extend/passkey_longlora_0: 128 tokens: [\d.]+, 256 tokens: ", printed)
-    rows = (tmp_path / "output" / "extend" / "table.md").read_text().splitlines()
-    rows = [row for row in rows if row.startswith("|")]
-    methods = {f"| {method}" for method in ("not extended", *every.split())}
-    tables = [rows[n : n + 2 + len(methods)] for n in range(0, len(rows), 2 + len(methods))]
-    assert [head for head, *_ in tables] == [
-        "| method | n | perplexity 256 | perplexity 512 | perplexity 1,024 |",
-        "| method | n | tokens/s | memory, GiB |",
-        "| method | n | keys 128, % | keys 256, % | keys 384, % | keys 512, % |",
-    ]
-    for _, _, *lines in tables:
-        assert {line.split(" | ")[0] for line in lines} == methods
-        assert "| - |" not in "".join(lines)
-    assert (tmp_path / "output" / "extend" / "curves.png").stat().st_size > 10_000
-
-    third = demo("peft=lora", types="ft")
-    printed, _ = third.communicate()
-    assert third.returncode == 1 and "error: peft=lora is set by the sweep" in printed
-    shutil.copytree(
-        tmp_path / "output" / "passkey_rope_0",
-        tmp_path / "output" / "rope_local",
-        dirs_exist_ok=True,
-    )
-    fourth = demo(types="ft")
-    printed, _ = fourth.communicate()
-    assert fourth.returncode == 1
-    assert "output/rope_local was trained on 134 tokens: the sweep extends models of 256" in printed
 
 
 PIP = """#!/bin/sh
