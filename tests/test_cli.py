@@ -119,7 +119,7 @@ def test_the_table_names_every_documented_command():
 def test_the_table_names_every_command_of_the_project():
     """Every file that runs as a program, but for those that other commands or developers call."""
     internal = {"tape/commands/__main__.py", "scrolls/default.py", "tape/export/check.py"}
-    internal |= {"benchmarks/gpu_day.py", "benchmarks/trace.py"}
+    internal |= {"benchmarks/trace.py"}
     rooms = ("tape", "arithmetic", "scrolls", "benchmarks")
     programs = {
         str(path.relative_to(ROOT))

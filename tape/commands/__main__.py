@@ -69,11 +69,7 @@ COMMANDS = {
         "export": ("tape.export", "save a model with its code, or as a plain Llama"),
     },
     "benchmark": {
-        "speed": ("benchmarks.speed", "time encodings and attention backends"),
-        "bench-train": ("benchmarks.train_step", "training steps of encodings"),
-        "bench-adapters": ("benchmarks.adapters", "training steps of adapters"),
-        "bench-decode": ("benchmarks.decode", "greedy decoding with a KV cache"),
-        "bench-llama": ("benchmarks.llama_step", "training and decoding at Llama-2-7B's shape"),
+        "speed": ("benchmarks.speed", "time layers, training steps, decoding and adapters"),
     },
 }
 # Those whose first words are folders of models or runs.
