@@ -138,7 +138,7 @@ def file_of(module: str) -> str:
 WITHOUT_A_FOLDER = (
     "train base_model=output/no",
     "perplexity --data local --model no",
-    "long-perplexity --model=no --data local --keys keys.json",
+    "perplexity --model=no --data local --keys keys.json",
     "passkey --base_model no --max_tokens 99",
     "lm-eval --model no --tasks mmlu",
     "addition model=no",

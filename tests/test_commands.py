@@ -422,7 +422,6 @@ RULES = {
     "train.py": Rule(tiny_run),
     "sweep.py": Rule(),
     "tape.evaluation.perplexity": Rule(tiny_perplexity),
-    "tape.evaluation.long_perplexity": Rule(),
     "tape.evaluation.lm_eval": Rule(tiny_lm_eval),
     "eval_retrieval.py": Rule(
         [*("--max_tokens", "300", "--interval", "300", "--num_tests", "1", "--depths", "1"), *ALONE]

@@ -24,11 +24,7 @@ COMMANDS = {
         ),
     },
     "evaluate": {
-        "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length"),
-        "long-perplexity": (
-            "tape.evaluation.long_perplexity",
-            "perplexity of the tokens that need a long context (LongPPL)",
-        ),
+        "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length; LongPPL"),
         "passkey": (
             "tape.tasks.passkey.evaluate",
             "accuracy of passkey retrieval by length and depth",

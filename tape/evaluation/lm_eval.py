@@ -19,7 +19,7 @@ import yaml
 
 from tape.command import Distinct, Parser, expected_errors, integer, model_folder
 from tape.evaluation import zero_shot
-from tape.evaluation.perplexity import DTYPES
+from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import Row, check_addable
 from tape.files import read_object, reading
 from tape.model.checkpoint import check_length, identified, load
