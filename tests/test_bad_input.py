@@ -1061,7 +1061,7 @@ EVALUATIONS = [
             f"{COMPARE} {GOOD}",
             f"{HEATMAP} {GOOD}",
             "-m tape.analysis.cost",
-            "benchmarks/decode.py",
+            "benchmarks/speed.py",
         )
     ),
     (f"{STABILITY} {GOOD} --length 100000", r"shifted by 1000: [\d,]+ GiB of attention weights"),
@@ -1105,29 +1105,6 @@ EVALUATIONS = [
         r"has none of|--baseline 'nosuch' is not a row; choose one of",
     ),
     ("-m tape.export --out o ''", r"folder: '' must be a path"),
-    # Benchmarks
-    *(
-        (f"benchmarks/{words}", rf"{words.split(' ')[1]}: '{words.split(' ')[2]}' must be an int")
-        for words in (
-            "adapters.py --tokens 0 8",
-            "decode.py --batch 0",
-            "decode.py --batch -1",
-            "decode.py --new 0",
-            "decode.py --prompt 0",
-            "llama_step.py --length 0",
-            "llama_step.py --new 0",
-            "speed.py --new 0",
-            "train_step.py --tokens -1 5",
-        )
-    ),
-    *(
-        (f"benchmarks/{name}.py --attention nosuch", r"--attention: invalid choice: 'nosuch'")
-        for name in ("adapters", "decode", "llama_step", "train_step")
-    ),
-    *(
-        (f"benchmarks/{name}.py --repeats 6", r"--repeats: '6' must be an integer >=")
-        for name in ("adapters", "decode", "llama_step", "speed", "train_step")
-    ),
     # Names of evaluations, and their numbers
     *(
         (f"{GRID}digits name={name}", rf"name='?{name}'?: {NO_NAME}")
@@ -1190,8 +1167,6 @@ EVALUATIONS = [
     (f"{COMPARE} {{made}}/empty --name ../x", rf"--name: name='\.\./x': {NO_NAME}"),
     (f"{LM_EVAL} --out o.bin", r"--out o\.bin must end in \.csv"),
     (f"{PASSKEYS} --max_tokens {'9' * 14}", r"max_tokens=9+ must be an integer in 1\.\."),
-    ("benchmarks/decode.py --out {made}/file", r"--out: .*file is a file; give another one"),
-    ("benchmarks/train_step.py --tokens 99999999 8", r"--tokens: 99999999 is more than 10,000,000"),
     (
         f"{PERPLEXITY} {{made}}/index",
         r"index\.json: names '\.\./w', which is not a file in the same folder",

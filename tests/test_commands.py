@@ -394,12 +394,10 @@ class Rule:
     Attributes:
         tiny: more arguments, or a function from those given; ARGUMENTS: it is not run.
         needs: it cannot be called without arguments; where a page does so, it names it.
-        slow: more arguments for a slow test that runs it.
     """
 
     tiny: list[str] | Callable[[list[str]], list[str] | None] | None = ARGUMENTS
     needs: bool = False
-    slow: tuple[str, ...] | None = None
 
 
 def tiny_perplexity(given: list[str]) -> list[str]:
@@ -419,12 +417,10 @@ FILES = {  # of the commands that one starts as files
     "tape.tasks.passkey.evaluate": "eval_retrieval.py",
     "scrolls.score": "eval_scrolls.py",
 }
-STEPS = ("--shape", "small", "--tokens", "1", "8", "--repeats", "7")
 RULES = {
     "train.py": Rule(tiny_run),
     "sweep.py": Rule(),
     "tape.evaluation.perplexity": Rule(tiny_perplexity),
-    "tape.evaluation.long_perplexity": Rule(),
     "tape.evaluation.lm_eval": Rule(tiny_lm_eval),
     "eval_retrieval.py": Rule(
         [*("--max_tokens", "300", "--interval", "300", "--num_tests", "1", "--depths", "1"), *ALONE]
@@ -447,10 +443,10 @@ RULES = {
     "tape.analysis.gallery": Rule(["--length", "8"]),
     "tape.analysis.cost": Rule([*SMALL, "--length", "8"]),
     "benchmarks/speed.py": Rule(
-        [
-            *SMALL,
-            *("--lengths", "8", "--encodings", "rope", "tape"),
-            *("--backends", "sdpa", "--scopes", "layer", "--work", "forward", "--peers"),
+        lambda given: [
+            *("--shape", "tiny", "--lengths", "8", "--backends", "sdpa", "--new", "2"),
+            *("--work", "training", "--rounds", "7"),
+            *("--methods", "lora" if "adapters" in given else "rope"),
         ]
     ),
     "tape.commands.new_encoding": Rule(),  # which writes to this checkout
@@ -466,13 +462,6 @@ RULES = {
     "scrolls.show": Rule(["--data_dir", "zips"], needs=True),
     "scrolls.generate": Rule(["data_dir=zips", "processes=1", "output=new.json"], needs=True),
     "tests/crash.py": Rule(),
-    "benchmarks/train_step.py": Rule(slow=(*STEPS, "--methods", "rope")),
-    "benchmarks/adapters.py": Rule(slow=(*STEPS, "--methods", "lora")),
-    "benchmarks/decode.py": Rule(
-        slow=("--shape", "small", "--prompt", "4", "--new", "2", "--repeats", "7")
-    ),
-    "benchmarks/llama_step.py": Rule(),
-    "benchmarks/gpu_day.py": Rule(),
     "benchmarks/trace.py": Rule([]),
 }
 
@@ -586,10 +575,3 @@ def test_no_rule_is_stale():
     scripts = (ROOT / "script").rglob("*.sh")
     texts = "\n".join([*COMMANDS, *map(Path.read_text, scripts)])
     assert not [name for name in RULES if name not in texts]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.slow])
-def test_a_benchmark_runs(name, project):
-    outcome = run_command(name, *RULES[name].slow, folder=project)
-    assert outcome.status == 0 and "| " in outcome.out, outcome.err

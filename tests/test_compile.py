@@ -10,7 +10,7 @@ from transformers import CompileConfig, DynamicCache, StaticCache, masking_utils
 from transformers.integrations.executorch import convert_and_export_with_cache
 from transformers.models.llama import modeling_llama
 
-from benchmarks.models import library_llama
+from benchmarks.workloads import library_llama
 from tape.attention import flex
 from tape.positions import sampling
 

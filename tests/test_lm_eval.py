@@ -392,7 +392,7 @@ def test_babilong_has_lengths(tmp_path):
     for tasks, lengths in (
         ("babilong_qa1", ["2000"]),
         ("babilong_qa1", ["1024", "2048"]),
-        ("babilong_qa1,exact_needle", ["1024"]),
+        ("babilong_qa1,ruler_vt", ["1024"]),
     ):
         with pytest.raises(ValueError, match=message):
             ask(folder, tmp_path, tasks, "--lengths", *lengths)

@@ -24,11 +24,7 @@ COMMANDS = {
         ),
     },
     "evaluate": {
-        "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length"),
-        "long-perplexity": (
-            "tape.evaluation.long_perplexity",
-            "perplexity of the tokens that need a long context (LongPPL)",
-        ),
+        "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length; LongPPL"),
         "passkey": (
             "tape.tasks.passkey.evaluate",
             "accuracy of passkey retrieval by length and depth",
@@ -68,11 +64,7 @@ COMMANDS = {
         "export": ("tape.export", "save a model with its code, or as a plain Llama"),
     },
     "benchmark": {
-        "speed": ("benchmarks.speed", "time encodings and attention backends"),
-        "bench-train": ("benchmarks.train_step", "training steps of encodings"),
-        "bench-adapters": ("benchmarks.adapters", "training steps of adapters"),
-        "bench-decode": ("benchmarks.decode", "greedy decoding with a KV cache"),
-        "bench-llama": ("benchmarks.llama_step", "training and decoding at Llama-2-7B's shape"),
+        "speed": ("benchmarks.speed", "time layers, training steps, decoding and adapters"),
     },
 }
 # Those whose first words are folders of models or runs.

@@ -136,10 +136,6 @@ class Harness(HFLM):
             ids, mask = ids[:, -left_truncate_len:], mask[:, -left_truncate_len:]
         return ids, mask
 
-    def count(self, text: str) -> int:
-        """Returns the tokens of a prompt."""
-        return super().tok_batch_encode([text])[0].shape[1]
-
     def _check(self, needed: int) -> None:
         if needed > self.max_length and not self.truncate:
             raise ValueError(
