@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any
 
 from tape.evaluation.view import Column
@@ -145,25 +146,37 @@ def check_given(
                 )
 
 
-def grouped(runs: list[Run], within: Sequence[str] = ()) -> list[tuple[str, list[Run]]]:
-    """Returns labels and runs with the same settings but those `within`, in the order of seeds."""
+def by_settings(
+    runs: Sequence[Run], within: Sequence[str] = ()
+) -> list[tuple[dict[str, Any], list[Run]]]:
+    """Returns settings, and the runs that have these but for those `within` and the seed."""
     groups: list[tuple[dict[str, Any], list[Run]]] = []
     for run in runs:
         told = {key: value for key, value in run.settings.items() if not _matches(key, within)}
         group = next((group for settings, group in groups if settings == told), None)
         if group is None:
             groups.append((told, group := []))
-        for other in group:
+        group.append(run)
+    return groups
+
+
+def grouped(runs: Sequence[Run], within: Sequence[str] = ()) -> list[tuple[str, list[Run]]]:
+    """Returns labels and runs with the same settings but those `within`, in the order of seeds.
+
+    Raises:
+        ValueError: if two runs of a label have one seed.
+    """
+    groups = by_settings(runs, within)
+    for _, group in groups:
+        group.sort(key=lambda run: run.seed)
+        for other, run in pairwise(group):
             if other.seed == run.seed:
                 raise ValueError(
                     f"{other.folder} and {run.folder} are the same run, seed {run.seed}: give only "
                     "one of them"
                 )
-        group.append(run)
-    return [
-        (label, sorted(group, key=lambda run: run.seed))
-        for label, (_, group) in zip(labels_of([told for told, _ in groups]), groups, strict=True)
-    ]
+    labels = labels_of([settings for settings, _ in groups])
+    return [(label, group) for label, (_, group) in zip(labels, groups, strict=True)]
 
 
 def labels_of(groups: list[dict[str, Any]]) -> list[str]:

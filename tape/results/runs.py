@@ -12,7 +12,8 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -319,20 +320,37 @@ def read_all(folders: Sequence[Path], name: str | None) -> tuple[list[Run], dict
     """
     if name is None:
         name = shared_name([x for x in folders if not is_saved(x) and not is_evaluation(x)])
+
+    def read(folder: Path) -> list[Run]:
+        if is_saved(folder):
+            return read_saved(folder)
+        if is_evaluation(folder):
+            return [replace(read_run(folder.parent, folder.name), folder=folder)]
+        if name is None:
+            raise ValueError(
+                f"{folder} has none of {', '.join(FOLDERS)}: evaluate it first, or give --name"
+            )
+        return [read_run(folder, name)]
+
+    return read_each(folders, read)
+
+
+def read_each(
+    folders: Sequence[Path], read: Callable[[Path], list[Run]]
+) -> tuple[list[Run], dict[Path, str]]:
+    """Returns the runs in folders, and by folder why others could not be read."""
     runs: list[Run] = []
     missing: dict[Path, str] = {}
     for folder in folders:
         try:
-            if is_saved(folder):
-                runs += read_saved(folder)
-            elif is_evaluation(folder):
-                runs.append(replace(read_run(folder.parent, folder.name), folder=folder))
-            elif name is None:
-                raise ValueError(
-                    f"{folder} has none of {', '.join(FOLDERS)}: evaluate it first, or give --name"
-                )
-            else:
-                runs.append(read_run(folder, name))
+            runs += read(folder)
         except (ValueError, OSError) as error:
             missing[folder] = in_one_line(error)
     return runs, missing
+
+
+def end(folders: Sequence[Path], missing: Mapping[Path, str]) -> None:
+    """Ends a command with status 1 if some of its folders could not be read, and names them."""
+    if missing:
+        print("\n".join(f"* {folder}: {why}" for folder, why in missing.items()))
+        sys.exit(f"error: {len(missing)} of {len(folders)} could not be read")
