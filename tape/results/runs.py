@@ -9,7 +9,6 @@ settings.json beside it holds how runs were trained and evaluated.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import sys
@@ -214,31 +213,35 @@ def is_saved(folder: Path) -> bool:
     return (folder / RESULTS).is_file() and (folder / SETTINGS).is_file()
 
 
+def table_of(runs: Sequence[Run]) -> pd.DataFrame:
+    """Returns the rows of runs as one table: columns ABOUT, conditions and FOUND."""
+    table = pd.concat(
+        [
+            run.rows.assign(run=name, encoding=run.encoding, settings=run.digest, seed=run.seed)
+            for run, name in zip(runs, _names(runs), strict=True)
+        ],
+        ignore_index=True,
+    )
+    conditions = [column for column in table if column not in (*ABOUT, *FOUND)]
+    whole = [*conditions, "n"]  # integers are such, also in columns with gaps
+    table[whole] = table[whole].convert_dtypes()
+    return table[[*ABOUT, *conditions, *FOUND]]
+
+
 def write_runs(folder: Path, runs: Sequence[Run]) -> None:
     """Writes the rows of runs and their settings."""
-    tables = []
+    write_text(folder / RESULTS, table_of(runs).to_csv(index=False, lineterminator="\n"))
+    items = [{(key, _json(value)) for key, value in run.settings.items()} for run in runs]
+    shared = {key for key, _ in set.intersection(*items)}
+    common = {key: value for key, value in runs[0].settings.items() if key in shared}
+    lines = []
     for run, name in zip(runs, _names(runs), strict=True):
-        table = run.rows.copy()
-        for column, value in zip(ABOUT, (name, run.encoding, run.digest, run.seed), strict=False):
-            table[column] = value
-        tables.append(table)
-    table = pd.concat(tables, ignore_index=True)
-    conditions = [column for column in table if column not in (*ABOUT, *FOUND)]
-    whole = [*conditions, "n"]  # integers are written as such, also in columns with gaps
-    table[whole] = table[whole].convert_dtypes()
-    text = io.StringIO()
-    table[[*ABOUT, *conditions, *FOUND]].to_csv(text, index=False, lineterminator="\n")
-    write_text(folder / RESULTS, text.getvalue())
-    described = [{"seed": run.seed, "settings": run.settings, "asked": run.asked} for run in runs]
-    common = _common([each["settings"] for each in described])
-    for each in described:
-        each["settings"] = {k: v for k, v in each["settings"].items() if k not in common}
-    content = {"common": common, "runs": dict(zip(_names(runs), described, strict=True))}
-    lines = ",\n".join(f"  {json.dumps(k)}: {_json(v)}" for k, v in content["runs"].items())
-    write_text(
-        folder / SETTINGS,
-        f'{{\n "common": {_json(common)},\n "runs": {{\n{lines}\n }}\n}}\n',
-    )
+        own = {key: value for key, value in run.settings.items() if key not in shared}
+        described = _json({"seed": run.seed, "settings": own, "asked": run.asked})
+        lines.append(f"  {json.dumps(name)}: {described}")
+    each = ",\n".join(lines)
+    text = f'{{\n "common": {_json(common)},\n "runs": {{\n{each}\n }}\n}}\n'
+    write_text(folder / SETTINGS, text)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -249,15 +252,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
         if len(set(names)) == len(runs) or depth > max(len(run.folder.parts) for run in runs):
             return names
         depth += 1
-
-
-def _common(settings: list[dict[str, Any]]) -> dict[str, Any]:
-    first, *others = settings
-    return {
-        key: value
-        for key, value in first.items()
-        if all(key in other and _json(other[key]) == _json(value) for other in others)
-    }
 
 
 def _json(value: Any) -> str:
