@@ -228,15 +228,14 @@ def row_labels(groups: list[dict[str, Any]]) -> list[str]:
     groups = [{short[key]: value for key, value in each.items()} for each in groups]
     unnamed = rf"position\.name|position\.sampler\..*|{RATES}|{OWN}|{DERIVED_SETTINGS}"
     named = {key: name for key, name in short.items() if not re.fullmatch(unnamed, key)}
-    encoding = short["position.name"]
     labels = []
     for settings in groups:
-        label = settings[encoding]
+        label = settings["position.name"]
         for key, name in named.items():
             peers = [
                 other.get(name)
                 for other in groups
-                if other[encoding] == settings[encoding]
+                if other["position.name"] == settings["position.name"]
                 or not key.startswith("position.")
                 or (name in other and name in settings)
             ]
