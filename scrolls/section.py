@@ -3,55 +3,53 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from scrolls.score import COLUMNS
-from tape.results.experiment import Experiment, Folder, Kind, Read
-from tape.results.html import Block, Table, number
-from tape.results.run_section import runs, task_of
-from tape.results.sections import blocks_of, has_columns, rows_of, show
+from tape.results.html import number, records
+from tape.results.kinds import Found, Kind, columns_of, rows_of, runs, shown, task_of, text_of
+from tape.results.report import Experiment
 
 METRICS = "_metrics.json"
 
 
-def read_table(folder: Folder) -> list[Block]:
-    rows_of(folder.path / "table.csv")
-    return blocks_of(folder.path / "table.md")
+def read_table(folder: Path) -> Found:
+    rows_of(folder / "table.csv")
+    return shown(folder, text_of(folder / "table.md"))
 
 
-def metrics_in(folder: Folder) -> list[Path]:
-    return [folder.path / name for name in sorted(folder.files) if name.endswith(METRICS)]
+def metrics_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"[!.]*{METRICS}"))
 
 
-def read_metrics(folder: Folder) -> dict[Path, dict[str, Any]]:
-    """The metrics of each task, or the errors that stand in their place.
+def read_metrics(folder: Path) -> Found:
+    """A row per file: the metrics of a task, or the errors that stand in their place.
 
     Raises:
-        ValueError: if a file is neither.
+        ValueError: if a file has neither.
     """
-    found = {}
+    rows = []
     for path in metrics_in(folder):
         try:
-            found[path] = json.loads(path.read_text(encoding="utf-8"))
+            scored = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}): score again") from error
-        if found[path].keys().isdisjoint(("scrolls_score", "errors")):
+        if scored.keys().isdisjoint(("scrolls_score", "errors")):
             raise ValueError(f"{path} has neither a score nor errors: score again")
-    return found
-
-
-def show_metrics(found: Read[dict[Path, dict[str, Any]]]) -> list[Block]:
-    """A row per file."""
-    rows = []
-    for _, metrics in found:
-        for path, scored in metrics.items():
-            errors = " ".join(scored.get("errors", []))
-            counts = ("scrolls_score", "num_predicted", "mean_prediction_length_characters")
-            numbers = (number(scored.get(key)) for key in counts)
-            rows.append([str(path), path.name.removesuffix(METRICS), *numbers, errors])
-    head = ["file", "task", "score", "answers", "mean characters of an answer", "errors"]
-    return [Table(head, rows, "Scores by the official rules")]
+        rows.append(
+            {
+                "file": path,
+                "task": path.name.removesuffix(METRICS),
+                "score": number(scored.get("scrolls_score")),
+                "answers": number(scored.get("num_predicted")),
+                "mean characters of an answer": number(
+                    scored.get("mean_prediction_length_characters")
+                ),
+                "errors": " ".join(scored.get("errors", [])),
+            }
+        )
+    return Found(rows)
 
 
 EXPERIMENT = Experiment(
@@ -64,9 +62,8 @@ EXPERIMENT = Experiment(
             title="tables",
             command="python eval_scrolls.py --all --predictions scrolls "
             "--metrics_output_dir scrolls/metrics",
-            holds=lambda folder: has_columns(folder.path / "table.csv", ("encoding", *COLUMNS)),
+            holds=lambda folder: {"encoding", *COLUMNS} <= {*columns_of(folder / "table.csv")},
             read=read_table,
-            show=show,
         ),
         Kind(
             title="folders of scores",
@@ -74,7 +71,7 @@ EXPERIMENT = Experiment(
             "--predictions scrolls/quality/adape.json --metrics_output_dir scrolls/metrics",
             holds=lambda folder: bool(metrics_in(folder)),
             read=read_metrics,
-            show=show_metrics,
+            table=partial(records, caption="Scores by the official rules"),
         ),
         runs(
             lambda run: task_of(run).startswith("scrolls."),

@@ -34,7 +34,7 @@ from torch.distributed.run import get_args_parser
 
 import tape.commands.__main__ as cli
 from tape.commands import train
-from tape.results.experiments import experiments
+from tape.results.report import experiments
 from tape.results.runs import read_saved
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
