@@ -1,22 +1,24 @@
-"""The harness of all benchmarks: methods take turns, raw rows go to disk, tables are made of them.
+"""Measures methods that take turns: clock, memory, raw rows on disk, medians with quartiles.
 
-A benchmark is a list of comparisons. In each, the methods are set up one after the other and called
-once for their memory and attention kernels; then they are timed in rounds of alternating order, so
-that slow phases of the machine affect all of them. Ratios of two methods are taken within rounds.
+In a comparison the methods are set up one after the other and called once for their memory and
+attention kernels; then they are timed in rounds of alternating order, so that slow phases of the
+machine affect all of them. Ratios of two methods are taken within rounds.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import hashlib
 import json
 import math
+import os
+import re
+import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from datetime import date
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,22 +31,17 @@ from torch._inductor.exc import InductorError
 from tqdm import tqdm
 
 import tape
-from benchmarks.models import DEVICE, SHAPES
-from benchmarks.timing import Spread, Work, in_turn, limit_memory, memory_in_use, observed
-from tape import provenance as origin
-from tape.attention.backends import KERNELS
-from tape.command import Distinct, Parser, integer, result_folder
-from tape.evaluation.tables import markdown_table
+from benchmarks.workloads import DEVICE
+from tape import provenance
 from tape.files import read_object, reading, write_text
 from tape.runs.folder import differences
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler reports each start and stop
 LEAST = 0.02 if DEVICE.type == "cuda" else 0.002  # seconds of a measurement
-CONTINUES = 75  # exit status if work is left for the same command
 TOO_LARGE = "does not fit into memory"
-BESIDE = " beside the methods before it: try it with rope alone"
 RAN_OUT = "memory ran out while all took turns: try fewer of them"
-COLUMNS = ["comparison", "method", "round", "seconds", "loaded", "memory", "kernels", "result"]
-COLUMNS += ["note"]
+COLUMNS = ["comparison", "method", "round", "seconds", "loaded", "memory", "kernels", "note"]
+Work = Callable[[], Any]
 
 
 class Comparison(NamedTuple):
@@ -54,7 +51,6 @@ class Comparison(NamedTuple):
         prepare: sets up a method and returns its work.
         warm_up: calls before memory is counted, and rounds before the timed ones.
         calls: calls whose memory is counted.
-        optional: whether a method that cannot run gets a note in place of an error.
     """
 
     name: str
@@ -62,57 +58,191 @@ class Comparison(NamedTuple):
     prepare: Callable[[str], Work]
     warm_up: int = 1
     calls: int = 1
-    optional: bool = False
 
 
-def inability(error: Exception) -> str | None:
-    """Returns why a method cannot run here; None for an unexpected error."""
+class Spread(NamedTuple):
+    """Median and quartiles; of fewer than three values the least and the greatest."""
+
+    median: float
+    first: float
+    third: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        few = len(values) < 3
+        low, _, high = (min(values), 0, max(values)) if few else statistics.quantiles(values, n=4)
+        return cls(statistics.median(values), low, high)
+
+    @classmethod
+    def of_ratios(cls, times: list[float], base: list[float]) -> Spread:
+        """Of the ratios within rounds."""
+        return cls.of([a / b for a, b in zip(times, base, strict=True)])
+
+
+def synchronize() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def in_turn(
+    work: dict[str, Work], rounds: int, warm_up: int = 2, least: float = 0.0
+) -> dict[str, list[float]]:
+    """Times each method `rounds` times, one after the other in alternating order.
+
+    Args:
+        least: minimal duration of a measurement in seconds. Shorter work is repeated within it.
+
+    Returns:
+        Seconds per call, by method and round.
+    """
+    seconds: dict[str, list[float]] = {method: [] for method in work}
+    calls = dict.fromkeys(work, 1)
+    for number in range(-warm_up, rounds):
+        for method in list(work) if number % 2 else list(work)[::-1]:
+            synchronize()
+            start = time.perf_counter()
+            for _ in range(calls[method]):
+                work[method]()
+            synchronize()
+            once = (time.perf_counter() - start) / calls[method]
+            if number >= 0:
+                seconds[method].append(once)
+            else:
+                calls[method] = max(1, math.ceil(least / once))
+    return seconds
+
+
+# ---- memory
+
+
+def kib(table: str, key: str) -> int:
+    """Bytes, from a line `key: number kB` of one of the kernel's tables."""
+    lines = Path(table).read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
+
+
+def memory_in_use() -> int:
+    """Returns bytes allocated on the device, or resident in this process."""
+    if DEVICE.type == "cuda":
+        return torch.cuda.memory_allocated()
+    if sys.platform == "linux":
+        return kib("/proc/self/status", "VmRSS")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@contextmanager
+def limit_memory() -> Iterator[None]:
+    """Makes a CPU refuse allocations beyond nine tenths of the free memory, where the system would
+    kill this process or another."""
+    if DEVICE.type != "cpu" or sys.platform != "linux":
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = kib("/proc/self/status", "VmData") + kib("/proc/meminfo", "MemAvailable") * 9 // 10
+    if resource.RLIM_INFINITY not in before:
+        limit = min(limit, *before)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+# Names of attention in the fused kernels of torch, flash-attn and this package.
+FUSED = re.compile(
+    r"_scaled_dot_product_\w+|\w*flash_fwd\w*|\w*fmha\w*|\w*sdpa\w*|\w*flex_attention\w*"
+    r"|_CausalAttention"
+)
+COUNTED = "counted calls"
+
+
+def observed(work: Work, warm_up: int = 1, calls: int = 1) -> tuple[int, list[str]]:
+    """Calls some work under torch's profiler.
+
+    Args:
+        warm_up: calls before memory is counted.
+        calls: calls whose memory is counted.
+
+    Returns:
+        The peak of tensors in bytes above those before the counted calls; and the fused kernels of
+        attention, none if it was matrix products and a softmax.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if DEVICE.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        for _ in range(warm_up):  # what the counted calls free must be allocated in the profiler
+            work()
+        synchronize()
+        before = memory_in_use()
+        if DEVICE.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        with torch.profiler.record_function(COUNTED):
+            for _ in range(calls):
+                work()
+            synchronize()
+    events = profile.profiler.kineto_results.events()
+    found = (FUSED.search(event.name()) for event in events)
+    names = {match[0] for match in found if match}
+    other = ("backward", "_attention_math")  # the latter is torch's without a fused kernel
+    kernels = sorted(name for name in names if not name.lower().endswith(other))
+    if DEVICE.type == "cuda":
+        return torch.cuda.max_memory_allocated() - before, kernels
+    # The process may keep what was freed: its resident memory would say little.
+    start = next(event.start_ns() for event in events if event.name() == COUNTED)
+    used = peak = 0
+    for at, change in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
+        if at >= start:
+            used += change
+            peak = max(peak, used)
+    return peak, kernels
+
+
+# ---- comparisons
+
+
+def inability(error: Exception) -> str:
+    """Returns why a method cannot run here; raises an unexpected error."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
         return TOO_LARGE
     if isinstance(error, TorchDynamoException | InductorError):
         return f"does not compile: {text}"
-    return text if isinstance(error, ValueError | NotImplementedError | ImportError) else None
+    if isinstance(error, ValueError | NotImplementedError | ImportError):
+        return text
+    raise error
 
 
-def measure(
-    comparison: Comparison, rounds: int, say: Callable[[str], None] = lambda _: None
-) -> pd.DataFrame:
+def measure(comparison: Comparison, rounds: int) -> pd.DataFrame:
     """Measures the methods of a comparison.
-
-    Args:
-        say: gets the name of the method at hand.
 
     Returns:
         COLUMNS, with a row per method and round. A method that could not run has one row, without
         `seconds` (per call); its `note` says why. `loaded` is the bytes in use before its work;
-        `memory`, `kernels` and `result` are those of `observed`.
+        `memory` and `kernels` are those of `observed`.
     """
     gc.collect()  # the models of the comparison before
     torch._dynamo.reset()  # graphs of another length
-    empty = {"loaded": 0, "memory": 0, "kernels": "", "result": ""}
+    empty = {"loaded": 0, "memory": 0, "kernels": ""}
     found, able = [], {}
     for method in comparison.methods:
-        say(method)
         row = {"comparison": comparison.name, "method": method, **empty, "note": ""}
         found.append(row)
         try:
             work = comparison.prepare(method)
             row["loaded"] = memory_in_use()
-            row["memory"], kernels, result = observed(work, comparison.warm_up, comparison.calls)
-            row |= {"kernels": "; ".join(kernels), "result": "" if result is None else str(result)}
+            row["memory"], kernels = observed(work, comparison.warm_up, comparison.calls)
+            row["kernels"] = "; ".join(kernels)
             able[method] = work
         except Exception as error:
-            if not comparison.optional or (reason := inability(error)) is None:
-                raise
-            row["note"] = reason + BESIDE if reason == TOO_LARGE and able else reason
-            if reason == TOO_LARGE:
-                gc.collect()  # its beginnings are in the way of the others
-    say("in turn")
+            row["note"] = inability(error)
+        if row["note"] == TOO_LARGE:
+            gc.collect()  # its beginnings are in the way of the others
+            row["note"] += " beside the methods before it: try it alone" * bool(able)
     try:
         seconds = in_turn(able, rounds, comparison.warm_up, LEAST)
     except Exception as error:
-        if not comparison.optional or inability(error) != TOO_LARGE:
+        if inability(error) != TOO_LARGE:
             raise
         found = [row | empty | {"note": row["note"] or RAN_OUT} for row in found]
         seconds = {}
@@ -132,12 +262,12 @@ def read(path: Path) -> pd.DataFrame:
     """
     if not path.exists():
         return pd.DataFrame(columns=COLUMNS)
-    text = dict.fromkeys(("comparison", "method", "seconds", "kernels", "result", "note"), str)
+    text = dict.fromkeys(("comparison", "method", "seconds", "kernels", "note"), str)
     with reading(path):
         rows = pd.read_csv(path, dtype=text, keep_default_na=False)
-        if [*rows] != COLUMNS:
+        if not {*COLUMNS} <= {*rows}:
             raise ValueError(f"its columns must be {', '.join(COLUMNS)}: give another folder")
-        return rows.assign(seconds=rows["seconds"].replace("", "nan").astype(float))  # exact
+        return rows[COLUMNS].assign(seconds=rows["seconds"].replace("", "nan").astype(float))
 
 
 @cache
@@ -149,172 +279,55 @@ def code() -> str:
     return found.hexdigest()[:16]
 
 
-def machine() -> str:
-    return f"{origin.machine()}, {torch.get_num_threads()} threads"
-
-
-# ---- commands
-
-
-def parser(
-    doc: str,
-    methods: tuple[list[str], list[str]] | None = None,
-    shape: str | None = None,
-    attention: bool = False,
-    rounds: tuple[int, int] | None = (15, 7),
-    out: str | None = None,
-    **counts: tuple[int, int, str],
-) -> Parser:
-    """Returns a parser with the flags that benchmarks share.
-
-    Args:
-        doc: the description is its first paragraph.
-        methods: choices and default of --methods.
-        shape: default of --shape.
-        attention: whether there is --attention.
-        rounds: default and least number of rounds, for benchmarks in rounds.
-        out: default of --out; by default results are printed only.
-        counts: more flags for integers: default, least value, help.
-    """
-    found = Parser(
-        description=doc.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    add = found.add_argument
-    if methods:
-        choices, default = methods
-        about = "what is compared; the first is the base of ratios"
-        add("--methods", nargs="+", choices=choices, default=default, action=Distinct, help=about)
-    if shape:
-        add("--shape", choices=SHAPES, default=shape, help="of the model")
-    if attention:
-        add("--attention", choices=KERNELS, default="sdpa", help="attention backend")
-    for flag, (default, least, about) in counts.items():
-        add(f"--{flag}", type=integer(least, 10**7), default=default, help=about)
-    if rounds:
-        kind = integer(rounds[1], 10**6)
-        add("--rounds", "--repeats", type=kind, default=rounds[0], help="of all methods")
-    about = "folder for the rows and the table; rerunning the command resumes there"
-    add("--out", type=result_folder, default=out, help=about)
-    return found
+def surroundings() -> dict[str, str]:
+    """Returns machine and versions."""
+    machine = f"{provenance.machine()}, {torch.get_num_threads()} threads"
+    return {
+        "machine": machine,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
 
 
 def run(
-    name: str, arguments: argparse.Namespace, comparisons: list[Comparison], **settings: Any
+    out: Path,
+    comparisons: list[Comparison],
+    settings: dict[str, Any],
+    rounds: int,
+    seconds: float | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Measures the comparisons that are not in --out yet, and after --seconds begins none.
+    """Measures the comparisons that are not in a folder yet, and after `seconds` begins none.
 
     Args:
-        settings: what the times depend on besides arguments, machine, versions and code.
+        settings: what the times depend on besides machine, versions and code.
 
     Returns:
         The rows of each comparison that is done.
 
     Raises:
-        ValueError: if --out has rows of other settings; names every difference.
+        ValueError: if the folder has rows of other settings; names every difference.
     """
-    given = {key: x for key, x in vars(arguments).items() if key not in ("out", "seconds")}
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    about = {"machine": machine(), **versions, "code": code(), **settings, **given}
-    found, out = pd.DataFrame(columns=COLUMNS), arguments.out
-    if out is not None:
-        file, settings_file = out / f"{name}_rounds.csv", out / f"{name}_settings.json"
-        found = read(file)
-        if len(found) and (changes := differences(read_object(settings_file), about)):
-            raise ValueError(
-                f"{file} holds another measurement ({'; '.join(changes)}); give this one another "
-                f"place, or remove that file"
-            )
-        write_text(settings_file, json.dumps(about, indent=1) + "\n")
+    about = {**surroundings(), "code": code(), **settings}
+    file, settings_file = out / "speed_rounds.csv", out / "speed_settings.json"
+    found = read(file)
+    if len(found) and (changes := differences(read_object(settings_file), about)):
+        raise ValueError(
+            f"{file} holds another measurement ({'; '.join(changes)}); give this one another "
+            f"place, or remove that file"
+        )
+    write_text(settings_file, json.dumps(about, indent=1) + "\n")
     done = dict(iter(found.groupby("comparison", sort=False)))
     left = [comparison for comparison in comparisons if comparison.name not in done]
-    if left and out is not None:
-        origin.record(out)
-    end = time.monotonic() + (getattr(arguments, "seconds", None) or math.inf)
+    if left:
+        provenance.record(out)
+    end = time.monotonic() + (seconds or math.inf)
     bar = tqdm(left, unit="comparison", disable=None)
     with limit_memory(), torch._dynamo.config.patch(recompile_limit=64):
         for comparison in bar:
             if time.monotonic() > end and comparison is not left[0]:
                 break
             bar.set_description(comparison.name)
-            rows = measure(comparison, arguments.rounds, bar.set_postfix_str)
-            done[comparison.name] = rows
-            if out is not None:  # whole comparisons only, whenever this process is killed
-                write_text(file, pd.concat(done.values()).to_csv(index=False))
+            done[comparison.name] = measure(comparison, rounds)
+            # whole comparisons only, whenever this process is killed
+            write_text(file, pd.concat(done.values()).to_csv(index=False))
     return done
-
-
-def seconds_of(rows: pd.DataFrame) -> dict[str, list[float]]:
-    """Returns seconds per call by method and round; none for methods that could not run."""
-    groups = rows.groupby("method", sort=False)["seconds"]
-    return {method: seconds.dropna().tolist() for method, seconds in groups}
-
-
-def heading(arguments: argparse.Namespace) -> str:
-    """Returns date, commit, machine, versions and settings of results in markdown."""
-    record = origin.read(arguments.out)[:1] if arguments.out is not None else []
-    day = record[0].get("time", "")[:10] if record else date.today()
-    commit = record[0].get("commit") if record else origin.commit()
-    given = []
-    for key, value in vars(arguments).items():
-        if key not in ("out", "seconds") and value not in (None, False, ""):
-            words = value if isinstance(value, list | tuple) else [value]
-            flag = "--" + (key.replace("_", "-") if value is True else key)
-            given += [flag, *(str(word) for word in words if word is not True)]
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{day}, {machine()}, {versions}, commit {commit}\n\n    {' '.join(given)}"
-
-
-def publish(name: str, arguments: argparse.Namespace, text: str, left: int = 0) -> None:
-    """Prints a result below `heading` and writes it to <name>.md of --out; exits with 75 if work is
-    left."""
-    text = f"{heading(arguments)}\n\n{text}"
-    print(text)
-    if arguments.out is not None:
-        write_text(arguments.out / f"{name}.md", text.rstrip() + "\n")
-        print(f"also in {arguments.out}")
-    if left:
-        print(f"{left} comparisons are left: the same command continues")
-        sys.exit(CONTINUES)
-
-
-def table(
-    rows: pd.DataFrame,
-    title: str = "method",
-    amount: float | None = None,
-    unit: str = "tokens",
-    result: str | None = None,
-) -> str:
-    """Returns a row per method, with ratios to the first.
-
-    Args:
-        title: head of the first column.
-        amount: work of one call, in units; the ratios are those of throughput then, else of time.
-        result: head of a column with what the work returned.
-    """
-    seconds, about = seconds_of(rows), rows.drop_duplicates("method").set_index("method")
-    base = about.index[0]
-    ratio = ["time"] if amount is None else [f"{unit}/s", "throughput"]
-    head = [title, "ms", *ratio[:-1], f"{ratio[-1]} / {base}", "memory, MiB", f"memory / {base}"]
-    lines = [head + ([] if result is None else [result])]
-    for name, each in about.iterrows():
-        middle = statistics.median(seconds[name])
-        cells = [Spread.of_ratios(seconds[name], seconds[base])]
-        if amount is not None:
-            gain = Spread.of_ratios(seconds[base], seconds[name])
-            cells = [f"{amount / middle:,.0f}", gain]
-        share = each["memory"] / max(1, about.loc[base, "memory"])
-        cells += [f"{each['memory'] / 2**20:,.1f}", f"{share:.2f}"]
-        cells += [] if result is None else [each["result"]]
-        lines.append([name, f"{1000 * middle:,.1f}", *cells])
-    return markdown_table(lines)
-
-
-def show(
-    name: str, arguments: argparse.Namespace, comparisons: list[Comparison], **columns: Any
-) -> None:
-    """Measures comparisons and publishes a table of each; `columns` are those of `table`."""
-    found = run(name, arguments, comparisons)
-    parts = []
-    for comparison, rows in found.items():
-        parts += [comparison] * (len(comparisons) > 1) + [table(rows, **columns)]
-    publish(name, arguments, "\n\n".join(parts))

@@ -1,38 +1,66 @@
-"""Other implementations of encodings: transformers' Llama, attention of torch and x-transformers.
+"""Other implementations of an attention layer: transformers' Llama, torch and x-transformers.
 
-They have the weights and the outputs of this package (tests/test_workloads.py). transformers has a
-whole decoder; the others have attention layers, measured without a cache.
+They have the weights and the outputs of this package (tests/test_workloads.py).
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from benchmarks.models import DEVICE, library_llama
-from benchmarks.workloads import MIDDLE, AttentionLayer, Load, last_call
+from benchmarks.workloads import (
+    DEVICE,
+    MIDDLE,
+    WITHOUT,
+    AttentionLayer,
+    Load,
+    attention_layer,
+    decoder,
+    last_call,
+    library_llama,
+    of_layer,
+)
 from tape import TapeForCausalLM
 
-NAMES = ("nope", "rope", "alibi", "t5")
-BLOCKS = {"torch": ("sdpa",), "x-transformers": ("eager", "sdpa")}  # layers, by backend
-PEERS = {"transformers": ("rope",), "torch": ("nope",), "x-transformers": NAMES}
+PEERS = {
+    "transformers": ("rope",),
+    "torch": ("nope",),
+    "x-transformers": ("nope", "rope", "alibi", "t5"),
+}
+BLOCKS = {"torch": ("sdpa",), "x-transformers": ("eager", "sdpa")}  # backends, without a cache
+METHODS = [f"{encoding}, {peer}" for peer, encodings in PEERS.items() for encoding in encodings]
 
 
-def check(peer: str, work: str, backend: str) -> None:
-    """Raises a ValueError for work that a peer does not do or kernels that are not alike, an
-    ImportError without the package."""
-    if peer == "transformers" and backend == "flex_attention" and DEVICE.type == "cpu":
+def of_attention(load: Load, method: str) -> Callable[[], None]:
+    """Returns the work of an attention layer.
+
+    Args:
+        method: an encoding; `tape` also without the update of its state; one of METHODS.
+
+    Raises:
+        ValueError: if there is no such work of a peer, or its kernels are others.
+        ImportError: without the peer's package.
+    """
+    encoding, _, peer = method.removesuffix(WITHOUT).partition(", ")
+    if peer == "transformers" and load.backend == "flex_attention" and DEVICE.type == "cpu":
         raise ValueError("transformers compiles flex_attention itself, which is not done here")
     if peer in BLOCKS:
-        if work not in ("forward", "training"):
+        if load.work not in ("forward", "training"):
             raise ValueError(f"{peer} is compared without a cache")
-        if backend not in BLOCKS[peer]:
-            raise ValueError(f"{peer} has no {backend} to choose")
+        if load.backend not in BLOCKS[peer]:
+            raise ValueError(f"{peer} has no {load.backend} to choose")
         if version(peer) is None:
             raise ImportError(f"{peer} is not installed (EXTRAS=peers bash script/setup.sh)")
+    model = load.ready(decoder(load.config(encoding, layers=3), load.backend))
+    if peer:
+        layer = peer_layer(peer, model, load)
+    else:
+        layer = attention_layer(model, load, update=not method.endswith(WITHOUT))
+    return of_layer(layer, load, model.config)
 
 
 def version(peer: str) -> str | None:
@@ -93,13 +121,8 @@ class XTransformersLayer(nn.Module):
         return (self.attention(x_BTC, rotary_pos_emb=angles, rel_pos=self.bias),)
 
 
-def attention_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:
-    """Returns a peer's attention with the weights of the middle layer of three.
-
-    Raises:
-        ValueError: for grouped queries, except with transformers.
-    """
-    config = model.config
+def peer_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:
+    """Returns a peer's attention with the weights of the middle layer of three."""
     if peer == "transformers":
         library = load.ready(library_llama(model))
         _, settings, cache = last_call(library, load)
@@ -111,13 +134,11 @@ def attention_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionL
             return attention(hidden_states=x, past_key_values=cache, **settings)[:1]
 
         return AttentionLayer(call, (x,), attention.parameters(), cache)
-    if config.num_key_value_heads != config.num_attention_heads:
-        raise ValueError(f"{peer} is compared with a key/value head per query head")
     (x, *_), _, _ = last_call(model, load)
     if peer == "torch":
-        heads = config.num_attention_heads
+        heads = model.config.num_attention_heads
         module = TorchLayer(model.model.layers[MIDDLE].self_attn, heads, load.length)
     else:
-        module = XTransformersLayer(model, config._attn_implementation)
+        module = XTransformersLayer(model, load.backend)
     module = module.to(x.device, model.dtype).train(model.training)
     return AttentionLayer(module, (x.requires_grad_(),), module.parameters())

@@ -1,210 +1,237 @@
-"""How fast every encoding is in every attention backend: an attention layer, and a whole decoder.
+"""Times encodings, attention backends and adapters: layers, training steps, decoding.
 
-python benchmarks/speed.py                              # all that runs here, in minutes
-python benchmarks/speed.py --scopes layer --lengths 1024 --hidden 768 --heads 12    # Table 4
+python benchmarks/speed.py                               # layers and decoders, on two cores minutes
+python benchmarks/speed.py --case train_step decode --shape base --methods rope tape llama
+python benchmarks/speed.py --case adapters decode --shape llama2_7b --methods lora adape rope tape
 
-All methods take turns in one process. Each comparison is saved before the next begins: the same
-command resumes.
+The methods of a case take turns in one process; ratios are those to the first of them. Each
+comparison is saved before the next begins: the same command resumes.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from datetime import date
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
+import pandas as pd
 import torch
 
-from benchmarks import peers, speed_report, workloads
-from benchmarks.harness import Comparison, parser, publish, run
-from benchmarks.models import BASE, DEVICE, SMALL, decoder, library_llama
-from benchmarks.timing import Work, matrix_product, reference_rate
-from benchmarks.workloads import WORK, Load
-from tape import TapeConfig
-from tape.analysis.cost import HELP, configuration
+from benchmarks import peers, workloads
+from benchmarks.harness import Comparison, Spread, Work, run, surroundings
+from benchmarks.workloads import DEVICE, SHAPES, WITHOUT, WORK, Load
+from tape import provenance
 from tape.attention.backends import KERNELS
-from tape.command import Distinct, expected_errors, integer
-from tape.model import flops as formulas
+from tape.command import Distinct, Parser, expected_errors, integer, result_folder
+from tape.evaluation.tables import markdown_table
+from tape.files import write_text
+from tape.model.flops import training_flops
 from tape.positions import ENCODINGS
+from tape.training.console import peak_flops
 
-SCOPES = ("layer", "model")
-HERE = "here"  # this package
-PRODUCT = "product of large matrices"
-AVERAGE = "average of E"  # stays in a layer of TAPE without its update
-SHARED = "MLP of distances"  # of FIRE, once for all sequences of a batch
-PER_PAIR = ("scores and average of the values", AVERAGE, SHARED)  # of tokens
 GPU = DEVICE.type == "cuda"
-SHAPE = BASE if GPU else SMALL
-LENGTHS = [512 * 2**n for n in range(7)] if GPU else [64, 256]
-BACKENDS = [name for name in KERNELS if GPU or name != "flash_attention_2"]
+# Sequences of a training step and their length.
+TOKENS = {"tiny": (4, 32), "small": (8, 256), "small_32k": (1, 1024), "base": (1, 1024)}
+TOKENS |= {"llama2_7b": (1, 8192)}
 
 
-class Method(NamedTuple):
-    """An implementation of an encoding; of TAPE's layer also without its update of the state."""
-
-    encoding: str
-    implementation: str = HERE
-    update: bool = True
-
-    @property
-    def label(self) -> str:
-        return self.encoding if self.update else f"{self.encoding} without its update"
-
-    def __str__(self) -> str:
-        here = self.implementation == HERE
-        return self.label if here else f"{self.label}, {self.implementation}"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A comparison.
+class Case(NamedTuple):
+    """What is timed.
 
     Attributes:
-        encodings: those of this package.
-        peers: other implementations.
+        prepare: sets up a method of a load.
+        work: by default.
+        methods: that can be compared.
+        default: those that are.
+        others: methods beside each, in a comparison of its own.
+        batched: whether there are by default the sequences of a training step, else one.
+        counted: see `Comparison`.
     """
 
-    scope: str
-    backend: str
-    load: Load
-    shape: dict[str, int | None]
-    encodings: Sequence[str] = ()
-    peers: Sequence[str] = ()
-
-    def __str__(self) -> str:
-        compiled = ", compiled" if self.load.compiled else ""
-        return f"{self.scope}, {self.load.work}, {self.backend}{compiled}, {self.load.length:,}"
-
-    @property
-    def methods(self) -> dict[str, Method]:
-        """Returns the methods by name, this package's first."""
-        found = []
-        for name in self.encodings:
-            found.append(Method(name))
-            if self.scope == "layer" and name == "tape":
-                found.append(Method(name, update=False))
-        for peer in self.peers:
-            if self.scope == "layer" or peer == "transformers":
-                found += [
-                    Method(name, peer) for name in peers.PEERS[peer] if name in self.encodings
-                ]
-        return {str(method): method for method in found}
-
-    def config(self, encoding: str) -> TapeConfig:
-        """Returns a decoder's configuration, for as many tokens as there will be."""
-        tokens = {"length": self.load.length + self.load.new}
-        layers = {"layers": 3} if self.scope == "layer" else {}
-        return configuration(self.shape | tokens | layers, {"name": encoding})
-
-    def prepare(self, name: str) -> Work:
-        """Returns the work of a method.
-
-        Raises:
-            ValueError, NotImplementedError, ImportError, MemoryError: if it cannot run here.
-        """
-        load, method = self.load, self.methods[name]
-        peer = method.implementation
-        peers.check(peer, load.work, self.backend)
-        model = load.ready(decoder(self.config(method.encoding), self.backend))
-        if self.scope == "layer":
-            if peer == HERE:
-                layer = workloads.attention_layer(model, load, method.update)
-            else:
-                layer = peers.attention_layer(peer, model, load)
-            return workloads.of_layer(layer, load, model.config)
-        return workloads.of_model(model if peer == HERE else load.ready(library_llama(model)), load)
-
-    def multiply_adds(self, method: Method, causal: bool) -> int:
-        """Returns the multiply-adds of a call, by the formulas behind the paper's Table 3. A
-        backward pass takes twice those of the forward pass.
-
-        Args:
-            causal: count only the N (N + 1) / 2 pairs of tokens under a causal mask; the paper
-                counts N^2.
-        """
-        config, load, N = self.config(method.encoding), self.load, self.load.length
-        parts = formulas.multiply_adds(config, N)
-        if self.scope == "layer":  # one of three; two of them update TAPE's state
-            updates = formulas.of_encoding(config, N).keys() - {SHARED}
-            left_out = {"MLP", "logits"} | (set() if method.update else updates - {AVERAGE})
-            parts = {
-                part: n // (2 if part in updates else 3)
-                for part, n in parts.items()
-                if part not in left_out
-            }
-        tokens, pairs = N, N * (N + 1) // 2 if causal else N**2
-        if load.work == "decoding":
-            tokens, pairs = load.new, sum(range(N + 1, N + load.new + 1))
-        total = 0
-        for part, n in parts.items():
-            times = 1 if part == "logits" and load.work == "prefill" else tokens
-            count = n // N**2 * pairs if part in PER_PAIR else n // N * times
-            total += count * (1 if part == SHARED else load.batch)
-        return total * (3 if load.work == "training" else 1)
+    prepare: Callable[[Load, str], Work]
+    work: tuple[str, ...]
+    methods: list[str]
+    default: list[str]
+    others: tuple[str, ...] = ()
+    batched: bool = False
+    counted: tuple[int, int] = (1, 1)
 
 
-def cases(arguments: argparse.Namespace) -> list[Case]:
-    """Returns all comparisons, the short ones first."""
-    dtype = getattr(torch, arguments.dtype)
-    shape = {name: getattr(arguments, name) for name in SHAPE}
-    asked = (arguments.scopes, arguments.compiled, arguments.backends, arguments.work)
-    found = []
-    for length, scope, compiled, backend, work in product(sorted(arguments.lengths), *asked):
-        new = arguments.new if scope == "model" else 1
-        load = Load(work, arguments.batch, length, new, dtype, compiled == "yes")
-        found.append(Case(scope, backend, load, shape, arguments.encodings, arguments.peers))
-    return found
+LAYERS = [*ENCODINGS, f"tape{WITHOUT}"]
+DECODERS, SOME = [*ENCODINGS, "llama"], ["rope", "tape", "llama"]
+PEERED = [*peers.PEERS["x-transformers"]]
+ADAPTERS = [*workloads.ADAPTERS]
+CASES = {
+    "layer": Case(peers.of_attention, WORK, LAYERS, LAYERS),
+    "peers": Case(peers.of_attention, WORK[:2], PEERED, PEERED, others=(*peers.METHODS,)),
+    "train_step": Case(workloads.of_decoder, ("training",), DECODERS, SOME, batched=True),
+    "decode": Case(workloads.of_decoder, ("prefill", "decoding"), DECODERS, SOME),
+    # Memory is counted from the first call, which creates the state of AdamW.
+    "adapters": Case(
+        workloads.of_adapter, ("training",), ADAPTERS, ADAPTERS, batched=True, counted=(0, 2)
+    ),
+}
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    counts = {"batch": (1, 1, "sequences"), "new": (64 if GPU else 4, 1, "tokens to decode")}
-    found = parser(__doc__, rounds=(15 if GPU else 7, 7), out="output/speed", **counts)
-    both = ["no", "yes"]
-    for name, choices, default, about in (
-        ("scopes", SCOPES, SCOPES, "an attention layer, a whole decoder"),
-        ("work", WORK, WORK, "what is timed"),
-        ("encodings", ENCODINGS, ENCODINGS, "rope among them"),
-        ("backends", KERNELS, BACKENDS, "attention backends"),
-        ("compiled", both, both if GPU else ["no"], "without and with torch.compile"),
-        ("peers", peers.PEERS, peers.PEERS, "other implementations"),
-    ):
-        many = {"nargs": "*" if name == "peers" else "+", "choices": list(choices)}
-        found.add_argument(f"--{name}", default=list(default), action=Distinct, help=about, **many)
-    add = found.add_argument
-    number = integer(1, 10**7)
-    add("--lengths", type=number, nargs="+", default=LENGTHS, action=Distinct, help="tokens")
-    dtypes, dtype = ["float32", "bfloat16", "float16"], "bfloat16" if GPU else "float32"
-    add("--dtype", choices=dtypes, default=dtype, help="of the weights; in training of autocast")
-    for name, default in SHAPE.items():
-        add(f"--{name}", type=int, default=default, help=HELP.get(name, "of the decoder"))
-    add("--seconds", type=float, help="begin no comparison after so many")
-    arguments = found.parse_args(given)
-    if arguments.seconds is not None and not arguments.seconds > 0:
-        found.error(f"--seconds {arguments.seconds} must be above 0")
-    if "rope" not in arguments.encodings:
-        asked = " ".join(arguments.encodings)
-        found.error(f"--encodings {asked}: times are given next to those of rope; add it")
+    parser = Parser(
+        description=__doc__.split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    names = dict.fromkeys(name for case in CASES.values() for name in case.methods)
+    both, several = ["no", "yes"], {"nargs": "+", "action": Distinct}
+    backends = [name for name in KERNELS if GPU or name != "flash_attention_2"]
+    dtype, number = "bfloat16" if GPU else "float32", integer(1, 10**7)
+    cases = ["layer", "train_step", "decode"]
+    add = parser.add_argument
+    add("--case", choices=CASES, default=cases, help="what is timed", **several)
+    add("--methods", choices=names, help="by default those of the case", **several)
+    add("--work", choices=WORK, help="by default those of the case", **several)
+    add("--shape", choices=SHAPES, default="base" if GPU else "small", help="of the decoder")
+    add("--backends", choices=KERNELS, default=backends, help="of attention", **several)
+    add("--compiled", choices=both, default=both[: 1 + GPU], help="torch.compile", **several)
+    add("--lengths", type=number, help="tokens; by default those of the shape", **several)
+    add("--batch", type=number, help="sequences; by default those of case and shape")
+    add("--new", type=number, default=64 if GPU else 16, help="tokens that decoders decode")
+    add("--dtype", choices=["float32", "bfloat16", "float16"], default=dtype, help="see Load")
+    add("--checkpointing", action="store_true", help="of activations, in decoders that train")
+    add("--alone", action="store_true", help="each method alone: for models that are large")
+    add("--rounds", type=integer(7, 10**6), default=15, help="of all methods")
+    add("--out", type=result_folder, default="output/speed", help="folder, in which it resumes")
+    arguments = parser.parse_args(given)
+    known = {name for case in arguments.case for name in CASES[case].methods}
+    if unknown := [name for name in arguments.methods or () if name not in known]:
+        parser.error(f"--methods {' '.join(unknown)}: --case {' '.join(arguments.case)} has none")
+    if "adapters" in arguments.case and {*(arguments.work or ["training"])} != {"training"}:
+        parser.error(f"--work {' '.join(arguments.work)}: adapters are timed in training alone")
+    if arguments.shape == "llama2_7b" and not GPU:
+        parser.error("--shape llama2_7b needs a GPU, and there is none; use --shape small")
     return arguments
+
+
+def loads(arguments: argparse.Namespace) -> list[tuple[str, Load, list[str]]]:
+    """Returns case, load and methods of all comparisons, the short ones first."""
+    batch, length = TOKENS[arguments.shape]
+    asked = product(
+        sorted(arguments.lengths or [length]),
+        arguments.case,
+        arguments.work or WORK,
+        arguments.compiled,
+        arguments.backends,
+    )
+    found = []
+    for length, name, work, compiled, backend in asked:
+        case = CASES[name]
+        load = Load(
+            work=work,
+            shape=arguments.shape,
+            backend=backend,
+            batch=arguments.batch or (batch if case.batched else 1),
+            length=length,
+            new=1 if case.prepare is peers.of_attention else arguments.new,
+            dtype=getattr(torch, arguments.dtype),
+            compiled=compiled == "yes",
+            checkpointing=arguments.checkpointing,
+        )
+        methods = [m for m in arguments.methods or case.default if m in case.methods]
+        groups = [[m] for m in methods] if arguments.alone or case.others else [methods]
+        for group in groups if arguments.work or work in case.work else ():
+            beside = [other for other in case.others if other.startswith(f"{group[0]},")]
+            found += [(name, load, group + beside)] if group else []
+    return found
+
+
+def title(case: str, load: Load) -> str:
+    compiled = ", compiled" if load.compiled else ""
+    return f"{case}, {load.work}, {load.backend}{compiled}, {load.length:,} tokens"
+
+
+def results(rows: pd.DataFrame, case: str, load: Load) -> pd.DataFrame:
+    """Returns a row per method of a comparison, from its raw rows. `first` and `third` are
+    quartiles; numbers are missing where a method could not run, and `note` says why."""
+    found, groups = [], rows.groupby("method", sort=False)["seconds"]
+    seconds = {method: times.dropna().tolist() for method, times in groups}
+    base = next(iter(seconds.values()))
+    peak = peak_flops(DEVICE, load.dtype)
+    for _, raw in rows.drop_duplicates("method").iterrows():
+        own, tokens = seconds[raw.method], load.batch * load.length
+        row = {"case": case, "work": load.work, "method": raw.method, "backend": load.backend}
+        row |= {"compiled": load.compiled, "dtype": str(load.dtype).removeprefix("torch.")}
+        row |= {"batch": load.batch, "length": load.length, "rounds": len(own)}
+        calls = 1
+        if load.work == "decoding":
+            calls, tokens = load.new, load.batch * load.new
+        spreads = {}
+        if own:
+            spreads["milliseconds"] = Spread(*(1e3 * x / calls for x in Spread.of(own)))
+            row["tokens_per_second"] = tokens / Spread.of(own).median
+            row |= {"memory_mib": raw.memory / 2**20, "loaded_mib": raw.loaded / 2**20}
+        if own and base:
+            spreads["ratio"] = Spread.of_ratios(own, base)
+        for column, spread in spreads.items():
+            row |= dict(zip((column, f"{column}_first", f"{column}_third"), spread, strict=True))
+        if own and peak and case == "train_step":
+            config = load.config("rope" if raw.method == "llama" else raw.method)
+            flops = training_flops(config, load.length) * load.batch
+            row["mfu"] = flops / Spread.of(own).median / peak
+        found.append(row | {"kernels": raw.kernels, "note": raw.note})
+    return pd.DataFrame(found)
+
+
+def table(found: pd.DataFrame) -> str:
+    """Returns a comparison's results in markdown, and why methods could not run."""
+    first = found.iloc[0]
+    head = ["method", "ms", "tokens/s", f"time / {first.method}", "memory, MiB"]
+    lines, notes = [[*head, f"memory / {first.method}", "kernels"]], []
+    for row in found.itertuples():
+        if row.note:
+            notes.append(f"* {row.method}: {row.note}")
+            continue
+        cells = [row.method, f"{row.milliseconds:,.3g}", f"{row.tokens_per_second:,.0f}"]
+        if first.note:
+            cells += ["", f"{row.memory_mib:,.1f}", ""]
+        else:
+            ratio = f"{row.ratio:.2f} ({row.ratio_first:.2f} to {row.ratio_third:.2f})"
+            share = row.memory_mib / max(first.memory_mib, 2**-20)
+            cells += [ratio, f"{row.memory_mib:,.1f}", f"{share:.2f}"]
+        lines.append([*cells, row.kernels or "unfused"])
+    parts = [markdown_table(lines)] if len(lines) > 1 else []
+    return "\n\n".join([*parts, *(["Not measured:\n\n" + "\n".join(notes)] if notes else [])])
 
 
 @expected_errors(continues=True)
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
-    asked = cases(arguments)
-    for case, name in product(asked, arguments.encodings):
-        case.config(name)  # refuses an invalid shape
-    dtype = getattr(torch, arguments.dtype)
-    times, flops = matrix_product(dtype)
-    comparisons = [Comparison(PRODUCT, [PRODUCT], lambda _: times)]
-    comparisons += [Comparison(str(c), [*c.methods], c.prepare, optional=True) for c in asked]
+    asked = loads(arguments)
+    names = [
+        f"{title(case, load)}{f': {methods[0]}' if arguments.alone or CASES[case].others else ''}"
+        for case, load, methods in asked
+    ]
+    comparisons = [
+        Comparison(name, methods, partial(CASES[case].prepare, load), *CASES[case].counted)
+        for name, (case, load, methods) in zip(names, asked, strict=True)
+    ]
+    settings = {key: value for key, value in vars(arguments).items() if key != "out"}
     version = {"x-transformers": peers.version("x-transformers")}
-    found = run("speed", arguments, comparisons, **version)
-    reference = reference_rate(dtype, flops / found[PRODUCT]["seconds"].min())
-    rows = speed_report.results(found, asked, *reference)
-    text = speed_report.write(rows, arguments)
-    publish("speed", arguments, text, left=len(comparisons) - len(found))
+    raw = run(arguments.out, comparisons, settings | version, arguments.rounds)
+    found = [
+        results(raw[name], case, load) for name, (case, load, _) in zip(names, asked, strict=True)
+    ]
+    record = provenance.read(arguments.out)[0]
+    day = record.get("time", str(date.today()))[:10]
+    parts = [f"{day}, commit {record.get('commit')}, {', '.join(surroundings().values())}"]
+    parts += ["In brackets quartiles; ratios are medians of those within rounds."]
+    for name, each in zip(names, found, strict=True):
+        parts += [f"## {name}", table(each)]
+    text = "\n\n".join(parts) + "\n"
+    write_text(arguments.out / "speed.csv", pd.concat(found).to_csv(index=False))
+    write_text(arguments.out / "speed.md", text)
+    print(f"{text}\nalso in {arguments.out}")
+    if not any(each.rounds.any() for each in found):
+        raise ValueError("no method could be measured: see the reasons above")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Timed work: forward passes, training steps, prompts and decoding, of a whole decoder or of one
-attention layer in it."""
+"""Timed work on models with random weights: forward passes, training steps, prompts and decoding,
+of a whole decoder, of one attention layer in it, or of a base model that is adapted."""
 
 from __future__ import annotations
 
@@ -9,16 +9,41 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, StaticCache
+from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.cache_utils import CacheLayerMixin, StaticLayer
+from transformers.masking_utils import create_causal_mask
+from transformers.models.llama import modeling_llama
 
-from benchmarks.models import DEVICE, random_tokens
 from tape import TapeConfig, TapeForCausalLM
+from tape.analysis.cost import LLAMA, SHAPE, configuration
+from tape.export.llama import llama_config
+from tape.model.adapters import Method, adapt
 from tape.model.cache import GrowingCache, GrowingLayer
+from tape.model.frozen import BFLOAT16, cast_frozen
 from tape.positions.tape import TapeLayer
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WORK = ("forward", "training", "prefill", "decoding")
 MIDDLE = 1  # the measured layer of three: TAPE's state is updated before it and read after it
+WITHOUT = " without its update"  # a layer of TAPE whose state stays as it is
+BASE = {name: value for name, value in SHAPE.items() if name != "length"}  # the paper's model
+SMALL = BASE | {"layers": 4, "hidden": 256, "heads": 4, "mlp": 1024, "vocabulary": 4096}
+SHAPES = {
+    "tiny": SMALL | {"layers": 2, "hidden": 64, "mlp": 128, "vocabulary": 256},
+    "small": SMALL,
+    "small_32k": SMALL | {"vocabulary": 32000},
+    "base": BASE,
+    "llama2_7b": {name: LLAMA[name] for name in BASE},
+}
+LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+PLAIN = {"everything": False, "extra": True, "lora": None, "groups": None}
+ADAPTERS = {  # as in config/peft; embeddings and norms train too
+    "lora": PLAIN | {"lora": LORA},
+    "longlora": PLAIN | {"lora": LORA, "groups": 4},
+    "adape": PLAIN,
+    "adape_lora": PLAIN | {"lora": LORA},
+    "ft": PLAIN | {"everything": True},
+}
 
 
 @dataclass(frozen=True)
@@ -26,17 +51,33 @@ class Load:
     """One of WORK, on random tokens.
 
     Attributes:
+        shape: one of SHAPES.
+        backend: of attention.
         length: tokens of each sequence; in decoding, of the filled cache.
         new: tokens that a whole decoder decodes.
         dtype: of the weights; in training of autocast, with weights in float32.
+        checkpointing: whether training recomputes activations.
     """
 
     work: str
+    shape: str
+    backend: str
     batch: int
     length: int
-    new: int
-    dtype: torch.dtype
-    compiled: bool
+    new: int = 1
+    dtype: torch.dtype = torch.float32
+    compiled: bool = False
+    checkpointing: bool = False
+
+    def config(self, encoding: str, **changes: int) -> TapeConfig:
+        """Returns a decoder's configuration, for as many tokens as there will be.
+
+        Args:
+            changes: of the shape.
+        """
+        tokens = self.length + self.new * (self.work == "decoding")
+        shape = SHAPES[self.shape] | {"length": tokens} | changes
+        return configuration(shape, {"name": encoding})
 
     def autocast(self) -> torch.autocast:
         mixed = self.work == "training" and self.dtype != torch.float32
@@ -44,9 +85,11 @@ class Load:
 
     def ready(self, model: nn.Module) -> nn.Module:
         """Returns the module in the mode and dtype of this work."""
-        if self.work == "training":
-            return model.train()
-        return model.eval().to(self.dtype)
+        if self.work != "training":
+            return model.eval().to(self.dtype)
+        if self.checkpointing:
+            model.activation_checkpointing_enable()
+        return model.train()
 
     def compile(self, module: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the module, or compiles it for one shape in one graph."""
@@ -64,6 +107,119 @@ class Load:
         if self.work == "decoding" and self.compiled:
             return StaticCache(config=config, max_cache_len=self.length + self.new)
         return GrowingCache() if isinstance(config, TapeConfig) else DynamicCache(config=config)
+
+    def tokens(self, model: nn.Module) -> Tensor:
+        """Returns ids of shape (batch, length) on the device."""
+        generator, shape = torch.Generator().manual_seed(0), (self.batch, self.length)
+        return torch.randint(model.config.vocab_size, shape, generator=generator).to(DEVICE)
+
+
+# ---- models
+
+
+def decoder(config: TapeConfig, attention: str) -> TapeForCausalLM:
+    """Returns a seeded decoder on the device, in float32. TAPE's own weights are perturbed: at zero
+    it would be RoPE.
+
+    Raises:
+        ValueError: if this attention backend does not support the encoding.
+    """
+    config._attn_implementation = attention
+    torch.manual_seed(0)
+    with DEVICE:  # seven billion weights are drawn there in seconds
+        model = TapeForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".context." in name:
+                parameter.add_(0.02 * torch.randn_like(parameter))
+    return model.to(DEVICE)
+
+
+def without_causal(config: LlamaConfig, **given: Any) -> Any:
+    """transformers' masks, but none of a text without padding and cache."""
+    causal = given["attention_mask"] is None and given["past_key_values"] is None
+    if causal and config._attn_implementation == "sdpa":
+        return None
+    return create_causal_mask(config, **given)
+
+
+def library_llama(model: TapeForCausalLM) -> LlamaForCausalLM:
+    """Returns transformers' Llama with the weights and the backend of a decoder with RoPE.
+
+    In a graph transformers would make a causal mask, which it leaves out elsewhere and which costs
+    kernels their causal form; ours does not, and both get the same.
+    """
+    modeling_llama.create_causal_mask = without_causal
+    config = llama_config(model.config)
+    config._attn_implementation = model.config._attn_implementation
+    with DEVICE:
+        library = LlamaForCausalLM(config)
+    library.load_state_dict(model.state_dict())
+    return library.to(DEVICE)
+
+
+# ---- work
+
+
+def of_decoder(load: Load, method: str) -> Callable[[], None]:
+    """Returns the work of a decoder.
+
+    Args:
+        method: an encoding, or `llama`: transformers' Llama with the weights of `rope`.
+    """
+    model = decoder(load.config("rope" if method == "llama" else method), load.backend)
+    return of_model(load.ready(library_llama(model) if method == "llama" else model), load)
+
+
+def of_model(model: nn.Module, load: Load) -> Callable[[], None]:
+    """Returns the work of a whole decoder, of this package or of transformers."""
+    call, tokens = load.compile(model), load.tokens(model)
+    cache = load.cache(model.config) if load.work == "decoding" else None
+    if cache is not None:
+        with torch.no_grad():
+            model(tokens, past_key_values=cache, logits_to_keep=1)
+    loss_alone = {"skip_logits": True} if isinstance(model, TapeForCausalLM) else {}
+
+    def training() -> None:
+        with load.autocast():
+            loss = call(tokens, labels=tokens, use_cache=False, **loss_alone).loss
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def inference() -> None:
+        if load.work == "forward":
+            call(tokens, use_cache=False)
+        elif load.work == "prefill":
+            call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1)
+        else:
+            newest = tokens[:, :1]
+            for _ in range(load.new):
+                newest = call(newest, past_key_values=cache).logits.argmax(-1)
+            rewind(cache.layers, load.new)
+
+    return training if load.work == "training" else inference
+
+
+def of_adapter(load: Load, method: str) -> Callable[[], None]:
+    """Returns a training step on a base model with AdamW; in a short dtype the frozen weights are
+    bfloat16."""
+    position = "tape" if method.startswith("adape") else "rope"
+    base = decoder(load.config(position), load.backend)
+    tokens = load.tokens(base)
+    model = adapt(base, Method.of({"name": method} | ADAPTERS[method]), "base", "")
+    cast_frozen(load.ready(model), None if load.dtype == torch.float32 else BFLOAT16)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, 1e-5)
+
+    def step() -> None:
+        with load.autocast():
+            loss = model(input_ids=tokens, labels=tokens, use_cache=False, skip_logits=True).loss
+        loss.backward()
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+
+    return step
 
 
 class AttentionLayer(NamedTuple):
@@ -108,7 +264,7 @@ def last_call(model: nn.Module, load: Load) -> tuple[tuple[Any, ...], dict[str, 
     hook = attention.register_forward_pre_hook(
         lambda _, arguments, named: calls.append((arguments, named)), with_kwargs=True
     )
-    tokens, cache = random_tokens(model, load.batch, load.length), load.cache(model.config)
+    tokens, cache = load.tokens(model), load.cache(model.config)
     with load.autocast():
         model.model(tokens, past_key_values=cache, use_cache=cache is not None)
         if load.work == "decoding":
@@ -151,36 +307,5 @@ def of_layer(layer: AttentionLayer, load: Load, config: Any) -> Callable[[], Non
             rewind(cache.layers[MIDDLE : MIDDLE + 1], 1)
         else:
             call(*inputs, load.cache(config))
-
-    return training if load.work == "training" else inference
-
-
-def of_model(model: nn.Module, load: Load) -> Callable[[], None]:
-    """Returns the work of a whole decoder, of this package or of transformers."""
-    call, tokens = load.compile(model), random_tokens(model, load.batch, load.length)
-    cache = load.cache(model.config) if load.work == "decoding" else None
-    if cache is not None:
-        with torch.no_grad():
-            model(tokens, past_key_values=cache, logits_to_keep=1)
-
-    loss_alone = {"skip_logits": True} if isinstance(model, TapeForCausalLM) else {}
-
-    def training() -> None:
-        with load.autocast():
-            loss = call(tokens, labels=tokens, use_cache=False, **loss_alone).loss
-        loss.backward()
-        model.zero_grad(set_to_none=True)
-
-    @torch.no_grad()
-    def inference() -> None:
-        if load.work == "forward":
-            call(tokens, use_cache=False)
-        elif load.work == "prefill":
-            call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1)
-        else:
-            newest = tokens[:, :1]
-            for _ in range(load.new):
-                newest = call(newest, past_key_values=cache).logits.argmax(-1)
-            rewind(cache.layers, load.new)
 
     return training if load.work == "training" else inference

@@ -6,7 +6,7 @@
 #   TYPES, SEEDS, JOBS, NAME (default: encodings): see script/sweep.sh
 #   EXPERIMENT   text by default, each encoding at its own learning rate; compare_quick takes minutes;
 #                any of config/experiment works
-#   EVALUATION   flags of python -m tape.evaluation.perplexity
+#   EVALUATION   flags of tape perplexity
 #   BASELINE     reference row of the comparison; rope by default
 #   LAUNCHER     runs are jobs of SLURM with submitit_slurm; joblib (the default), submitit_local: processes here
 #   settings     of the training, e.g. data=text data.files=corpus/ length=512
@@ -14,7 +14,7 @@
 # Failed runs are listed below the table, and the exit status is 1. Rerunning the command resumes the
 # work.
 set -euo pipefail
-quick=$([[ ${EXPERIMENT:-} != compare_quick ]] || echo _quick)
-NAME=${NAME:-encodings} exec bash "$(dirname "${BASH_SOURCE[0]}")/sweep.sh" "encodings$quick" position \
+[[ ${EXPERIMENT:-} != compare_quick ]] || export SEEDS=${SEEDS:-0 1 2}
+NAME=${NAME:-encodings} exec bash "$(dirname "${BASH_SOURCE[0]}")/sweep.sh" encodings \
     ${EXPERIMENT:+"recipe=$EXPERIMENT"} ${BASELINE:+"baseline='$BASELINE'"} \
     ${LAUNCHER:+"cluster=${LAUNCHER#submitit_}"} -- "$@"

@@ -19,7 +19,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
 
 TYPE=${TYPE:-adape}
-DATASET_NAME=${DATASET_NAME:-$("$python" -m scrolls.default "$@")}
+DATASET_NAME=${DATASET_NAME:-$("$python" -m scrolls.official_files "$@")}
 experiment=scrolls
 if [[ $DATASET_NAME == sample ]]; then
     experiment=scrolls_sample # takes minutes on two cores

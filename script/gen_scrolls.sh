@@ -15,7 +15,7 @@ TYPE=${TYPE:-adape}
 if [[ -n ${SAVE_DIR:-} ]]; then
     DATASET_NAME=${DATASET_NAME:-$(basename "$SAVE_DIR")}
 else
-    DATASET_NAME=${DATASET_NAME:-$("$python" -m scrolls.default "$@")}
+    DATASET_NAME=${DATASET_NAME:-$("$python" -m scrolls.official_files "$@")}
 fi
 exec "$python" -m scrolls.generate model="output/scrolls/$DATASET_NAME/$TYPE" task="$DATASET_NAME" \
     output="${SAVE_DIR:-scrolls/$DATASET_NAME}/$TYPE.json" "$@"

@@ -24,12 +24,11 @@ fi
 SAVE_DIR=$answers bash script/gen_scrolls.sh
 "$python" -m scrolls.generate model="$base" task=sample budget=demo \
     output="$answers/${TYPE}_untuned.json"
-"$python" -m scrolls.majority --dataset_name sample --output "$answers/majority.json"
-"$python" -m scrolls.show --dataset_name sample --predictions "$answers" --limit 8 \
+"$python" -m scrolls.show --dataset_name sample --predictions "$answers" --majority --limit 8 \
     --out "$answers/answers.html"
 
 printf '\n'
-for name in "$TYPE" "${TYPE}_untuned" majority; do
+for name in "$TYPE" "${TYPE}_untuned"; do
     score=$("$python" eval_scrolls.py --split validation --dataset_name sample \
         --predictions "$answers/$name.json" --metrics_output_dir "$answers/metrics/$name" |
         sed -n 's/.*"scrolls_score": \([0-9.]*\).*/\1/p')

@@ -17,5 +17,4 @@ if [[ ${1:-} == quick ]]; then
     sweep=suite_quick
     shift
 fi
-exec bash "$(dirname "${BASH_SOURCE[0]}")/sweep.sh" "$sweep" position \
-    ${TASKS:+"vary.data='$TASKS'"} -- "$@"
+exec bash "$(dirname "${BASH_SOURCE[0]}")/sweep.sh" "$sweep" ${TASKS:+"vary.data='$TASKS'"} -- "$@"

@@ -1,23 +1,28 @@
-"""A tokenized split of a task on disk; documents with several questions are stored once."""
+"""Tokens of prompts and answers, the same in training and generation:
+
+    [BOS if the tokenizer adds it]  question  document  "\n\nAnswer:"   " " answer  EOS
+
+A budget bounds the tokens of prompt and answer. The document is truncated at its end to fit the
+prompt's budget; the question and the room for the answer are never reduced.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from scrolls.prompts import BUDGETS, Prompts
-from scrolls.rows import Row, read_rows
-from scrolls.sources import find, identity
+from scrolls.official_files import Row, find, identity, read_rows
 from scrolls.tasks import TASKS, Split, Task
 from tape.data.blocks import (
     batches,
@@ -28,81 +33,54 @@ from tape.data.blocks import (
 )
 from tape.data.tokenizer import vocabulary_size
 from tape.files import new_folder, read_or_discard
+from tape.model.loss import IGNORED
 from tape.validation import check_path, look_up
 
-TEXTS = ("documents", "questions", "answers")
+TAILS = {"answer": "\n\nAnswer:", "summary": "\n\nSummary:"}
+TRAINED_FOR = "scrolls.json"  # in the folder of a fine-tuned model: its task and budget
+ROWS, TOKENS = "rows.arrow", ("prompt", "answer")
 
 
-class TokenLists:
-    """Concatenated token lists in `name`.bin, with their ends in `name`.npy.
+class Budget(NamedTuple):
+    """Tokens of the prompt, including the question, and of the answer without EOS."""
+
+    prompt: int
+    answer: int
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.answer + 1
+
+
+# paper8k and table5 are the paper's (its script, its Table 5); demo is for trying things out.
+BUDGETS = {
+    "paper8k": {"answer": Budget(7991, 200), "summary": Budget(7191, 1000)},
+    "table5": {"answer": Budget(823, 200), "summary": Budget(767, 256)},
+    "demo": {"answer": Budget(223, 32), "summary": Budget(191, 64)},
+}
+
+
+def budget_of(name: str, task: Task) -> Budget:
+    """Returns a budget by name; raises a ValueError that lists the known ones."""
+    return look_up("budget", name, BUDGETS)[task.kind]
+
+
+def trained_budget(folder: Path) -> str:
+    """Returns the name of the budget that a model was fine-tuned with.
 
     Raises:
-        ValueError, TypeError, FileNotFoundError: if they are damaged.
+        ValueError: if it was not fine-tuned on a task, or its record is damaged.
     """
-
-    def __init__(self, folder: Path, name: str, dtype: np.dtype, vocabulary: int):
-        self.ends = np.load(folder / f"{name}.npy", allow_pickle=False)
-        path, size = folder / f"{name}.bin", dtype.itemsize * int(self.ends[-1])
-        if path.stat().st_size != size or (self.lengths() < 0).any():
-            raise ValueError(f"{path} changed after it was written")
-        self.tokens = np.memmap(path, dtype, "r") if size else None
-        if size and self.tokens.max() >= vocabulary:
-            raise ValueError(f"{path} has tokens beyond those of the tokenizer")
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.ends, prepend=0)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        start, end = (self.ends[index - 1] if index else 0), self.ends[index]
-        return np.empty(0, np.int64) if start == end else self.tokens[start:end]
-
-
-@dataclass(frozen=True)
-class Examples:
-    """The rows of a split, in file order.
-
-    Attributes:
-        ids: of each row.
-        document: number of each row's document; rows may share one.
-        documents, questions, answers: tokens; the latter two per row.
-        fingerprint: of the file and the tokenizer.
-    """
-
-    ids: list[str]
-    document: np.ndarray
-    documents: TokenLists
-    questions: TokenLists
-    answers: TokenLists
-    fingerprint: str
-
-    def first_rows(self) -> list[int]:
-        """Returns the first row of each id, in file order."""
-        return pd.Series(self.ids).drop_duplicates().index.tolist()
-
-    def questions_spread(self, count: int | None) -> list[int]:
-        """Returns the first rows of `count` ids, spread evenly over the file; None: of all ids."""
-        rows = self.first_rows()
-        if count is None or count >= len(rows):
-            return rows
-        return [rows[place] for place in np.linspace(0, len(rows) - 1, count).astype(int)]
-
-    def check(self, prompts: Prompts) -> None:
-        """Raises a ValueError that names an id whose question leaves no room for the document."""
-        row = int(self.questions.lengths().argmax())
-        try:
-            prompts.check(self.questions[row])
-        except ValueError as error:
-            raise ValueError(f"id {self.ids[row]!r}: {error}") from error
-
-    def prompt(self, row: int, prompts: Prompts) -> np.ndarray:
-        return prompts.prompt(self.questions[row], self.documents[self.document[row]])
-
-    def example(self, row: int, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
-        document = self.documents[self.document[row]]
-        return prompts.example(self.questions[row], document, self.answers[row])
+    if not (folder / TRAINED_FOR).is_file():
+        raise ValueError(
+            f"{folder} has no {TRAINED_FOR}: it was not fine-tuned on a task; give budget=..."
+        )
+    try:
+        return json.loads((folder / TRAINED_FOR).read_text())["budget"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{folder / TRAINED_FOR} is damaged ({error}): give budget=..., as in training"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -111,8 +89,8 @@ class ScrollsData:
 
     Args:
         task: task name.
-        data_dir: folder with the official zips or their contents; None: see `scrolls.sources.find`.
-        budget: see `scrolls.prompts.BUDGETS`.
+        data_dir: folder with the official zips or their contents; None: see `find`.
+        budget: see `BUDGETS`.
 
     Raises:
         ValueError: for an unknown task or budget.
@@ -129,83 +107,151 @@ class ScrollsData:
             check_path("data.data_dir", self.data_dir)
 
 
-def tokenize_split(
-    task: Task,
-    split: Split,
-    data_dir: Path | None,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Prompts,
-    cache: Path,
-) -> Examples:
+class Prompts:
+    """The template and the budget of a task's prompts, as tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, task: Task, budget: Budget):
+        self.tokenizer, self.task, self.budget = tokenizer, task, budget
+        self.dtype, self.tail_text = token_dtype(tokenizer), TAILS[task.kind]
+        self.start = np.array(tokenizer("")["input_ids"], dtype=np.int64)
+        if len(self.start) and self.start[-1] == tokenizer.eos_token_id != tokenizer.bos_token_id:
+            self.start = self.start[:-1]  # some tokenizers also end every text
+        self.tail = tokenize(tokenizer, [self.tail_text])[0]
+
+    def answers(self, texts: list[str]) -> list[np.ndarray]:
+        """Returns the tokens of answers as they follow a prompt.
+
+        Raises:
+            ValueError: if the tokenizer merges the end of a prompt with its answer.
+        """
+        texts = [f"{self.tail_text} {text.strip()}" for text in texts]
+        whole, end = tokenize(self.tokenizer, texts), len(self.tail)
+        for tokens in whole:
+            if not np.array_equal(tokens[:end], self.tail):
+                raise ValueError(f"this tokenizer merges {self.tail_text!r} with the text after it")
+        return [tokens[end:].astype(self.dtype) for tokens in whole]
+
+    def columns(self, rows: list[Row]) -> dict[str, list]:
+        """Returns the columns of `Examples.table` for rows.
+
+        Raises:
+            ValueError: for a question that leaves no room for the document; names the id.
+        """
+        texts = [*dict.fromkeys(row.document for row in rows)]  # with many questions each
+        documents = dict(zip(texts, tokenize(self.tokenizer, texts), strict=True))
+        questions = tokenize(self.tokenizer, [row.question for row in rows])
+        prompts, most = [], self.budget.prompt
+        for row, question in zip(rows, questions, strict=True):
+            fixed = len(self.start) + len(question) + len(self.tail)
+            if fixed >= most:
+                raise ValueError(
+                    f"id {row.id!r}: no room for the document: the question and the template take "
+                    f"{fixed:,} of the prompt's {most:,} tokens; use a larger budget=..."
+                )
+            document = documents[row.document][: most - fixed]
+            prompt = np.concatenate((self.start, question, document, self.tail))
+            prompts.append(prompt.astype(self.dtype))
+        return {
+            "id": [row.id for row in rows],
+            "prompt": prompts,
+            "answer": self.answers([row.output or "" for row in rows]),
+            "question": [*map(len, questions)],
+            "length": [
+                len(question) + len(documents[row.document])
+                for row, question in zip(rows, questions, strict=True)
+            ],
+        }
+
+
+class Examples:
+    """The tokenized rows of a split, in file order.
+
+    Args:
+        table: a row each: `id`; tokens of `prompt`, within the budget, and of `answer`, whole;
+            number of tokens of the `question`, and of it with the whole document (`length`).
+        fingerprint: of the file and the tokenizer.
+    """
+
+    def __init__(self, table: pa.Table, prompts: Prompts, fingerprint: str):
+        self.table, self.prompts, self.fingerprint = table, prompts, fingerprint
+        self.ids: list[str] = table["id"].to_pylist()
+        self.lengths = table["length"].to_numpy()
+
+    def questions_spread(self, count: int | None) -> list[int]:
+        """Returns the first rows of `count` ids, spread evenly over the file; None: of all ids."""
+        rows = pd.Series(self.ids).drop_duplicates().index.tolist()
+        if count is None or count >= len(rows):
+            return rows
+        return [rows[place] for place in np.linspace(0, len(rows) - 1, count).astype(int)]
+
+    def tokens(self, column: str, row: int) -> np.ndarray:
+        """Returns the tokens of a prompt or an answer, (T,) int64."""
+        return self.table[column][row].values.to_numpy().astype(np.int64)
+
+    def question(self, row: int) -> np.ndarray:
+        """Returns the tokens of a row's question, (T,) int64."""
+        start = len(self.prompts.start)
+        return self.tokens("prompt", row)[start : start + self.table["question"][row].as_py()]
+
+    def example(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns tokens and labels, (T,) int64 each: answer and EOS are predicted. A truncated
+        answer has no EOS."""
+        prompt, answer = self.tokens("prompt", row), self.tokens("answer", row)
+        if len(answer) <= self.prompts.budget.answer:
+            answer = np.append(answer, self.prompts.tokenizer.eos_token_id)
+        else:
+            answer = answer[: self.prompts.budget.answer]
+        return np.append(prompt, answer), np.append(np.full_like(prompt, IGNORED), answer)
+
+
+def tokenize_split(prompts: Prompts, split: Split, data_dir: Path | None, cache: Path) -> Examples:
     """Returns the tokens of a split, cached on disk. Uses all cores.
 
     Raises:
         ValueError, FileNotFoundError: if rows are missing or invalid.
     """
+    task, tokenizer = prompts.task, prompts.tokenizer
     source = find(task, split, data_dir, cache)
     content = " ".join(
         (task.name, split, identity(source), prompts.tail_text, tokenizer_fingerprint(tokenizer))
     )
     fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
-    folder = cache / "scrolls" / fingerprint
-    examples = read_or_discard(folder, partial(_read, tokenizer))
-    if examples is None:
+    folder = cache / "scrolls" / f"{fingerprint}-{prompts.budget.prompt}"
+    table = read_or_discard(folder, partial(_read, tokenizer))
+    if table is None:
         title = f"tokenizing {task.name} ({split})"
         rows = tqdm(read_rows(source, task, split), title, unit="row", disable=None)
-        with new_folder(folder) as work:
-            _write(rows, tokenizer, prompts, work)
-        examples = _read(tokenizer, folder)
-    lists = (getattr(examples, name).tokens for name in TEXTS)
-    parts = [tokens for tokens in lists if tokens is not None]
+        schema = _schema(tokenizer)
+        with new_folder(folder) as work, pa.ipc.new_file(str(work / ROWS), schema) as file:
+            for batch in batches(rows):
+                file.write_batch(pa.record_batch(prompts.columns(batch), schema))
+        table = _read(tokenizer, folder)
+    parts = (part.values.to_numpy() for name in TOKENS for part in table[name].chunks)
     check_unknown(tokenizer, f"{task.name} ({split})", parts)
-    return examples
+    return Examples(table, prompts, fingerprint)
 
 
-def _read(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Examples:
-    """Reads examples written by `_write`.
+def _schema(tokenizer: PreTrainedTokenizerBase) -> pa.Schema:
+    tokens = pa.list_(pa.from_numpy_dtype(token_dtype(tokenizer)))
+    columns = {"id": pa.string(), "prompt": tokens, "answer": tokens}
+    return pa.schema(columns | {"question": pa.int64(), "length": pa.int64()})
+
+
+def _read(tokenizer: PreTrainedTokenizerBase, folder: Path) -> pa.Table:
+    """Maps the tokens of a split into memory.
 
     Raises:
-        ValueError, LookupError, TypeError, FileNotFoundError: if they are damaged.
+        ValueError, FileNotFoundError: if they are damaged.
     """
-    facts = json.loads((folder / "rows.json").read_text())
-    vocabulary = vocabulary_size(tokenizer)
-    documents, questions, answers = (
-        TokenLists(folder, name, token_dtype(tokenizer), vocabulary) for name in TEXTS
-    )
-    ids, document = facts["ids"], np.array(facts["document"], dtype=np.int64)
-    if {len(ids), len(document), len(answers)} != {len(questions)}:
-        raise ValueError("its files have different rows")
-    if set(document.tolist()) != set(range(len(documents))):
-        raise ValueError("its rows refer to other documents")
-    return Examples(ids, document, documents, questions, answers, folder.name)
-
-
-def _write(
-    rows: Iterator[Row], tokenizer: PreTrainedTokenizerBase, prompts: Prompts, folder: Path
-) -> None:
-    lengths: dict[str, list[int]] = {name: [] for name in TEXTS}
-    numbers: dict[bytes, int] = {}  # of documents, by their hashes
-    ids: list[str] = []
-    document: list[int] = []
-    dtype = token_dtype(tokenizer)
-    with ExitStack() as opened:
-        files = {name: opened.enter_context((folder / f"{name}.bin").open("wb")) for name in TEXTS}
-        for batch in batches(rows):
-            hashes = [hashlib.sha256(row.document.encode()).digest() for row in batch]
-            texts = {digest: row.document for digest, row in zip(hashes, batch, strict=True)}
-            new = [digest for digest in texts if digest not in numbers]
-            numbers |= {digest: len(numbers) + n for n, digest in enumerate(new)}
-            found = (
-                tokenize(tokenizer, [texts[digest] for digest in new]),
-                tokenize(tokenizer, [row.question for row in batch]),
-                prompts.answers([row.output or "" for row in batch]),
-            )
-            for name, lists in zip(TEXTS, found, strict=True):
-                files[name].writelines(tokens.astype(dtype) for tokens in lists)
-                lengths[name] += map(len, lists)
-            ids += [row.id for row in batch]
-            document += [numbers[digest] for digest in hashes]
-    for name, found in lengths.items():
-        np.save(folder / f"{name}.npy", np.cumsum(found, dtype=np.int64), allow_pickle=False)
-    facts = {"dtype": dtype.name, "ids": ids, "document": document}
-    (folder / "rows.json").write_text(json.dumps(facts))
+    file = pa.memory_map(str(folder / ROWS))
+    try:
+        table = pa.ipc.open_file(file).read_all()
+    except OSError as error:  # of its metadata
+        raise ValueError(str(error)) from error
+    table.validate(full=True)
+    if table.schema != _schema(tokenizer):
+        raise ValueError("it has other columns")
+    for name in TOKENS:
+        if (pc.max(pc.list_flatten(table[name])).as_py() or 0) >= vocabulary_size(tokenizer):
+            raise ValueError("it has tokens beyond those of the tokenizer")
+    return table

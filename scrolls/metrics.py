@@ -1,8 +1,7 @@
 """SCROLLS metrics as its evaluator defines them (Shaham et al. 2022, arXiv 2201.03533).
 
-`example` scores one answer, `averages` a set of answers. An answer with several golds gets its best
-score. This file imports nothing else of the project, because the `evaluate` library copies it
-together with metric.py.
+`example` scores one answer, `averages` a set of answers, `results` the answers of a task. An answer
+with several golds gets its best score.
 """
 
 from __future__ import annotations
@@ -11,11 +10,15 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import nltk
 from rouge_score.rouge_scorer import RougeScorer
 from rouge_score.scoring import fmeasure
 from rouge_score.tokenize import tokenize
+from tqdm import tqdm
+
+from scrolls.tasks import HARD, Task
 
 # Metrics of a set of answers.
 SCORE = {"exact_match": "exact_match", "f1": "f1", "rouge": "rouge/geometric_mean"}
@@ -132,3 +135,33 @@ def averages(metric: str, examples: Sequence[dict[str, float]]) -> dict[str, flo
     means = {n: sum(100 * score for score in column) / len(column) for n, column in columns.items()}
     product = means[VARIANTS[0]] * means[VARIANTS[1]] * means[VARIANTS[2]]
     return means | {SCORE["rouge"]: product ** (1 / 3)}
+
+
+def results(task: Task, predictions: list[str], golds: list[list[str]]) -> dict[str, Any]:
+    """Returns the official results, in percent with four decimals: rouge/rouge1, rouge/rouge2,
+    rouge/rougeL, rouge/rougeLsum (None without nltk's punkt_tab) and rouge/geometric_mean, or f1,
+    or exact_match; num_predicted; mean_prediction_length_characters; scrolls_score, which is one of
+    these (None for quality_hard, which is not part of the benchmark's mean); display_keys and
+    display, as shown by the benchmark.
+
+    Args:
+        predictions: at least one.
+        golds: of each prediction, at least one.
+    """
+    metric, summarised = task.metric, task.metric == "rouge"
+    summary_level = summarised and splits_sentences()
+    pairs = zip(predictions, golds, strict=True)
+    with tqdm(pairs, task.name, len(predictions), leave=False, disable=None) as progress:
+        scores = averages(metric, [example(metric, *pair, summary_level) for pair in progress])
+    # In the evaluator's order.
+    order = (*VARIANTS, SUMMARY_LEVEL, SCORE[metric]) if summarised else scores
+    found = {name: scores.get(name) for name in order}
+    found["num_predicted"] = len(predictions)
+    found["mean_prediction_length_characters"] = sum(map(len, predictions)) / len(predictions)
+    found = {name: None if x is None else round(x, 4) for name, x in found.items()}
+    shown = list(VARIANTS) if summarised else [metric]
+    return found | {
+        "scrolls_score": None if task.name == HARD else found[SCORE[metric]],
+        "display_keys": shown,
+        "display": [found[name] for name in shown],
+    }

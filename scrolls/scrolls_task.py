@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,22 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import TrainingArguments
 
-from scrolls.examples import Examples, ScrollsData, tokenize_split
-from scrolls.generation import answers, plan
+from scrolls.examples import (
+    TRAINED_FOR,
+    Examples,
+    Prompts,
+    ScrollsData,
+    budget_of,
+    tokenize_split,
+)
+from scrolls.generate import answers, plan
 from scrolls.metrics import SCORE, averages, example
-from scrolls.prompts import IGNORED, TRAINED_FOR, Prompts, budget_of
 from scrolls.tasks import TASKS
 from tape.data import EpochOrder, load_tokenizer
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.model.checkpoint import check_length
+from tape.model.loss import IGNORED
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.metrics import read_metrics
 from tape.settings.run import RunSettings
@@ -49,14 +57,14 @@ All of them: python -m scrolls.generate model={folder} task={task} output=...
 class RowSequences(Dataset):
     """Rows of a split as inputs and labels of a causal model."""
 
-    def __init__(self, examples: Examples, prompts: Prompts, rows: list[int]):
-        self.examples, self.prompts, self.rows = examples, prompts, rows
+    def __init__(self, examples: Examples, rows: list[int]):
+        self.examples, self.rows = examples, rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        ids, labels = self.examples.example(self.rows[index], self.prompts)
+        ids, labels = self.examples.example(self.rows[index])
         return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 
 
@@ -67,9 +75,8 @@ class TrainingRows(EpochOrder):
     def __init__(self, sequences: RowSequences, total: int, seed: int, per_step: int):
         super().__init__(sequences, total, seed)
         self.per_step = per_step
-        examples, rows = sequences.examples, sequences.rows
-        documents = examples.documents.lengths()[examples.document[rows]]
-        self.lengths = documents + examples.questions.lengths()[rows]
+        most = sequences.examples.prompts.budget.prompt
+        self.lengths = np.minimum(sequences.examples.lengths[sequences.rows], most)
 
     def _order(self, epoch: int) -> np.ndarray:
         random = np.random.default_rng((self.seed, epoch))
@@ -77,9 +84,8 @@ class TrainingRows(EpochOrder):
         # The first sequences complete the step begun in the previous epoch.
         first = min(-epoch * len(order) % self.per_step, len(order))
         begun, order = order[:first], order[first:]
-        lengths = np.minimum(self.lengths, self.sequences.prompts.budget.prompt)
         pools = np.split(order, range(POOL * self.per_step, len(order), POOL * self.per_step))
-        order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
+        order = np.concatenate([pool[self.lengths[pool].argsort(kind="stable")] for pool in pools])
         *whole, last = np.split(order, range(self.per_step, len(order), self.per_step))
         random.shuffle(whole)  # the last one may be partial and stays at the end
         return np.concatenate([begun, *whole, last])
@@ -125,22 +131,20 @@ class ScrollsTask(Task):
                 f"budget={data.budget}, which sets both"
             )
         cache = check_path("cache_dir", settings.cache_dir)
-        of = (data.data_dir and Path(data.data_dir), self.tokenizer, self.prompts, cache)
-        train = tokenize_split(task, "train", *of)
-        self.validation = tokenize_split(task, "validation", *of)
-        for examples in (train, self.validation):
-            examples.check(self.prompts)
+        folder = data.data_dir and Path(data.data_dir)
+        train = tokenize_split(self.prompts, "train", folder, cache)
+        self.validation = tokenize_split(self.prompts, "validation", folder, cache)
         total, seed = training_order(arguments)
-        sequences = RowSequences(train, self.prompts, list(range(len(train.ids))))
+        sequences = RowSequences(train, list(range(len(train.ids))))
         self.train = TrainingRows(sequences, total, seed, sequences_per_step(arguments))
         rows = self.validation.questions_spread(settings.eval_blocks)
-        self.evaluation = RowSequences(self.validation, self.prompts, rows)
+        self.evaluation = RowSequences(self.validation, rows)
         self.fingerprints = {"train": train.fingerprint, "validation": self.validation.fingerprint}
 
     def describe(self) -> str:
         return (
             f"{self.data.task}: {len(self.train.sequences):,} answers to learn, "
-            f"{len(self.validation.first_rows()):,} questions to validate on"
+            f"{len(set(self.validation.ids)):,} questions to validate on"
         )
 
     def check(self, model: TapeForCausalLM) -> None:
@@ -150,13 +154,12 @@ class ScrollsTask(Task):
         """Answers some validation questions greedily and scores the answers."""
         trained_for = {"task": self.data.task, "budget": self.data.budget}
         write_text(folder / TRAINED_FOR, json.dumps(trained_for) + "\n")
-        examples, prompts = self.validation, self.prompts
-        golds: dict[str, list[str]] = {}
-        for id_, tokens in zip(examples.ids, examples.answers, strict=True):
-            golds.setdefault(id_, []).append(self.tokenizer.decode(tokens).strip())
+        examples, golds = self.validation, defaultdict(list)
+        for row, id_ in enumerate(examples.ids):
+            golds[id_].append(self.tokenizer.decode(examples.tokens("answer", row)).strip())
         rows = examples.questions_spread(self.samples)
         given: dict[str, str] = {}
-        for batch in plan(examples, prompts, rows, BATCH * prompts.budget.length):
+        for batch in plan(examples, rows, BATCH * self.prompts.budget.length):
             given |= zip(batch.ids, answers(model, self.tokenizer, batch), strict=True)
 
         metric, metrics = TASKS[self.data.task].metric, read_metrics(folder / "metrics.jsonl")
@@ -170,7 +173,7 @@ class ScrollsTask(Task):
 
         shown = [["question", "gold answers", "given"]]
         for row in rows[:SHOWN]:
-            id_, question = examples.ids[row], self.tokenizer.decode(examples.questions[row])
+            id_, question = examples.ids[row], self.tokenizer.decode(examples.question(row))
             shown.append([cell(question), cell(" / ".join(golds[id_])), cell(given[id_])])
         about = {"run": folder.name, "headline": headline(summary), "table": markdown_table(shown)}
         text = REPORT.format(folder=folder, **about, **summary)

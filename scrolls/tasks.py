@@ -1,10 +1,8 @@
-"""SCROLLS tasks: layout of their inputs, and metrics."""
+"""The tasks of SCROLLS: layout of their inputs, and metrics."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
-
-from tape.validation import look_up
 
 Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
@@ -71,8 +69,3 @@ TASKS = BENCHMARK | {
     HARD: BENCHMARK["quality"]._replace(name=HARD),
     SAMPLE: Task(SAMPLE, "question", "f1"),
 }
-
-
-def task_named(name: str) -> Task:
-    """Returns a task by name; raises a ValueError that lists the known ones."""
-    return look_up("task", name, TASKS)

@@ -69,8 +69,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", Path, path)
 
     def parse_args(self, *args: Any) -> argparse.Namespace:
-        """Refuses missing folders of models (`model_folder`), after all other arguments: a sweep
-        checks these before its models exist."""
+        """Refuses missing folders of models (`model_folder`), after all other arguments."""
         parsed = super().parse_args(*args)
         for action in self._actions:
             given = getattr(parsed, action.dest, None) if action.type is model_folder else None

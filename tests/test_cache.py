@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import POSITIONS, make_model, random_tokens
+from conftest import in_modes, make_model, random_tokens
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -233,7 +233,7 @@ def fetches(monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", POSITIONS)
+@in_modes
 def test_an_offloaded_cache_is_read_when_it_has_arrived(position, fetches):
     model = make_model(position)
     prompt, mask = random_tokens(2, 9), torch.ones(2, 9, dtype=torch.long)

@@ -118,8 +118,8 @@ def test_the_table_names_every_documented_command():
 
 def test_the_table_names_every_command_of_the_project():
     """Every file that runs as a program, but for those that other commands or developers call."""
-    internal = {"tape/commands/__main__.py", "scrolls/default.py", "tape/export/check.py"}
-    internal |= {"benchmarks/gpu_day.py", "benchmarks/trace.py"}
+    internal = {"tape/commands/__main__.py", "scrolls/official_files.py", "tape/export/check.py"}
+    internal |= {"benchmarks/trace.py"}
     rooms = ("tape", "arithmetic", "scrolls", "benchmarks")
     programs = {
         str(path.relative_to(ROOT))
@@ -138,7 +138,7 @@ def file_of(module: str) -> str:
 WITHOUT_A_FOLDER = (
     "train base_model=output/no",
     "perplexity --data local --model no",
-    "long-perplexity --model=no --data local --keys keys.json",
+    "perplexity --model=no --data local --keys keys.json",
     "evaluate no --task addition",
     "evaluate --task passkey --base_model no --max_tokens 99",
     "lm-eval --model no --tasks mmlu",

@@ -34,7 +34,7 @@ from torch.distributed.run import get_args_parser
 
 import tape.commands.__main__ as cli
 from tape.commands import train
-from tape.results.experiments import experiments
+from tape.results.report import experiments
 from tape.results.runs import read_saved
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
@@ -123,7 +123,6 @@ ONE_STEP = [
 TEXT = ["data=text", "data.files=corpus"]
 DECAY = ["trainer.lr_scheduler_kwargs.num_decay_steps=1"]
 PARITY = ["experiment=synthetic", "data=parity", "data.max_length=2", "length=4", "task.samples=1"]
-LENGTH = re.compile(r"\{length[^}]*\}")  # of runs that are not trained
 CAPITALS = {"question": "Paris is the capital of", "choices": ["France", "Peru"], "answer": 0}
 
 
@@ -395,12 +394,10 @@ class Rule:
     Attributes:
         tiny: more arguments, or a function from those given; ARGUMENTS: it is not run.
         needs: it cannot be called without arguments; where a page does so, it names it.
-        slow: more arguments for a slow test that runs it.
     """
 
     tiny: list[str] | Callable[[list[str]], list[str] | None] | None = ARGUMENTS
     needs: bool = False
-    slow: tuple[str, ...] | None = None
 
 
 def tiny_perplexity(given: list[str]) -> list[str]:
@@ -428,12 +425,10 @@ FILES = {  # of the commands that one starts as files
     "tape.commands.sweep": "sweep.py",
     "scrolls.score": "eval_scrolls.py",
 }
-STEPS = ("--shape", "small", "--tokens", "1", "8", "--repeats", "7")
 RULES = {
     "train.py": Rule(tiny_run),
     "sweep.py": Rule(),
     "tape.evaluation.perplexity": Rule(tiny_perplexity),
-    "tape.evaluation.long_perplexity": Rule(),
     "tape.evaluation.lm_eval": Rule(tiny_lm_eval),
     "eval_retrieval.py": Rule(PROMPTS),
     "tape.analysis.stability": Rule(
@@ -454,10 +449,10 @@ RULES = {
     "tape.analysis.gallery": Rule(["--length", "8"]),
     "tape.analysis.cost": Rule([*SMALL, "--length", "8"]),
     "benchmarks/speed.py": Rule(
-        [
-            *SMALL,
-            *("--lengths", "8", "--encodings", "rope", "tape"),
-            *("--backends", "sdpa", "--scopes", "layer", "--work", "forward", "--peers"),
+        lambda given: [
+            *("--shape", "tiny", "--lengths", "8", "--backends", "sdpa", "--new", "2"),
+            *("--work", "training", "--rounds", "7"),
+            *("--methods", "lora" if "adapters" in given else "rope"),
         ]
     ),
     "tape.commands.new_encoding": Rule(),  # which writes to this checkout
@@ -471,15 +466,7 @@ RULES = {
     "eval_scrolls.py": Rule(["--data_dir", "zips"]),
     "scrolls.show": Rule(["--data_dir", "zips"], needs=True),
     "scrolls.generate": Rule(["data_dir=zips", "processes=1", "output=new.json"], needs=True),
-    "scrolls.majority": Rule(["--data_dir", "zips"]),
     "tests/crash.py": Rule(),
-    "benchmarks/train_step.py": Rule(slow=(*STEPS, "--methods", "rope")),
-    "benchmarks/adapters.py": Rule(slow=(*STEPS, "--methods", "lora")),
-    "benchmarks/decode.py": Rule(
-        slow=("--shape", "small", "--prompt", "4", "--new", "2", "--repeats", "7")
-    ),
-    "benchmarks/llama_step.py": Rule(),
-    "benchmarks/gpu_day.py": Rule(),
     "benchmarks/trace.py": Rule([]),
 }
 
@@ -522,7 +509,8 @@ def check_ours(words: list[str], project: Path, whole: bool) -> None:
         outcome = run_command(name, "dry_run=true", *given, folder=project)
         assert outcome.status == 0, outcome.err
         for line in outcome.out.splitlines():
-            check_ours(shlex.split(LENGTH.sub("64", line))[1:], project, False)
+            program, *words = shlex.split(line)
+            check_call(program, words, project, False)
         return
     assert name in RULES, f"no rule for {name}: say how it is made tiny"
     rule = RULES[name]
@@ -592,10 +580,3 @@ def test_no_rule_is_stale():
     scripts = (ROOT / "script").rglob("*.sh")
     texts = "\n".join([*COMMANDS, *map(Path.read_text, scripts)])
     assert not [name for name in RULES if name not in texts]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.slow])
-def test_a_benchmark_runs(name, project):
-    outcome = run_command(name, *RULES[name].slow, folder=project)
-    assert outcome.status == 0 and "| " in outcome.out, outcome.err

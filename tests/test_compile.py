@@ -10,8 +10,9 @@ from transformers import CompileConfig, DynamicCache, StaticCache, masking_utils
 from transformers.integrations.executorch import convert_and_export_with_cache
 from transformers.models.llama import modeling_llama
 
-from benchmarks.models import library_llama
+from benchmarks.workloads import library_llama
 from tape.attention import flex
+from tape.positions import sampling
 
 
 def every_position(*quick):
@@ -216,3 +217,16 @@ def test_kept_token_indices_are_not_exported():
         convert_and_export_with_cache(
             model, example_input_ids=random_tokens(1, 1), example_cache_position=torch.tensor([0])
         )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["randpe", "alibi_subset"])
+def test_an_exported_model_draws_as_the_model_itself(position):
+    """And leaves it as it was: tracing has tensors without values, which no cache may keep."""
+    sampling._cached_subset.cache_clear()
+    model, tokens = make_model(position), random_tokens(2, 9)
+    exported = torch.export.export(model, (tokens,), {"use_cache": False}).module()
+    right = model(tokens, use_cache=False).logits
+    for _ in range(2):
+        torch.testing.assert_close(exported(tokens, use_cache=False).logits, right)
+    assert torch.isfinite(right).all()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import FLASH, FLEX, POSITIONS, VOCABULARY, make_model, random_tokens
+from conftest import FLASH, FLEX, POSITIONS, VOCABULARY, in_modes, make_model, random_tokens
 from test_attention import EXACT, flash_attn, flex, pytestmark  # noqa: F401
 from torch.nn.attention import flex_attention
 
@@ -59,7 +59,7 @@ def assert_as_alone(model, padded, of_gradients=True):
             torch.testing.assert_close(ours[name], expected, atol=1e-4, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("position", ENCODINGS)
+@in_modes
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_as_alone(position, kernel, padded):

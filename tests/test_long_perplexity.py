@@ -10,7 +10,7 @@ import test_perplexity
 import torch
 from test_perplexity import make_run, write_ids
 
-from tape.evaluation import long_perplexity as entry
+from tape.evaluation import long_perplexity, perplexity, scoring
 from tape.evaluation.tables import read_table
 from tape.model.checkpoint import load_model
 
@@ -25,11 +25,6 @@ def folders(tmp_path_factory):
         make_run(folder / name, "rope", seed=n)
     write_ids(folder / "text.bin", ids(TOKENS))
     return folder
-
-
-def parse(folders, model, *given):
-    text = str(folders / "text.bin")
-    return entry.parse(["--model", str(folders / model), "--data", text, *map(str, given)])
 
 
 def loop(folder, length):
@@ -47,18 +42,18 @@ def loop(folder, length):
 @pytest.fixture
 def easy(monkeypatch):
     """Bounds that models without training meet."""
-    monkeypatch.setattr(entry, "GAIN", 0.01)
-    monkeypatch.setattr(entry, "MOST", 10.0)
+    monkeypatch.setattr(long_perplexity, "GAIN", 0.01)
+    monkeypatch.setattr(long_perplexity, "MOST", 10.0)
 
 
 def main(folders, model, *given):
     text = str(folders / "text.bin")
-    entry.main(["--model", str(folders / model), "--data", text, *map(str, given)])
+    perplexity.main(["--model", str(folders / model), "--data", text, *map(str, given)])
 
 
 def test_keys_and_losses_are_those_of_a_loop(folders, tmp_path, easy, capsys):
     keys = tmp_path / "keys.json"
-    chosen = [*("--length", LENGTH, "--short", SHORT), "--choose", keys]
+    chosen = [*("--lengths", LENGTH, "--short", SHORT), "--choose", keys]
     main(folders, "evaluator", *chosen)
     long, short = (loop(folders / "evaluator", length) for length in (LENGTH, SHORT))
     expected = [n for n in range(LENGTH // 2, TOKENS) if short[n] - long[n] > 0.01 and long[n] < 10]
@@ -69,7 +64,7 @@ def test_keys_and_losses_are_those_of_a_loop(folders, tmp_path, easy, capsys):
 
     main(folders, "model", "--keys", keys, "--out", tmp_path / "table.csv")
     nll = loop(folders / "model", LENGTH)[expected].mean()
-    (row,) = read_table(tmp_path / "table.csv", entry.COLUMNS)
+    (row,) = read_table(tmp_path / "table.csv", long_perplexity.COLUMNS)
     assert float(row["nll"]) == pytest.approx(nll, abs=1e-5)
     assert float(row["long_perplexity"]) == pytest.approx(math.exp(nll), rel=1e-5)
     assert (row["evaluator"], row["keys"]) == ("evaluator", str(len(expected)))
@@ -79,14 +74,14 @@ def test_keys_and_losses_are_those_of_a_loop(folders, tmp_path, easy, capsys):
     keys.write_text(json.dumps(found))
     main(folders, "model", "--keys", keys, "--out", tmp_path / "table.csv")
     nll = loop(folders / "model", LENGTH)[found["keys"]].mean()
-    rows = read_table(tmp_path / "table.csv", entry.COLUMNS)
+    rows = read_table(tmp_path / "table.csv", long_perplexity.COLUMNS)
     assert pytest.approx(nll, abs=1e-5) in [float(row["nll"]) for row in rows]
 
 
 def test_the_same_command_continues(folders, tmp_path, easy, monkeypatch):
-    given = ["--choose", tmp_path / "keys.json", "--length", LENGTH, "--short", SHORT]
+    given = ["--choose", tmp_path / "keys.json", "--lengths", LENGTH, "--short", SHORT]
     given += ["--batch_tokens", 16]
-    asked, losses = [], entry.losses
+    asked, losses = [], scoring.losses
 
     def some(model, tokens, batch):
         asked.append(batch)
@@ -94,14 +89,14 @@ def test_the_same_command_continues(folders, tmp_path, easy, monkeypatch):
             raise KeyboardInterrupt
         return losses(model, tokens, batch)
 
-    monkeypatch.setattr(entry, "losses", some)
+    monkeypatch.setattr(scoring, "losses", some)
     with pytest.raises(SystemExit):
         main(folders, "evaluator", *given)
     assert not (tmp_path / "keys.json").exists()
     main(folders, "evaluator", *given)
     first = json.loads((tmp_path / "keys.json").read_text())
     whole = len(asked) - 1
-    monkeypatch.setattr(entry, "losses", losses)
+    monkeypatch.setattr(scoring, "losses", losses)
     other = tmp_path / "other.json"
     main(folders, "evaluator", *given[:1], other, *given[2:])
     assert json.loads(other.read_text()) == first
@@ -112,9 +107,9 @@ def test_the_same_command_continues(folders, tmp_path, easy, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--choose", "k.json", "--length", 16, "--short", 9], "--short 9 must be in 2..8, half"),
+        (["--choose", "k.json", "--lengths", 16, "--short", 9], "--short 9 must be in 2..8, half"),
         (
-            ["--choose", "k.json", "--length", 16, "--short", 4],
+            ["--choose", "k.json", "--lengths", 16, "--short", 4],
             "has no key token among 54: it does",
         ),
         (["--choose", "k.txt"], "--choose k.txt must end in .json"),
@@ -127,7 +122,10 @@ def test_the_same_command_continues(folders, tmp_path, easy, monkeypatch):
         (["--keys", "mixed.json"], "keys must be ascending tokens"),
         (["--keys", "empty.json"], r"empty.json is damaged \(KeyError: 'keys'\)"),
         (["--keys", "nothing.json"], "nothing.json cannot be used"),
-        ([], "one of the arguments --choose --keys is required"),
+        (["--short", 4], "--short is of --choose"),
+        (["--choose", "k.json", "--stride", 4], "--choose takes no --stride"),
+        (["--choose", "k.json", "--lengths", 8, 16], "--choose takes one of --lengths"),
+        (["--choose", "k.json", "--keys", "other.json"], "not allowed with argument --choose"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(folders, tmp_path, given, message, monkeypatch, capsys):

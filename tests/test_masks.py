@@ -5,7 +5,7 @@ import itertools
 import pytest
 import test_contract
 import torch
-from conftest import FLASH, FLEX, all_positions, make_config, make_model, random_tokens
+from conftest import FLASH, FLEX, in_modes, make_config, make_model, random_tokens
 from test_attention import EXACT, assert_equals_eager, flash_attn, flex, pytestmark  # noqa: F401
 from test_contract import check_against_loops, loops_of
 from transformers import MistralConfig, MistralForCausalLM
@@ -124,7 +124,7 @@ def test_masks_that_the_caller_made_are_narrowed(kernel, flex):  # noqa: F811
 
 
 @torch.no_grad()
-@all_positions
+@in_modes
 def test_a_cached_token_that_any_new_one_sees_is_real(position):
     """In pieces as long as a window that the caller's mask makes."""
     model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 12)
@@ -168,7 +168,7 @@ def padded_anywhere():
 
 
 @torch.no_grad()
-@all_positions
+@in_modes
 def test_what_a_4d_mask_hides_does_not_depend_on_its_values(position):
     tokens, real, seen = padded_anywhere()
     given = {"position_ids": (real.cumsum(-1) - 1).clamp(min=0), "use_cache": False}

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import COUNTED, GROUPED, POSITIONS, all_positions, make_model, random_tokens
+from conftest import COUNTED, GROUPED, POSITIONS, in_modes, make_model, random_tokens
 from peft import (
     LoHaConfig,
     LoKrConfig,
@@ -85,7 +85,7 @@ def test_other_adapters_learn_and_merge(position, kind):
     torch.testing.assert_close(merged, outputs.logits.detach(), atol=1e-9, rtol=0)
 
 
-@all_positions
+@in_modes
 def test_adapters_of_a_model_in_bfloat16(position):
     adapted = with_lora(make_model(position, dtype=torch.bfloat16))
     adapted(random_tokens(2, 12), labels=random_tokens(2, 12)).loss.backward()
@@ -129,7 +129,7 @@ def after_prefix(model, tokens, prefix):
     return logits_of(model, torch.cat((first, tokens), dim=1))[:, count:]
 
 
-@all_positions
+@in_modes
 def test_prefixes_are_tokens_before_the_text(position):
     (model, tuned), tokens = with_prefix(position, length=3), random_tokens(2, 8)
     with torch.no_grad():

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape import TapeForCausalLM
 from tape.data import TextCorpus, tokenize_corpus, train_tokenizer
-from tape.evaluation import lm_eval, long_perplexity, scoring
+from tape.evaluation import lm_eval, scoring
 from tape.evaluation import perplexity as entry
 from tape.evaluation.curves import COLUMNS, POSITION_COLUMNS
 from tape.evaluation.journal import FILE, Incomplete, read
@@ -246,7 +246,7 @@ def test_a_base_model_keeps_its_files(text_file, tmp_path, monkeypatch):
     out = Path("output", "llama")
     assert len(table(out / "perplexity.csv")) == 2 and (out / "perplexity.png").is_file()
     given = ["--model", str(base)]
-    assert long_perplexity.parse([*given, "--data", "x", "--keys", "k"]).out.parent == out
+    assert entry.parse([*given, "--data", "x", "--keys", "k"]).out.parent == out
     assert lm_eval.parse([*given, "--tasks", "mmlu"]).out.parent == out
 
 
@@ -407,7 +407,7 @@ def test_what_is_done_is_not_done_again(folder, text_file, monkeypatch):
     evaluate(folder, text_file)
     before = results(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(entry, "losses", None)
+        patch.setattr(scoring, "losses", None)
         evaluate(folder, text_file)
     assert results(folder) == before  # rows took the place of their like
     evaluate(folder, text_file, "--lengths", "24", "--dtype", "bfloat16")
@@ -520,7 +520,7 @@ def test_commands(folder, text_file, monkeypatch, capsys, tmp_path):
         call(monkeypatch, "--plot", tmp_path / "none.csv")
     for message, given in {
         "--model needs --data": ["--model", folder],
-        "--plot takes --out and nothing else, not --data": ["--plot", "x.csv", "--data", "x"],
+        "--plot takes no --data": ["--plot", "x.csv", "--data", "x"],
         "--batch_size is of --convention lo": options(folder, text_file, "--batch_size", "2"),
         "'1' must be an integer >= 2": options(folder, text_file, "--lengths", "1"),
         "one of the arguments --model --plot is required": [],

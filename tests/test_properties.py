@@ -3,7 +3,14 @@ initialisation every statement here holds vacuously."""
 
 import pytest
 import torch
-from conftest import POSITIONS, all_positions, composed, make_config, make_model, random_tokens
+from conftest import (
+    all_positions,
+    composed,
+    in_modes,
+    make_config,
+    make_model,
+    random_tokens,
+)
 
 from tape import TapeForCausalLM
 from tape.attention.backends import KERNELS
@@ -27,7 +34,7 @@ def shift_error(position, shift=3.0, dtype=torch.float64):
     return ((moved - logits).abs().max() / logits.abs().max()).item()
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@in_modes
 @pytest.mark.parametrize("shift", [1, 3, 1000])
 def test_shift_invariant(position, shift):
     """The measure of the paper's Table 8: all token indices are moved by a number."""

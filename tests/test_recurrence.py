@@ -3,7 +3,7 @@
 import pytest
 import test_contract
 import torch
-from conftest import FLEX, all_positions, make_config, make_model, random_tokens
+from conftest import FLEX, all_positions, in_modes, make_config, make_model, random_tokens
 from test_contract import check_against_loops, loops_of
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -27,7 +27,7 @@ def test_equals_the_loops(model, position):
 
 
 @torch.no_grad()
-@all_positions
+@in_modes
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_cached(model, kind):
     test_contract.test_cached(model, kind, [1, 4, 7, 3])
@@ -36,7 +36,7 @@ def test_cached(model, kind):
 
 
 @torch.no_grad()
-@all_positions
+@in_modes
 def test_generates_alike_with_and_without_a_cache(model):
     tokens, mask, _ = test_contract.left_padded()
     settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0, "do_sample": False}
@@ -48,7 +48,7 @@ def test_generates_alike_with_and_without_a_cache(model):
             assert torch.equal(static, expected)
 
 
-@all_positions
+@in_modes
 def test_checkpointed(model):
     test_contract.test_checkpointed(model.double(), reentrant=True)
 

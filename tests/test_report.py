@@ -15,18 +15,17 @@ import numpy as np
 import pytest
 from results import lay_out
 
-from scrolls.table import csv_of, markdown, table
+from scrolls.score import csv_of, markdown, table
 from tape import provenance as origin
 from tape.analysis import stability
 from tape.evaluation import curves, zero_shot
 from tape.results import html
 from tape.results.compare import compare
-from tape.results.experiment import Folder
 from tape.results.heatmap import draw
-from tape.results.html import SCRIPT, Album, Markdown, Paragraph
+from tape.results.html import SCRIPT, has_table, picture
+from tape.results.kinds import tables_of
 from tape.results.report import main
 from tape.results.runs import read_saved
-from tape.results.sections import read_comparison
 from tape.tasks.passkey.results import PASSKEY
 from tape.training.report import publish
 
@@ -141,9 +140,8 @@ def make_all(output):
     rows = table({"adape": {"quality": 12.5}}, "here, validation")
     write(output / "metrics" / "table.md", markdown(rows))
     write(output / "metrics" / "table.csv", csv_of(rows))
-    scored = json.dumps({"scrolls_score": 12.5, "num_predicted": 8})
-    write(output / "metrics" / "adape" / "quality_metrics.json", scored)
-    write(output / "quality" / "adape.json", json.dumps({"q1": "</td></table><script>x</script>"}))
+    scored = {"scrolls_score": 12.5, "errors": ["</td></table><script>x</script>"]}
+    write(output / "metrics" / "adape" / "quality_metrics.json", json.dumps(scored))
 
 
 def write(path, text):
@@ -177,7 +175,7 @@ def test_everything_is_found(results, report):
         "Pre-training": ["runs: 3", "-", "-"],
         "Arithmetic": ["comparisons: 1, evaluations: 7, runs: 7", "-", "-"],
         "Synthetic tasks": ["nothing", "-", "-"],
-        "SCROLLS": ["tables: 1, folders of scores: 1, folders of answers: 1", "-", "-"],
+        "SCROLLS": ["tables: 1, folders of scores: 1", "-", "-"],
         "Context extension": ["runs: 1", "-", "-"],
         "Perplexity by length": ["tables: 1", "-", "-"],
         "Retrieval": ["evaluations: 1", "-", "-"],
@@ -206,7 +204,7 @@ def test_everything_is_found(results, report):
         "encoding", "Qasper F1"
     )
     assert ["m", "1", "0.1235"] in page.rows("model", "layer", "entropy")
-    for command in ("bash script/compare_passkey.sh", "bash script/extend_demo.sh"):
+    for command in ("tape sweep sweep=passkey", "tape sweep sweep=extension"):
         assert command in [row[-1] for row in page.rows("experiment", "nothing found of")]
 
 
@@ -241,7 +239,7 @@ def test_nothing_that_was_read_becomes_a_part_of_the_page(results, report):
     assert "</pre><img src=x onerror=alert(2)>" in page.text
     assert "</td></table><script>x</script>" in page.text
     assert "said: <b>&amp; more</b>" in page.text
-    control = Paragraph("a\x00\x1b[2J\udcff\u202eb")
+    control = "a\x00\x1b[2J\udcff\u202eb"
     given = {"about": [], "overview": [control], "sections": []}
     assert "<p>a��[2J��b</p>\n" in html.page(html.TEMPLATES / "page.html", "p", "t", **given)
 
@@ -349,35 +347,31 @@ def test_results_that_were_put_aside_are_shown(report):
     assert {row[2] for row in page.rows("experiment", "found")} == {"-"}  # nothing is broken
 
 
-def test_pictures_are_as_they_are_or_left_out(tmp_path):
+def test_pictures_are_as_they_are_or_left_out(tmp_path, monkeypatch):
     whole = next((ROOT / "docs" / "results").rglob("*.png")).read_bytes()
     (tmp_path / "whole.png").write_bytes(whole)
     (tmp_path / "cut.png").write_bytes(whole[:-20])
-    size = len(whole)
-    shown = Album(size, size).data(tmp_path / "whole.png")
-    assert base64.b64decode(shown.removeprefix("data:image/png;base64,")) == whole
-    with pytest.raises(ValueError, match="broken: not a complete PNG"):
-        Album().data(tmp_path / "cut.png")
-    with pytest.raises(ValueError, match=r"left out: 0\.\d MiB is too large"):
-        Album(largest=size - 1).data(tmp_path / "whole.png")
-    album = Album(size, 2 * size - 1)
-    album.data(tmp_path / "whole.png")
-    with pytest.raises(ValueError, match="left out: the pictures before it"):
-        album.data(tmp_path / "whole.png")
+    source, fault = picture(tmp_path / "whole.png")
+    assert base64.b64decode(source.removeprefix("data:image/png;base64,")) == whole and not fault
+    assert picture(tmp_path / "cut.png") == ("", "broken: not a complete PNG file")
+    assert "No such file" in picture(tmp_path / "none.png")[1]
+    monkeypatch.setattr(html, "LARGEST", len(whole) - 1)
+    source, fault = picture(tmp_path / "whole.png")
+    assert not source and re.match(r"left out: 0\.\d MiB is too large", fault)
 
 
 def test_texts_with_tables(tmp_path):
     """Within a line, text is text: no emphasis, link, entity or tag."""
     table = "| a | b\\|c |\n|---|:-:|\n| 1,000 |  |\n| x | [y](z) `*&amp;* |"
     text = f"# Title\n\nsome\nwords\n\n{table}\n\n    <b>x</b>\n\n      y\n\n* one\n* two\n"
-    given = {"about": [], "overview": [Markdown(text)], "sections": []}
+    given = {"about": [], "overview": [text], "sections": []}
     path = tmp_path / "page.html"
     path.write_text(shown := html.page(html.TEMPLATES / "page.html", "p", "t", **given))
     page = Page(path)
     assert page.tables == [[["a", "b|c"], ["1,000", ""], ["x", "[y](z) `*&amp;*"]]]
     assert '<td class="number">1,000</td>' in shown and "<b>" not in shown
     assert "<b>x</b>\n\n  y\n" in page.text and "<li>one</li>" in shown
-    assert Markdown(text).has_table and not Markdown("a | b").has_table
+    assert has_table(text) and not has_table("a | b")
 
 
 def test_what_cannot_be_reported_is_refused(results, tmp_path, capsys):
@@ -499,9 +493,8 @@ SAVED = sorted(path.parent for path in RESULTS.glob("*/settings.json"))
 
 @pytest.mark.parametrize("folder", SAVED, ids=lambda folder: folder.name)
 def test_rows_without_their_table_are_shown(folder):
-    files = frozenset(path.name for path in folder.iterdir()) - {"table.md"}
-    blocks = read_comparison(Folder(folder, files, frozenset()))
-    tables = [block for block in blocks if isinstance(block, Markdown)]
-    assert tables and all(table.has_table for table in tables)
-    tasks = {asked.get("task") for run in read_saved(folder) for asked in run.asked.values()}
+    runs = read_saved(folder)
+    tables = tables_of(runs)
+    assert all(map(has_table, tables))
+    tasks = {asked.get("task") for run in runs for asked in run.asked.values()}
     assert len(tables) == (len(tasks) or 1)

@@ -1,6 +1,7 @@
 """SCROLLS up to training: files, rows, prompts within budgets, their order, the sample."""
 
 import json
+import re
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -14,14 +15,14 @@ from scrolls_data import write_task
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from scrolls.examples import tokenize_split
-from scrolls.majority import majority
-from scrolls.prompts import BUDGETS, IGNORED, Budget, Prompts
-from scrolls.rows import questions_of, read_rows
+from scrolls.examples import BUDGETS, Budget, Prompts, tokenize_split
+from scrolls.official_files import find, questions_of, read_rows
+from scrolls.predictions import Golds
 from scrolls.sample import DECISIONS, write_sample
 from scrolls.scrolls_task import RowSequences, TrainingRows, padded
-from scrolls.sources import find
+from scrolls.show import majority
 from scrolls.tasks import BENCHMARK, TASKS
+from tape.model.loss import IGNORED
 
 ROOT = Path(__file__).parent.parent
 BUDGET = Budget(prompt=60, answer=8)
@@ -53,8 +54,7 @@ def rows_of(folder, task, split="train"):
 
 def examples_of(folder, task="qasper", split="train", budget=BUDGET, bos=False):
     prompts = Prompts(byte_tokenizer(bos), TASKS[task], budget)
-    cache = folder / "cache"
-    return tokenize_split(TASKS[task], split, folder, prompts.tokenizer, prompts, cache), prompts
+    return tokenize_split(prompts, split, folder, folder / "cache")
 
 
 @pytest.mark.parametrize("task", [*BENCHMARK, "quality_hard"])
@@ -97,17 +97,14 @@ def test_files_that_are_missing(task, variable, data_dir, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     if variable:
         monkeypatch.setenv("SCROLLS_DIR", variable)
-    with pytest.raises(FileNotFoundError) as refused:
+    message = (
+        rf"^{data_dir or variable or 'data/scrolls'} has neither {task}\.zip nor "
+        rf"{task}/validation\.jsonl.*{TASKS[task].size:,} MB.*huggingface\.co/datasets/tau/scrolls "
+        r".*https://www\.scrolls-benchmark\.com.*data/scrolls.*SCROLLS_DIR"
+    )
+    with pytest.raises(FileNotFoundError, match=message) as refused:
         find(TASKS[task], "validation", data_dir, tmp_path)
-    (line,) = str(refused.value).splitlines()
-    folder = data_dir or variable or "data/scrolls"
-    assert line.startswith(f"{folder} has neither {task}.zip nor {task}/validation.jsonl")
-    assert ("HF_HUB_OFFLINE is set" in line) == (data_dir is None)
-    for part in (
-        *("data/scrolls", "SCROLLS_DIR", "https://www.scrolls-benchmark.com"),
-        *("https://huggingface.co/datasets/tau/scrolls", f"{TASKS[task].size:,} MB"),
-    ):
-        assert part in line
+    assert ("HF_HUB_OFFLINE is set" in str(refused.value)) == (data_dir is None)
 
 
 def test_golds_are_grouped_in_the_order_of_their_rows(tmp_path):
@@ -186,8 +183,9 @@ def test_budgets_are_the_papers():
     assert lengths["table5"] == {"answer": 1024, "summary": 1024}
     assert BUDGETS["paper8k"]["answer"] == (7991, 200)
     assert BUDGETS["table5"]["summary"] == (767, 256)
+    variants = yaml.safe_load((ROOT / "config" / "variants.yaml").read_text())
     for name, of in BUDGETS.items():
-        settings = yaml.safe_load((ROOT / "config" / "budget" / f"{name}.yaml").read_text())
+        settings = variants["budget"][name]
         assert settings["data"]["budget"] == name
         assert {budget.length for budget in of.values()} == {settings["length"]}
 
@@ -197,24 +195,26 @@ def test_budgets_are_the_papers():
 def test_only_the_document_is_cut(task, bos, tmp_path):
     budget = Budget(prompt=150, answer=12)
     write_task(tmp_path, task)
-    examples, prompts = examples_of(tmp_path, task, budget=budget, bos=bos)
-    decode, cut = prompts.tokenizer.decode, 0
+    examples = examples_of(tmp_path, task, budget=budget, bos=bos)
+    decode, end = examples.prompts.tokenizer.decode, examples.prompts.tokenizer.eos_token_id
+    cut = 0
     for number, row in enumerate(rows_of(tmp_path, task)):
-        ids, labels = examples.example(number, prompts)
+        ids, labels = examples.example(number)
         learned = labels != IGNORED
         prompt, answer = ids[~learned], ids[learned]
-        np.testing.assert_array_equal(prompt, examples.prompt(number, prompts))
+        np.testing.assert_array_equal(prompt, examples.tokens("prompt", number))
         np.testing.assert_array_equal(labels[learned], answer)
         assert len(prompt) <= budget.prompt and len(ids) <= budget.length
         assert (ids == 0).sum() == bos and (ids[0] == 0) == bos  # <s>, and none inside
-        text, tail = decode(prompt[bos:]), prompts.tail_text
+        text, tail = decode(prompt[bos:]), examples.prompts.tail_text
         assert text.startswith(row.question) and text.endswith(tail)
+        assert decode(examples.question(number)) == row.question
         document = text[len(row.question) : -len(tail)]
         assert row.document.startswith(document)
         if document != row.document:
             cut += 1
             assert len(prompt) == budget.prompt
-        if answer[-1] == prompts.tokenizer.eos_token_id:
+        if answer[-1] == end:
             assert decode(answer[:-1]) == f" {row.output}"
         else:  # too long: no end is learned
             assert len(answer) == budget.answer and f" {row.output}".startswith(decode(answer))
@@ -223,77 +223,64 @@ def test_only_the_document_is_cut(task, bos, tmp_path):
 
 def test_a_question_without_room_for_its_document(tmp_path):
     write_task(tmp_path, "quality")
-    examples, prompts = examples_of(tmp_path, "quality", budget=Budget(50, 8))
     with pytest.raises(ValueError, match=r"id 'quality-train-\d': no room .* prompt's 50"):
-        examples.check(prompts)
+        examples_of(tmp_path, "quality", budget=Budget(50, 8))
 
 
-def test_documents_are_tokenised_once_and_cached(tmp_path, monkeypatch):
+def test_tokens_are_cached_by_content(tmp_path, monkeypatch):
     folder = write_task(tmp_path, "qasper", train=300, zipped=False)  # more rows than one batch
-    lines = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    for row in lines[::3]:
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    for row in rows[::3]:
         row["input"] = "Where?\n\nThe same for all."
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    examples, prompts = examples_of(tmp_path)
-    assert examples.ids == [row["id"] for row in lines]
-    documents = [row["input"].split("\n\n", 1)[1] for row in lines]
-    assert len(examples.documents) == len(set(documents)) < len(lines)
-    for number, text in enumerate(documents):
-        expected = prompts.tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert examples.documents[examples.document[number]].tolist() == expected
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    examples = examples_of(tmp_path)
+    assert examples.ids == [row["id"] for row in rows]
+    for number, row in enumerate(rows):
+        tokens = examples.prompts.tokenizer(row["input"])["input_ids"]
+        assert abs(examples.lengths[number] - len(tokens)) <= 1  # question and document meet
     monkeypatch.setattr("scrolls.examples.read_rows", None)  # nothing is read again
-    again, _ = examples_of(tmp_path)
-    assert again.fingerprint == examples.fingerprint
+    assert examples_of(tmp_path).fingerprint == examples.fingerprint
     with zipfile.ZipFile(tmp_path / "qasper.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.write(folder / "train.jsonl", "qasper/train.jsonl")
     (folder / "train.jsonl").rename(tmp_path / "aside")
-    assert examples_of(tmp_path)[0].fingerprint == examples.fingerprint  # the same rows, zipped
-    (tmp_path / "aside").rename(folder / "train.jsonl")
-    other, _ = examples_of_changed(tmp_path, monkeypatch)
-    assert other.fingerprint != examples.fingerprint
+    assert examples_of(tmp_path).fingerprint == examples.fingerprint  # the same rows, zipped
+    monkeypatch.undo()
+    (folder / "train.jsonl").write_text((tmp_path / "aside").read_text().replace("otter", "eel"))
+    assert examples_of(tmp_path).fingerprint != examples.fingerprint
+    assert examples_of(tmp_path, budget=Budget(70, 8)).tokens("prompt", 1).size > BUDGET.prompt
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
+    "change",
     [
-        ("documents.bin", lambda content: content[:-8]),
-        ("documents.bin", lambda content: content[:-2] + b"\xff\xff"),  # no such token
-        ("questions.npy", lambda content: content[:-8]),
-        ("answers.npy", lambda content: b""),
-        ("answers.bin", None),
-        ("rows.json", lambda content: content[:-8]),
-        ("rows.json", lambda content: content.replace(b'"ids"', b'"id"')),
-        ("rows.json", lambda content: content.replace(b'"document": [0', b'"document": [7000')),
-        ("rows.json", lambda content: content.replace(b'"document": [0, ', b'"document": [')),
+        lambda content: content[:-8],
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: content.replace(b"id", b"no"),
+        lambda content: content[:-300] + bytes(200) + content[-100:],  # its metadata
+        lambda content: re.sub(rb"[^\0]\0[^\0]\0[^\0]\0", b"\xff" * 6, content),  # no such tokens
+        None,
     ],
-    ids=range(9),
+    ids=range(7),
 )
-def test_damaged_tokens_are_made_again(tmp_path, caplog, name, change):
+def test_damaged_tokens_are_made_again(tmp_path, caplog, change):
     write_task(tmp_path, "qasper", train=6)
-    examples, _ = examples_of(tmp_path)
-    kept = [examples.documents.ends.tolist(), examples.document.tolist(), examples.ids]
-    file = tmp_path / "cache" / "scrolls" / examples.fingerprint / name
+    kept = examples_of(tmp_path).table.to_pydict()
+    (file,) = (tmp_path / "cache" / "scrolls").rglob("rows.arrow")
     if change is None:
         file.unlink()
     else:
         changed = change(file.read_bytes())
         assert changed != file.read_bytes()
+        file.unlink()  # and not the one that is mapped
         file.write_bytes(changed)
-    again, _ = examples_of(tmp_path)
-    assert [again.documents.ends.tolist(), again.document.tolist(), again.ids] == kept
+    assert examples_of(tmp_path).table.to_pydict() == kept
     assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
 
 
-def examples_of_changed(folder, monkeypatch):
-    monkeypatch.undo()
-    path = folder / "qasper" / "train.jsonl"
-    path.write_text(path.read_text().replace("otter", "beaver"))
-    return examples_of(folder)
-
-
 def training_rows(folder, total, seed=0, per_step=4):
-    examples, prompts = examples_of(folder, budget=Budget(700, 8))
-    sequences = RowSequences(examples, prompts, list(range(len(examples.ids))))
+    examples = examples_of(folder, budget=Budget(700, 8))
+    sequences = RowSequences(examples, list(range(len(examples.ids))))
     return TrainingRows(sequences, total, seed, per_step)
 
 
@@ -309,7 +296,7 @@ def test_the_order_of_training(tmp_path):
     for n in (count + 7, 3, count - 1):
         torch.testing.assert_close(fresh[n], rows[n])
 
-    lengths = rows.lengths.clip(max=700)
+    lengths = rows.lengths
     several = np.concatenate(order)[: 2 * count // 4 * 4].reshape(-1, 4)
     spread = [np.ptp(lengths[step]) for step in several]
     random = np.random.default_rng(0).permutation(count)
@@ -351,7 +338,8 @@ def test_the_sample_is_balanced_and_held_out(tmp_path):
     assert max(golds.values()) > 1 and 200 < len(golds) < 400
     assert write_sample(tmp_path) == folder  # from the cache
 
-    guesses = majority(TASKS["sample"], "validation", None, tmp_path)
+    reference = Golds("validation", None, tmp_path, with_inputs=True).of(TASKS["sample"])
+    guesses = majority(reference, None, tmp_path)
     assert list(guesses) == list(golds)
     names = Counter(row.output for row in splits["train"] if "called" in row.question)
     asked = next(row for row in splits["validation"] if "called" in row.question)

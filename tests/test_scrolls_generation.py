@@ -16,9 +16,9 @@ from scrolls_data import write_task
 from test_scrolls import BUDGET, byte_tokenizer, examples_of
 
 import scrolls.generate as entry
-from scrolls.default import default_task
-from scrolls.generation import Batch, Sampling, answers, plan
-from scrolls.prompts import BUDGETS, Budget
+from scrolls.examples import BUDGETS, Budget
+from scrolls.generate import Batch, Sampling, answers, plan
+from scrolls.official_files import default_task
 from tape import TapeForCausalLM
 from tape.commands import train
 from tape.evaluation.decoding import left_padded
@@ -61,17 +61,17 @@ def test_prompts_are_padded_on_the_left():
 def test_a_plan_asks_each_id_once_within_its_tokens(tmp_path):
     write_task(tmp_path, "qasper", train=40)
     budget = Budget(400, 8)
-    examples, prompts = examples_of(tmp_path, budget=budget)
-    rows = examples.first_rows()
-    batches = plan(examples, prompts, rows, 1500)
+    examples = examples_of(tmp_path, budget=budget)
+    rows = examples.questions_spread(None)
+    batches = plan(examples, rows, 1500)
     asked = {id_: p.tolist() for batch in batches for id_, p in zip(*batch[1:3], strict=True)}
-    assert asked == {examples.ids[row]: examples.prompt(row, prompts).tolist() for row in rows}
+    assert asked == {examples.ids[row]: examples.tokens("prompt", row).tolist() for row in rows}
     assert sum(len(batch.ids) for batch in batches) == 40 < len(examples.ids)
     costs = [batch.cost for batch in batches]
     assert max(costs) <= 1500 and costs == sorted(costs, reverse=True) and len(costs) < 40
     assert [batch.number for batch in batches] == list(range(len(batches)))
     with pytest.raises(ValueError, match="max_batch_tokens=408 must be at least 409"):
-        plan(examples, prompts, rows, 408)
+        plan(examples, rows, 408)
 
 
 def test_an_answer_has_no_more_tokens_than_its_room():
@@ -252,10 +252,10 @@ def test_the_validation_loss_is_that_of_all_tokens(base, data, tmp_path):
     run = fine_tune(base, data, tmp_path / "run", "trainer.per_device_eval_batch_size=7")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     budget = BUDGETS["demo"]["answer"]
-    examples, prompts = examples_of(data, split="validation", budget=budget)
+    examples = examples_of(data, split="validation", budget=budget)
     model, nll, tokens = TapeForCausalLM.from_pretrained(run).eval(), 0.0, 0
-    for row in examples.first_rows():
-        ids, labels = (torch.from_numpy(x)[None] for x in examples.example(row, prompts))
+    for row in examples.questions_spread(None):
+        ids, labels = (torch.from_numpy(x)[None] for x in examples.example(row))
         count = (labels != -100).sum().item()
         with torch.no_grad():
             nll += model(ids, labels=labels).loss.item() * count

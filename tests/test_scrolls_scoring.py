@@ -11,11 +11,8 @@ import pandas
 import pytest
 from scrolls_data import write_task
 
-from scrolls import benchmark, scoring, show, sources
-from scrolls import score as eval_scrolls
-from scrolls.answers import harmless
-from scrolls.scoring import (
-    KEYS_NOT_STRINGS,
+from scrolls import official_files, score, show
+from scrolls.predictions import (
     MISSING,
     NOT_AN_OBJECT,
     REDUNDANT,
@@ -23,6 +20,7 @@ from scrolls.scoring import (
     Golds,
     verify,
 )
+from scrolls.show import harmless
 from scrolls.tasks import BENCHMARK, TASKS
 
 QASPER = [  # an id's golds are not next to each other, and one of them is there twice
@@ -86,7 +84,7 @@ def evaluate(run, tmp_path):
             "--predictions": tmp_path / "adape.json",
             "--metrics_output_dir": tmp_path / "metrics",
         }
-        return run(eval_scrolls, *(part for pair in arguments.items() for part in pair), *more)
+        return run(score, *(part for pair in arguments.items() for part in pair), *more)
 
     return evaluate
 
@@ -177,41 +175,26 @@ def test_what_does_not_verify(
 
 
 def test_the_official_messages():
-    assert verify({1: "x", "q2": "x"}, ["q2"])[0] == [KEYS_NOT_STRINGS]
-    assert verify({1: 2}, [])[0] == [
-        "All keys of the predictions dictionary must be strings",
-        "All values of the predictions dictionary must be strings",
-    ]
-    assert verify([], [])[0] == [
-        'The predictions must be saved a JSON object: {"id1": "prediction1", '
-        '"id2": "prediction2", ...}'
-    ]
-    assert verify({"b": "x"}, ["a"]) == (
-        ["There are missing example IDs.", "There are redundant example IDs."],
-        {"missing_keys": ["a"], "redundant_keys": ["b"]},
-    )
-    assert verify({"a": ""}, ["a"]) == ([], {})
+    for predictions, errors in (
+        ({1: "x", "q2": "x"}, ["All keys of the predictions dictionary must be strings"]),
+        ({"q2": 1}, ["All values of the predictions dictionary must be strings"]),
+        (
+            [],
+            [
+                'The predictions must be saved a JSON object: {"id1": "prediction1", '
+                '"id2": "prediction2", ...}'
+            ],
+        ),
+        ({"b": "x"}, ["There are missing example IDs.", "There are redundant example IDs."]),
+        ({"q2": ""}, []),
+    ):
+        assert verify(predictions, ["q2"])[0] == errors
 
 
 def test_verify_only_scores_nothing(evaluate, official, tmp_path, capsys):
     ids = [f"qasper-test-{number}" for number in range(3)]
     assert evaluate(dict.fromkeys(ids, ""), official, "--verify_only", split="test") == 0
     assert capsys.readouterr().out == "The 3 predictions for qasper are valid.\n"
-    assert not (tmp_path / "metrics").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"q1": "x", "q2": ', "cannot be read as predictions: Expecting value"),
-        ('{"q1": "x", "q2": "x", "q3": "x", "q1": "y"}', "duplicate id 'q1'"),
-        (r'{"q1": "x", "q2": "x", "q3": "\ud800"}', "id 'q3': it contains a lone surrogate"),
-        ("", "cannot be read as predictions"),
-    ],
-)
-def test_unreadable_predictions_leave_no_results(evaluate, qasper, tmp_path, text, message):
-    stopped = evaluate(text, qasper)
-    assert stopped.startswith("error: ") and message in stopped and "\n" not in stopped
     assert not (tmp_path / "metrics").exists()
 
 
@@ -228,11 +211,6 @@ def test_what_is_wrong_with_the_gold_answers_is_named(evaluate, qasper, official
     assert f"{rows}, line 6, id 'q4': field 'output' is missing" in evaluate(predictions, qasper)
     rows.write_text("{}\n[")
     assert f"{rows}, line 1: field 'id' is missing" in evaluate(predictions, qasper)
-    archive = tmp_path / "zips" / "qasper.zip"
-    archive.parent.mkdir()
-    archive.write_bytes((official / "qasper.zip").read_bytes()[:-40])
-    stopped = evaluate(predictions, archive.parent)
-    assert f"{archive}/qasper/validation.jsonl cannot be read" in stopped
     assert not (tmp_path / "metrics").exists()
 
 
@@ -282,7 +260,7 @@ def evaluate_all(run, official, tmp_path):
     def evaluate_all(*more, data=official):
         folders = ["--predictions", tmp_path / "scrolls", "--metrics_output_dir", tmp_path / "out"]
         given = [] if data is None else ["--data_dir", data]
-        return run(eval_scrolls, "--all", *folders, *given, *more)
+        return run(score, "--all", *folders, *given, *more)
 
     return evaluate_all
 
@@ -370,23 +348,31 @@ def test_narrative_qa_is_not_downloaded_on_the_way(
     write_answers(tmp_path / "scrolls", official, "adape")
     small = shutil.copytree(official, tmp_path / "small")
     cached = (small / "narrative_qa.zip").rename(tmp_path / "narrative_qa.zip")
-    for module in (benchmark, sources):
-        monkeypatch.setattr(module, "in_hub_cache", lambda task: None)
-    monkeypatch.setattr(sources, "hf_hub_download", None)
+    monkeypatch.setattr(official_files.constants, "HF_HUB_OFFLINE", False)
+    in_cache = []
+
+    def download(*_, local_files_only=False, **__):
+        assert local_files_only
+        if not in_cache:
+            raise official_files.LocalEntryNotFoundError("it is not there")
+        return in_cache[0]
+
+    monkeypatch.setattr(official_files, "hf_hub_download", download)
     assert evaluate_all(data=small) == 0
     assert "note: narrative_qa is skipped, because its 8,000 MB" in caplog.text
     rows = table_of(tmp_path / "out")
     assert rows["adape"]["narrative_qa"] == rows["adape"]["mean"] == ""
     stopped = evaluate_all("--submission", "all.csv", "--type", "adape", data=small)
     assert "the ids of narrative_qa are missing" in stopped
-    for folder, mean in ((small, ""), (official, "100.0")):
+    for folder, mean, found in (
+        (small, "", []),
+        (official, "100.0", []),
+        (small, "100.0", [cached]),
+    ):
         monkeypatch.setenv("SCROLLS_DIR", str(folder))
+        in_cache[:] = found
         assert evaluate_all(data=None) == 0
         assert table_of(tmp_path / "out")["adape"]["mean"] == mean
-    for module in (benchmark, sources):
-        monkeypatch.setattr(module, "in_hub_cache", lambda task: cached)
-    assert evaluate_all(data=small) == 0
-    assert table_of(tmp_path / "out")["adape"]["mean"] == "100.0"
 
 
 def test_a_submission_reads_back_exactly(evaluate_all, official, tmp_path, capsys):
@@ -471,48 +457,60 @@ def read(run, qasper, tmp_path, capsys):
 def test_answers_are_read_side_by_side(read):
     """q1: "mill" against "at mill", 2/3, for all; q2: 1, 0 and 2/3; q3: 0. Means: 5/9, 2/9, 4/9."""
     console, page = read()
-    assert "qasper: 3 of 3 questions" in console
-    means = [line.split() for line in console.splitlines()[2:5]]
+    means = [line.split() for line in console.splitlines()[:3]]
     assert means == [["*", "adape", "55.56"], ["fire", "44.44"], ["rope", "22.22"]]
-    stars = [line[0] for line in console.splitlines() if line[2:8] == "adape "]
-    assert stars == ["*", "*", " ", "*"]  # its mean, q2, q3, q1
-    for text in ("* adape 100.00 In May", "  rope    0.00 at 5", "gold           (empty)"):
-        assert text in console
-    assert console.index("1. q2") < console.index("2. q3") < console.index("3. q1")
-    assert "\x1b" not in console and "<1b>[2J<07>&amp; <202e>evil" in console
-
     shown = Page(page)
+    assert "qasper: 3 of 3 questions" in shown.text
     assert {"link", "img", "iframe"}.isdisjoint(shown.tags) and shown.tags.count("script") == 1
     assert {"src", "href", "onclick"}.isdisjoint(shown.attributes)
     assert shown.tags.count("article") == 9 and shown.tags.count("section") == 3
     assert shown.marked == 1 + 3  # of q2 one, of q1 all
     for text in ("<script>alert('x')</script>", "<1b>[2J<07>&amp; <202e>evil", "★ 100.00", "55.56"):
         assert text in shown.text
-    assert "At the mill." in shown.text and "\x1b" not in page
+    assert "At the mill." in shown.text and "(empty)" in shown.text and "\x1b" not in page
+    assert [shown.text.index(id_) for id_ in ("q2", "q3", "q1")] == sorted(
+        map(shown.text.index, IDS)
+    )
 
 
 def test_what_is_read_can_be_chosen(read):
-    console, _ = read("--sort", "order", "--limit", "2")
-    assert "2 of 3" in console and "1. q1" in console and "2. q2" in console and "q3" not in console
-    console, page = read("--ids", "q3", "q1", "--limit", "1")
-    assert "2 of 3" in console and "q2" not in console and Page(page).tags.count("section") == 2
+    _, page = read("--sort", "order", "--limit", "2")
+    assert "2 of 3" in page and page.index("q1") < page.index("q2") and "q3" not in page
+    _, page = read("--ids", "q3", "q1", "--limit", "1")
+    assert "2 of 3" in page and "q2" not in page and Page(page).tags.count("section") == 2
     assert "qasper has no question 'q7'; an example of its questions is 'q1'" in read("--ids", "q7")
     assert "--limit 0 must be at least 1" in read("--limit", "0")
 
 
+def test_a_baseline_reads_no_document(read, qasper):
+    train = [
+        *(("Where?", "At sea"), ("Where?", "At the mill."), ("Where?", "At the mill.")),
+        *(("Why?", gold) for gold in ("For fun", "No", "No", "No")),  # the most frequent of all
+    ]
+    rows = (
+        {"id": f"t{n}", "pid": f"t{n}", "input": f"{asked}\n\nA document.", "output": gold}
+        for n, (asked, gold) in enumerate(train)
+    )
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (qasper / "qasper" / "train.jsonl").write_text(text)
+    console, page = read("--majority", "--sort", "order")
+    assert "majority  33.33" in console  # of three questions it answers the first
+    said = Page(page).text.split("majority")[2:]
+    assert ["At the mill." in text for text in said] == [True, False, False]
+    assert ["No" in text for text in said] == [False, True, True]
+
+
 def test_summaries_show_scores_of_their_own(run, official, tmp_path, capsys):
     """The mean at the head is the task's, geometric over means."""
-    folder = tmp_path / "qmsum"
     given = answers(official, "qmsum")
-    first, *_ = given
-    given[first] = "zzz"
-    folder.mkdir()
-    (folder / "adape.json").write_text(json.dumps(given))
-    where = ["--dataset_name", "qmsum", "--predictions", folder, "--data_dir", official]
-    assert run(show, *where) == 0
-    console = capsys.readouterr().out
-    assert "* adape  75.00" in console and "  adape   0.00 zzz" in console
-    assert console.count("* adape 100.00") == 3 and "not the average of the scores" in console
+    given[next(iter(given))] = "zzz"
+    (tmp_path / "qmsum").mkdir()
+    (tmp_path / "qmsum" / "adape.json").write_text(json.dumps(given))
+    where = ["--dataset_name", "qmsum", "--predictions", tmp_path / "qmsum", "--data_dir", official]
+    assert run(show, *where, "--out", tmp_path / "page.html") == 0
+    assert "* adape  75.00" in capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("★ 100.00") == 3 and "not the average of the scores" in page
 
 
 def test_what_cannot_be_read_is_refused(read, tmp_path):
@@ -540,9 +538,9 @@ def test_the_note_about_sentences_comes_once(evaluate, evaluate_all, official, t
         patch.setattr("nltk.sent_tokenize", missing)
         write_answers(tmp_path / "scrolls", official, "adape", tasks=["qmsum", "gov_report"])
         assert evaluate_all() == 0
-        assert [record.message for record in caplog.records].count(scoring.NO_SUMMARY_LEVEL) == 1
+        assert [record.message for record in caplog.records].count(score.NO_SUMMARY_LEVEL) == 1
         caplog.clear()
         patch.setattr("nltk.sent_tokenize", str.splitlines)
         assert evaluate(answers(official, "qmsum"), official, task="qmsum") == 0
-        assert scoring.NO_SUMMARY_LEVEL not in caplog.messages
+        assert score.NO_SUMMARY_LEVEL not in caplog.messages
     assert metrics(tmp_path / "metrics", "qmsum")["rouge/rougeLsum"] == 100

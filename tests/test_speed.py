@@ -1,148 +1,241 @@
 """What the speed of encodings is measured with and written down as; never how fast they are."""
 
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from commands import ROOT
 
-from benchmarks.speed import PRODUCT, SCOPES, Case, Method, cases, main, parse
-from benchmarks.speed_report import COLUMNS, beside_paper, by_length
+from benchmarks import harness
+from benchmarks.harness import (
+    DEVICE,
+    RAN_OUT,
+    Comparison,
+    Spread,
+    in_turn,
+    inability,
+    limit_memory,
+    measure,
+    observed,
+    read,
+)
+from benchmarks.speed import CASES, loads, main, parse, results, table
 from benchmarks.workloads import Load
-from tape.evaluation.tables import read_table
+from tape.evaluation.tables import markdown_table
 
-SHAPE = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": None, "mlp": 48, "vocabulary": 61}
-TINY = [str(x) for k, v in SHAPE.items() if v is not None for x in (f"--{k}", v)]
+
+def test_methods_take_turns_in_alternating_order():
+    order = []
+    work = {name: lambda name=name: order.append(name) for name in "abc"}
+    times = in_turn(work, 3, warm_up=0)
+    assert "".join(order) == "cbaabccba" and {len(each) for each in times.values()} == {3}
+
+
+def test_short_work_is_repeated_within_a_measurement():
+    done = {"a": 0, "b": 0}
+
+    def count(name):
+        done[name] += 1
+
+    in_turn({name: lambda name=name: count(name) for name in done}, 7, warm_up=1, least=0.001)
+    assert done["a"] > 8 and done["b"] > 8
+
+
+def test_ratios_are_taken_within_rounds():
+    """A slow round leaves them as they are, where it moves the ratio of medians."""
+    base, slow = [1.0, 10.0, 1.0, 1.0, 10.0, 1.0, 1.0], [2.0, 20.0, 20.0, 20.0, 20.0, 2.0, 2.0]
+    assert Spread.of_ratios(slow, base) == (2.0, 2.0, 20.0)
+    assert Spread.of([3.0]) == (3.0, 3.0, 3.0) and Spread.of([1.0, 2.0]) == (1.5, 1.0, 2.0)
+    about = {"loaded": 0, "kernels": "", "note": ""}
+    a = pd.DataFrame({"method": "a", "seconds": base, "memory": 2**20, **about})
+    b = pd.DataFrame({"method": "b", "seconds": slow, "memory": 3 * 2**20, **about})
+    c = pd.DataFrame([{"method": "c", "seconds": math.nan, "memory": 0, **about, "note": "why"}])
+    load = Load("decoding", "tiny", "sdpa", batch=3, length=8, new=10)
+    shown = table(results(pd.concat([a, b, c]), "decode", load)).splitlines()
+    assert shown[0].startswith("| method | ms | tokens/s | time / a | memory, MiB | memory / a |")
+    assert shown[2:] == [
+        "| a | 100 | 30 | 1.00 (1.00 to 1.00) | 1.0 | 1.00 | unfused |",
+        "| b | 2e+03 | 2 | 2.00 (2.00 to 20.00) | 3.0 | 3.00 | unfused |",
+        *("", "Not measured:", "", "* c: why"),
+    ]
+
+
+def test_memory_is_that_of_tensors_at_most():
+    def work():
+        a = torch.zeros(1000)
+        b = torch.zeros(3000)
+        del a
+        return torch.zeros(500), b
+
+    kept = {}
+
+    def replace():  # frees what was there before it was watched
+        kept["x"] = torch.zeros(2000)
+
+    replace()
+    if DEVICE.type == "cpu":
+        assert observed(work)[0] == 4 * 4000
+        assert observed(replace)[0] == 4 * 2000
+
+
+def test_what_does_not_fit_is_left_out():
+    with limit_memory(), pytest.raises(Exception) as failed:
+        torch.empty(2**45, device=DEVICE)
+    assert inability(failed.value) == "does not fit into memory"
+    assert inability(ValueError("takes float16\nand bfloat16")) == "takes float16"
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        inability(RuntimeError("shapes differ"))
+
+
+def test_memory_that_runs_out_later_is_a_note_too():
+    """Beside others, or in the rounds: nothing is measured, and the reason is given."""
+    done = []
+
+    def work():
+        done.append(1)
+        if len(done) == 20:
+            raise torch.OutOfMemoryError
+
+    def starved():
+        raise torch.OutOfMemoryError
+
+    prepare = {"large": starved, "a": lambda: work, "b": lambda: work}
+    comparison = Comparison("", [*prepare], lambda name: prepare[name]())
+    rows = measure(comparison, 20)
+    assert rows.seconds.isna().all()
+    assert [*rows.note] == ["does not fit into memory", RAN_OUT, RAN_OUT]
+    done.clear()
+    rows = measure(comparison._replace(methods=["b", "a", "large"]), 20)
+    assert rows.note.iloc[-1].startswith("does not fit into memory beside the methods before it")
+
+
+def test_unfused_attention_is_no_fused_kernel():
+    """torch's name for it is like the others'."""
+    q = torch.randn(1, 1, 4, 8, requires_grad=True)
+    mask = torch.zeros(1, 1, 4, 4, requires_grad=True)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert observed(lambda: attend(q, q, q, attn_mask=mask))[1] == []
+    assert observed(lambda: attend(q, q, q, is_causal=True))[1] != []
+
+
+# ---- the command
 
 
 @pytest.fixture
 def speed(tmp_path, monkeypatch, capsys):
-    """Run the command in a folder of its own; what it prints and its table. Only where a test asks
-    for pictures are they drawn: they take longer than the measurements."""
+    """Runs the command in a folder of its own; returns what it prints and its table."""
     monkeypatch.chdir(tmp_path)
 
-    def speed(*arguments, pictures=False):
-        if not pictures:
-            monkeypatch.setattr("benchmarks.speed_report.write_figure", lambda *_: None)
-        main([*TINY, "--new", "2", "--out", "speed", *map(str, arguments)])
-        return capsys.readouterr().out, read_table(Path("speed/speed.csv"), tuple(COLUMNS))
+    def speed(*arguments):
+        words = ["--shape", "tiny", "--new", "2", "--rounds", "7", "--out", "speed"]
+        main([*words, *map(str, arguments)])
+        found = pd.read_csv("speed/speed.csv", keep_default_na=False)
+        return capsys.readouterr().out, found
 
     return speed
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ("--scopes", "layer", "--work", "forward", "--lengths", 8),
-        pytest.param(
-            ("--lengths", 8, "--encodings", "rope", "tape", "--backends", "eager", "sdpa"),
-            marks=pytest.mark.slow,
-        ),
-        ("--lengths", 8, "--encodings", "rope", "tape", "--work", "training", "--scopes", "layer"),
-        pytest.param(
-            ("--lengths", 8, "--encodings", "rope", "fire", "tape"), marks=pytest.mark.slow
-        ),
-    ],
-    ids=["all encodings", "all work", "all backends", "all work in all backends"],
-)
-def test_every_encoding_and_kernel_has_a_row_that_says_what_ran(speed, asked):
+def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
+    asked = ("--case", *CASES, "--lengths", 8, "--backends", "eager", "sdpa")
+    asked += ("--methods", "rope", "tape", "tape without its update", "llama", "lora")
     printed, rows = speed(*asked)
-    assert len(rows) == len({tuple(row.values())[:9] for row in rows})
-    asked = {
-        (c.scope, c.load.work, c.backend, str(c.load.length), m.label, m.implementation)
-        for c in cases(parse([str(x) for x in asked]))
-        for m in c.methods.values()
-    }
-    key = ("scope", "work", "backend", "length", "encoding", "implementation")
-    assert {tuple(row[k] for k in key) for row in rows} == asked
-    for row in rows:
-        measured = COLUMNS[COLUMNS.index("milliseconds") : -2]
-        numbers = [row[c] for c in measured if c not in ("peer_ratio", "reference")]
-        assert all(numbers) != bool(row["note"]) and any(numbers) != bool(row["note"]), row
-        if row["note"]:
-            continue
+    key = ["case", "work", "method", "backend", "length"]
+    expected = [
+        (case, load.work, method, load.backend, 8)
+        for case, load, methods in loads(parse(["--shape", "tiny", *map(str, asked)]))
+        for method in methods
+    ]
+    assert [*rows[key].itertuples(index=False, name=None)] == expected
+    assert {*rows.case} == {*CASES}
+    for row in rows[rows.note == ""].itertuples():
+        numbers = [row.milliseconds, row.tokens_per_second, row.memory_mib, row.ratio]
         assert all(math.isfinite(float(x)) and float(x) > 0 for x in numbers), row
-        first, median, third = (
-            float(row[f"milliseconds{part}"]) for part in ("_first", "", "_third")
-        )
-        assert first <= median <= third
-        assert bool(row["peer_ratio"]) == (row["implementation"] != "here")
-        if row["backend"] == "eager":
-            assert not row["kernels"]
-        if row["backend"] == "sdpa" and row["encoding"] == "rope":
-            assert "_scaled_dot_product_" in row["kernels"]
-    flash = [row["note"] for row in rows if row["backend"] == "flash_attention_2"]
-    if not torch.cuda.is_available():
-        assert all(flash), flash
-        flex = [r for r in rows if r["backend"] == "flex_attention" and r["work"] == "training"]
-        assert all(row["note"] for row in flex)
+        assert row.milliseconds_first <= row.milliseconds <= row.milliseconds_third
+        if row.backend == "eager":
+            assert not row.kernels
+        elif row.method == "rope":
+            assert "_scaled_dot_product_" in row.kernels
+    assert {*rows[rows.note != ""].method} <= {"rope, x-transformers"}  # an extra
     assert Path("speed/speed.md").read_text() in printed
 
 
-SHORT = ("--lengths", 8, "--scopes", "layer", "--backends", "sdpa")
-SHORT += ("--encodings", "rope", "tape", "--peers")
+@pytest.mark.slow
+def test_all_encodings_in_all_backends(speed):
+    """Layers and decoders: measured, or a note that says why not."""
+    _, rows = speed("--case", "layer", "train_step", "decode", "peers", "--lengths", 8)
+    assert all((rows.milliseconds == "") == (rows.note != ""))
+    if not torch.cuda.is_available():
+        flex = rows[(rows.backend == "flex_attention") & (rows.work == "training")]
+        assert (flex.note != "").all()
 
 
 @pytest.mark.slow
-def test_pictures_are_drawn_for_each_scope_and_backend(speed):
-    few = ("--lengths", 8, 16, "--work", "forward", "--backends", "eager", "sdpa")
-    speed(*few, "--encodings", "rope", "tape", "--peers", "transformers", pictures=True)
-    for name in (f"speed_{scope}_{kernel}" for scope in SCOPES for kernel in ("eager", "sdpa")):
-        assert Path(f"speed/{name}.png").stat().st_size > 1000
-        assert Path(f"speed/{name}.svg").stat().st_size > 1000
+def test_compiled_layers_and_decoders(speed):
+    few = ("--lengths", 8, "--backends", "sdpa", "--methods", "rope", "tape", "llama")
+    _, rows = speed(*few, "--compiled", "yes")
+    assert rows.compiled.all() and not rows.note.any()
 
 
-def test_a_run_that_ends_early_is_continued(speed, monkeypatch):
+SHORT = ("--case", "layer", "--lengths", 8, "--backends", "sdpa", "--methods", "rope", "tape")
+
+
+def test_a_killed_run_is_continued(speed, monkeypatch):
+    done = []
+
+    def measure_two(*given):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(given[0].name)
+        return measure(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
+        patch.setattr(harness, "measure", measure_two)
+        speed(*SHORT)
+    assert stopped.value.code == 130
     rounds = Path("speed/speed_rounds.csv")
-    for number in (1, 2):  # a slice measures something, however short it is
-        with pytest.raises(SystemExit) as stopped:
-            speed(*SHORT, "--seconds", 1e-9)
-        assert stopped.value.code == 75
-        assert len(set(pd.read_csv(rounds).comparison)) == number
     begun = rounds.read_text()
-    _, rows = speed(*SHORT)
+    assert [*read(rounds).comparison.unique()] == done
+    printed, rows = speed(*SHORT)
     assert rounds.read_text().startswith(begun)  # nothing is measured twice
     counted = pd.read_csv(rounds).groupby(["comparison", "method"]).size()
-    assert {*counted} == {7} and len(counted) == 1 + len(rows)
-    monkeypatch.setattr("benchmarks.harness.measure", None)
-    assert speed(*SHORT)[1] == rows  # nor measured again
+    assert {*counted} == {7} and len(counted) == len(rows) == 8
+    monkeypatch.setattr(harness, "measure", None)
+    again, same = speed(*SHORT)
+    assert again == printed and same.equals(rows)  # nor measured again
 
 
-def test_ratios_are_those_within_rounds(speed):
-    """And every number of the table follows from the raw rows."""
+def test_every_number_follows_from_the_raw_rows(speed):
     _, rows = speed(*SHORT, "--work", "forward")
-    raw = pd.read_csv("speed/speed_rounds.csv").pivot(
-        index="round", columns=["comparison", "method"], values="seconds"
-    )
-    seconds = raw["layer, forward, sdpa, 8"]
-    tape = next(row for row in rows if row["encoding"] == "tape")
-    ratio = (seconds["tape"] / seconds["rope"]).median()
-    assert float(tape["ratio"]) == pytest.approx(ratio, rel=1e-4)
-    load = Load("forward", 1, 8, 1, torch.float32, False)
-    macs = Case("layer", "sdpa", load, SHAPE).multiply_adds(Method("tape"), False)
-    middle, peak = seconds["tape"].median(), 2 * 1024**3 / raw[PRODUCT, PRODUCT].min()
-    for column, expected in {
-        "milliseconds": 1e3 * middle,
-        "tflops": 2 * macs / middle / 1e12,
-        "tokens_per_second": 8 / middle,
-        "reference_tflops": peak / 1e12,
-        "share": 2 * macs / middle / peak,
-    }.items():
-        if column not in ("reference_tflops", "share") or not torch.cuda.is_available():
-            assert float(tape[column]) == pytest.approx(expected, rel=1e-4), column
+    raw = pd.read_csv("speed/speed_rounds.csv")
+    seconds = raw.pivot(index="round", columns="method", values="seconds")
+    row = rows.set_index("method").loc["tape"]
+    assert row.ratio == pytest.approx((seconds.tape / seconds.rope).median())
+    assert row.milliseconds == pytest.approx(1e3 * seconds.tape.median())
+    assert row.tokens_per_second == pytest.approx(8 / seconds.tape.median())
 
 
-def test_another_shape_or_machine_is_another_folder(speed, monkeypatch):
+def test_other_settings_machines_and_code_are_another_folder(speed, monkeypatch):
     few = (*SHORT, "--work", "forward")
     speed(*few)
     before = {path: path.read_bytes() for path in Path("speed").rglob("*.*")}
-    with pytest.raises(SystemExit, match=r"^error: .*batch: 1 -> 2.*give this one another place"):
+    with pytest.raises(
+        SystemExit, match=r"^error: .*batch: None -> 2.*give this one another place"
+    ):
         speed(*few, "--batch", 2)
-    monkeypatch.setattr("benchmarks.harness.machine", lambda: "an abacus")
-    with pytest.raises(SystemExit, match=r"machine: .* -> an abacus"):
+    monkeypatch.setattr(harness.provenance, "machine", lambda: "an abacus")
+    monkeypatch.setattr(harness, "code", lambda: "changed")
+    with pytest.raises(SystemExit, match=r"code: \w+ -> changed; machine: .* -> an abacus"):
         speed(*few)
     assert {path: path.read_bytes() for path in Path("speed").rglob("*.*")} == before
+
+
+def test_what_cannot_run_at_all_is_an_error(speed):
+    few = ("--lengths", 8, "--work", "training", "--backends", "flex_attention")
+    with pytest.raises(SystemExit, match="no method could be measured"):
+        speed("--case", "layer", "--methods", "fire", *few, "--dtype", "float16")
 
 
 @pytest.mark.parametrize(
@@ -150,73 +243,49 @@ def test_another_shape_or_machine_is_another_folder(speed, monkeypatch):
     [
         ("--lengths 0", "--lengths: '0' must be an integer >= 1"),
         ("--lengths 8 8", "--lengths: duplicate value 8"),
-        ("--encodings tape", "--encodings tape: times are given next to those of rope; add it"),
-        ("--rounds 6", "--rounds/--repeats: '6' must be an integer >= 7"),
-        ("--heads 5", "--hidden 32 must be a multiple of --heads 5"),
-        ("--hidden 36 --heads 12", "rotary positions need pairs of channels: head_dim=3"),
-        ("--seconds -1", "--seconds -1.0 must be above 0"),
-        (
-            "--out file",
-            "--out: the folder file cannot be created: file is a file; give another one",
-        ),
+        ("--batch -1", "--batch: '-1' must be an integer >= 1"),
+        ("--batch 99999999", "--batch: 99999999 is more than 10,000,000"),
+        ("--new 0", "--new: '0' must be an integer >= 1"),
+        ("--rounds 6", "--rounds: '6' must be an integer >= 7"),
+        ("--backends nosuch", "--backends: invalid choice: 'nosuch'"),
+        ("--case decode --methods lora", "--methods lora: --case decode has none"),
+        ("--case adapters --work forward", "--work forward: adapters are timed in training alone"),
+        ("--out file", "--out: the folder file cannot be created: file is a file; give another"),
     ],
 )
 def test_invalid_arguments_are_refused(speed, capsys, arguments, message):
     Path("file").touch()
     with pytest.raises(SystemExit) as refused:
         speed(*arguments.split())
-    said = capsys.readouterr().err if refused.value.code == 2 else refused.value.code
-    assert said.startswith(f"error: {message}")
+    assert refused.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
     assert [path.name for path in Path().iterdir()] == ["file"]
 
 
-def table_of(*rows):
-    """What is timed; a row is a dict of its columns."""
-    about = {"scope": "layer", "work": "forward", "implementation": "here", "compiled": "no"}
-    found = pd.DataFrame([about | row for row in rows], columns=[*COLUMNS, "how", "method"])
-    return found.assign(method=found.encoding, how=found.backend, kernels="")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_seven_billion_weights_want_a_gpu(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--shape", "llama2_7b"])
+    assert "use --shape small" in capsys.readouterr().err
 
 
-def test_the_table_shows_ratios_and_the_longest_length():
-    row = {"milliseconds": 2.0, "tokens_per_second": 4000.0, "tflops": 0.5, "share": 0.25}
-    row |= {"ratio": 1.5, "ratio_first": 1.25, "ratio_third": 2.0, "memory_mib": 3.0}
-    row |= {"encoding": "tape", "backend": "sdpa"}
-    shown = by_length(table_of(*(row | {"length": length} for length in (8, 1024))))
-    assert shown.splitlines()[0].startswith("| encoding | ms, 8 | ms, 1,024 | tokens/s |")
-    cell = "2 (1.50; 1.25 to 2.00)"
-    assert (
-        shown.splitlines()[2] == f"| tape | {cell} | {cell} | 4,000 | 0.5 | 25.0% | 3.0 | unfused |"
-    )
+def test_the_documented_training_steps_follow_from_their_rows():
+    rows = read(ROOT / "docs" / "results" / "train_step" / "rounds.csv")
+    load = Load("training", "small", "sdpa", batch=8, length=256)
+    found = results(rows, "train_step", load)
+    memory = found.memory_mib / found.memory_mib[0]
+    lines = [["encoding", "time / rope", "memory / rope"]]
+    for row, share in zip(found.itertuples(), memory, strict=True):
+        ratio = f"{row.ratio:.2f} ({row.ratio_first:.2f} to {row.ratio_third:.2f})"
+        lines.append([row.method, ratio, f"{share:.2f}"])
+    assert markdown_table(lines) in (ROOT / "docs" / "efficiency.md").read_text()
 
 
-def test_the_papers_table_4_is_beside_a_layer_at_its_length():
-    """The fastest fused kernel of each, and for the row that is not fused eager attention."""
-    names = ("encoding", "backend", "length", "milliseconds", "ratio")
-    times = [
-        ("rope", "sdpa", 1024, 2.0),
-        ("rope", "flex_attention, compiled", 1024, 1.0, 1.0),
-        ("rope", "eager", 1024, 4.0),
-        ("rope", "sdpa", 512, 0.1),
-        ("tape", "sdpa", 1024, 1.25),
-        ("t5", "flex_attention, compiled", 1024, 1.5, 1.75),
-        ("tape", "eager", 1024, 3.0),
-        ("fire", "eager", 1024, 9.0),
-    ]
-    found = table_of(*(dict(zip(names, row, strict=False)) for row in times))
-    (shown,) = beside_paper(found)
-    assert shown.splitlines()[2:] == [
-        "| RoPE | 0.208 | 1.00 | 1 | 1.00 | flex_attention, compiled |",
-        "| TAPE | 0.256 | 1.23 | 1.25 | 1.25, medians | sdpa |",
-        "| TAPE, not fused | 0.563 | 2.71 | 3 | 3.00, medians | eager |",
-        "| FIRE | 0.556 | 2.67 |  |  |  |",
-        "| T5 bias | 0.690 | 3.32 | 1.5 | 1.75 | flex_attention, compiled |",
-    ]
-    assert not [*beside_paper(found[found.length == 512])]
-
-
-@pytest.mark.slow
-def test_compiled_layers_and_decoders(speed):
-    few = ("--lengths", 8, "--backends", "sdpa", "--encodings", "rope", "tape")
-    _, rows = speed(*few, "--peers", "transformers", "--compiled", "yes")
-    assert {row["compiled"] for row in rows} == {"yes"}
-    assert not [row for row in rows if row["note"]]
+def test_the_documented_ratios_are_those_of_the_committed_tables():
+    """Of an earlier command, whose raw rows were not kept."""
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    for name in ("train_step", "decode", "adapters"):
+        tables = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text()
+        rows = re.findall(r"^\| \w+ \|.* ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", tables, re.M)
+        shown = [f"{middle} ({first} to {third})" for middle, first, third in rows]
+        assert any(ratio in page for ratio in shown)

@@ -14,9 +14,8 @@ from test_training import assert_same_weights, losses, weights
 
 from tape.commands import train
 from tape.results.compare import compare
-from tape.results.experiment import Folder
+from tape.results.kinds import read_run
 from tape.results.report import main as report
-from tape.results.run_section import read_run
 from tape.runs.metrics import read_metrics
 from tape.settings.groups import options
 from tape.tasks.synthetic import synthetic_questions
@@ -73,9 +72,9 @@ def test_a_run_ends_soon_after_its_criterion(start):
     for n in range(step, end):  # of the step that follows step n
         assert rates[n + 1] == pytest.approx(5e-3 * (end - n) / (end - step))
     assert Synthetic.load(folder) == Synthetic("parity", 1, 2)
-    files = frozenset(path.name for path in folder.iterdir())
-    run = read_run(Folder(folder, files, frozenset()))
-    assert (run.left, run.steps, run.report["criterion_step"]) == (None, end, step)
+    run = read_run(folder)
+    ends = [run.rows[0][name] for name in ("steps", "criterion step")]
+    assert (run.left, ends) == (None, [str(end), str(step)])
     for setting in ("task.samples=5", "trainer.eval_steps=1"):  # they decide whether it is reached
         with pytest.raises(ValueError, match=setting.partition("=")[0]):
             start("position=rope", setting)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import POSITIONS, make_model, random_tokens
+from conftest import in_modes, make_model, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -50,7 +50,7 @@ def asserted(monkeypatch):
         monkeypatch.setattr(module, "refuse_unless", refuse_unless)
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@in_modes
 def test_training_without_padding_reads_nothing(position):
     model = make_model(position, num_hidden_layers=2).train()
     tokens = random_tokens(2, 15)
@@ -59,7 +59,7 @@ def test_training_without_padding_reads_nothing(position):
     assert syncs.found == []
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@in_modes
 @torch.no_grad()
 def test_a_decoded_token_reads_nothing(position):
     model = make_model(position, num_hidden_layers=2)

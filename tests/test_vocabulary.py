@@ -7,8 +7,7 @@ from shards import write_shards
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from scrolls.examples import tokenize_split
-from scrolls.prompts import Budget, Prompts
+from scrolls.examples import Budget, Prompts, tokenize_split
 from scrolls.tasks import TASKS
 from tape.data import C4Corpus, StreamedBlocks, TextCorpus, tokenize_corpus
 from tape.evaluation.texts import open_text
@@ -71,7 +70,7 @@ def test_texts_of_unknown_tokens_are_refused_wherever_they_are_read(tmp_path):
     readers = [
         lambda: open_text("text", [str(tmp_path / "train.txt")], tmp_path / "model", tmp_path),
         lambda: next(iter(StreamedBlocks(streamed, tokenizer, 24, tmp_path))),
-        lambda: tokenize_split(TASKS["qasper"], "train", tmp_path, tokenizer, prompts, tmp_path),
+        lambda: tokenize_split(prompts, "train", tmp_path, tmp_path),
     ]
     for read in readers:
         with pytest.raises(ValueError, match=r"of the tokens are unknown \('\[UNK\]'\): at most"):

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from tape.analysis.inside import Inside, check_size, look_inside
 from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
 from tape.command import Distinct, integer
-from tape.evaluation.perplexity import DTYPES
+from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model.checkpoint import check_length, load
 from tape.model.modeling import TapeForCausalLM

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import Cache
 from transformers.masking_utils import and_masks, create_causal_mask
 
@@ -74,7 +75,8 @@ def causal_blocks(T: int, window: int | None, device: torch.device) -> BlockMask
         return j <= i if window is None else (j <= i) & (i - j < window)
 
     create = torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
-    return create(seen, None, None, T, T, device=device)
+    with _disable_current_modes():  # fake tensors of torch.export must not be kept
+        return create(seen, None, None, T, T, device=device)
 
 
 def unpadded_blocks(

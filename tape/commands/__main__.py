@@ -24,16 +24,11 @@ COMMANDS = {
         ),
     },
     "evaluate": {
-        "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length"),
-        "long-perplexity": (
-            "tape.evaluation.long_perplexity",
-            "perplexity of the tokens that need a long context (LongPPL)",
-        ),
+        "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length; LongPPL"),
         "evaluate": ("tape.tasks.evaluate", "accuracy on addition, pass keys or a synthetic task"),
         "lm-eval": ("tape.evaluation.lm_eval", "tasks of lm-eval: MMLU, ARC, RULER, your own"),
         "scrolls-generate": ("scrolls.generate", "generate the answers to a SCROLLS task"),
         "scrolls-score": ("scrolls.score", "verify and score predictions for SCROLLS"),
-        "scrolls-majority": ("scrolls.majority", "the majority baseline of a SCROLLS task"),
     },
     "compare": {
         "compare": ("tape.results.compare", "runs over seeds: table, statistics, figures"),
@@ -64,11 +59,7 @@ COMMANDS = {
         "export": ("tape.export", "save a model with its code, or as a plain Llama"),
     },
     "benchmark": {
-        "speed": ("benchmarks.speed", "time encodings and attention backends"),
-        "bench-train": ("benchmarks.train_step", "training steps of encodings"),
-        "bench-adapters": ("benchmarks.adapters", "training steps of adapters"),
-        "bench-decode": ("benchmarks.decode", "greedy decoding with a KV cache"),
-        "bench-llama": ("benchmarks.llama_step", "training and decoding at Llama-2-7B's shape"),
+        "speed": ("benchmarks.speed", "time layers, training steps, decoding and adapters"),
     },
 }
 # Those whose first words are folders of models or runs.

@@ -8,17 +8,14 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from dataclasses import replace
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from tape.settings.composition import call, is_expected, listed, refuse
 from tape.settings.groups import CONFIG, options
-from tape.sweep.checks import SUBMITTED
-from tape.sweep.compose import sweep_of
+from tape.sweep.compose import comparison, sweep_of
 from tape.sweep.engine import perform
-from tape.sweep.estimate import estimate
 
 SETTINGS: list[str] = []  # of the runs: the words after --
 
@@ -28,20 +25,13 @@ def composed(cfg: DictConfig) -> None:
     try:
         if OmegaConf.is_missing(cfg, "name"):
             raise ValueError(f"sweep=null: choose one of {listed(options('sweep'))}")
-        sweep = sweep_of(OmegaConf.to_container(cfg, resolve=True), SETTINGS)
-        unfinished = [run for run in sweep.runs if run.finished(sweep.config) is None]
-        if cost := estimate(unfinished):
-            print(cost, file=sys.stderr)
+        sweep = OmegaConf.to_container(cfg, resolve=True)
+        runs = sweep_of(sweep, SETTINGS)
         if cfg.dry_run:
-            print("\n".join(shlex.join(command) for command in sweep.commands()))
+            commands = [*(words for run in runs for words in run.commands), comparison(sweep, runs)]
+            print("\n".join(f"tape {shlex.join(words)}" for words in commands if words))
             return
-        if cfg.cluster in SUBMITTED:
-            from tape.sweep.cluster import executor_of
-
-            parameters = OmegaConf.to_container(cfg.submitit, resolve=True)
-            executor = executor_of(cfg.cluster, sweep.out / ".jobs", parameters)
-            sweep = replace(sweep, cluster=executor)
-        status = perform(sweep)
+        status = perform(sweep, runs)
     except Exception as error:
         if cfg.debug is True or not is_expected(error):
             raise
@@ -55,7 +45,7 @@ def main() -> None:
         at = sys.argv.index("--")
         SETTINGS.extend(sys.argv[at + 1 :])
         del sys.argv[at:]
-    # Any setting of train.py may vary, and a cluster has its own.
+    # Any setting of a run may vary, and a cluster has its own.
     sys.argv = [re.sub(r"^(?=(vary|submitit)[.=])", "++", word) for word in sys.argv]
     call(composed, "sweep")
 

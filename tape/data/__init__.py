@@ -5,7 +5,7 @@ from tape.data.blocks import EpochOrder, TokenBlocks, TokenStream, TrainingOrder
 from tape.data.c4 import C4Corpus
 from tape.data.corpora import Corpus, LocalCorpus, TextCorpus
 from tape.data.redpajama import RedPajamaCorpus
-from tape.data.streaming import StreamedBlocks, training_blocks
+from tape.data.streaming import StreamedBlocks
 from tape.data.tokenizer import load_tokenizer, train_tokenizer
 
 __all__ = [
@@ -23,5 +23,4 @@ __all__ = [
     "load_tokenizer",
     "tokenize_corpus",
     "train_tokenizer",
-    "training_blocks",
 ]

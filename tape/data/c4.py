@@ -1,23 +1,46 @@
-"""C4: a choice of its shards, cached or streamed; bad lines are reported, counted and skipped."""
+"""C4: a choice of its shards, streamed or cached."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
+import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
+
+from fsspec.core import url_to_fs
+from huggingface_hub import constants
 
 from tape.data.corpora import Corpus, Split
-from tape.data.shards import Fault, Shard, cached_folder, download, list_shards, text_of
+from tape.data.readers import from_hub, json_lines, texts
 from tape.validation import check_flag, check_integer, check_path, check_text
 
-log = logging.getLogger(__name__)
-
+NAMES = "c4-train.00000-of-01024.json.gz, c4-validation.00000-of-00008.json.gz"
+OFFICIAL = re.compile(r"c4-(train|validation)\.\d{5}-of-\d{5}\.json\.gz")
+ON_HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
+# Names that file systems use for a content hash.
+CONTENT_HASHES = ("blob_id", "ETag", "etag", "md5Hash", "content_md5")
+EDGE = 2**16  # bytes at each end that identify a shard without one: gzip's last are a checksum
 SAMPLED = 8  # shards that the tokenizer's training documents come from
-SHOWN = 10  # bad lines that are reported individually
 LARGEST_WINDOW = 2**20  # blocks, all in memory
+
+
+class Shard(NamedTuple):
+    name: str
+    url: str
+    size: int
+    version: str | None  # its content hash if the file system knows one
+
+    def identity(self) -> str:
+        """Identifies the content without reading all of it."""
+        version = self.version
+        if version is None:
+            files, path = url_to_fs(self.url)
+            edges = files.cat_file(path, 0, EDGE) + files.cat_file(path, max(0, self.size - EDGE))
+            version = hashlib.sha256(edges).hexdigest()
+        return f"{self.name} {self.size} {version}"
 
 
 class C4Corpus(Corpus):
@@ -35,8 +58,7 @@ class C4Corpus(Corpus):
         validation_shards, validation_documents: how much of the validation split to use.
         tokenizer_documents: number of training documents to train a tokenizer on.
         seed: of the choice of shards.
-        window: size of the shuffle buffer in blocks when streamed.
-        max_bad: number of bad lines and broken shards to skip before giving up.
+        window: number of blocks that are shuffled together when streamed.
 
     Raises:
         ValueError: for numbers out of bounds.
@@ -56,7 +78,6 @@ class C4Corpus(Corpus):
         tokenizer_documents: int = 100_000,
         seed: int = 0,
         window: int = 8192,
-        max_bad: int = 100,
         name: str = "c4",
         documents: str | None = None,
     ):
@@ -66,7 +87,6 @@ class C4Corpus(Corpus):
         check_integer("data.validation_documents", validation_documents)
         check_integer("data.tokenizer_documents", tokenizer_documents)
         check_integer("data.seed", seed, 0)
-        check_integer("data.max_bad", max_bad, 0)
         check_integer("data.window", window, most=LARGEST_WINDOW)
         check_flag("data.streaming", streaming)
         check_text("data.root", root)
@@ -74,12 +94,12 @@ class C4Corpus(Corpus):
         self.streaming, self.seed, self.window = streaming, seed, window
         self.validation_documents = validation_documents
         self.tokenizer_documents = tokenizer_documents
-        self.max_bad = max_bad
-        self.bad: set[tuple[str, int | None]] = set()  # (shard, line); None: its rest
 
         folder = root if dir is None else str(check_path("data.dir", dir).absolute())
-        if dir is None and not streaming:
-            folder = cached_folder(folder)
+        remote = None if streaming else ON_HUB.fullmatch(folder)
+        repository, revision, inside = remote.groups() if remote else (None, None, None)
+        if repository and constants.HF_HUB_OFFLINE:  # what was downloaded before
+            folder, repository = f"{from_hub(repository, None, revision)[0]}/{inside}", None
         there = list_shards(folder)
         wanted = {"shards": shards, "validation_shards": validation_shards}
         for (setting, count), (split, found) in zip(wanted.items(), there.items(), strict=True):
@@ -89,61 +109,31 @@ class C4Corpus(Corpus):
                 )
         self.train = self._shuffled(there["train"], "choice")[:shards]
         self.held_out = there["validation"][:validation_shards]
-        if not streaming:
-            self.train = [download(shard, folder) for shard in self.train]
-            self.held_out = [download(shard, folder) for shard in self.held_out]
+        if repository:
+            chosen = self.train + self.held_out
+            names = [f"{inside}/{shard.name}" for shard in chosen]
+            paths = from_hub(repository, names, revision)
+            local = [
+                shard._replace(url=str(path), version=None)
+                for shard, path in zip(chosen, paths, strict=True)
+            ]
+            self.train, self.held_out = local[: len(self.train)], local[len(self.train) :]
 
     def documents(self, split: Split) -> Iterator[str]:
         training = split == "train"
-        texts = chain.from_iterable(map(self.read, self.train if training else self.held_out))
-        yield from (
-            text for _, text in islice(texts, None if training else self.validation_documents)
-        )
+        found = chain.from_iterable(map(_documents, self.train if training else self.held_out))
+        yield from islice(found, None if training else self.validation_documents)
 
     def sample(self) -> Iterator[str]:
         """Yields `tokenizer_documents` training documents, evenly from a few shards."""
         shards = self.train[:SAMPLED]
         for number, shard in enumerate(shards):
             share = (self.tokenizer_documents + number) // len(shards)
-            yield from (text for _, text in islice(self.read(shard), share))
+            yield from islice(_documents(shard), share)
 
     def order(self, seed: int, epoch: int) -> list[Shard]:
         """Returns the training shards in the order of one epoch."""
         return self._shuffled(self.train, f"{seed} {epoch}")
-
-    def read(self, shard: Shard, first: int = 0) -> Iterator[tuple[int, str]]:
-        """Yields (line number, document) from line `first` on, counted from 0."""
-        number = -1
-        try:
-            for number, line in enumerate(shard.lines()):
-                if number < first or not line.strip():
-                    continue
-                try:
-                    text = text_of(line)
-                except Fault as fault:
-                    self._leave_out(shard, number, fault)
-                    continue
-                if text.strip():
-                    yield number, text
-        except Fault as fault:
-            self._leave_out(shard, None, Fault(f"{fault} after line {number + 1:,}"))
-
-    def _leave_out(self, shard: Shard, line: int | None, fault: Fault) -> None:
-        if (shard.name, line) in self.bad:
-            return  # already counted in an earlier pass
-        self.bad.add((shard.name, line))
-        count = len(self.bad)
-        where = shard.name if line is None else f"{shard.name}, line {line + 1:,}"
-        if count > self.max_bad:
-            raise ValueError(
-                f"{where}: {fault}; with it {count:,} lines or shards are bad, more than "
-                f"data.max_bad={self.max_bad}. Fetch the shard again, or raise the limit"
-            ) from fault
-        what = "skipped" if line is not None else "the rest of the shard is skipped"
-        if count <= SHOWN or line is None:
-            log.warning("%s: %s; %s (%s so far)", where, fault, what, f"{count:,}")
-        elif count % 100 == 0:
-            log.warning("%s bad lines skipped so far, the last one in %s", f"{count:,}", where)
 
     def _shuffled(self, shards: list[Shard], key: str) -> list[Shard]:
         """Sorts by a hash of the name, independent of other files in the folder."""
@@ -152,14 +142,13 @@ class C4Corpus(Corpus):
 
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:
-        """Hashes all bytes of the chosen shards; when streamed, their names, sizes and the file
-        system's content hashes or their first and last bytes."""
+        """Hashes the names and sizes of the chosen shards and the file system's content hashes, or
+        their first and last bytes."""
         rule = f"c4 {self.seed} {self.validation_documents} {self.tokenizer_documents}"
         digest = hashlib.sha256(rule.encode())
         for split, shards in (("train", self.train), ("validation", self.held_out)):
             for shard in shards:
-                content = shard.identity() if self.streaming else shard.digest()
-                digest.update(f"\n{split} {content}".encode())
+                digest.update(f"\n{split} {shard.identity()}".encode())
         return digest.hexdigest()
 
     def describe(self) -> str:
@@ -169,3 +158,41 @@ class C4Corpus(Corpus):
             f"{len(self.train):,} training and {len(self.held_out):,} validation shards, "
             f"{size:,} bytes, sha256 {self.fingerprint()[:16]}"
         )
+
+
+def _documents(shard: Shard) -> Iterator[str]:
+    rows = texts(json_lines(shard.url, "text"), shard.url)
+    return (text for text in rows if text.strip())
+
+
+def list_shards(folder: str) -> dict[Split, list[Shard]]:
+    """Returns the sorted shards with official names in a local folder or URL; numbers may be
+    missing.
+
+    Raises:
+        FileNotFoundError: if there are none.
+        OSError: if the folder cannot be listed.
+    """
+    try:
+        files, path = url_to_fs(folder)
+        entries = files.ls(path, detail=True)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no folder {folder}") from error
+    except Exception as error:  # file systems raise errors of their own
+        raise OSError(
+            f"{folder} cannot be listed: {error}; without a network use data.dir=/path/to/en"
+        ) from error
+    found: dict[Split, list[Shard]] = {"train": [], "validation": []}
+    for entry in sorted(entries, key=lambda entry: entry["name"]):
+        name = entry["name"].rsplit("/", 1)[-1]
+        if match := OFFICIAL.fullmatch(name):
+            version = next((str(entry[key]) for key in CONTENT_HASHES if entry.get(key)), None)
+            url = files.unstrip_protocol(entry["name"]).removeprefix("file://")
+            found[match[1]].append(Shard(name, url, entry["size"], version))
+    if not found["train"] or not found["validation"]:
+        missing = " or ".join(split for split in found if not found[split])
+        raise FileNotFoundError(
+            f"no {missing} shards among the {len(entries):,} files of {folder}; their names must "
+            f"be {NAMES}"
+        )
+    return found

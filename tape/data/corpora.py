@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import glob
-import gzip
 import hashlib
-import io
-import json
 import logging
 import os
 import sysconfig
-import zlib
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Literal, NoReturn
+from typing import Literal, NoReturn
 
-import pyarrow.parquet
-
-from tape.validation import check_fraction, check_path, check_text, encodable
+from tape.data.readers import plain_text, reading, rows_of
+from tape.validation import check_fraction, check_path, check_text
 
 Split = Literal["train", "validation"]
 Paths = str | Path | list[str | Path] | tuple[str | Path, ...]
 
 PLAIN = (".txt", ".md", ".rst", ".py")
-RECORDS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-BYTE_ORDER_MARK = BOM_UTF8.decode()
-KNOWN = (*PLAIN, *RECORDS, ".parquet")
-UNREADABLE = (OSError, EOFError, zlib.error, pyarrow.ArrowException)
+KNOWN = (*PLAIN, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+TABLES = (".csv", ".csv.gz")  # read if named, but not from a folder, where they may be anything
 log = logging.getLogger(__name__)
 
 
@@ -87,9 +79,11 @@ class FileCorpus(Corpus):
         """Returns a hash of the files' contents and of the split rule."""
         digest = hashlib.sha256(self.rule().encode())
         for path in self.files():
-            with _reading(path), path.open("rb") as file:
+            with reading(path), path.open("rb") as file:
                 # The same bytes give other documents if the file type differs.
                 kind = b"plain" if path.suffix in PLAIN else b"rows"
+                if ".csv" in path.suffixes:
+                    kind = b"table"
                 if kind == b"plain" and file.read(len(BOM_UTF8)) != BOM_UTF8:
                     file.seek(0)  # a byte order mark is no part of the document
                 digest.update(kind + hashlib.file_digest(file, "sha256").digest())
@@ -138,14 +132,14 @@ class LocalCorpus(FileCorpus):
     def documents(self, split: Split) -> Iterator[str]:
         for path in self.files():
             if (fraction(self._name(path)) < 0.05) == (split == "validation"):
-                text = _plain_text(path)
+                text = plain_text(path)
                 if text.strip():
                     yield text
 
 
 class TextCorpus(FileCorpus):
-    """The user's own files: plain text (a document per file), .jsonl (also .gz, .zst) and .parquet
-    (a document per row).
+    """The user's own files: plain text (a document per file), .jsonl (also .gz, .zst), .csv (also
+    .gz; not from a folder) and .parquet (a document per row).
 
     Args:
         files: one or several paths, folders or globs.
@@ -191,7 +185,7 @@ class TextCorpus(FileCorpus):
         if self.held_out:
             yield from self._read(self.paths if split == "train" else self.held_out)
         elif len(self.paths) == 1 and self.paths[0].suffix in PLAIN:
-            text = _plain_text(self.paths[0])
+            text = plain_text(self.paths[0])
             end = int(len(text) * (1 - self.validation_fraction))
             # At a line break, or at a space in a text of one line, unless that is far from the end.
             places = (text.rfind(mark, end // 2, end) for mark in "\n ")
@@ -206,12 +200,8 @@ class TextCorpus(FileCorpus):
 
     def _read(self, paths: list[Path]) -> Iterator[str]:
         for path in paths:
-            if path.suffix in PLAIN:
-                documents: Iterable[str] = [_plain_text(path)]
-            elif path.suffix == ".parquet":
-                documents = _parquet_column(path, self.field)
-            else:
-                documents = record_field(path, self.field)
+            plain = path.suffix in PLAIN
+            documents = [plain_text(path)] if plain else rows_of(path, self.field)
             yield from (text for text in documents if text.strip())
 
 
@@ -247,8 +237,8 @@ def _expand(setting: str, patterns: Paths) -> list[Path]:
 def _inside(setting: str, path: Path) -> list[Path]:
     """Returns the file itself, or the files in the folder; warns of files of other types."""
     if path.is_file():
-        if not path.name.endswith(KNOWN):
-            raise ValueError(f"{setting}: {path} must be one of {', '.join(KNOWN)}")
+        if not path.name.endswith((*KNOWN, *TABLES)):
+            raise ValueError(f"{setting}: {path} must be one of {', '.join((*KNOWN, *TABLES))}")
         return [path]
     if not path.is_dir():
         raise ValueError(f"{setting}: {path} is neither a file nor a folder")
@@ -281,84 +271,3 @@ def _inside(setting: str, path: Path) -> list[Path]:
             f"{left_out}; only {', '.join(KNOWN)} are read"
         )
     return inside
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turns errors while a file is read into errors that name the file."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} at "
-            f"{error.start:,}; convert it, or leave it out"
-        ) from error
-    except UNREADABLE as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-
-
-def _plain_text(path: Path) -> str:
-    with _reading(path):
-        text = path.read_bytes().decode("utf-8").removeprefix(BYTE_ORDER_MARK)
-    if "\0" in text:
-        raise ValueError(f"{path} is binary: it has a zero byte at {text.index(chr(0)):,}")
-    return text
-
-
-def _open(path: Path) -> BinaryIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    if path.suffix == ".zst":
-        if not path.stat().st_size:  # which the library takes for no data
-            raise EOFError("the compressed data end too early")
-        return pyarrow.input_stream(str(path), compression="zstd")
-    return path.open("rb")
-
-
-def record_field(path: Path, field: str) -> Iterator[str]:
-    """Yields a field of every row of a JSON lines file, compressed or not.
-
-    Raises:
-        ValueError: for a row without text in that field; names file and line.
-    """
-    with _reading(path), _open(path) as file:
-        for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8-sig"), start=1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(f"{where}: not JSON ({error})") from error
-            if not isinstance(row, dict) or field not in row:
-                has = f"fields {', '.join(row)}" if isinstance(row, dict) else "no fields"
-                raise ValueError(
-                    f"{where}: no text in field {field!r} (the row has {has}); set data.field"
-                )
-            text = row[field]
-            if not isinstance(text, str):
-                kind = "null" if text is None else f"{type(text).__name__} {text!r:.40}"
-                raise ValueError(
-                    f"{where}: field {field!r} has {kind}; a document must be a string"
-                )
-            if not encodable(text):
-                raise ValueError(f"{where}: {field!r} holds a lone surrogate")
-            yield text
-
-
-def _parquet_column(path: Path, field: str) -> Iterator[str]:
-    with _reading(path):
-        file = pyarrow.parquet.ParquetFile(path)
-        if field not in file.schema_arrow.names:
-            has = ", ".join(file.schema_arrow.names)
-            raise ValueError(f"{path} has no column {field!r}, only {has}; set data.field")
-        kind = file.schema_arrow.field(field).type
-        batches = file.iter_batches(batch_size=1024, columns=[field])
-        texts = (text for batch in batches for text in batch.column(0).to_pylist())
-        for row, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise ValueError(
-                    f"{path}, row {row:,}: column {field!r} of type {kind} has {text!r:.40}; a "
-                    "document must be a string; convert the column, or set data.field"
-                )
-            yield text

@@ -5,19 +5,14 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download
-
 from tape.data.corpora import Corpus, TextCorpus
+from tape.data.readers import from_hub
 from tape.validation import check_fraction, check_path
 
+# By name: its loading script is not run by `datasets`.
 HUB = "togethercomputer/RedPajama-Data-1T-Sample"
-CRAWLS = ("2019-30", "2020-05", "2021-04", "2022-05", "2023-06")
-SOURCES = (
-    *("arxiv", "book", "c4", *(f"cc_{crawl}" for crawl in CRAWLS)),
-    "github",
-    "stackexchange",
-    "wikipedia",
-)
+CRAWLS = ("cc_2019-30", "cc_2020-05", "cc_2021-04", "cc_2022-05", "cc_2023-06")
+SOURCES = ("arxiv", "book", "c4", *CRAWLS, "github", "stackexchange", "wikipedia")
 FILES = tuple(f"{source}_sample.jsonl" for source in SOURCES)
 log = logging.getLogger(__name__)
 
@@ -34,7 +29,6 @@ class RedPajamaCorpus(TextCorpus):
         FileNotFoundError: if the folder has none of the files, or the hub cannot provide one.
     """
 
-    field, held_out = "text", ()
     remedy = "give more text, or choose the validation text with data.validation_fraction"
 
     def __init__(
@@ -46,11 +40,12 @@ class RedPajamaCorpus(TextCorpus):
     ):
         check_fraction("data.validation_fraction", validation_fraction)
         Corpus.__init__(self, name, documents)
-        self.validation_fraction = validation_fraction
-        self.paths = _from_hub() if dir is None else _in_folder(check_path("data.dir", dir))
-
-    def files(self) -> list[Path]:
-        return self.paths
+        self.field, self.held_out, self.validation_fraction = "text", [], validation_fraction
+        if dir is None:
+            log.info("downloading %s once, about 5 GB", HUB)
+            self.paths = from_hub(HUB, [*FILES])
+        else:
+            self.paths = _in_folder(check_path("data.dir", dir))
 
     def rule(self) -> str:
         return f"redpajama {self.validation_fraction}"
@@ -66,14 +61,3 @@ def _in_folder(folder: Path) -> list[Path]:
     if missing := [name for name in FILES if not (folder / name).is_file()]:
         log.warning("%s has %s of %s files; missing: %s", folder, len(there), len(FILES), missing)
     return there
-
-
-def _from_hub() -> list[Path]:
-    log.info("downloading %s once, about 5 GB", HUB)
-    try:
-        return [Path(hf_hub_download(HUB, name, repo_type="dataset")) for name in FILES]
-    except Exception as error:  # the hub's client also raises errors of its HTTP clients
-        raise FileNotFoundError(
-            f"{HUB} is neither in the hub's cache nor available from the hub ({error}); give "
-            f"data.dir=..., a folder with its files, or another corpus, data=local"
-        ) from error

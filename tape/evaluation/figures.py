@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -11,11 +12,12 @@ from matplotlib.figure import Figure
 from tape.files import write_bytes
 
 
-def write_figure(figure: Figure, target: Path) -> None:
-    """Write the picture as target.png and target.svg."""
+def write_figure(figure: Figure, target: Path, kinds: Sequence[str] = ("png", "svg")) -> None:
+    """Writes the picture as target.png and target.svg."""
     with matplotlib.rc_context({"svg.hashsalt": "tape"}):  # the same picture is the same file
-        for kind, metadata in (("png", None), ("svg", {"Date": None})):
+        for kind in kinds:
             content = io.BytesIO()
+            metadata = {"Date": None} if kind == "svg" else None
             how = {"format": kind, "metadata": metadata, "dpi": 150}
             figure.savefig(content, bbox_inches="tight", **how)  # with all of its labels
             write_bytes(target.with_name(f"{target.name}.{kind}"), content.getvalue())

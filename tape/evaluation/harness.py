@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedTokenizerBase
@@ -88,6 +89,7 @@ class Harness(HFLM):
             backend="causal",
             max_length=max_length,
             batch_size=batch_size,
+            softmax_dtype=torch.float32,  # in bfloat16 a sum of hundreds of nats is rounded to 2
         )
         self.truncate = truncate
 
@@ -105,9 +107,20 @@ class Harness(HFLM):
         with self._model.evaluation_length(self.max_length):
             return super()._loglikelihood_tokens(requests, *args, **how)
 
+    def loglikelihood_rolling(self, requests: list[Instance], **how: Any) -> list[float]:
+        """Returns the log-likelihood of each text, all of whose tokens are predicted: the first
+        one from a prefix token, beside which the tokenizer adds no BOS of its own."""
+        before, self.add_bos_token = self.add_bos_token, False
+        try:
+            return super().loglikelihood_rolling(requests, **how)
+        finally:
+            self.add_bos_token = before
+
     def _model_generate(self, *args: Any, **how: Any) -> torch.Tensor:
+        """Every row ends with its own EOS: lm-eval would go on to the last one's, and then drop the
+        EOS but not what follows it."""
         with self._model.evaluation_length(self.max_length):
-            return super()._model_generate(*args, **how)
+            return super()._model_generate(*args, eos_token_id=self.eot_token_id, **how)
 
     def tok_batch_encode(
         self,
@@ -122,10 +135,6 @@ class Harness(HFLM):
             self._check(ids.shape[1] + self.max_length - left_truncate_len)
             ids, mask = ids[:, -left_truncate_len:], mask[:, -left_truncate_len:]
         return ids, mask
-
-    def count(self, text: str) -> int:
-        """Returns the tokens of a prompt."""
-        return super().tok_batch_encode([text])[0].shape[1]
 
     def _check(self, needed: int) -> None:
         if needed > self.max_length and not self.truncate:

@@ -1,7 +1,7 @@
 """Tasks of the Language Model Evaluation Harness (lm-eval), by default without examples.
 
 python -m tape.evaluation.lm_eval --model output/llama_adape --tasks mmlu,arc_challenge,arc_easy
-python -m tape.evaluation.lm_eval --model output/llama_lora --tasks exact_needle --lengths 4096
+python -m tape.evaluation.lm_eval --model output/llama_lora --tasks ruler_vt --lengths 4096
 python -m tape.evaluation.lm_eval --table output/*/zero_shot.csv
 """
 
@@ -19,7 +19,7 @@ import yaml
 
 from tape.command import Distinct, Parser, expected_errors, integer, model_folder
 from tape.evaluation import zero_shot
-from tape.evaluation.perplexity import DTYPES
+from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import Row, check_addable
 from tape.files import read_object, reading
 from tape.model.checkpoint import check_length, identified, load
@@ -27,6 +27,7 @@ from tape.runs.folder import folder_for_results, locked
 
 TOKENIZER = "tokenizer_config.json"
 LONGEST = 10**7  # tokens
+ANSWERS = 2  # changes where the same question has another answer than before
 
 
 def run(arguments: argparse.Namespace) -> list[Row]:
@@ -38,7 +39,6 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     try:
         import lm_eval
 
-        from tape.evaluation import ruler
         from tape.evaluation.harness import BABILONG, Harness, Tasks, prompt_lengths
     except ModuleNotFoundError as error:
         raise ValueError(
@@ -72,7 +72,9 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         "dtype": arguments.dtype,
         "lm_eval": lm_eval.__version__,
     }
-    further = {"truncate": arguments.truncate, **weights}
+    written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.special_tokens_map)
+    further = {"truncate": arguments.truncate, **weights, "answers": ANSWERS}
+    further["tokenizer"] = hashlib.sha256(written.encode()).hexdigest()
     digest = hashlib.sha256(json.dumps(about | further).encode())
     # Not beside the model but where only this program writes: lm-eval unpickles them.
     answers = Path(os.environ.get("TAPE_CACHE", "cache"), "lm_eval")
@@ -81,26 +83,19 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     where = {"include_path": arguments.include_path, "metadata": metadata}
     where |= {"metric": arguments.metric, "lengths": arguments.lengths or ()}
     tasks = Tasks(**where, include_defaults=False)
-    named = [name for name in arguments.tasks if name not in ruler.TASKS]
-    if not {*named} <= {*tasks.all_tasks}:
+    if not {*arguments.tasks} <= {*tasks.all_tasks}:
         tasks = Tasks(**where)  # lm-eval's own too: thousands of files
-    if unknown := [task for task in named if task not in tasks.all_tasks]:
+    if unknown := [task for task in arguments.tasks if task not in tasks.all_tasks]:
         raise ValueError(
             f"--tasks {unknown[0]} is unknown to lm-eval {lm_eval.__version__}; `lm-eval ls tasks` "
             "lists its tasks; other tasks must be yaml files in --include_path"
         )
     harness = Harness(model, tokenizer, max_length, arguments.batch_size, arguments.truncate)
-    lengths = arguments.lengths or [max_length]
-    ours = {
-        name: ruler.task(name, lengths, harness.count)
-        for name in arguments.tasks
-        if name in ruler.TASKS
-    }
     try:
         with locked(answers):
             found = lm_eval.simple_evaluate(
                 model=harness,
-                tasks=[ours.get(name, name) for name in arguments.tasks],
+                tasks=arguments.tasks,
                 num_fewshot=arguments.num_fewshot,
                 limit=arguments.limit,
                 task_manager=tasks,

@@ -3,28 +3,30 @@
 python -m tape.evaluation.perplexity --model output/adape_local --data local --lengths 512 1024
 python -m tape.evaluation.perplexity --model output/llama_adape --data ../data/proof_pile.bin
 python -m tape.evaluation.perplexity --plot output/*/perplexity.csv --out comparison.png
+
+LongPPL, of the tokens that need a long context (tape/evaluation/long_perplexity.py):
+
+python -m tape.evaluation.perplexity --model output/llama_ft --data x.bin --choose keys.json
+python -m tape.evaluation.perplexity --model output/llama_adape --data x.bin --keys keys.json
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import os
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 import transformers
 
 from tape.command import Distinct, Parser, expected_errors, integer, model_folder
+from tape.evaluation import long_perplexity
 from tape.evaluation.curves import COLUMNS, Binned, binned, read_curves, write
-from tape.evaluation.journal import Incomplete, Shard, join
+from tape.evaluation.journal import Incomplete
 from tape.evaluation.picture import draw
-from tape.evaluation.scoring import BATCH_TOKENS, Perplexity, losses, windows_at_once
+from tape.evaluation.scoring import BATCH_TOKENS, DTYPES, Perplexity, opened, walk, windows_at_once
 from tape.evaluation.tables import check_addable, markdown_table
-from tape.evaluation.texts import CORPORA, Text, open_text
+from tape.evaluation.texts import CORPORA
 from tape.evaluation.windows import (
     CONVENTIONS,
     STRIDE,
@@ -33,13 +35,11 @@ from tape.evaluation.windows import (
     strides_of,
     windows_of,
 )
-from tape.evaluation.workers import answering, complete_shard
 from tape.files import reading
-from tape.model.checkpoint import check_length, identified, load_model
-from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import folder_for_results
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LENGTHS = [1024, 2048, 4096, 8192]
+LONG, SHORT = 8192, 1024  # of LongPPL
 
 
 def plan(arguments: argparse.Namespace, strides: dict[int, int], tokens: int) -> list[Batch]:
@@ -53,23 +53,19 @@ def plan(arguments: argparse.Namespace, strides: dict[int, int], tokens: int) ->
     return sorted(batches, key=lambda batch: (-batch.cost, -batch.length))
 
 
-def score(model: TapeForCausalLM, tokenizer: None, batch: Batch, text: Text) -> Binned:
-    """Returns the losses of a batch, by position in the window.
+def record(batch: Batch, losses: np.ndarray) -> dict[str, Any]:
+    """Returns the losses of a batch by position in the window.
 
     Raises:
         ValueError: if one of them is not a number.
     """
-    found = losses(model, text.tokens, batch)
-    if not np.isfinite(found).all():
+    if not np.isfinite(losses).all():
         raise ValueError(
             f"the model has losses that are not finite in windows of {batch.length:,}: its "
             f"weights are damaged, or the dtype is too narrow for them"
         )
-    return binned(np.concatenate([window.positions for window in batch.windows]), found)
-
-
-def _load(folder: Path, dtype: torch.dtype) -> tuple[TapeForCausalLM, None]:
-    return load_model(folder, dtype), None
+    positions = np.concatenate([window.positions for window in batch.windows])
+    return {"length": batch.length, "bins": binned(positions, losses)}
 
 
 def run(arguments: argparse.Namespace) -> list[Perplexity]:
@@ -79,54 +75,34 @@ def run(arguments: argparse.Namespace) -> list[Perplexity]:
         Incomplete: if other shards are missing.
         ValueError, OSError: for what cannot be evaluated, before any work.
     """
-    shard, folder, out = Shard.parse(arguments.shard), arguments.model, arguments.out
+    folder, out, convention = arguments.model, arguments.out, arguments.convention
     check_addable(out, COLUMNS)
     read_curves(out)
-    strides = strides_of(arguments.convention, arguments.lengths, arguments.stride)
-    load = partial(_load, dtype=DTYPES[arguments.dtype])
-    model, _ = load(folder)
-    longest = max(arguments.lengths)
-    check_length(model, longest, f"--lengths {longest}")
-    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    text = open_text(arguments.data, arguments.files, folder, cache, arguments.max_tokens)
+    strides = strides_of(convention, arguments.lengths, arguments.stride)
+    model, text = opened(arguments, max(arguments.lengths))
     batches = plan(arguments, strides, text.length)
-    text.check(model.config.vocab_size)
-
-    header = {
-        **identified(folder),
-        "text": text.fingerprint(),
+    asked = {
         "lengths": list(strides),
         "strides": list(strides.values()),
         **{name: getattr(arguments, name) for name in ("convention", "batch_tokens")},
         **{name: getattr(arguments, name) for name in ("batch_size", "dtype")},
-        "batches": len(batches),
     }
-    digest = hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12]
-    results = out.with_suffix("") / f"{arguments.convention}-{digest}"
-    print(f"{folder}: shard {shard} of {text.name}, {text.length:,} tokens, {arguments.convention}")
-    complete_shard(
-        results,
-        shard,
-        header,
-        batches,
-        answering(folder, model, None, partial(score, text=text), arguments.processes, load),
-        lambda batch, found: {"length": batch.length, "bins": found},
-        title=lambda batch: f"windows of {batch.length:,}",
-    )
-    _, rows = join(results)
-    by_length: dict[int, list[Binned]] = {length: [] for length in arguments.lengths}
+    print(f"{folder}: shard {arguments.shard} of {text.name}, {text.length:,} tokens, {convention}")
+    place = f"{out.with_suffix('')}/{convention}-"
+    hashes, rows = walk(arguments, model, text, batches, asked, place, record)
     about = {
         "model": folder.resolve().name,
-        "model_hash": header["model"][:16],
+        "model_hash": hashes["model"][:16],
         "data": text.name,
-        "data_hash": header["text"][:16],
-        "convention": arguments.convention,
-        "stride": "" if arguments.convention == "disjoint" else strides[longest],
+        "data_hash": hashes["text"][:16],
+        "convention": convention,
+        "stride": "" if convention == "disjoint" else strides[max(arguments.lengths)],
         "batch_size": arguments.batch_size or "",
         "dtype": arguments.dtype,
     }
-    with reading(results):
-        for row in sorted(rows, key=lambda row: row["batch"]):
+    by_length: dict[int, list[Binned]] = {length: [] for length in arguments.lengths}
+    with reading(out.with_suffix("")):
+        for row in rows:
             by_length[row["length"]].append(row["bins"])
         found = write(out, about, by_length)
     draw([out], out.with_suffix(".png"))
@@ -146,8 +122,8 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     data = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
     add("--data", help=data)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    lengths = [1024, 2048, 4096, 8192]
-    add("--lengths", type=integer(2), nargs="+", default=lengths, help="of windows")
+    lengths = f"of windows (default: {' '.join(map(str, LENGTHS))}; with --choose {LONG})"
+    add("--lengths", type=integer(2), nargs="+", help=lengths)
     add("--convention", choices=CONVENTIONS, default="sliding")
     stride = (
         f"tokens between windows (default: {STRIDE}; half of the shortest length, if sliding "
@@ -162,42 +138,71 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, help=out)
     add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
     add("--processes", type=integer(1), default=1, help="worker processes on this machine")
+    long = parser.add_mutually_exclusive_group()
+    long.add_argument("--choose", type=Path, help="LongPPL: write this evaluator's key tokens here")
+    long.add_argument("--keys", type=Path, help="LongPPL: score the model on these key tokens")
+    short = f"LongPPL: of the short windows of --choose (default: {SHORT})"
+    add("--short", type=integer(2), help=short)
     arguments = parser.parse_args(given)
-    if arguments.plot:
-        for name in sorted(vars(arguments).keys() - {"plot", "out"}):
+
+    def allow(option: str, *names: str) -> None:
+        for name in sorted(vars(arguments).keys() - {option, *names}):
             if getattr(arguments, name) != parser.get_default(name):
-                parser.error(f"--plot takes --out and nothing else, not --{name}")
+                parser.error(f"--{option} takes no --{name}")
+
+    text = ("model", "data", "files", "max_tokens", "batch_tokens", "dtype", "processes")
+    if arguments.plot:
+        allow("plot", "out")
         arguments.out = arguments.out or Path("perplexity.png")
         if arguments.out.suffix not in (".png", ".svg", ".pdf"):
             parser.error(f"--out {arguments.out} must end in .png, .svg or .pdf")
         return arguments
     if arguments.data is None:
         parser.error("--model needs --data")
+    name = "perplexity.csv"
+    if arguments.choose:
+        allow("choose", *text, "lengths", "short")
+        arguments.lengths, arguments.short = arguments.lengths or [LONG], arguments.short or SHORT
+        if len(arguments.lengths) > 1:
+            parser.error("--choose takes one of --lengths")
+        if arguments.choose.suffix != ".json":
+            parser.error(f"--choose {arguments.choose} must end in .json")
+        return arguments
+    if arguments.keys:
+        allow("keys", *text, "out")
+        name = "long_perplexity.csv"
+    elif arguments.short:
+        parser.error("--short is of --choose")
+    arguments.out = arguments.out or folder_for_results(arguments.model) / name
     if arguments.convention == "longlora":
         arguments.batch_size = arguments.batch_size or 1
     elif arguments.batch_size is not None:
         parser.error(f"--batch_size is of --convention longlora, not of {arguments.convention}")
-    arguments.lengths = sorted(set(arguments.lengths))
-    arguments.out = arguments.out or folder_for_results(arguments.model) / "perplexity.csv"
+    arguments.lengths = sorted({*(arguments.lengths or LENGTHS)})
     return arguments
 
 
 @expected_errors(continues=True)
-def main() -> None:
-    arguments = parse()
+def main(given: list[str] | None = None) -> None:
+    arguments = parse(given)
     transformers.logging.disable_progress_bar()
     if arguments.plot:
         draw(arguments.plot, arguments.out)
         print(arguments.out)
-        return
-    try:
-        lines = [["window", "scored tokens", "loss", "perplexity"]]
-        for x in run(arguments):
-            lines.append([f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"])
-        print(markdown_table(lines))
-        print(f"\nalso in {arguments.out}, with a picture and the loss by position beside it")
-    except Incomplete as missing:
-        print(f"shard {arguments.shard} is done; {missing}")
+    elif arguments.choose:
+        print(long_perplexity.choose(arguments))
+    elif arguments.keys:
+        print(long_perplexity.evaluate(arguments))
+    else:
+        try:
+            lines = [["window", "scored tokens", "loss", "perplexity"]]
+            for x in run(arguments):
+                values = [f"{x.nll:.4f}", f"{x.perplexity:.3f}"]
+                lines.append([f"{x.length:,}", f"{x.tokens:,}", *values])
+            print(markdown_table(lines))
+            print(f"\nalso in {arguments.out}, with a picture and the loss by position beside it")
+        except Incomplete as missing:
+            print(f"shard {arguments.shard} is done; {missing}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tape.validation import check_arguments, look_up
 
@@ -176,8 +177,9 @@ def _seeded_subset(length: int, size: int, seed: int, device: torch.device) -> T
 
 @lru_cache(maxsize=64)
 def _cached_subset(length: int, size: int, seed: int, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(length, generator=generator)[:size].sort().values.to(device)
+    with _disable_current_modes():  # torch.export traces with fake tensors: kept, they would be nan
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randperm(length, generator=generator)[:size].sort().values.to(device)
 
 
 SAMPLERS: dict[str, type[IndexSampler]] = {

@@ -21,7 +21,7 @@ from tape import provenance
 from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.files import write_text
 from tape.results.figures import write_figures
-from tape.results.rows import BASE, Row, kinds_of, rows_of
+from tape.results.rows import BASE, Row, rows_of
 from tape.results.runs import Run, names_of, read_all, view_of, write_runs
 from tape.results.table import latex, markdown
 
@@ -93,11 +93,10 @@ def ranked(
 
 
 def _order(row: Row) -> tuple[bool, float]:
-    kind = kinds_of([row])[0]
-    runs = row.runs[kind]
+    kind, runs = next(iter(row.runs.items()))
     view = view_of(kind)
     best = view.best([run.asked[kind] for run in runs], [run.of(kind) for run in runs])
-    values = list(row.values(kind, best).values())
+    values = row.values(kind, best).values()
     value = mean(values) if values else float("-inf" if view.descending else "inf")
     return row.label != BASE, -value if view.descending else value
 
@@ -107,24 +106,25 @@ def compare(
     out: Path,
     name: str | None = None,
     baseline: str | None = None,
-    across: Sequence[str] = (),
-    only: Sequence[str] = ("*",),
-    within: Sequence[str] = (),
+    **chosen: Sequence[str],
 ) -> tuple[str, Comparison]:
     """Writes table.md, table.tex, the results in long form and the figures; returns the table.
+
+    Args:
+        chosen: `across`, `only` and `within` of `read`.
 
     Raises:
         ValueError: as `read`; if `baseline` is not a row.
     """
-    found = read(folders, name, across, only, within)
-    if baseline is not None and found.row(baseline) is None:
+    found = read(folders, name, **chosen)
+    row = None if baseline is None else found.row(baseline)
+    if baseline is not None and row is None:
         labels = ", ".join(row.label for row in found.rows)
         raise ValueError(f"--baseline {baseline!r} is not a row; choose one of {labels}")
     text = found.text(baseline)
     runs = {id(run): run for row in found.rows for runs in row.runs.values() for run in runs}
     write_runs(out, list(runs.values()))
     write_text(out / "table.md", text + "\n")
-    row = None if baseline is None else found.row(baseline)
     write_text(out / "table.tex", latex(found.rows, row) + "\n")
     write_figures(found.rows, out)
     provenance.record(out)
@@ -137,7 +137,13 @@ def main(given: list[str] | None = None) -> None:
         prog="python -m tape.results.compare", description="Compare finished runs over seeds."
     )
     add = parser.add_argument
-    add("runs", type=Path, nargs="+", help="folders of runs, evaluations, or saved results")
+    add(
+        "folders",
+        metavar="runs",
+        type=Path,
+        nargs="+",
+        help="folders of runs, evaluations, or saved results",
+    )
     add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
     add("--baseline", help="the row, or one of its runs, that the others are compared with")
     add("--across", nargs="+", default=[], help="settings that may differ, such as 'model.*'")
@@ -145,19 +151,11 @@ def main(given: list[str] | None = None) -> None:
     add("--only", nargs="+", default=["*"], help="names of runs to take, such as 'add_rope_*'")
     add("--out", type=result_folder, default="output/comparison", help="for the results")
     arguments = parser.parse_args(given)
-    text, found = compare(
-        arguments.runs,
-        arguments.out,
-        arguments.name,
-        arguments.baseline,
-        arguments.across,
-        arguments.only,
-        arguments.within,
-    )
+    text, found = compare(**vars(arguments))
     print(text)
     print(f"\nalso in {arguments.out}, with LaTeX, figures and the rows of each run")
     if found.missing:
-        sys.exit(f"error: {len(found.missing)} of {len(arguments.runs)} are not in the table")
+        sys.exit(f"error: {len(found.missing)} of {len(arguments.folders)} are not in the table")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
@@ -20,10 +21,12 @@ from tape.command import Parser, expected_errors, result_folder
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table
 from tape.files import reading, write_text
-from tape.results.finals import LOSS, end, read_all, value
-from tape.results.rows import METHOD, RATE, check_given, kind_of, labels_of
-from tape.results.runs import Run, write_runs
+from tape.results.rows import METHOD, RATE, by_settings, check_given, kind_of, labels_of
+from tape.results.runs import Run, end, is_saved, read_each, read_saved, settings_of, write_runs
+from tape.runs.folder import TRAINED, read_configuration
+from tape.runs.metrics import metric_rows
 
+LOSS, BLOCKS = "validation loss", "eval_blocks"
 HEAD = """\
 # @package learning_rates
 # Learning rate by encoding, as chosen by python -m tape.results.rates.
@@ -42,21 +45,17 @@ class Choice:
         label: its name, and settings that tell it from others of that name.
         kind: "encoding" or "method" (of adaptation).
         name: of that encoding or method.
-        losses: learning rate -> seed -> loss.
-        seeds: of all encodings.
+        tried: all learning rates, ascending.
+        means: mean losses of the rates with a run of every seed, by rate.
+        seeds: the number of seeds of all encodings.
     """
 
     label: str
     kind: str
     name: str
-    losses: dict[float, dict[int, float]]
-    seeds: frozenset[int]
-
-    @property
-    def means(self) -> dict[float, float]:
-        """Mean losses of the rates with a run of every seed, by rate."""
-        complete = {rate: x for rate, x in self.losses.items() if x.keys() == self.seeds}
-        return {rate: mean(found.values()) for rate, found in sorted(complete.items())}
+    tried: list[float]
+    means: dict[float, float]
+    seeds: int
 
     @property
     def rate(self) -> float | None:
@@ -65,7 +64,41 @@ class Choice:
 
     @property
     def at_boundary(self) -> bool:
-        return self.rate in (min(self.losses), max(self.losses))
+        return self.rate in (self.tried[0], self.tried[-1])
+
+
+def read_finished(folder: Path) -> list[Run]:
+    """Reads a run whose row is the validation loss at its last step, or saved results of such.
+
+    Raises:
+        ValueError, OSError: if it did not finish or was not evaluated at the end.
+    """
+    if is_saved(folder):
+        return read_saved(folder)
+    seed, settings = settings_of(folder)
+    last = settings["trainer.max_steps"]
+    blocks = read_configuration(folder, TRAINED).get(BLOCKS)
+    if blocks is not None:  # of the validation
+        settings[BLOCKS] = blocks
+    rows = [row for row in metric_rows(folder) if (row["measure"], row.get("step")) == (LOSS, last)]
+    if not rows:
+        raise ValueError(
+            f"{folder} has no validation loss at its last step, {last}: trainer.eval_steps must "
+            "divide trainer.max_steps"
+        )
+    return [Run(folder, seed, settings, rows=pd.DataFrame(rows[:1]).assign(evaluation="training"))]
+
+
+def read_all(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
+    """Returns the runs in folders, of runs or saved results, and why others could not be read.
+
+    Raises:
+        ValueError: if none can be read.
+    """
+    runs, missing = read_each(folders, read_finished)
+    if not runs:
+        raise ValueError("; ".join(missing.values()))
+    return runs, missing
 
 
 def choices(runs: Sequence[Run]) -> list[Choice]:
@@ -76,33 +109,32 @@ def choices(runs: Sequence[Run]) -> list[Choice]:
             seed, or two do not differ at all.
     """
     check_given(runs)
-    groups: list[tuple[dict, dict[float, dict[int, float]]]] = []
-    for run in runs:
-        others = {key: value for key, value in run.settings.items() if key != RATE}
-        losses = next((found for settings, found in groups if settings == others), None)
-        if losses is None:
-            groups.append((others, losses := {}))
-        rate = losses.setdefault(run.settings[RATE], {})
-        if run.seed in rate:
-            raise ValueError(f"{run.folder} is given twice, or is as another run; give one of them")
-        rate[run.seed] = value(run, LOSS)
-    seeds = frozenset(run.seed for run in runs)
-    labels, kind = labels_of([settings for settings, _ in groups]), kind_of(runs)
-    return [
-        Choice(label, kind, settings.get(METHOD, settings["position.name"]), losses, seeds)
-        for label, (settings, losses) in zip(labels, groups, strict=True)
-    ]
+    groups, seeds = by_settings(runs, [RATE]), {run.seed for run in runs}
+    labels, found = labels_of([settings for settings, _ in groups]), []
+    for label, (settings, group) in zip(labels, groups, strict=True):
+        losses: dict[float, dict[int, float]] = {}
+        for run in sorted(group, key=lambda run: run.settings[RATE]):
+            by_seed = losses.setdefault(run.settings[RATE], {})
+            if run.seed in by_seed:
+                raise ValueError(
+                    f"{run.folder} is given twice, or is as another run; give one of them"
+                )
+            by_seed[run.seed] = float(run.rows.set_index("measure")["value"][LOSS])
+        means = {rate: mean(each.values()) for rate, each in losses.items() if {*each} == seeds}
+        name = settings.get(METHOD, settings["position.name"])
+        found.append(Choice(label, kind_of(runs), name, [*losses], means, len(seeds)))
+    return found
 
 
 def table(found: Sequence[Choice]) -> str:
     """Returns the losses by encoding and rate, and the chosen rates, as markdown."""
-    rates = sorted({rate for each in found for rate in each.losses})
+    rates = sorted({rate for each in found for rate in each.tried})
     lines = [[found[0].kind, *(f"{rate:g}" for rate in rates), "chosen"]]
     for each in found:
         cells = [f"{each.means[rate]:.4f}" if rate in each.means else "-" for rate in rates]
         chosen = "-" if each.rate is None else f"{each.rate:g}" + " *" * each.at_boundary
         lines.append([each.label, *cells, chosen])
-    return f"{markdown_table(lines)}\n\n{NOTE.format(len(found[0].seeds))}"
+    return f"{markdown_table(lines)}\n\n{NOTE.format(found[0].seeds)}"
 
 
 def draw(found: Sequence[Choice]) -> Figure:
@@ -118,7 +150,7 @@ def draw(found: Sequence[Choice]) -> Figure:
             face = "none" if each.at_boundary else colour
             axes.plot(each.rate, means[each.rate], "*", ms=13, color=colour, mfc=face)
     axes.set_xscale("log", base=2)
-    rates = sorted({rate for each in found for rate in each.losses})
+    rates = sorted({rate for each in found for rate in each.tried})
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.set_xlabel("learning rate")
     axes.set_ylabel("validation loss at the end, nats per token")

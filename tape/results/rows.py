@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any
 
 from tape.evaluation.view import Column
@@ -145,25 +146,37 @@ def check_given(
                 )
 
 
-def grouped(runs: list[Run], within: Sequence[str] = ()) -> list[tuple[str, list[Run]]]:
-    """Returns labels and runs with the same settings but those `within`, in the order of seeds."""
+def by_settings(
+    runs: Sequence[Run], within: Sequence[str] = ()
+) -> list[tuple[dict[str, Any], list[Run]]]:
+    """Returns settings, and the runs that have these but for those `within` and the seed."""
     groups: list[tuple[dict[str, Any], list[Run]]] = []
     for run in runs:
         told = {key: value for key, value in run.settings.items() if not _matches(key, within)}
         group = next((group for settings, group in groups if settings == told), None)
         if group is None:
             groups.append((told, group := []))
-        for other in group:
+        group.append(run)
+    return groups
+
+
+def grouped(runs: Sequence[Run], within: Sequence[str] = ()) -> list[tuple[str, list[Run]]]:
+    """Returns labels and runs with the same settings but those `within`, in the order of seeds.
+
+    Raises:
+        ValueError: if two runs of a label have one seed.
+    """
+    groups = by_settings(runs, within)
+    for _, group in groups:
+        group.sort(key=lambda run: run.seed)
+        for other, run in pairwise(group):
             if other.seed == run.seed:
                 raise ValueError(
                     f"{other.folder} and {run.folder} are the same run, seed {run.seed}: give only "
                     "one of them"
                 )
-        group.append(run)
-    return [
-        (label, sorted(group, key=lambda run: run.seed))
-        for label, (_, group) in zip(labels_of([told for told, _ in groups]), groups, strict=True)
-    ]
+    labels = labels_of([settings for settings, _ in groups])
+    return [(label, group) for label, (_, group) in zip(labels, groups, strict=True)]
 
 
 def labels_of(groups: list[dict[str, Any]]) -> list[str]:
@@ -183,11 +196,15 @@ def method_labels(groups: list[dict[str, Any]]) -> list[str]:
         peers = [other for other in groups if other.get(METHOD) == method]
         alike = [other for other in peers if other["position.name"] == position]
         label = method if len(alike) == len(peers) else f"{method} position={position}"
-        for key in sorted(set().union(*alike)):
-            if key not in NAMED and any(other.get(key) != settings.get(key) for other in alike):
-                label += f" {key}={settings.get(key)}"
-        labels.append(label + _named(settings))
+        keys = sorted(set().union(*alike).difference(NAMED))
+        labels.append(label + _differing(settings, alike, keys) + _named(settings))
     return labels
+
+
+def _differing(settings: dict[str, Any], alike: list[dict[str, Any]], keys: Iterable[str]) -> str:
+    """Returns the settings that are not equal in all groups."""
+    differing = (key for key in keys if any(o.get(key) != settings.get(key) for o in alike))
+    return "".join(f" {key}={settings.get(key)}" for key in differing)
 
 
 def _named(settings: dict[str, Any]) -> str:
@@ -195,41 +212,38 @@ def _named(settings: dict[str, Any]) -> str:
     return "".join(f" {key}={value}" for key, value in given.items() if value is not None)
 
 
-def _sampler(settings: dict[str, Any]) -> dict[str, Any]:
-    name = settings.get("position.sampler.name")
-    return {} if name is None else {"position.sampler": name}
-
-
 def row_labels(groups: list[dict[str, Any]]) -> list[str]:
     """The encoding, and those settings of each group that not more than half of the groups share,
     but for arguments of other encodings, and for learning rates, arguments of samplers and what
     follows from other settings unless nothing else tells two groups apart. `position.width` is
     `width`, if nothing else is; a sampler with arguments is `sampler=subset`."""
-    groups = [{**_sampler(settings), **settings} for settings in groups]
+    sampler = "position.sampler"
+    groups = [
+        {**({sampler: each[f"{sampler}.name"]} if f"{sampler}.name" in each else {}), **each}
+        for each in groups
+    ]
     known = {"seed", "name"}.union(*groups)
     short = {key: key.removeprefix("position.") for key in sorted(set().union(*groups))}
     short = {key: key if name in known else name for key, name in short.items()}
+    groups = [{short[key]: value for key, value in each.items()} for each in groups]
     unnamed = rf"position\.name|position\.sampler\..*|{RATES}|{OWN}|{DERIVED_SETTINGS}"
-    keys = [key for key in short if not re.fullmatch(unnamed, key)]
+    named = {key: name for key, name in short.items() if not re.fullmatch(unnamed, key)}
     labels = []
     for settings in groups:
         label = settings["position.name"]
-        for key in keys:
+        for key, name in named.items():
             peers = [
-                other.get(key)
+                other.get(name)
                 for other in groups
                 if other["position.name"] == settings["position.name"]
                 or not key.startswith("position.")
-                or (key in other and key in settings)
+                or (name in other and name in settings)
             ]
-            if 2 * peers.count(settings.get(key)) <= len(peers):
-                label += f" {short[key]}={settings.get(key)}"
+            if 2 * peers.count(settings.get(name)) <= len(peers):
+                label += f" {name}={settings.get(name)}"
         labels.append(label + _named(settings))
     apart = []
     for label, settings in zip(labels, groups, strict=True):
         alike = [groups[n] for n, same in enumerate(labels) if same == label]
-        for key, name in short.items():
-            if any(other.get(key) != settings.get(key) for other in alike):
-                label += f" {name}={settings.get(key)}"
-        apart.append(label)
+        apart.append(label + _differing(settings, alike, short.values()))
     return apart

@@ -9,10 +9,10 @@ settings.json beside it holds how runs were trained and evaluated.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -213,31 +213,35 @@ def is_saved(folder: Path) -> bool:
     return (folder / RESULTS).is_file() and (folder / SETTINGS).is_file()
 
 
+def table_of(runs: Sequence[Run]) -> pd.DataFrame:
+    """Returns the rows of runs as one table: columns ABOUT, conditions and FOUND."""
+    table = pd.concat(
+        [
+            run.rows.assign(run=name, encoding=run.encoding, settings=run.digest, seed=run.seed)
+            for run, name in zip(runs, _names(runs), strict=True)
+        ],
+        ignore_index=True,
+    )
+    conditions = [column for column in table if column not in (*ABOUT, *FOUND)]
+    whole = [*conditions, "n"]  # integers are such, also in columns with gaps
+    table[whole] = table[whole].convert_dtypes()
+    return table[[*ABOUT, *conditions, *FOUND]]
+
+
 def write_runs(folder: Path, runs: Sequence[Run]) -> None:
     """Writes the rows of runs and their settings."""
-    tables = []
+    write_text(folder / RESULTS, table_of(runs).to_csv(index=False, lineterminator="\n"))
+    items = [{(key, _json(value)) for key, value in run.settings.items()} for run in runs]
+    shared = {key for key, _ in set.intersection(*items)}
+    common = {key: value for key, value in runs[0].settings.items() if key in shared}
+    lines = []
     for run, name in zip(runs, _names(runs), strict=True):
-        table = run.rows.copy()
-        for column, value in zip(ABOUT, (name, run.encoding, run.digest, run.seed), strict=False):
-            table[column] = value
-        tables.append(table)
-    table = pd.concat(tables, ignore_index=True)
-    conditions = [column for column in table if column not in (*ABOUT, *FOUND)]
-    whole = [*conditions, "n"]  # integers are written as such, also in columns with gaps
-    table[whole] = table[whole].convert_dtypes()
-    text = io.StringIO()
-    table[[*ABOUT, *conditions, *FOUND]].to_csv(text, index=False, lineterminator="\n")
-    write_text(folder / RESULTS, text.getvalue())
-    described = [{"seed": run.seed, "settings": run.settings, "asked": run.asked} for run in runs]
-    common = _common([each["settings"] for each in described])
-    for each in described:
-        each["settings"] = {k: v for k, v in each["settings"].items() if k not in common}
-    content = {"common": common, "runs": dict(zip(_names(runs), described, strict=True))}
-    lines = ",\n".join(f"  {json.dumps(k)}: {_json(v)}" for k, v in content["runs"].items())
-    write_text(
-        folder / SETTINGS,
-        f'{{\n "common": {_json(common)},\n "runs": {{\n{lines}\n }}\n}}\n',
-    )
+        own = {key: value for key, value in run.settings.items() if key not in shared}
+        described = _json({"seed": run.seed, "settings": own, "asked": run.asked})
+        lines.append(f"  {json.dumps(name)}: {described}")
+    each = ",\n".join(lines)
+    text = f'{{\n "common": {_json(common)},\n "runs": {{\n{each}\n }}\n}}\n'
+    write_text(folder / SETTINGS, text)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -248,15 +252,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
         if len(set(names)) == len(runs) or depth > max(len(run.folder.parts) for run in runs):
             return names
         depth += 1
-
-
-def _common(settings: list[dict[str, Any]]) -> dict[str, Any]:
-    first, *others = settings
-    return {
-        key: value
-        for key, value in first.items()
-        if all(key in other and _json(other[key]) == _json(value) for other in others)
-    }
 
 
 def _json(value: Any) -> str:
@@ -319,20 +314,37 @@ def read_all(folders: Sequence[Path], name: str | None) -> tuple[list[Run], dict
     """
     if name is None:
         name = shared_name([x for x in folders if not is_saved(x) and not is_evaluation(x)])
+
+    def read(folder: Path) -> list[Run]:
+        if is_saved(folder):
+            return read_saved(folder)
+        if is_evaluation(folder):
+            return [replace(read_run(folder.parent, folder.name), folder=folder)]
+        if name is None:
+            raise ValueError(
+                f"{folder} has none of {', '.join(FOLDERS)}: evaluate it first, or give --name"
+            )
+        return [read_run(folder, name)]
+
+    return read_each(folders, read)
+
+
+def read_each(
+    folders: Sequence[Path], read: Callable[[Path], list[Run]]
+) -> tuple[list[Run], dict[Path, str]]:
+    """Returns the runs in folders, and by folder why others could not be read."""
     runs: list[Run] = []
     missing: dict[Path, str] = {}
     for folder in folders:
         try:
-            if is_saved(folder):
-                runs += read_saved(folder)
-            elif is_evaluation(folder):
-                runs.append(replace(read_run(folder.parent, folder.name), folder=folder))
-            elif name is None:
-                raise ValueError(
-                    f"{folder} has none of {', '.join(FOLDERS)}: evaluate it first, or give --name"
-                )
-            else:
-                runs.append(read_run(folder, name))
+            runs += read(folder)
         except (ValueError, OSError) as error:
             missing[folder] = in_one_line(error)
     return runs, missing
+
+
+def end(folders: Sequence[Path], missing: Mapping[Path, str]) -> None:
+    """Ends a command with status 1 if some of its folders could not be read, and names them."""
+    if missing:
+        print("\n".join(f"* {folder}: {why}" for folder, why in missing.items()))
+        sys.exit(f"error: {len(missing)} of {len(folders)} could not be read")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import pandas as pd
+
 from tape.evaluation.curves import MIN_WINDOWS, context_gain
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.evaluation.view import Column
@@ -26,19 +28,9 @@ NO_GAIN = f"""\
 No context gain: it needs a trained length of at least 16 tokens, and {MIN_WINDOWS} windows that
 score both its beginning and its last half (--convention paper or disjoint, and enough text)."""
 NOT_COMPARED = "No differences to {}: they need two rows with two seeds in common."
-LATEX = str.maketrans(
-    {
-        **{character: f"\\{character}" for character in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        "±": r"$\pm$",
-        "Δ": r"$\Delta$",
-    }
-)
+# What pandas does not escape.
+LATEX = {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$"}
+LATEX |= {"Δ": r"$\Delta$"}
 Cells = list[list[str]]
 
 
@@ -135,25 +127,13 @@ def _own_rates(rows: Sequence[Row]) -> str:
 
 
 def latex(rows: Sequence[Row], baseline: Row | None = None) -> str:
-    """Returns a tabular with the rules of booktabs for each table."""
-    return "\n\n".join(map(_tabular, tables_of(rows, baseline)))
-
-
-def _tabular(cells: Cells) -> str:
-    head, *lines = [" & ".join(map(_escaped, line)) + r" \\" for line in cells]
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{l{'r' * (len(cells[0]) - 1)}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    )
-
-
-def _escaped(text: str) -> str:
-    """Returns LaTeX in ASCII; a character without a command is its code point, as in U+00F6."""
-    return re.sub(r"[^ -~]", lambda found: f"U+{ord(found[0]):04X}", text.translate(LATEX))
+    """Returns a tabular with the rules of booktabs for each table, in ASCII; a character without a
+    command is its code point, as in U+00F6."""
+    tables = []
+    for head, *lines in tables_of(rows, baseline):
+        table = pd.DataFrame(lines, columns=head).map(
+            lambda cell: re.sub(r"[^ -~±Δ]", lambda found: f"U+{ord(found[0]):04X}", cell)
+        )
+        alignment = "l" + "r" * (len(head) - 1)
+        tables.append(table.to_latex(index=False, escape=True, column_format=alignment))
+    return "\n".join(tables).translate(str.maketrans(LATEX)).rstrip("\n")

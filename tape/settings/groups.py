@@ -4,7 +4,7 @@ Some entries of groups have no file. They are registered with Hydra here:
 
 * the other names of encodings (`tape.positions.ALIASES`), and encodings without own arguments;
 * config/variants.yaml, entries that differ from another one by a few settings;
-* config/sweep/ablations.yaml, the group `ablation` and an experiment for each of its tables.
+* config/sweep/ablations.yaml, the group `ablation`, an experiment and a sweep for each table.
 """
 
 import ast
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 
 PACKAGE = Path(__file__).parent.parent
 # In a checkout beside the package; setuptools installs it inside.
@@ -67,8 +67,19 @@ def _register_ablations() -> None:
         swept = {"seed": seeds, "ablation": ",".join(rows)}
         content = {"defaults": ["ablation"], "hydra": {"sweeper": {"params": swept}}}
         _register("experiment", f"ablation_{table}", content)
+        out = "output/compare_${name}/" + table
+        content = {"defaults": ["ablations"], "vary": {"ablation": [*rows]}, "out": out}
+        _register("sweep", f"ablation_{table}", content)
 
 
+def _lengths(*factors: float, _root_: Any) -> ListConfig | None:
+    """`${lengths:0.5,1,2}`: multiples of the trained length."""
+    length = _root_.length
+    known = isinstance(length, int)  # `check_settings` refuses others
+    return ListConfig([int(factor * length) for factor in factors]) if known else None
+
+
+OmegaConf.register_new_resolver("lengths", _lengths, replace=True)
 _register_encodings()
 for _group, _variants in OmegaConf.load(CONFIG / "variants.yaml").items():
     for _name, _content in _variants.items():

@@ -19,7 +19,7 @@ class RunSettings:
         frozen: storage of weights that do not train (`tape.model.frozen`).
         tokenizer: folder or name on the hub; None: one of `vocab_size` tokens is trained.
         eval_blocks: validation sequences during training; None: all.
-        recorded: all settings as they were composed, for the record of the run.
+        recorded: all settings as they were composed, for the record of the run, but for `evaluate`.
     """
 
     output_dir: str
@@ -45,4 +45,5 @@ class RunSettings:
     @classmethod
     def of(cls, composed: dict[str, Any]) -> RunSettings:
         names = [field.name for field in fields(cls) if field.name != "recorded"]
-        return cls(**{name: composed[name] for name in names}, recorded=composed)
+        recorded = {name: value for name, value in composed.items() if name != "evaluate"}
+        return cls(**{name: composed[name] for name in names}, recorded=recorded)

@@ -44,6 +44,12 @@ def optional(kind: Kind) -> Kind:
     return Kind(f"{kind.words}, or null", lambda x: x is None or kind.admits(x))
 
 
+def _are_commands(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        each is None or isinstance(each, Mapping) for each in value.values()
+    )
+
+
 TEXT = Kind("text", lambda x: isinstance(x, str) and x.strip() != "")
 SWITCH = Kind("true or false", lambda x: isinstance(x, bool))
 NOT_NEGATIVE = number(">= 0", lambda x: x >= 0)
@@ -71,6 +77,7 @@ SETTINGS = {
     "vocab_size": integer(258, 2**31 - 1),  # every byte and two special tokens
     "eval_blocks": optional(integer(1, 2**31 - 1)),
     "report.tokens": integer(1),
+    "evaluate": optional(Kind("a mapping of commands to arguments", _are_commands)),
     "task.samples": integer(1),
     "optimizer.matrix_learning_rate": NOT_NEGATIVE,
     "optimizer.encoding_factor": NOT_NEGATIVE,

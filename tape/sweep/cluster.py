@@ -2,55 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import subprocess
-import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from submitit import AutoExecutor
 from submitit.helpers import Checkpointable, DelayedSubmission
 
-GENERAL = (
-    "name, timeout_min, mem_gb, nodes, cpus_per_task, gpus_per_node, tasks_per_node, "
-    "stderr_to_stdout"
-)
 
-
-def executor_of(kind: str, folder: Path, parameters: dict[str, Any]) -> AutoExecutor:
-    """Returns the executor of a kind, slurm or local, with its files in `folder`.
+class Cluster:
+    """Submits commands.
 
     Args:
+        kind: slurm or local.
+        folder: for submitit's files.
         parameters: of submitit's `update_parameters`, such as timeout_min and slurm_partition.
 
     Raises:
-        ValueError: without SLURM.
+        ValueError: without SLURM; for parameters that submitit refuses.
     """
-    try:
-        executor = AutoExecutor(folder, cluster=kind)
-    except RuntimeError as error:
-        raise ValueError(f"cluster={kind}: {error}; take cluster=local, or null") from error
-    executor.update_parameters(**parameters)
-    return executor
 
+    def __init__(self, kind: str, folder: Path, parameters: Mapping[str, Any]):
+        try:
+            self.executor = AutoExecutor(folder, cluster=kind)
+            self.executor.update_parameters(**parameters)
+        except (RuntimeError, NameError, AssertionError, TypeError) as error:
+            raise ValueError(f"cluster={kind}, submitit.*: {error}") from error
 
-def check_parameters(parameters: dict[str, Any]) -> None:
-    """Raises a ValueError for the first parameter of submitit that does not exist or has a value
-    of another type. Leaves nothing behind."""
-    with tempfile.TemporaryDirectory() as folder:
-        executor = AutoExecutor(folder, cluster="local")
-        for name, value in parameters.items():
-            try:
-                executor.update_parameters(**{name: value})
-            except NameError as error:
-                raise ValueError(
-                    f"submitit.{name}={value}: there is no such parameter; known: {GENERAL}, and "
-                    "those of SLURM with the prefix slurm_, such as slurm_partition"
-                ) from error
-            except (AssertionError, TypeError) as error:
-                raise ValueError(f"submitit.{name}={value} has the wrong type: {error}") from error
+    def submit(
+        self, words: Sequence[str], log: Path
+    ) -> tuple[Any, Callable[[int], None], Callable[[], int]]:
+        """Returns a job, what sends it a signal, and what waits for its exit status: 1 if it was
+        lost or cancelled."""
+        job = self.executor.submit(Command(), [*words], str(log.absolute()))
+
+        def end() -> int:
+            while not job.done():
+                time.sleep(1)
+            return 1 if job.exception() else job.result()
+
+        return job, lambda number: job.cancel(check=False), end
 
 
 class Command(Checkpointable):
@@ -78,10 +72,3 @@ class Command(Checkpointable):
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait()
-
-
-async def ended(job: Any) -> int:
-    """Waits for the exit status of a job; 1 if the job was lost or cancelled."""
-    while not job.done():
-        await asyncio.sleep(1)
-    return 1 if job.exception() else job.result()

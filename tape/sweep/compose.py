@@ -1,34 +1,51 @@
-"""From the settings of a sweep (config/sweep.yaml) to its runs."""
+"""From the settings of a sweep (config/sweep.yaml) to its runs and their comparison."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tape.settings.composition import listed
-from tape.settings.groups import CONFIG, options
-from tape.settings.schema import SETTINGS as OF_A_RUN
-from tape.settings.schema import Kind, integer, shown
-from tape.sweep.checks import (
-    OF_THE_SWEEP,
-    SUBMITTED,
-    check_comparison,
-    check_evaluation,
-    check_jobs,
-    check_kinds,
-    check_own,
-    check_runs,
-)
-from tape.sweep.plan import Run, Sweep, fill
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from tape.settings import schema
+from tape.settings.composition import check_added, composed, listed, parsed, unknown
+from tape.settings.groups import ABLATIONS, CONFIG, options
+from tape.settings.schema import Kind, optional, shown
+from tape.sweep.receipt import Run
+
+OF_THE_SWEEP = {"name", "output_dir", "seed"}  # settings of a run
+OF_EVALUATIONS = {"model", "base_model", "out", "name", "task"}  # arguments
+FOLDERS = re.compile(r"output/[^{}]*(\{(row|seed)\}[^{}]*)*")
+MAPPING = Kind("a mapping", lambda x: isinstance(x, Mapping))
+WORDS = Kind("a list, or words in quotes", lambda x: isinstance(x, list | str | int))
+KINDS = {
+    "name": schema.FOLDER,
+    "runs": Kind(
+        "a folder in output/, in quotes, as 'output/e_{row}_{seed}'",
+        lambda x: isinstance(x, str) and FOLDERS.fullmatch(x) is not None and ".." not in x,
+    ),
+    **dict.fromkeys(("vary", "submitit"), MAPPING),
+    **dict.fromkeys(("seeds", "settings", "evaluation"), WORDS),
+    **dict.fromkeys(("out", "compare"), optional(schema.TEXT)),
+    "base": optional(WORDS),
+    "jobs": optional(schema.integer(1)),
+    "seconds": optional(schema.number("> 0", lambda x: x > 0)),
+    **dict.fromkeys(("partial", "dry_run"), schema.SWITCH),
+    # joblib: LAUNCHER of script/compare.sh, as null
+    "cluster": Kind("null, slurm or local", (None, "joblib", "slurm", "local").__contains__),
+}
 
 
 def words(value: Any) -> list[Any]:
     """The elements of a list; the words of a text."""
-    found = value if isinstance(value, list) else str(value).split() if value is not None else []
+    found = value if isinstance(value, list) else shlex.split(str(value))
     return [int(each) if re.fullmatch(r"0|[1-9]\d*", str(each)) else each for each in found]
 
 
@@ -49,14 +66,14 @@ def override(name: str, value: Any) -> str:
     return f"{name}={text}"
 
 
-def checked_values(name: str, values: Sequence[Any], kind: Kind | None = None) -> Sequence[Any]:
+def checked_values(name: str, given: Any, kind: Kind | None = None) -> list[Any]:
     """The values of an axis, or the seeds.
 
     Raises:
         ValueError: if there are none, or one is given twice, is of another kind, or is not an entry
             of its config group.
     """
-    if not values:
+    if not (values := words(given)):
         raise ValueError(f"{name}=[]: name one value or more")
     known = options(name.removeprefix("vary.")) - {"keep"}  # that of a base_model
     for n, value in enumerate(values):
@@ -70,95 +87,174 @@ def checked_values(name: str, values: Sequence[Any], kind: Kind | None = None) -
     return values
 
 
-def runs_of(cfg: dict[str, Any], axes: dict[str, Sequence[Any]], seeds: Sequence[int]) -> list[Run]:
-    """The runs of a group of settings; its base models first."""
-    out, train = Path(cfg["out"]), fill(cfg["train"])
-    measures = cfg["measures"] or {"find": "", "show": ""}
-    evaluate = {"evaluate": (cfg["evaluate"],) if cfg["evaluate"] else (), **measures}
-    evaluate["evaluation"] = tuple(map(str, words(cfg["evaluation"])))
-    bases: dict[Path, Run] = {}
-    runs = []
-    for seed in seeds:
-        base = None
-        if cfg["base"]:
-            name, *told = (
-                str(word).replace("{seed}", str(seed))
-                for word in (cfg["base"]["folder"], *cfg["base"]["settings"])
-            )
-            folder = Path(name)
-            base = Run(folder.name, folder, out / f"{folder.name}.log", (*train, *told), **evaluate)
-            base = bases.setdefault(folder, replace(base, length=cfg["base"]["length"]))
-        for values in itertools.product(*axes.values()):
-            values = dict(zip(axes, values, strict=True))
-            # A group of settings has names of its own; other values say what they are of.
-            named = (
-                str(value) if options(axis) else f"{axis.rpartition('.')[2]}_{value}"
-                for axis, value in values.items()
-            )
-            row = re.sub(r"[^\w.+-]", "-", "_".join(named))
-            folder = Path(cfg["runs"].format(row=row, seed=seed))
-            settings = {"name": folder.name, "output_dir": str(folder), **values, "seed": seed}
-            if base:
-                settings["base_model"] = str(base.folder)
-            if cfg["recipe"]:
-                settings = {"experiment": cfg["recipe"], **settings}
-            command = (*train, *(override(*each) for each in settings.items()), *cfg["settings"])
-            runs.append(
-                Run(row, folder, out / f"{folder.name}.log", command, **evaluate, base=base)
-            )
-    return [*bases.values(), *runs]
+def check_own(settings: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> None:
+    """Raises a ValueError for a setting of the runs that the sweep sets, or that would replace what
+    it varies: position.name=rope would train rope in every row of vary.position."""
+    own = {*OF_THE_SWEEP, *axes}
+    own |= {f"{axis}.{key}" for axis in axes if options(axis) for key in ("name", "_target_")}
+    if {"ablation", "peft"} & {*axes}:  # these choose a position
+        own |= {"position", "position.name"}
+    for value in axes.get("ablation", ()):
+        own |= {f"position.{key}" for key in ABLATIONS.rows[value]}
+    for setting in settings:
+        if not (found := parsed([setting])):
+            raise ValueError(f"{setting!r} is not a setting of a run; give name=value after --")
+        name, value = found[0].key_or_group, found[0].value()
+        varied = any(axis.startswith(f"{name}.") for axis in axes)
+        if name in own or (varied and (isinstance(value, dict) or not options(name))):
+            raise ValueError(f"{setting} is set by the sweep; give name=, seeds= or vary.")
 
 
-def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> Sweep:
-    """The sweep of a composed configuration, and further settings of its runs.
+def compose_run(settings: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
+    """Returns the configuration of a run as it is composed, and its plain values.
 
     Raises:
-        ValueError: for the first setting that is missing or out of bounds.
+        ValueError: for settings that `tape train` would refuse before it reads any data.
     """
-    check_kinds(cfg)
-    check_jobs(cfg["cluster"], cfg["submitit"])
-    tables = cfg["tables"] or {}
-    chosen = [*tables] if cfg["only"] is None else words(cfg["only"])
-    if cfg["only"] is not None and not chosen:
-        raise ValueError(f"only=[]: name one table or more; known: {', '.join(tables)}")
-    if unknown := [name for name in chosen if name not in tables]:
-        raise ValueError(f"only={unknown[0]}: no such table; known: {', '.join(tables) or 'none'}")
-    tables = {name: tables[name] for name in chosen}
+    try:
+        check_added([*settings], "train", CONFIG)
+        found = composed([*settings], "train")
+        schema.check_groups(OmegaConf.to_container(found))
+        values = OmegaConf.to_container(found, resolve=True)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ValueError(unknown([*settings], "train") or str(error)) from error
+    schema.check_settings(values)
+    return found, values
+
+
+def check_rows(rows: Mapping[str, dict[str, Any]], compared: bool) -> None:
+    """Raises a ValueError for rows of the same settings, and for runs whose training loss would
+    never be logged, though it is compared."""
+    seen: dict[str, str] = {}
+    for row, settings in rows.items():
+        steps, every = (settings["trainer"][key] for key in ("max_steps", "logging_steps"))
+        if compared and every > steps:
+            raise ValueError(
+                f"trainer.logging_steps={every} is more than trainer.max_steps={steps}: no loss "
+                f"would be logged for the comparison; give trainer.logging_steps={steps} or less"
+            )
+        own = {key: value for key, value in settings.items() if key not in OF_THE_SWEEP}
+        own["peft"] = {key: x for key, x in (own["peft"] or {}).items() if key != "name"}
+        text = json.dumps(own, sort_keys=True).replace(settings["output_dir"], "")
+        if (other := seen.setdefault(text, row)) != row:
+            raise ValueError(f"{other} and {row} are rows with the same settings; name one of them")
+
+
+def evaluations(found: DictConfig, more: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yields the commands that evaluate a run (`evaluate` of its settings; null leaves one out),
+    with `more` arguments."""
+    if found.evaluate is None:
+        return
+    for command, given in OmegaConf.to_container(found.evaluate, resolve=True).items():
+        arguments: list[str] = []
+        for name, value in (given or {}).items():
+            values = value if isinstance(value, list) else [value]
+            arguments += [f"--{name}", *map(str, values)]
+        if given is not None:
+            yield (command, *arguments, *more)
+
+
+def runs_of(
+    cfg: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], seeds: Sequence[int]
+) -> list[Run]:
+    """The runs in the order of their seeds, base models first. Each row is composed once."""
+    more = [str(word) for word in words(cfg["evaluation"])]
+    for name in (word.partition("=")[0] for word in more):
+        if name.removeprefix("--") in OF_EVALUATIONS:
+            raise ValueError(f"evaluation={shlex.join(more)}: {name} is set by the sweep")
+
+    def run(command: Sequence[str], found: DictConfig, row: str | None = None) -> Run:
+        folder = Path(found.output_dir)
+        commands = (("train", *command), *evaluations(found, more))
+        log = Path(cfg["out"]) / f"{folder.name}.log"
+        return Run(row or folder.name, folder, log, commands, is_base=row is None)
+
+    rows: dict[str, dict[str, Any]] = {}
+    runs: dict[int, list[Run]] = {seed: [] for seed in seeds}
+    base_words = {seed: words_of_base(cfg["base"], seed) for seed in seeds if cfg["base"]}
+    bases = {seed: compose_run(command)[0] for seed, command in base_words.items()}
+    for chosen in itertools.product(*axes.values()):
+        values = dict(zip(axes, chosen, strict=True))
+        # A group of settings has names of its own; other values say what they are of.
+        row = "_".join(
+            str(value) if options(axis) else f"{axis.rpartition('.')[2]}_{value}"
+            for axis, value in values.items()
+        )
+        row = re.sub(r"[^\w.+-]", "-", row)
+        for seed, begun in runs.items():
+            folder = Path(cfg["runs"].format(row=row, seed=seed))
+            given = {"experiment": cfg["recipe"]} if cfg["recipe"] else {}
+            given |= {"name": folder.name, "output_dir": str(folder), **values, "seed": seed}
+            given |= {"base_model": bases[seed].output_dir} if bases else {}
+            command = [*(override(*each) for each in given.items()), *cfg["settings"]]
+            if row not in rows:
+                found, rows[row] = compose_run(command)
+            found.update(name=folder.name, output_dir=str(folder), seed=seed)
+            begun.append(run(command, found, row))
+    check_rows(rows, bool(cfg["compare"]))
+    first: dict[Path, Run] = {}
+    for seed, base in bases.items():
+        with open_dict(base):
+            base.evaluate = found.evaluate  # as the runs are
+        first.setdefault(Path(base.output_dir), run(base_words[seed], base))
+    return [*first.values(), *itertools.chain(*runs.values())]
+
+
+def words_of_base(given: Any, seed: int) -> list[str]:
+    """The settings of the base model of a run with this seed, which is its own unless they say
+    another one."""
+    found = [str(word) for word in words(given)]
+    return found if any(word.startswith("seed=") for word in found) else [*found, f"seed={seed}"]
+
+
+def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
+    """The runs of a composed configuration, which is completed, with further settings for them.
+
+    Raises:
+        ValueError: for the first setting that is missing or out of bounds, and for settings that a
+            run or the comparison would refuse.
+    """
+    for name, kind in KINDS.items():
+        if not kind.admits(cfg[name]):
+            raise ValueError(f"{name}={shown(cfg[name])} must be {kind.words}")
     axes = dict(leaves(cfg["vary"]))
     for name in OF_THE_SWEEP & {*axes}:
         raise ValueError(f"vary.{name} is set by the sweep; give name=... or seeds=...")
-    for axis, values in axes.items():
-        if values is None:  # the rows of the tables
-            values = list(dict.fromkeys(row for rows in tables.values() for row in rows))
-        axes[axis] = checked_values(f"vary.{axis}", words(values), OF_A_RUN.get(axis))
-    seeds = checked_values("seeds", words(cfg["seeds"]), integer(0, 2**32 - 1))
-    runs, labels = [], set()
-    for name, changes in (cfg["groups"] or {"": {}}).items():
-        if added := changes.keys() - cfg.keys():
-            raise ValueError(f"groups.{name}.{min(added)}: there is no such setting of a sweep")
-        group = cfg | changes
-        check_kinds(group)
-        group["settings"] = [*words(group["settings"]), *settings]
-        check_own(group["settings"], axes)
-        labels |= check_runs(runs_of(group, axes, seeds[:1]), axes, bool(cfg["compare"]))
-        runs += runs_of(group, axes, seeds)
-    runs.sort(key=lambda run: run.length is None)  # base models first
+    axes = {
+        axis: checked_values(f"vary.{axis}", values, schema.SETTINGS.get(axis))
+        for axis, values in axes.items()
+    }
+    seeds = checked_values("seeds", cfg["seeds"], schema.integer(0, 2**32 - 1))
+    cfg["settings"] = [*map(str, words(cfg["settings"])), *settings]
+    check_own(cfg["settings"], axes)
+    runs = runs_of(cfg, axes, seeds)
     if len({run.folder for run in runs}) < len(runs):
         raise ValueError(f"runs={cfg['runs']}: two runs have one folder; vary other settings")
-    baseline, usual = cfg["baseline"], cfg["usual_baseline"]
-    if baseline is None and any(run.row == usual for run in runs):
-        baseline = usual
-    sweep = Sweep(
-        runs,
-        Path(cfg["out"]),
-        CONFIG,
-        cfg["compare"] or "",
-        tables,
-        baseline,
-        cfg["partial"],
-        cfg["jobs"] or (len(runs) if cfg["cluster"] in SUBMITTED else 2),
-        cfg["seconds"],
-    )
-    check_comparison(sweep, labels)
-    check_evaluation(sweep)
-    return sweep
+    rows, baseline = {run.row for run in runs}, cfg["baseline"]
+    if baseline is None and cfg["usual_baseline"] in rows:
+        cfg["baseline"] = cfg["usual_baseline"]
+    elif baseline and baseline.split()[0] not in rows | options("position") | options("peft"):
+        known = listed(rows)
+        raise ValueError(f"baseline={baseline} is not a row of the sweep; choose one of {known}")
+    if cfg["jobs"] is None:
+        cfg["jobs"] = len(runs) if cfg["cluster"] in ("slurm", "local") else 2
+    return runs
+
+
+def comparison(
+    cfg: Mapping[str, Any], runs: Sequence[Run], failed: Sequence[Run] = ()
+) -> list[str]:
+    """The command that compares runs, those of a row in succession; none if there is none.
+
+    A baseline that is a row of the sweep stands for the first of its runs that did not fail; there
+    is none if all failed.
+    """
+    command, *flags = shlex.split(cfg["compare"] or "") or [""]
+    baseline = cfg["baseline"]
+    if named := [run for run in runs if run.row == baseline]:
+        baseline = next((run.folder for run in named if run not in failed), None)
+    flags += [] if "--out" in flags else ["--out", cfg["out"]]
+    flags += ["--baseline", str(baseline)] if baseline else []
+    rows = dict.fromkeys(run.row for run in runs)
+    folders = (str(run.folder) for row in rows for run in runs if run.row == row)
+    return [command, *folders, *flags] if command else []

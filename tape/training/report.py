@@ -8,19 +8,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from tape.data.blocks import TokenStream
 from tape.data.ngrams import ORDERS, NGrams
 from tape.data.tokenizer import text_bytes
 from tape.evaluation.decoding import plain_generation
+from tape.evaluation.figures import write_figure
 from tape.evaluation.scoring import Perplexity, perplexity
+from tape.evaluation.tables import markdown_table
 from tape.evaluation.windows import Window, spread
 from tape.files import write_text
 from tape.model.modeling import TapeForCausalLM
@@ -146,81 +145,75 @@ def write_report(
     scored_bytes = text_bytes(tokenizer, validation.tokens, places(windows[length]))
     prompt, added = continuation(model, tokenizer, validation, seed)
     metrics = read_metrics(folder / "metrics.jsonl")
+
+    def scores(found: Perplexity) -> dict[str, float | None]:
+        bits = found.bits_per_byte(scored_bytes)
+        return {"perplexity": found.perplexity, "bits_per_byte": bits}
+
     summary = facts(model, metrics) | {
         "scored_tokens": results[0].tokens,
         "scored_bytes": scored_bytes,
         "perplexity": [
-            {
-                "length": result.length,
-                "times": result.length // length,
-                "perplexity": result.perplexity,
-                "bits_per_byte": result.bits_per_byte(scored_bytes),
-            }
-            for result in results
+            {"length": found.length, "times": found.length // length, **scores(found)}
+            for found in results
         ],
     }
     if seen is not None:
         counting = counted(seen, model.config.vocab_size, validation, windows[length])
-        summary["ngrams"] = {
-            "tokens": seen.size,
-            "models": [
-                {
-                    "model": name,
-                    "perplexity": result.perplexity,
-                    "bits_per_byte": result.bits_per_byte(scored_bytes),
-                }
-                for name, result in counting.items()
-            ],
-        }
+        models = [{"model": name, **scores(found)} for name, found in counting.items()]
+        summary["ngrams"] = {"tokens": seen.size, "models": models}
     text = _markdown(folder.name, summary, length // 2, prompt, added)
     publish(folder, metrics, summary, text)
-    _plot_perplexity(summary, folder.name, folder / "report" / "perplexity.png")
+    _plot_perplexity(summary, folder.name, folder / "report")
     return text
 
 
 def publish(
     folder: Path, metrics: list[dict[str, Any]], summary: dict[str, Any], text: str
 ) -> None:
-    """Writes the files common to all reports: summary, text and loss plot."""
+    """Writes the files common to all reports: summary, text and a picture of the losses."""
     target = folder / "report"
     write_text(target / "report.json", json.dumps(summary, indent=1) + "\n")
     write_text(target / "report.md", text)
-    plot_loss(metrics, folder.name, target / "loss.png")
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for key, label, style in (("loss", "training", "-"), ("eval_loss", "validation", "o-")):
+        points = [(row["step"], row[key]) for row in metrics if key in row]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title=folder.name)
+    axes.grid(alpha=0.3)
+    if axes.lines:  # a short run may have no log events
+        axes.legend()
+    write_figure(figure, target / "loss", ["png"])
 
 
 def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, added: str) -> str:
     ngrams = summary.get("ngrams", {"tokens": 0, "models": []})
-    titles = [f"{row['length']} ({row['times']}x)" for row in summary["perplexity"]]
-    titles += [row["model"] for row in ngrams["models"]]
-    rows = []
-    for title, row in zip(titles, [*summary["perplexity"], *ngrams["models"]], strict=True):
+    lines = [["window", "validation perplexity", "bits per byte"]]
+    for row in [*summary["perplexity"], *ngrams["models"]]:
+        title = row["model"] if "model" in row else f"{row['length']} ({row['times']}x)"
         bits = "-" if row["bits_per_byte"] is None else f"{row['bits_per_byte']:.4f}"
-        rows.append(f"| {title} | {row['perplexity']:.2f} | {bits} |")
-    counting = [
+        lines.append([title, f"{row['perplexity']:.2f}", bits])
+    counting = (
         "The n-gram models are interpolated Kneser-Ney models of the "
-        f"{ngrams['tokens']:,} training tokens that the run saw.",
-        "",
-    ]
-    return "\n".join(
-        [
-            f"# {name}",
-            "",
-            headline(summary),
-            "",
-            "| window | validation perplexity | bits per byte |",
-            "|---|---|---|",
-            *rows,
-            "",
-            f"The last {stride} tokens of windows spread over the validation text are scored: "
-            f"{summary['scored_tokens']:,} tokens, the same at every length.",
-            "",
-            *(counting if ngrams["models"] else []),
-            "Continuation of a validation text (temperature 0.8, top-p 0.95), after the bar:",
-            "",
-            textwrap.indent(printable(f"{prompt}|{added}"), "    ", lambda line: True),
-            "",
-        ]
+        f"{ngrams['tokens']:,} training tokens that the run saw.\n\n"
     )
+    return f"""\
+# {name}
+
+{headline(summary)}
+
+{markdown_table(lines)}
+
+The last {stride} tokens of windows spread over the validation text are scored: \
+{summary["scored_tokens"]:,} tokens, the same at every length.
+
+{counting * bool(ngrams["models"])}\
+Continuation of a validation text (temperature 0.8, top-p 0.95), after the bar:
+
+{textwrap.indent(printable(f"{prompt}|{added}"), "    ", lambda line: True)}
+"""
 
 
 def printable(text: str) -> str:
@@ -230,30 +223,10 @@ def printable(text: str) -> str:
     )
 
 
-def _save(figure: plt.Figure, path: Path) -> None:
-    figure.tight_layout()
-    work = path.with_suffix(".tmp.png")
-    figure.savefig(work, dpi=150)
-    plt.close(figure)
-    work.replace(path)
-
-
-def plot_loss(metrics: list[dict[str, Any]], name: str, path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for key, label, style in (("loss", "training", "-"), ("eval_loss", "validation", "o-")):
-        points = [(row["step"], row[key]) for row in metrics if key in row]
-        if points:
-            axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=name)
-    axes.grid(alpha=0.3)
-    if axes.lines:  # a short run may have no log events
-        axes.legend()
-    _save(figure, path)
-
-
-def _plot_perplexity(summary: dict[str, Any], name: str, path: Path) -> None:
+def _plot_perplexity(summary: dict[str, Any], name: str, folder: Path) -> None:
     rows, ngrams = summary["perplexity"], summary.get("ngrams", {"models": []})["models"]
-    figure, axes = plt.subplots(figsize=(6, 4))
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
     for style, row in zip((":", "--", "-."), ngrams, strict=False):
         label = f"{row['model']} {row['perplexity']:.1f}"
         axes.axhline(row["perplexity"], ls=style, color="gray", label=label)
@@ -267,8 +240,8 @@ def _plot_perplexity(summary: dict[str, Any], name: str, path: Path) -> None:
             ha="center",
         )
     axes.set_xscale("log", base=2)
-    axes.set_xticks([row["length"] for row in rows])
-    axes.set_xticklabels([f"{row['length']} ({row['times']}x)" for row in rows])
+    titles = [f"{row['length']} ({row['times']}x)" for row in rows]
+    axes.set_xticks([row["length"] for row in rows], titles)
     axes.margins(x=0.15)
     # Leaves room for the numbers and keeps small differences visibly small.
     values = [row["perplexity"] for row in [*rows, *ngrams]]
@@ -277,4 +250,4 @@ def _plot_perplexity(summary: dict[str, Any], name: str, path: Path) -> None:
     if ngrams:
         axes.legend()
     axes.grid(alpha=0.3)
-    _save(figure, path)
+    write_figure(figure, folder / "perplexity", ["png"])

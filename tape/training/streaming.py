@@ -23,10 +23,10 @@ def follow_stream(
     Raises:
         ValueError: for settings that would split the stream.
     """
-    if arguments.dataloader_num_workers > 1:
+    if workers := arguments.dataloader_num_workers:
         raise ValueError(
-            f"trainer.dataloader_num_workers={arguments.dataloader_num_workers} with a streamed "
-            f"corpus: must be 0 or 1; with 0 the tokenizer uses all cores by itself"
+            f"trainer.dataloader_num_workers={workers} with a streamed corpus: must be 0; the "
+            "tokenizer uses all cores by itself, ahead of training"
         )
     arguments.ignore_data_skip = True  # skipping would read the stream from its beginning, for days
     blocks.seek((step_of(checkpoint) if checkpoint else 0) * sequences_per_step(arguments))
@@ -34,7 +34,8 @@ def follow_stream(
 
 class Repeated(IterableDataset):
     """A stream whose every batch comes once for each of the processes that share it: accelerate
-    deals the batches of a stream to the processes in turn."""
+    reads a stream in the first process and deals its batches to all in turn, so that the order does
+    not depend on their number, as that of `split_dataset_by_node` would."""
 
     def __init__(self, blocks: StreamedBlocks, arguments: TrainingArguments):
         self.blocks, self.times = blocks, sharing(arguments)

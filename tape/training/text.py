@@ -12,12 +12,12 @@ from transformers import TrainingArguments, default_data_collator
 
 from tape.data import (
     Corpus,
+    StreamedBlocks,
     TokenBlocks,
     TrainingOrder,
     load_tokenizer,
     tokenize_corpus,
     train_tokenizer,
-    training_blocks,
 )
 from tape.model.modeling import TapeForCausalLM
 from tape.settings.run import RunSettings
@@ -55,7 +55,11 @@ class TextTask(Task):
                 )
             self.collate = partial(separate, self.tokenizer.eos_token_id)
         (total, seed), length = training_order(arguments), settings.length
-        self.train = training_blocks(corpus, self.tokenizer, length, cache, seed, total)
+        if corpus.streaming:
+            self.train = StreamedBlocks(corpus, self.tokenizer, length, cache, seed)
+        else:
+            stream = tokenize_corpus(corpus, "train", self.tokenizer, cache)
+            self.train = TrainingOrder(TokenBlocks(stream, length), total, seed)
         self.validation = tokenize_corpus(corpus, "validation", self.tokenizer, cache)
         self.evaluation = TokenBlocks(self.validation, length, limit=settings.eval_blocks)
         self.fingerprints = {
