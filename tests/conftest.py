@@ -20,7 +20,7 @@ import absl.logging
 import numpy as np
 import pytest
 import torch
-from commands import unchanged_logging
+from commands import ROOT, unchanged_logging
 
 from tape import TapeConfig, TapeForCausalLM
 from tape.commands import train
@@ -169,6 +169,21 @@ def _composed(*overrides):
 def composed(*overrides):
     """The configuration of train.py; to compose it takes 100 times as long as to copy it."""
     return deepcopy(_composed(*overrides))
+
+
+def pytest_report_header():
+    """The size of the project, which one person should be able to read."""
+    rooms = ("tape", "arithmetic", "scrolls", "benchmarks")
+    product = [
+        *ROOT.glob("*.py"),
+        *(path for room in rooms for path in (ROOT / room).rglob("*.py")),
+    ]
+    parts = {"product": product, "tests": [*(ROOT / "tests").glob("*.py")]}
+    return [
+        f"{name}: {sum(len(path.read_bytes().splitlines()) for path in paths):,} lines of Python "
+        f"in {len(paths)} files"
+        for name, paths in parts.items()
+    ]
 
 
 def pytest_collection_finish():
