@@ -181,17 +181,23 @@ def results(rows: pd.DataFrame, case: str, load: Load) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def table(found: pd.DataFrame) -> str:
-    """Returns a comparison's results in markdown, and why methods could not run."""
+def table(found: pd.DataFrame, alone: bool = False) -> str:
+    """Returns results in markdown, and why methods could not run; of methods that were measured
+    alone not their ratios, but the memory that was in use before."""
     first = found.iloc[0]
     head = ["method", "ms", "tokens/s", f"time / {first.method}", "memory, MiB"]
     lines, notes = [[*head, f"memory / {first.method}", "kernels"]], []
+    if alone:
+        lines = [["method", "ms", "tokens/s", "quartiles, ms", "memory, MiB", "before", "kernels"]]
     for row in found.itertuples():
         if row.note:
             notes.append(f"* {row.method}: {row.note}")
             continue
         cells = [row.method, f"{row.milliseconds:,.3g}", f"{row.tokens_per_second:,.0f}"]
-        if first.note:
+        if alone:
+            spread = f"{row.milliseconds_first:,.3g} to {row.milliseconds_third:,.3g}"
+            cells += [spread, f"{row.memory_mib:,.1f}", f"{row.loaded_mib:,.1f}"]
+        elif first.note:
             cells += ["", f"{row.memory_mib:,.1f}", ""]
         else:
             ratio = f"{row.ratio:.2f} ({row.ratio_first:.2f} to {row.ratio_third:.2f})"
@@ -224,8 +230,11 @@ def main(given: list[str] | None = None) -> None:
     day = record.get("time", str(date.today()))[:10]
     parts = [f"{day}, commit {record.get('commit')}, {', '.join(surroundings().values())}"]
     parts += ["In brackets quartiles; ratios are medians of those within rounds."]
-    for name, each in zip(names, found, strict=True):
-        parts += [f"## {name}", table(each)]
+    tables: dict[str, list[pd.DataFrame]] = {}
+    for name, (case, load, _), each in zip(names, asked, found, strict=True):
+        tables.setdefault(title(case, load) if arguments.alone else name, []).append(each)
+    for name, together in tables.items():
+        parts += [f"## {name}", table(pd.concat(together), arguments.alone)]
     text = "\n\n".join(parts) + "\n"
     write_text(arguments.out / "speed.csv", pd.concat(found).to_csv(index=False))
     write_text(arguments.out / "speed.md", text)

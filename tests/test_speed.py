@@ -162,6 +162,15 @@ def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
     assert Path("speed/speed.md").read_text() in printed
 
 
+def test_methods_alone_share_a_table_with_all_memory(speed):
+    given = ("--case", "adapters", "decode", "--methods", "lora", "adape", "rope", "--alone")
+    printed, rows = speed(*given, "--lengths", 8, "--backends", "sdpa", "--checkpointing")
+    shown = re.findall(r"^## (.*)$", printed, re.M)
+    titles = ["adapters, training", "decode, prefill", "decode, decoding"]
+    assert shown == [f"{x}, sdpa, 8 tokens" for x in titles]
+    assert [*rows.method] == ["lora", "adape", "rope", "rope"] and (rows.loaded_mib > 1).all()
+
+
 @pytest.mark.slow
 def test_all_encodings_in_all_backends(speed):
     """Layers and decoders: measured, or a note that says why not."""
