@@ -488,9 +488,9 @@ def check_call(program: str, words: list[str], project: Path, whole: bool) -> No
         found = get_args_parser().parse_args(words if program == "torchrun" else words[1:])
         check_call("python", [found.training_script, *found.training_script_args], project, False)
     elif words[:2] == ["-m", "pip"]:
-        (named,) = (word for word in words if word.startswith(".["))
+        extras = words[-1].removeprefix(".").strip("[]")
         known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        assert {*named[2:-1].split(",")} <= known["optional-dependencies"].keys()
+        assert {*filter(None, extras.split(","))} <= known["optional-dependencies"].keys()
     elif words[0] == "-m" and not (ROOT / words[1].split(".")[0]).is_dir():
         assert importlib.util.find_spec(words[1]), words
     else:

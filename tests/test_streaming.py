@@ -143,9 +143,11 @@ def test_a_lost_index_is_made_again_and_a_damaged_one_is_named(stream, expected)
 
 
 def test_no_thread_is_left(stream, expected):
+    before = {*threading.enumerate()}
     assert take(stream(), 30) == expected[:30]
     gc.collect()
-    assert not [t for t in threading.enumerate() if t.name.startswith("ThreadPoolExecutor")]
+    new = {*threading.enumerate()} - before
+    assert not [thread for thread in new if thread.name.startswith("ThreadPoolExecutor")]
 
 
 def test_a_url_streams_as_the_folder_does(stream, expected, folder):

@@ -169,7 +169,7 @@ def test_the_models_of_each_seed_start_from_its_base():
         *("seed=4", "seed=5"),
         *(f"base_model={base}" for base in bases for _ in range(2)),
     ]
-    evaluated = [given(words, "base_model") for words in found if words[0] == "passkey"]
+    evaluated = [given(words, "model") for words in found if words[0] == "evaluate"]
     folders = [f"output/bases/{method}_{seed}" for seed in (4, 5) for method in ("lora", "norms")]
     assert evaluated == [[folder] for folder in (*bases, *folders)]
 
@@ -214,7 +214,8 @@ def test_variables_of_the_suite(run_script):
         *("experiment=synthetic", "name=suite_s5_rope_0", "output_dir=output/suite_s5_rope_0"),
         *("data=s5", "position=rope"),
     ]
-    assert found[1] == ["synthetic", "--model", "output/suite_copy_rope_0", "--samples", "5"]
+    evaluated = ["--model", "output/suite_copy_rope_0", "--task", "synthetic"]
+    assert found[1] == ["evaluate", *evaluated, "--samples", "5"]
     assert given(found[-1], "beside") == ["docs/results/suite"]
     quick = run_script("suite.sh", "quick", "trainer.max_steps=999")
     assert len(quick) == 3 * 3 * 2 + 1 and quick[0][-1] == "trainer.max_steps=999"

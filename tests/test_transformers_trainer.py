@@ -137,7 +137,7 @@ def test_the_best_of_the_models_is_loaded_at_the_end(trainer):
     """The learning rate is so high that the first evaluation is the best."""
     model = make_model("tape")
     every = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1, "save_steps": 1}
-    run = trainer(model, load_best_model_at_end=True, **every, learning_rate=0.5)
+    run = trainer(model, load_best_model_at_end=True, **every, learning_rate=0.1)
     run.train()
     losses = [row["eval_loss"] for row in run.state.log_history if "eval_loss" in row]
     assert run.state.best_metric == min(losses) < losses[-1]
