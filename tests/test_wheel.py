@@ -61,7 +61,7 @@ def test_commands_of_the_mission_run(installed, tmp_path):
     scored = ["--data", "text", "--files", "texts", "--max_tokens", "1000", "--lengths", "64"]
     run(tape, "perplexity", "--model", "output/trial", *scored, "--out", out, folder=tmp_path)
     assert "| tape |" in run(tape, "compare", "output/trial", "--out", "table", folder=tmp_path)
-    for command in ("scrolls-score", "addition", "sweep"):
+    for command in ("scrolls-score", "evaluate", "sweep"):
         assert "--" in run(tape, command, "--help", folder=tmp_path)
 
 
