@@ -128,6 +128,15 @@ def test_a_run_is_checked_again_where_something_changed(change, capfd):
         assert performed(run) == 0 and ("begins" in capfd.readouterr().out) == begins
 
 
+def test_an_encoding_is_no_folder(capfd):
+    """A checkout has a folder tape."""
+    wrote("tape/code.py")
+    run = make_run("rope", "position=tape")
+    assert performed(run) == 0 and "begins" in capfd.readouterr().out
+    wrote("tape/code.py", "changed")
+    assert performed(run) == 0 and "begins" not in capfd.readouterr().out
+
+
 def test_the_request_of_a_receipt_is_that_of_the_beginning(monkeypatch):
     execute = engine.Engine.execute
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tape.settings.groups import CONFIG
+from tape.settings.groups import CONFIG, options
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Run:
     def request(self) -> dict[str, Any]:
         """Returns what determines the results of the run: its commands, Python (its library is the
         text of data=local), and the state of the settings' and of all files that it reads."""
-        values = {re.sub(r"^[^=]*=", "", word) for words in self.commands for word in words}
+        values = {read_by(word) for _, *words in self.commands for word in words}
         named = {name.strip("[]' ") for value in values for name in value.split(",")}
         read = [Path(name) for name in sorted(named - {""})]
         return {
@@ -63,6 +63,15 @@ class Run:
         except (OSError, ValueError):
             return False
         return found == {"request": self.request(), "files": state_of(self.folder)}
+
+
+def read_by(word: str) -> str:
+    """Returns the value of a setting or a flag, which may name a file; "" for an entry of a group
+    of settings: position=tape is not the folder tape."""
+    name, given, value = word.partition("=")
+    if not given:
+        return word
+    return "" if value in options(name) else value
 
 
 def state_of(path: Path) -> dict[str, list[int]]:
