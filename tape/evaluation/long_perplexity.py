@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tape.evaluation.scoring import exp, opened, walk, windows_at_once
+from tape.evaluation.scoring import exp, windows_at_once
 from tape.evaluation.tables import add_rows, check_addable, markdown_table
 from tape.evaluation.texts import Text
+from tape.evaluation.walk import opened, walk
 from tape.evaluation.windows import Batch, batches_of, windows_of
 from tape.files import check_folder, read_object, reading, write_text
 from tape.model.checkpoint import fingerprint

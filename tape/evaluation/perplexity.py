@@ -24,9 +24,10 @@ from tape.evaluation import long_perplexity
 from tape.evaluation.curves import COLUMNS, Binned, binned, read_curves, write
 from tape.evaluation.journal import Incomplete
 from tape.evaluation.picture import draw
-from tape.evaluation.scoring import BATCH_TOKENS, DTYPES, Perplexity, opened, walk, windows_at_once
+from tape.evaluation.scoring import BATCH_TOKENS, DTYPES, Perplexity, windows_at_once
 from tape.evaluation.tables import check_addable, markdown_table
 from tape.evaluation.texts import CORPORA
+from tape.evaluation.walk import opened, walk
 from tape.evaluation.windows import (
     CONVENTIONS,
     STRIDE,

@@ -1,4 +1,4 @@
-"""Negative log-likelihoods of the tokens that windows score, and the walk over a text's windows.
+"""Negative log-likelihoods of the tokens that windows score.
 
 Logits are computed for scored tokens only, a few at a time, so that their memory does not grow with
 the window: with a vocabulary of 32,000 the logits of 8,192 tokens take a gigabyte.
@@ -6,15 +6,8 @@ the window: with a vocabulary of 32,000 the logits of 8,192 tokens take a gigaby
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
 import math
-import os
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from tape.evaluation.journal import Shard, join
-from tape.evaluation.texts import Text, open_text
 from tape.evaluation.windows import Batch, Window, batches_of
-from tape.evaluation.workers import answering, complete_shard
-from tape.files import reading
-from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -115,76 +103,3 @@ def perplexity(
         found = losses(model, tokens, batch)
         count, total = count + len(found), total + float(found.sum())
     return Perplexity(length, count, total / count)
-
-
-# ---- all windows of a text, in worker processes and shards that resume
-
-Record = Callable[[Batch, np.ndarray], dict[str, Any]]  # of a batch and its losses
-
-
-def opened(arguments: argparse.Namespace, longest: int) -> tuple[TapeForCausalLM, Text]:
-    """Returns the model and the text of a command.
-
-    Raises:
-        ValueError, OSError: if windows of `longest` tokens, or the text, do not suit the model.
-    """
-    model = load_model(arguments.model, DTYPES[arguments.dtype])
-    check_length(model, longest, f"--lengths {longest}")
-    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    most = arguments.max_tokens
-    text = open_text(arguments.data, arguments.files, arguments.model, cache, most)
-    text.check(model.config.vocab_size)
-    return model, text
-
-
-def walk(
-    arguments: argparse.Namespace,
-    model: TapeForCausalLM,
-    text: Text,
-    batches: list[Batch],
-    asked: dict[str, Any],
-    place: str,
-    record: Record,
-) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Scores the batches of one shard; a repeated call continues.
-
-    Args:
-        asked: what the losses depend on besides weights and text.
-        place: beginning of the folder's name, which a hash of `asked` completes.
-        record: a function of a module; other processes call it.
-
-    Returns:
-        Hashes of the `model` and the `text`; the records of all batches, in their order, with
-        `batch`, the number.
-
-    Raises:
-        Incomplete: if other shards are missing.
-    """
-    header = {**identified(arguments.model), "text": text.fingerprint(), **asked}
-    header["batches"] = len(batches)
-    results = Path(place + hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12])
-    shard = Shard.parse(arguments.shard)
-    load = partial(_load, dtype=DTYPES[arguments.dtype])
-    answer = partial(_answer, text=text, record=record)
-    complete_shard(
-        results,
-        shard,
-        header,
-        batches,
-        answering(arguments.model, model, None, answer, arguments.processes, load),
-        lambda batch, found: found,
-        title=lambda batch: f"windows of {batch.length:,}",
-    )
-    _, rows = join(results)
-    with reading(results):
-        return header, sorted(rows, key=lambda row: row["batch"])
-
-
-def _load(folder: Path, dtype: torch.dtype) -> tuple[TapeForCausalLM, None]:
-    return load_model(folder, dtype), None
-
-
-def _answer(
-    model: TapeForCausalLM, tokenizer: None, batch: Batch, text: Text, record: Record
-) -> dict[str, Any]:
-    return record(batch, losses(model, text.tokens, batch))
