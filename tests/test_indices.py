@@ -93,18 +93,6 @@ def in_parts(model, tokens, position_ids, parts, cache=None, **inputs):
     return torch.cat(pieces, dim=1)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("position", BIASED)
-@pytest.mark.parametrize("kind", CACHES)
-def test_gaps_in_position_ids_are_kept_by_a_cache(position, kind):
-    model, tokens = make_model(position), random_tokens(2, 9)
-    full = model(tokens, position_ids=GAPS, use_cache=False).logits
-    for parts in ([5, 1, 1, 1, 1], [1, 4, 3, 1]):
-        cache = CACHES[kind](model)
-        pieces = in_parts(model, tokens, GAPS, parts, cache)
-        torch.testing.assert_close(pieces, full, **EXACT)
-
-
 def given_away(cache):
     copied = copy.deepcopy(cache)
     cache.reset()
@@ -167,16 +155,6 @@ def test_tokens_without_position_ids_count_on_and_the_other_way_round(position, 
                 pieces.append(output.logits)
             real = mask.bool()
             torch.testing.assert_close(torch.cat(pieces, dim=1)[real], full[real], **EXACT)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("position", ["tape", *BIASED])
-def test_guessed_tokens_are_taken_back(position):
-    """What a model accepts of what follows the same tokens in the prompt is what it would write."""
-    model, tokens = make_model(position), random_tokens(1, 4).repeat(1, 2)
-    settings = {"max_new_tokens": 6, "pad_token_id": 0, "attention_mask": torch.ones_like(tokens)}
-    guessed = model.generate(tokens, prompt_lookup_num_tokens=2, **settings)
-    assert torch.equal(guessed, model.generate(tokens, use_cache=False, **settings))
 
 
 RESTART = r"position_ids must increase .* one document per row"
@@ -249,18 +227,6 @@ def test_only_real_tokens_are_judged(kind):
     restarts[1, 6] = 3
     with pytest.raises(ValueError, match=RESTART):
         model(tokens, attention_mask=mask, position_ids=restarts)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("position", ["rope", "tape", "alibi", "fire", "t5"])
-def test_documents_apart_by_a_mask_may_restart(position):
-    model, tokens = make_model(position), random_tokens(2, 9)
-    documents = with_rows([0, 0, 0, 0, 1, 1, 1, 1, 1])
-    mask = (documents[:, :, None] == documents[:, None]).tril()[None]
-    where = with_rows([0, 1, 2, 3, 0, 1, 2, 3, 4])
-    logits = model(tokens, attention_mask=mask, position_ids=where).logits
-    alone = torch.cat([model(tokens[:, :4]).logits, model(tokens[:, 4:]).logits], dim=1)
-    torch.testing.assert_close(logits, alone, **EXACT)
 
 
 @torch.no_grad()

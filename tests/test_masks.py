@@ -38,29 +38,6 @@ def test_flash_equals_eager(position, flash_attn):  # noqa: F811
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", ENCODINGS)
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_padding_and_caches_change_nothing(position, kernel):
-    """Padding between tokens does not count: a right-padded prompt continues as without it."""
-    model = make_model(position, kernel=kernel, **WINDOW)
-    test_contract.test_left_padded(model)
-    test_contract.test_right_padded(model)
-    for kind in ("dynamic", "static"):
-        test_contract.test_cached(model, kind, [1, 4, 7, 3])
-        test_contract.test_left_padded_and_cached(model, kind)
-        assert not any(test_contract.make_cache(model, kind).is_sliding)
-        cache, tokens = test_contract.make_cache(model, kind), random_tokens(1, 12)
-        mask = torch.ones_like(tokens)
-        mask[:, 5:8] = 0
-        alone = model(tokens[mask.bool()][None]).logits
-        pieces = [
-            model(tokens[:, :8], attention_mask=mask[:, :8], past_key_values=cache).logits[:, :5],
-            model(tokens[:, 8:], attention_mask=mask, past_key_values=cache).logits,
-        ]
-        torch.testing.assert_close(torch.cat(pieces, dim=1), alone, **EXACT)
-
-
-@torch.no_grad()
 def test_each_layer_has_its_own(flex, flash_attn):  # noqa: F811
     """The reach of a token is the sum of windows; a layer's own precedes the configuration's."""
 

@@ -44,18 +44,6 @@ def test_flash_equals_eager(position, flash_attn):  # noqa: F811
     assert_equals_eager(flash_attn, position, **options_of(position))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("position", ["rope", "tape", "fox", "path"])
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_padding_and_caches_change_nothing(position, kernel):
-    model = make_model(position, kernel=kernel, **ALL)
-    test_contract.test_left_padded(model)
-    test_contract.test_right_padded(model)
-    for kind in ("dynamic", "static"):
-        test_contract.test_cached(model, kind, [1, 4, 7, 3])
-        test_contract.test_left_padded_and_cached(model, kind)
-
-
 def test_an_option_adds_its_parameters_alone():
     """Off, a model has the parameters that it had."""
 

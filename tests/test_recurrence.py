@@ -35,19 +35,6 @@ def test_cached(model, kind):
     assert len(test_contract.make_cache(model, kind).layers) == 6
 
 
-@torch.no_grad()
-@in_modes
-def test_generates_alike_with_and_without_a_cache(model):
-    tokens, mask, _ = test_contract.left_padded()
-    settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0, "do_sample": False}
-    with model.evaluation_length(test_contract.LENGTH + 6):
-        expected = model.generate(tokens, use_cache=False, **settings)
-        assert torch.equal(model.generate(tokens, **settings), expected)
-        for how in ({}, {"prefill_chunk_size": 4}):
-            static = model.generate(tokens, cache_implementation="static", **settings, **how)
-            assert torch.equal(static, expected)
-
-
 @in_modes
 def test_checkpointed(model):
     test_contract.test_checkpointed(model.double(), reentrant=True)
