@@ -17,15 +17,13 @@ from tape.attention.payload import Values
 def cached_extras(
     cache: Cache, layer_idx: int, encoding: str, head_dim: int, width: int
 ) -> Tensor | None:
-    """Returns the last `width` channels of a layer's cached keys, (B, K, S, width); None if there
-    are none. A static cache has free slots at its end.
+    """Returns the last `width` > 0 channels of a layer's cached keys, (B, K, S, width); None if
+    there are none. A static cache has free slots at its end.
 
     Raises:
         ValueError: for keys without extras, which are not of this `encoding`.
     """
-    if not width or layer_idx >= len(cache.layers):
-        return None
-    if not cache.layers[layer_idx].is_initialized:
+    if layer_idx >= len(cache.layers) or not cache.layers[layer_idx].is_initialized:
         return None
     keys, length = cached_keys(cache, layer_idx), cache.get_seq_length(layer_idx)
     if keys.ndim < 4 or (isinstance(length, int) and keys.shape[2] < length):
@@ -33,7 +31,8 @@ def cached_extras(
             f"position '{encoding}' with a cache that rounds or drops cached tokens: it keeps more "
             "of each token than keys and values; use a cache of all tokens that is not quantized"
         )
-    check_channels(encoding, "keys", keys, head_dim + width)
+    if keys.shape[-1] != head_dim + width:
+        check_channels(encoding, "keys", keys, head_dim + width)
     return keys[..., -width:]
 
 
@@ -51,16 +50,20 @@ def stored(
     keys = k if extras is None else torch.cat((k, extras), dim=-1)
     all_values = values.concat()
     if layer_idx < len(cache.layers) and (layer := cache.layers[layer_idx]).is_initialized:
-        check_channels(encoding, "keys", layer.keys, keys.shape[-1])
-        check_channels(encoding, "values", layer.values, all_values.shape[-1])
+        if layer.keys.shape[-1] != keys.shape[-1]:
+            check_channels(encoding, "keys", layer.keys, keys.shape[-1])
+        if layer.values.shape[-1] != all_values.shape[-1]:
+            check_channels(encoding, "values", layer.values, all_values.shape[-1])
     keys, all_values = cache.update(keys, all_values, layer_idx)
     if extras is not None:
         keys, extras = keys.split((k.shape[-1], extras.shape[-1]), dim=-1)
-    return keys, extras, Values.of_joined(all_values, values.width)
+    width = values.width
+    return keys, extras, Values.of_joined(all_values, width) if width else Values(all_values)
 
 
 def check_channels(encoding: str, kind: str, cached: Tensor, count: int) -> None:
-    if cached.shape[-1] != count and cached.numel():
+    """Raises a ValueError for cached tokens with other than `count` channels, if there are any."""
+    if cached.numel():
         raise ValueError(
             f"position '{encoding}' with cached {kind} of {cached.shape[-1]} channels per head, as "
             f"from prefix tuning or a cache made before: it caches {count}, because it keeps more "
@@ -83,6 +86,7 @@ class GrowableBuffer:
     def __init__(self) -> None:
         self.memory: Tensor | None = None
         self.content: Tensor | None = None  # the view that `append` returned last
+        self.inference = False  # whether the memory was made in inference mode
 
     def append(self, content: Tensor, new: Tensor) -> Tensor:
         """Returns `content` plus the new tokens; copies unless `content` is the latest view.
@@ -96,6 +100,7 @@ class GrowableBuffer:
         if content is not self.content or not self._fits(new, stop):
             spare = new.new_empty((*new.shape[:-2], 64 + stop // 8, new.shape[-1]))
             self.memory = torch.cat((content, new, spare), dim=-2)
+            self.inference = torch.is_inference_mode_enabled()
         else:
             self.memory[..., start:stop, :] = new
         self.content = self.memory[..., :stop, :]
@@ -107,7 +112,7 @@ class GrowableBuffer:
             stop <= memory.shape[-2]
             and new.shape[:-2] == memory.shape[:-2]
             and new.dtype == memory.dtype
-            and memory.is_inference() == torch.is_inference_mode_enabled()
+            and self.inference == torch.is_inference_mode_enabled()
         )
 
 

@@ -46,10 +46,18 @@ class TapeGenerationMixin(GenerationMixin):
         """None: the cache takes its shape from its first values, which may be wider than the keys.
         For `prefill_chunk_size` transformers would allocate both alike."""
 
+    def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs) -> None:
+        """None: the decoder counts the tokens of a mask itself (`tape.model.indices`), and a cache
+        does not have to keep their indices."""
+
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
-        """As in transformers, with a growable cache as the default."""
+        """As in transformers, with a growable cache as the default. For a static one transformers
+        makes 4-D masks, in which tokens cannot be counted."""
         given = model_kwargs.get("past_key_values")
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        made = type(model_kwargs.get("past_key_values")) is DynamicCache and given is None
+        cache, mask = (model_kwargs.get(name) for name in ("past_key_values", "attention_mask"))
+        made = type(cache) is DynamicCache and given is None
         if made and generation_config.cache_implementation is None:
             model_kwargs["past_key_values"] = GrowingCache()
+        elif cache is not None and cache.is_compileable and mask is not None:
+            model_kwargs.setdefault("position_ids", (mask.long().cumsum(-1) - 1).clamp(min=0))

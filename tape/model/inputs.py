@@ -66,12 +66,15 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
             does not support.
     """
     position, shard, recurrences = model.position, model.shard, model.config.num_recurrences
+    layer_windows = [layer.context.window for layer in model.layers]
     batch, index = _batch(model, call)
     if model.s2_group_size is not None and model.training and batch.cache is None:
         kernels = {None: backends.shifted(model.config, model.s2_group_size, batch)}
     else:
-        windows = {layer.context.window for layer in model.layers}
-        kernels = {each: backends.kernel_and_mask(model.config, each, batch) for each in windows}
+        kernels = {
+            window: backends.kernel_and_mask(model.config, window, batch)
+            for window in {*layer_windows}
+        }
     positions, cached_indices = _coordinates(model, batch, call, index)
     x_BTC, real, slots, local_positions = batch.x_BTC, batch.real, batch.slots, positions
     if shard is not None:  # local: the tokens of this process
@@ -90,13 +93,13 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         Tokens(local_positions, bias, real, slots, batch.documents, seen, sum_before)
         for bias in biases
     ]
-    applied = [*zip(model.layers, tokens, strict=True)] * recurrences
+    applied = [*zip(layer_windows, tokens, strict=True)] * recurrences
     return Inputs(
         x_BTC,
         states,
         [
-            LayerInputs(own, *kernels[layer.context.window], idx, final=idx == len(applied) - 1)
-            for idx, (layer, own) in enumerate(applied)
+            LayerInputs(own, *kernels[window], idx, final=idx == len(applied) - 1)
+            for idx, (window, own) in enumerate(applied)
         ],
         batch.cache,
     )

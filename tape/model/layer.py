@@ -51,8 +51,10 @@ class Attention(nn.Module):
 
     def __init__(self, config: TapeConfig):
         super().__init__()
-        self.config = config
-        self.scaling = config.head_dim**-0.5
+        self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
+        self.query_temperature, self.qk_norm = config.query_temperature, config.qk_norm
+        self.encoding_name = config.position["name"]
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.attention_bias)
@@ -80,26 +82,26 @@ class Attention(nn.Module):
                 would move a module, as it moves tensors.
         """
         encoding = context()
-        tokens, shape = inputs.tokens, (*x_BTC.shape[:2], -1, self.config.head_dim)
+        tokens, shape = inputs.tokens, (*x_BTC.shape[:2], -1, self.head_dim)
         q = self.q_proj(x_BTC).view(shape).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
         v = self.v_proj(x_BTC).view(shape).transpose(1, 2)  # (B, K, T, D)
-        if self.config.qk_norm:
+        if self.qk_norm:
             # Under autocast the norms are wider than the products.
             q, k = (norm(x).to(v.dtype) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
-        past, place = None, (cache, inputs.cache_layer_idx, self.config.position["name"])
-        if cache is not None:
-            past = cached_extras(*place, self.config.head_dim, encoding.extras_width)
+        past, place = None, (cache, inputs.cache_layer_idx, self.encoding_name)
+        if cache is not None and encoding.extras_width:
+            past = cached_extras(*place, self.head_dim, encoding.extras_width)
         q, k, extras = encoding.prepare(x_BTC, q, k, e, tokens, past)
-        if self.config.query_temperature is not None:
-            q = warmed(q, tokens.positions.query, **self.config.query_temperature)
+        if self.query_temperature is not None:
+            q = warmed(q, tokens.positions.query, **self.query_temperature)
         values = Values(v, None if inputs.final else encoding.payload(e, v.dtype))
         if cache is not None:
             k, extras, values = stored(*place, k, extras, values)
         bias = encoding.bias(x_BTC, q, k, extras, tokens)
         if bias is not None and bias.replaces_products:
             q, k = q[..., :0], k[..., :0]
-        dropout = self.config.attention_dropout if self.training else 0.0
+        dropout = self.attention_dropout if self.training else 0.0
         needs_lse = encoding.needs_lse or self.sink is not None
         *averages, lse = inputs.kernel(
             q, k, values, inputs.mask, bias, self.scaling, dropout, needs_lse

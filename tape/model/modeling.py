@@ -166,9 +166,10 @@ class TapeModel(TapePreTrainedModel):
         call = call._replace(output_attentions=output_attentions, document_ids=document_ids)
         inputs = layer_inputs(self, call)
         x_BTC, states = inputs.x_BTC, inputs.states
+        layers = [*self.layers]
         for idx, own in enumerate(inputs.layers):
-            layer = self.layers[idx % len(self.layers)]
-            if idx and layer is self.layers[0]:  # the next recurrence
+            layer = layers[idx % len(layers)]
+            if idx and layer is layers[0]:  # the next recurrence
                 x_BTC = x_BTC + inputs.x_BTC
             n = layer.context.entry
             # x and e are no keyword arguments: reentrant checkpointing drops gradients of these.

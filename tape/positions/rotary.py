@@ -31,8 +31,18 @@ def apply_rotary(x: Tensor, e: Tensor) -> Tensor:
 
 def rotated(x: Tensor, e: Tensor) -> Tensor:
     """`apply_rotary` in operations of torch."""
-    (real, imaginary), (cosine, sine) = x.chunk(2, dim=-1), e.unbind(-2)
-    return torch.cat((real * cosine - imaginary * sine, imaginary * cosine + real * sine), dim=-1)
+    return turned(x, *factors(e))
+
+
+def factors(e: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (cosine, cosine) and (-sine, sine) of all frequencies, each (.., D)."""
+    cosine, sine = e.unbind(-2)
+    return torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
+
+
+def turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Returns `apply_rotary` of x, given its `factors`."""
+    return x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
 
 
 class _ApplyRotary(torch.autograd.Function):
@@ -91,7 +101,11 @@ class RotaryLayer(LayerPosition):
         per_query, (H, K) = e, (q_BHTD.shape[1], k_BKTD.shape[1])
         if e.shape[1] == K < H:  # for the query heads of each key/value head
             per_query = e.repeat_interleave(H // K, dim=1)
-        return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e)
+        if torch.is_grad_enabled():
+            return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e)
+        of_keys = factors(e)
+        of_queries = of_keys if per_query is e else factors(per_query)
+        return turned(q_BHTD, *of_queries), turned(k_BKTD, *of_keys)
 
 
 class RoPE(PositionEncoding):
