@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import in_modes, make_model, random_tokens
-from transformers import DynamicCache
+from transformers import DynamicCache, MistralConfig, StaticCache
 from transformers.cache_utils import DynamicLayer
 
 from tape.model.cache import GrowingCache
@@ -258,3 +258,49 @@ def test_kept_indices_of_an_offloaded_cache(fetches):
         pieces.append(model(token.view(1, 1), **step).logits)
     expected = model(tokens, position_ids=where).logits
     torch.testing.assert_close(torch.cat(pieces, 1), expected, atol=1e-5, rtol=1e-5)
+
+
+SHAPE = {"sliding_window": 3}
+
+
+@torch.no_grad()
+@in_modes
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+def test_a_cache_that_drops_tokens_is_refused(position, kind):
+    """transformers makes one for a configuration of another model with a window."""
+    model, tokens = make_model(position, **SHAPE), random_tokens(1, 9)
+    size = {"max_cache_len": 12} if kind is StaticCache else {}
+    cache = kind(config=MistralConfig(num_hidden_layers=3, **SHAPE), **size)
+    with pytest.raises(ValueError, match="a cache with sliding layers"):
+        model(tokens, past_key_values=cache)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
+@in_modes
+def test_a_cache_that_checkpointing_leaves_empty_is_refused(position):
+    model, tokens = make_model(position).train(), random_tokens(1, 9)
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="a cache in training with gradient checkpointing"):
+        model(tokens, past_key_values=GrowingCache())
+    with torch.no_grad():
+        model.eval()(tokens, past_key_values=GrowingCache())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "position",
+    [
+        "tape_shift",
+        "alibi_subset",
+        "randpe",
+        {"name": "abacus", "digits": [1, 2], "length": 64, "offset": 5},
+        {"name": "mixed", "pattern": ["rope", "nope"], "sampler": "shift"},
+    ],
+)
+def test_a_cache_of_another_draw_is_refused(position):
+    """In training each call draws: the cached tokens would have other positions than the new."""
+    model, tokens = make_model(position).train(), random_tokens(1, 9)
+    cache = model(tokens[:, :5], past_key_values=GrowingCache()).past_key_values
+    with pytest.raises(ValueError, match=r"cached tokens in training .* drawn anew"):
+        model(tokens[:, 5:], past_key_values=cache)
+    model.eval()(tokens[:, 5:], past_key_values=cache)

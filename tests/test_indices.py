@@ -230,6 +230,15 @@ def test_only_real_tokens_are_judged(kind):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "alibi", "t5"])
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_indices_are_integers(position, factor):
+    """A bias would round those of keys down, and not those of queries."""
+    with pytest.raises(ValueError, match=r"position_ids of torch\.float32: allowed: integers"):
+        make_model(position)(random_tokens(1, 9), position_ids=COUNTED * factor)
+
+
+@torch.no_grad()
 def test_learned_rows_stand_for_anything_that_has_one():
     """As the places of digits, which begin again with each number."""
     model, tokens = make_model({"name": "learned", "length": 8}), random_tokens(1, 9)
