@@ -59,5 +59,6 @@ class TapeGenerationMixin(GenerationMixin):
         made = type(cache) is DynamicCache and given is None
         if made and generation_config.cache_implementation is None:
             model_kwargs["past_key_values"] = GrowingCache()
-        elif cache is not None and cache.is_compileable and mask is not None:
-            model_kwargs.setdefault("position_ids", (mask.long().cumsum(-1) - 1).clamp(min=0))
+        counted = model_kwargs.get("position_ids") is None and mask is not None
+        if counted and cache is not None and cache.is_compileable:
+            model_kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)

@@ -126,7 +126,10 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     if use_cache and cache is None:
         # transformers' cache for compiled and exported models.
         cache = DynamicCache() if is_compiling() else GrowingCache()
-    past = 0 if cache is None else cache.get_seq_length()
+    past = 0
+    if cache is not None:
+        _check_cache(model, cache)
+        past = cache.get_seq_length()
     slots = torch.arange(x_BTC.shape[1], device=x_BTC.device) + past
     mask, real, documents, index = call.attention_mask, None, None, None
     if mask is not None:
@@ -135,6 +138,26 @@ def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     if call.document_ids is not None:
         documents, index = number_documents(call.document_ids, real)
     return Batch(x_BTC, mask, cache, slots, real, documents), index
+
+
+def _check_cache(model: PreTrainedModel, cache: Cache) -> None:
+    """Raises a ValueError for a cache that does not keep what later tokens need."""
+    if any(layer.is_sliding for layer in cache.layers):
+        raise ValueError(
+            "a cache with sliding layers, which drops tokens: here windows are masks; make the "
+            "cache from the configuration of this model"
+        )
+    if model.training and model.gradient_checkpointing:
+        raise ValueError(
+            "a cache in training with gradient checkpointing, which leaves it empty: call "
+            "model.eval(), or the model with use_cache=False"
+        )
+    if model.training and model.position.random and cache.get_seq_length() > 0:
+        raise ValueError(
+            f"cached tokens in training with position {model.config.position['name']!r}, whose "
+            "positions are drawn anew in each forward pass: call model.eval(), or the model with "
+            "use_cache=False"
+        )
 
 
 def _coordinates(
@@ -148,6 +171,11 @@ def _coordinates(
     """
     position, ids, cached = model.position, call.position_ids, None
     indices_layer = len(model.layers) * model.config.num_recurrences  # in the cache
+    if ids is not None and ids.is_floating_point():
+        raise ValueError(
+            f"position_ids of {ids.dtype}: allowed: integers; to interpolate positions, give the "
+            'encoding a scaling, as in position={"name": "rope", "scaling": ...}'
+        )
     if ids is not None and ids.shape[1] > 1 and not position.ordered and batch.mask is None:
         indices.refuse_restarts(ids)
     if position.reads:

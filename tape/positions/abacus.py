@@ -80,6 +80,10 @@ class Abacus(Learned):
         return arguments | {"digits": digits}
 
     @property
+    def random(self) -> bool:
+        return self.offset > 0
+
+    @property
     def max_positions(self) -> None:
         """None: the table limits the digits of a number, not the tokens."""
 

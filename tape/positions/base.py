@@ -195,6 +195,11 @@ class PositionEncoding(PositionModule):
         """The maximum number of tokens with positions; None if unlimited."""
         return self.sampler.max_positions
 
+    @property
+    def random(self) -> bool:
+        """Whether in training tokens have other positions in each forward pass."""
+        return self.sampler.random
+
     @classmethod
     def able_backends(cls, arguments: dict[str, Any]) -> frozenset[str]:
         """Returns the attention backends that support this encoding with these arguments."""

@@ -26,6 +26,7 @@ class IndexSampler:
 
     arguments: ClassVar[tuple[str, ...]] = ()
     consecutive: ClassVar[bool] = True  # neighbouring tokens are one apart
+    random: ClassVar[bool] = False  # in training each forward pass has coordinates of its own
     max_positions: int | None = None  # the maximum number of tokens with coordinates
     draw: tuple[int, ...] | None = None  # identifies the draw of an evaluation
 
@@ -57,6 +58,7 @@ class ShiftSampler(IndexSampler):
     """
 
     arguments = ("maximum",)
+    random = True
 
     def __init__(self, maximum: int):
         self.maximum = maximum
@@ -88,7 +90,7 @@ class SubsetSampler(IndexSampler):
     """
 
     arguments = ("length", "eval_length", "seed")
-    consecutive = False
+    consecutive, random = False, True
 
     def __init__(self, length: int, eval_length: int, seed: int = 0):
         self.length, self.eval_length, self.seed = length, eval_length, seed
