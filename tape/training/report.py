@@ -201,7 +201,7 @@ def write_report(
     publish(folder, metrics, summary, text)
     curves = {folder.name: [(each.length, each.perplexity) for each in found.values()]}
     curves |= {name: [(n, each.perplexity) for n in windows] for name, each in grams.items()}
-    axes = {"xlabel": "window (tokens)", "ylabel": "validation perplexity", "xscale": "log"}
+    axes = {"xlabel": "window (tokens)", "ylabel": "validation perplexity", "xticks": [*windows]}
     draw(folder / "report" / "perplexity", curves, folder.name, **axes)
     return text
 
