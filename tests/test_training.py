@@ -321,12 +321,20 @@ def test_a_failed_first_try_does_not_block_the_folder(start):
     start()
 
 
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print(flush=True)
+input()
+"""
+
+
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_two_processes_cannot_work_in_one_folder(start, tmp_path, monkeypatch, rank):
     monkeypatch.setenv("RANK", rank)  # of torchrun, whose processes the run does not see
     (tmp_path / "run").mkdir()
-    hold = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX); print(); input()"
-    words = [sys.executable, "-c", hold, tmp_path / "run" / ".lock"]
+    words = [sys.executable, "-c", HOLD, tmp_path / "run" / ".lock"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         with pytest.raises(ValueError, match=r"another process is using .*run"):
