@@ -1178,7 +1178,7 @@ EVALUATIONS = [
     ("-m tape.results.report {made}/loop", r"loop is not a folder"),
     (
         "-m tape.results.report {made}/empty --out {made}/file",
-        r"--out \S+file is neither empty nor a report",
+        r"the folder \S+file cannot be created: \S+file is a file",
     ),
 ]
 

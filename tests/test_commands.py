@@ -34,7 +34,6 @@ from torch.distributed.run import get_args_parser
 
 import tape.commands.__main__ as cli
 from tape.commands import train
-from tape.results.report import experiments
 from tape.results.runs import read_saved
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
@@ -89,8 +88,6 @@ def commands_of(page: str) -> list[str]:
 
 
 COMMANDS = list(dict.fromkeys(code for page in PAGES for code in commands_of(page.read_text())))
-SHOWN = [kind.command for experiment in experiments() for kind in experiment.kinds]  # in reports
-COMMANDS += [code for code in dict.fromkeys(SHOWN) if code not in COMMANDS]
 
 
 # ---- the folder that the documents assume

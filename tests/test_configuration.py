@@ -331,5 +331,5 @@ def test_every_import_is_declared_and_every_dependency_is_used():
     # Loaded by transformers, lm-eval, Hydra and pytest, or run as a command.
     by_name = {"wandb", "tensorboard", "deepspeed"}
     by_name |= {"hydra-joblib-launcher", "hydra-submitit-launcher", "pytest-xdist", "ruff"}
-    by_name |= {"mkdocs-material", "playwright", "wonderwords"}
+    by_name |= {"mkdocs-material", "wonderwords"}
     assert (required | extras) - imported == {"tape"} | by_name

@@ -26,24 +26,6 @@ from tape.training.trainer import LanguageModelTrainer
 HIDDEN = re.compile(r"model\.layers\.\d\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
 
 
-@all_positions
-def test_each_parameter_has_one_optimizer(position, tmp_path):
-    model = make_model(position, attention_bias=True)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
-    trainer = LanguageModelTrainer(
-        model=model, args=arguments, length=16, measure=lambda _: {}, matrix_learning_rate=0.02
-    )
-    groups = trainer.create_optimizer().param_groups
-    decayed, rest, muon = ({names[p] for p in group["params"]} for group in groups)
-    assert [group["weight_decay"] for group in groups] == [0.1, 0, 0.1]
-    assert [group["lr"] for group in groups] == [5e-5, 5e-5, 0.02]
-    assert muon == {name for name in names.values() if HIDDEN.fullmatch(name)}
-    assert decayed | muon == set(trainer.get_decay_parameter_names(model))
-    assert sum(len(group["params"]) for group in groups) == len(names)
-    assert decayed | rest | muon == set(names.values())
-
-
 OWN = re.compile(r"model\.position\..*|model\.layers\.\d\.context\..*")
 
 
@@ -57,29 +39,38 @@ def test_what_cannot_have_its_own_rate_is_refused(tmp_path):
 
 
 @all_positions
+@pytest.mark.parametrize("factor", [None, 10])
 @pytest.mark.parametrize("muon", [None, 0.02])
-def test_the_parameters_of_the_encoding_have_their_own_rate(position, muon, tmp_path):
-    model = make_model(position)
+def test_each_parameter_has_one_optimizer_and_rate(position, muon, factor, tmp_path):
+    model = make_model(position, attention_bias=True)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    own = {name for name in names.values() if OWN.fullmatch(name)}
-    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
-    trainer = LanguageModelTrainer(
-        *(model, arguments),
-        **{"length": 16, "measure": lambda _: {}, "matrix_learning_rate": muon},
-        encoding_factor=10,
-    )
-    if not own:
+    own = {name for name in names.values() if OWN.fullmatch(name)} if factor else set()
+    if factor and not own:
         with pytest.raises(ValueError, match=r"encoding_factor=10: the encoding has no parameters"):
-            check_factor(10, arguments, model)
+            check_factor(factor, TrainingArguments(str(tmp_path), use_cpu=True), model)
         return
-    check_factor(10, arguments, model)
+    trainer = LanguageModelTrainer(
+        model=model,
+        args=TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True),
+        length=16,
+        measure=lambda _: {},
+        matrix_learning_rate=muon,
+        encoding_factor=factor,
+    )
+    check_factor(factor, trainer.args, model)
     groups = trainer.create_optimizer().param_groups
     found = [{names[p] for p in group["params"]} for group in groups]
-    assert [group["lr"] for group in groups][:4] == pytest.approx([5e-5, 5e-5, 5e-4, 5e-4])
-    assert [group["weight_decay"] for group in groups][:4] == [0.1, 0, 0.1, 0]
-    decays = set(trainer.get_decay_parameter_names(model))
-    assert found[2] | found[3] == own and found[2] == own & decays
-    assert len(groups) == (4 if muon is None else 5)
+    rates, decays = [5e-5, 5e-5], [0.1, 0]
+    if factor:
+        rates, decays = [*rates, 5e-4, 5e-4], [*decays, 0.1, 0]
+        assert found[2] | found[3] == own
+    if muon:
+        rates, decays = [*rates, 0.02], [*decays, 0.1]
+        assert found[-1] == {name for name in names.values() if HIDDEN.fullmatch(name)}
+    assert [group["lr"] for group in groups] == pytest.approx(rates)
+    assert [group["weight_decay"] for group in groups] == decays
+    decayed_ones = [of for of, decay in zip(found, decays, strict=True) if decay]
+    assert set().union(*decayed_ones) == {*trainer.get_decay_parameter_names(model)}
     assert sorted(itertools.chain(*found)) == sorted(names.values())
 
 
@@ -98,10 +89,8 @@ def test_it_steps_as_its_parts_do_and_resumes_bit_for_bit():
     model = make_model("tape").train()
     parted, resumed = copy.deepcopy(model), None
     optimizer = optimizer_of(model)
-    *others, hidden = parameter_groups(
-        *(parted, [name for name, p in parted.named_parameters() if p.ndim > 1], 0.1),
-        hidden=hidden_matrices(parted),
-    )
+    matrices = [name for name, p in parted.named_parameters() if p.ndim > 1]
+    *others, hidden = parameter_groups(parted, matrices, 0.1, hidden=hidden_matrices(parted))
     parts = AdamW(others, lr=1e-2), Muon([hidden], lr=0.02)
     before = copy.deepcopy(model.state_dict())
     schedule = get_scheduler("polynomial", optimizer, num_warmup_steps=0, num_training_steps=9)

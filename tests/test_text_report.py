@@ -7,9 +7,8 @@ import re
 import numpy as np
 import pytest
 from conftest import make_model
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tape.data import TextCorpus, tokenize_corpus, train_tokenizer
 from tape.files import write_text
@@ -19,61 +18,31 @@ from tape.training.report import scored_windows, write_report
 UNEVEN = ["naïve café, 日本語のテキスト。" * 30, "plain words of one byte a letter " * 40]
 
 
-def sentencepiece(texts):
+def sentencepiece():
     """As Llama 2's: "▁" for a space, one before each text, and tokens of single bytes."""
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    single = [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=["<unk>", "<s>", "</s>", *single],
-        limit_alphabet=30,
-        max_token_length=6,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    # Single bytes are no special tokens.
-    state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = state["added_tokens"][:3]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(state)), unk_token="<unk>", eos_token="</s>"
-    )
+    tokens = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"plainwords"]
+    vocabulary = {token: n for n, token in enumerate(dict.fromkeys(tokens))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    changes = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(changes)
+    tokenizer.decoder = decoders.ByteFallback()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
 
 
-def words(texts):
+def words():
     """A token per word; spaces have none."""
-    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    found = dict.fromkeys(re.findall(r"\w+|[^\w\s]+", " ".join(UNEVEN)))
+    vocabulary = {token: n for n, token in enumerate(["[UNK]", "[SEP]", *found])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = ["[UNK]", "[SEP]"]
-    tokenizer.train_from_iterator(texts, trainers.WordLevelTrainer(special_tokens=special))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", eos_token="[SEP]")
 
 
-def bytes_of(tokenizer, ids):
-    """The bytes of tokens one by one: from the alphabet of a byte-level vocabulary, or from the
-    names of SentencePiece."""
-    alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
-    found = b""
-    for token in tokenizer.convert_ids_to_tokens(ids):
-        if token in tokenizer.all_special_tokens:
-            continue
-        if tokenizer.unk_token is None:
-            found += bytes(alphabet[character] for character in token)
-        elif re.fullmatch(r"<0x[0-9A-F]{2}>", token):
-            found += bytes([int(token[3:5], 16)])
-        else:
-            found += token.replace("▁", " ").encode()
-    return found
+def bytes_in(token):
+    """From the alphabet of a byte-level vocabulary, or from the names of SentencePiece."""
+    if token.startswith("<"):  # a byte, or a special token
+        return int(bool(re.fullmatch(r"<0x[0-9A-F]{2}>", token)))
+    return len(token.replace("▁", " ").encode()) if "▁" in token else len(token)
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "words"])
@@ -82,17 +51,17 @@ def test_bits_per_byte_are_of_the_bytes_of_the_scored_tokens(tmp_path, kind):
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in UNEVEN))
     (tmp_path / "other.txt").write_text("a")
     corpus = TextCorpus(path, validation=tmp_path / "other.txt")
-    kinds = {
-        "byte_level": lambda texts: train_tokenizer(corpus, 300, tmp_path),
+    tokenizer = {
+        "byte_level": lambda: train_tokenizer(corpus, 300, tmp_path),
         "sentencepiece": sentencepiece,
         "words": words,
-    }
-    tokenizer = kinds[kind](UNEVEN)
+    }[kind]()
     stream = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
     model = make_model("nope", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     write_text(tmp_path / "metrics.jsonl", json.dumps({"step": 1, "loss": 1.0}) + "\n")
-    seen = np.array(stream.tokens)[None]
-    text = write_report(tmp_path, model, tokenizer, stream, 16, 40, 0, seen)
+    text = write_report(
+        tmp_path, model, tokenizer, stream, 16, 40, 0, np.array(stream.tokens)[None]
+    )
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     rows = [*report["perplexity"], *report["ngrams"]["models"]]
     if kind == "words":
@@ -100,7 +69,7 @@ def test_bits_per_byte_are_of_the_bytes_of_the_scored_tokens(tmp_path, kind):
         return
     windows = scored_windows(model, stream, 16, 40)[16]
     scored = np.concatenate([np.arange(window.first, window.stop) for window in windows])
-    size = len(bytes_of(tokenizer, stream.tokens[scored].tolist()))
+    size = sum(map(bytes_in, tokenizer.convert_ids_to_tokens(stream.tokens[scored].tolist())))
     if kind == "sentencepiece":  # the space before a text is not in the text
         begins = [-1, *np.flatnonzero(stream.tokens == tokenizer.eos_token_id)]
         size -= np.isin(scored - 1, begins).sum()

@@ -38,10 +38,7 @@ COMMANDS = {
         ),
         "rates": ("tape.results.rates", "choose each encoding's learning rate by validation loss"),
         "heatmap": ("tape.results.heatmap", "draw accuracy grids of runs side by side"),
-        "report": (
-            "tape.results.report",
-            "write all results on one HTML page, next to the paper's",
-        ),
+        "report": ("tape.results.report", "write all results on one HTML page"),
         "scrolls-show": ("scrolls.show", "write the SCROLLS answers of all encodings on a page"),
     },
     "analyse": {

@@ -1,278 +1,258 @@
-"""Every result under some folders on one page: tape report output/ scrolls/ --out report/
+"""The results under some folders on one page: tape report output/ scrolls/ --out report/
 
-experiments.yaml lists the sections of the page and the kinds of results in them (kinds.py).
+Each folder with results has a section: the tables and pictures that commands wrote there, and the
+command, commit and machine. What is unfinished or damaged comes first, then a table of all runs.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from importlib import import_module
+from itertools import groupby
 from os.path import realpath
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import yaml
 from tqdm import tqdm
 
-from tape.command import Parser, expected_errors
+from tape import provenance
+from tape.command import Parser, expected_errors, in_one_line
 from tape.evaluation.journal import Incomplete, join
-from tape.files import write_text
-from tape.provenance import commit, machine
-from tape.results import html
-from tape.results.html import Block, Details, records, table
-from tape.results.kinds import (
-    TABLE,
-    Found,
-    Kind,
-    has,
-    is_run,
-    kind_of,
-    natural,
-    read_comparison,
-    read_run,
-    rows_of,
-)
-from tape.results.runs import RESULTS
+from tape.evaluation.tables import markdown_table
+from tape.files import check_folder, check_replaceable, read_object, write_text
+from tape.results.html import TEMPLATE, embedded, mark, page
+from tape.runs.folder import CONFIGURATION, read_configuration
+from tape.runs.metrics import MetricsFile, read_metrics
+from tape.training.criterion import last_step, reached
 
 PROGRAM = "tape.results.report"
 INDEX = "index.html"
-HERE = Path(__file__).parent
-OTHER = "other"  # the section of what belongs to no experiment
-HELP = "python -m tape.results.report --help"
 # Checkpoints of runs and journals of evaluations: their results are beside them.
 INTERNAL_FOLDERS = re.compile(r"\..*|checkpoint-\d+|shard-\d+-of-\d+|__pycache__")
-
-
-class Experiment(NamedTuple):
-    """A section of the page.
-
-    Attributes:
-        name: anchor of the section.
-        about: the question of the experiment.
-        kinds: its results, summaries first.
-        paper: tables of the paper that the results do not contain.
-    """
-
-    name: str
-    title: str
-    about: str
-    kinds: Sequence[Kind]
-    paper: Sequence[Block] = ()
+MOST = 100  # rows that are shown of a csv file
+# Keys of report.json that are no measurements, or have a column of their own.
+FACTS = {"position", "attention", "parameters", "steps", "tokens_per_second", "peak_memory_gib"}
+FACTS |= {"data_share", "mfu", "product_share", "ngrams", "scored_bytes"}
 
 
 class Fault(NamedTuple):
-    """A folder with results that cannot be shown, and why."""
+    """Results that are unfinished, or damaged and cannot be shown."""
 
-    path: Path
-    state: Literal["unfinished", "broken"]
-    message: str
-
-
-@dataclass
-class Section:
-    """The results of an experiment.
-
-    Attributes:
-        found: number of results by title of their kind.
-        missing: kinds without results.
-    """
-
-    experiment: Experiment
-    found: dict[str, int] = field(default_factory=dict)
-    missing: list[Kind] = field(default_factory=list)
-    blocks: list[Block] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    place: Path
+    state: str
+    why: str
 
 
-def experiments() -> list[Experiment]:
-    """Returns the sections of the page: the experiments of experiments.yaml, and one of all other
-    results. An entry with `module` is that module's EXPERIMENT, which builds on this package."""
-    found = []
-    for entry in yaml.safe_load((HERE / "experiments.yaml").read_text(encoding="utf-8")):
-        if "module" in entry:
-            found.append(import_module(entry["module"]).EXPERIMENT)
-            continue
-        tables = {HERE / "paper" / f"{name}.csv": t for name, t in entry.get("paper", {}).items()}
-        paper = [records(rows_of(path), caption) for path, caption in tables.items()]
-        if "folded" in entry:
-            paper = [Details(entry["folded"], paper)]
-        kinds = [kind_of(**kind) for kind in entry["kinds"]]
-        found.append(Experiment(entry["name"], entry["title"], entry["about"], kinds, paper))
-    about = "What belongs to none of the experiments above."
-    kinds = [
-        Kind("comparisons", HELP, is_comparison, read_other),
-        Kind("runs", HELP, is_run, read_run),
-        # `join` raises Incomplete. Complete journals have their results elsewhere.
-        Kind("evaluations", HELP, has_journals, lambda folder: join(folder) and None),
-    ]
-    return [*found, Experiment(OTHER, "Other results", about, kinds)]
-
-
-def read_other(folder: Path) -> Found:
-    if not (has(TABLE, folder) or has(RESULTS, folder)):
-        raise Incomplete("only what runs printed: the comparison was not finished, or has failed")
-    return read_comparison(folder)
-
-
-def is_comparison(folder: Path) -> bool:
-    """Returns whether a folder has a comparison, or only the logs of its runs, as before all of
-    them are evaluated. (Several comparisons of the same runs have a folder each within it.)"""
-    names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
-    under_way = bool(names) and all(name.endswith((".log", ".finished")) for name in names)
-    of_scrolls = {TABLE, "table.csv"} <= {*names}
-    return under_way or (not of_scrolls and not {TABLE, RESULTS}.isdisjoint(names))
-
-
-def has_journals(folder: Path) -> bool:
-    return any(folder.glob("shard-*-of-*"))
-
-
-def walk(root: Path, leave_out: Path, faults: list[Fault]) -> Iterator[Path]:
-    """Yields `root` and all folders under it, in natural order.
-
-    Args:
-        leave_out: a folder to skip.
-        faults: gets the folders that cannot be read.
-    """
-
-    def refused(error: OSError) -> None:
-        faults.append(Fault(Path(error.filename), "broken", error.strerror or str(error)))
-
-    seen = {realpath(leave_out), realpath(root)}  # links may lead in circles
-    for name, folders, _ in os.walk(root, onerror=refused, followlinks=True):
-        path = Path(name)
-        if os.access(path, os.R_OK | os.X_OK):
-            yield path
-        inside = sorted(
-            (each for each in folders if not INTERNAL_FOLDERS.fullmatch(each)), key=natural
-        )
-        folders.clear()
-        for folder in sorted(inside, key=lambda each: (path / each).is_symlink()):
-            if (target := realpath(path / folder)) not in seen:
-                seen.add(target)
-                folders.append(folder)
-
-
-def gather(
-    experiment: Experiment, folders: Sequence[Path], taken: set[tuple[str, Path]]
-) -> Section:
-    """Reads and formats all results of an experiment. Unreadable results become faults.
-
-    Args:
-        taken: titles of kinds and folders of earlier experiments, which the last one leaves out;
-            those of this one are added.
-    """
-    section = Section(experiment)
-    for kind in experiment.kinds:
-        results = []
-        held = [folder for folder in folders if kind.holds(folder)]
-        if experiment.name == OTHER:
-            held = [folder for folder in held if (kind.title, folder) not in taken]
-        taken.update((kind.title, folder) for folder in held)
-        for folder in held:
-            try:
-                found = kind.read(folder)
-            except Incomplete as error:
-                section.faults.append(Fault(folder, "unfinished", str(error)))
-            except (OSError, ValueError) as error:
-                section.faults.append(Fault(folder, "broken", str(error)))
-            except Exception as error:  # damaged files can raise anything in a reader
-                why = f"{kind.title} cannot be read: {type(error).__name__}: {error}"
-                section.faults.append(Fault(folder, "broken", why))
-            else:
-                results += [found] if found is not None else []
-                if found is not None and found.left is not None:
-                    section.faults.append(Fault(folder, "unfinished", found.left))
-        if results:
-            section.found[kind.title] = len(results)
-            rows = [row for found in results for row in found.rows]
-            section.blocks += [kind.table(rows)] if rows else []
-            section.blocks += [block for found in results for block in found.blocks]
-        else:
-            section.missing.append(kind)
-        if kind is experiment.kinds[0]:  # the paper's numbers stand next to the summaries
-            section.blocks += experiment.paper
-    return section
+@contextmanager
+def listing(place: Path, faults: list[Fault]) -> Iterator[None]:
+    """Turns an error into a fault: damaged files can raise anything in a reader."""
+    try:
+        yield
+    except Incomplete as error:
+        faults.append(Fault(place, "unfinished", str(error)))
+    except Exception as error:
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        faults.append(Fault(place, "damaged", kind + in_one_line(error)))
 
 
 def run(folders: Sequence[Path], out: Path) -> str:
     """Writes out/index.html; returns a line that counts its results.
 
     Raises:
-        ValueError, OSError: if there are no results, or `out` holds anything but a report.
+        ValueError, OSError: if there are no results, or `out` holds another index.html.
     """
-    check_out(out)
+    check_folder(out)
+    check_replaceable("--out", out / INDEX, mark(PROGRAM))
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(
                 f"{folder} is not a folder: give folders with results, such as output/"
             )
     faults: list[Fault] = []
-    found = {realpath(path): path for root in folders for path in walk(root, out, faults)}
-    paths, taken = list(found.values()), set()
-    sections = [gather(each, paths, taken) for each in tqdm(experiments(), disable=None)]
-    faults[:0] = [fault for section in sections for fault in section.faults]
-    count = sum(sum(section.found.values()) for section in sections)
+    rows: list[dict[str, Any]] = []
+    sections = []
+    found = {realpath(path): path for root in folders for path in walk(root, faults)}
+    for folder in tqdm(found.values(), disable=None):
+        if is_run(folder):
+            with listing(folder, faults):
+                rows.append(read_run(folder, faults))
+        section = section_of(folder, faults)
+        if section["texts"] or section["pictures"]:
+            sections.append(section)
     names = ", ".join(map(str, folders))
-    if not count and not faults:
-        command = sections[0].missing[-1].command
-        raise ValueError(f"no results in {names}: to create the first, run {command}")
+    if not (rows or sections or faults):
+        raise ValueError(f"no results in {names}: to create the first, run tape train")
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    about = [
-        f"Made {now} at commit {commit() or 'unknown'} on {machine()}.",
-        "A click on the title of a column sorts by it.",
-    ]
-    given = {"about": about, "overview": overview(sections, faults), "sections": sections}
-    text = html.page(html.TEMPLATES / "page.html", PROGRAM, f"Results in {names}", **given)
+    text = page(
+        TEMPLATE,
+        PROGRAM,
+        f"Results in {names}",
+        about=f"Made {now} at commit {provenance.commit() or 'unknown'} on {provenance.machine()}.",
+        faults=records(map(Fault._asdict, faults)) if faults else "",
+        # Runs that report the same measurements share a table.
+        runs=[records(group) for _, group in groupby(sorted(rows, key=list), key=list)],
+        sections=sections,
+    )
     write_text(out / INDEX, text)
     unfinished = sum(fault.state == "unfinished" for fault in faults)
     return (
-        f"{out / INDEX}: {count} results, {unfinished} unfinished, {len(faults) - unfinished} "
-        f"broken, {len(text.encode()) / 2**20:.1f} MiB"
+        f"{out / INDEX}: {len(rows)} runs, {len(sections)} folders with results, {unfinished} "
+        f"unfinished, {len(faults) - unfinished} damaged, {len(text.encode()) / 2**20:.1f} MiB"
     )
 
 
-def overview(sections: Sequence[Section], faults: Sequence[Fault]) -> list[str]:
-    """Tables of results, faults, and commands for missing results."""
-    rows, missing = [["experiment", "found", "unfinished", "broken"]], []
-    for section in sections:
-        experiment = section.experiment
-        found = ", ".join(f"{title}: {count}" for title, count in section.found.items())
-        states = [fault.state for fault in section.faults]
-        counts = [str(states.count(state) or "-") for state in ("unfinished", "broken")]
-        if found or section.faults or experiment.name != OTHER:
-            rows.append([experiment.title, found or "nothing", *counts])
-        if experiment.name != OTHER:
-            missing += [[experiment.title, kind.title, kind.command] for kind in section.missing]
-    blocks = [table(rows)]
-    if faults:
-        blocks += ["### Unfinished and broken", table([["place", "state", "why"], *faults])]
-    if missing:
-        head = ["experiment", "nothing found of", "what makes it"]
-        blocks += ["### Missing", table([head, *missing])]
-    return blocks
+def walk(root: Path, faults: list[Fault]) -> Iterator[Path]:
+    """Yields `root` and all folders under it, each once. Those that cannot be read become
+    faults."""
+
+    def refused(error: OSError) -> None:
+        faults.append(Fault(Path(error.filename), "damaged", in_one_line(error)))
+
+    seen = set()  # links may lead in circles
+    for name, folders, _ in os.walk(root, onerror=refused, followlinks=True):
+        if realpath(name) in seen:
+            folders.clear()
+            continue
+        seen.add(realpath(name))
+        yield Path(name)
+        folders[:] = sorted(each for each in folders if not INTERNAL_FOLDERS.fullmatch(each))
+        if is_run(Path(name)) and "report" in folders:  # it is a part of the run's section
+            folders.remove("report")
 
 
-def check_out(out: Path) -> None:
-    """Raises a ValueError for a folder that holds anything but a report."""
-    files = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
-    ours = files == [INDEX] and html.mark(PROGRAM) in (out / INDEX).read_text(errors="replace")
-    if (out.exists() and not out.is_dir()) or (files and not ours):
-        found = ", ".join(files[:3]) or out.name
-        raise ValueError(
-            f"--out {out} is neither empty nor a report ({found}): give a new or empty folder"
-        )
+def is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (CONFIGURATION, MetricsFile.FILE))
+
+
+def read_run(folder: Path, faults: list[Fault]) -> dict[str, Any]:
+    """Returns the row of a run; adds a fault if it is not finished. It is when the report of its
+    last planned step is written; an earlier report does not count.
+
+    Raises:
+        ValueError or others: for damaged files.
+    """
+    settings, metrics = read_configuration(folder), []
+    if (path := folder / MetricsFile.FILE).is_file():
+        metrics = read_metrics(path)
+        if len(metrics) + 1 < len(path.read_text().splitlines()):  # the last may be half-written
+            raise ValueError(f"{path}, line {len(metrics) + 1}, is damaged")
+    steps = max((row["step"] for row in metrics), default=0)
+    end = reached(metrics, settings.get("task.criterion"))
+    planned = last_step(end, settings["trainer.max_steps"])
+    path = folder / "report" / "report.json"
+    report = read_object(path) if path.is_file() else {}
+    if report.get("steps") != planned:
+        report = {}
+        missing = "" if steps < planned else ", but not reported"
+        why = f"{steps:,} of {planned:,} steps are done{missing}: the same command continues"
+        faults.append(Fault(folder, "unfinished", why))
+    row = {
+        "run": str(folder),
+        "encoding": settings.get("position.name"),
+        "method": settings.get("peft.name"),
+        "seed": settings.get("seed"),
+        "steps": steps,
+        "parameters": report.get("parameters"),
+        **{
+            f"last {key}": row[key]
+            for row in metrics
+            for key in ("loss", "eval_loss")
+            if key in row
+        },
+        **dict(measured(report)),
+        "tokens/s": report.get("tokens_per_second"),
+        "memory, GiB": report.get("peak_memory_gib"),
+    }
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def measured(report: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the measurements of a report by name; perplexities by multiples of the training
+    length."""
+    for name, value in report.items():
+        if name == "perplexity":
+            yield from ((f"perplexity {row['times']}x", row["perplexity"]) for row in value)
+            if report.get("scored_bytes"):  # others: of the mean bytes per token of a whole text
+                yield "bits per byte", value[0]["bits_per_byte"]
+        elif isinstance(value, dict) and name not in FACTS:
+            yield from ((f"{name} {key}", each) for key, each in value.items())
+        elif name not in FACTS:
+            yield name.replace("_", " "), value
+
+
+def section_of(folder: Path, faults: list[Fault]) -> dict[str, Any]:
+    """Returns a folder's texts in markdown, its pictures (name and data URL) and its provenance;
+    for a run also those of its report. Tables in csv files are shown where there is no text."""
+    texts, pictures = [], []
+    places = [folder, folder / "report"] if is_run(folder) else [folder]
+    files = [path for place in places for path in sorted(place.glob("[!.]*")) if path.is_file()]
+    suffixes = {path.suffix for path in files}
+    for path in files:
+        with listing(path, faults):
+            if path.suffix == ".md" and path.stem != "README":
+                text = path.read_text(encoding="utf-8", errors="replace")
+                texts.append(re.sub("^# ", "### ", text))
+            elif path.suffix == ".csv":
+                table = table_of(path)
+                texts += [] if ".md" in suffixes else [table]
+            elif path.suffix == ".png":
+                pictures.append((path.name, embedded(path)))
+    if any(folder.glob("shard-*-of-*")):
+        with listing(folder, faults):
+            join(folder)  # raises Incomplete
+    if ".log" in suffixes and not texts:
+        why = "only what runs printed: the sweep was not finished, or has failed"
+        faults.append(Fault(folder, "unfinished", why))
+    processes = (
+        "\n".join(f"{key}: {value}" for key, value in process.items())
+        for process in provenance.read(folder)
+    )
+    origin = "\n\n".join(processes) or "not recorded"
+    return {"folder": folder, "texts": texts, "pictures": pictures, "origin": origin}
+
+
+def table_of(path: Path) -> str:
+    """Returns the first rows of a csv file.
+
+    Raises:
+        ValueError: if it is damaged, or has no rows.
+    """
+    text = path.read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        raise ValueError(f"{path} ends in the middle of a line: create it again")
+    head, *rows = csv.reader(text.splitlines(keepends=True))
+    if not rows or any(len(row) != len(head) for row in rows):
+        raise ValueError(f"{path} has no rows, or incomplete ones: create it again")
+    shown = records(dict(zip(head, row, strict=True)) for row in rows[:MOST])
+    rest = f"\n\nThe first {MOST} of {len(rows):,} rows." * (len(rows) > MOST)
+    return f"### {path.name}\n\n{shown}{rest}"
+
+
+def records(rows: Iterable[dict[str, Any]]) -> str:
+    """Returns a table with a column for every key; integers in groups of three, floats with at
+    least four digits."""
+    rows = list(rows)
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+
+    def cell(value: Any) -> str:
+        if isinstance(value, float):
+            value = f"{value:,.1f}" if abs(value) >= 1000 else f"{value:#.4g}"
+        elif isinstance(value, int) and not isinstance(value, bool):
+            value = f"{value:,}"
+        return " ".join(str(value).split()).replace("|", r"\|")
+
+    return markdown_table([keys, *([cell(row.get(key, "")) for key in keys] for row in rows)])
 
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
     parser = Parser(
         prog="python -m tape.results.report",
-        description="Every result under some folders on one page of html.",
+        description="The results under some folders on one page of html.",
     )
     add = parser.add_argument
     add("folders", type=Path, nargs="+", help="with results: output, scrolls")

@@ -20,6 +20,37 @@ from transformers.integrations import (
 from tape.model.adapters import without_deprecations
 from tape.settings.run import RunSettings
 
+ORDER = "the training order is fixed and counted in steps; leave it at its default"
+ONE_SIZE = "all steps must have one batch size; set trainer.per_device_train_batch_size"
+# Field of TrainingArguments -> the value that a run has, and why.
+FIXED = {
+    "num_train_epochs": (3, "give trainer.max_steps"),
+    "ignore_data_skip": (False, ORDER),
+    "train_sampling_strategy": ("sequential", ORDER),
+    "dataloader_drop_last": (False, ORDER),
+    "auto_find_batch_size": (False, ONE_SIZE),
+    "accelerator_config.split_batches": (False, ONE_SIZE),
+    "resume_from_checkpoint": (
+        None,
+        "a run resumes from the last complete checkpoint in its folder; leave it null",
+    ),
+    "save_only_model": (False, "a run cannot be resumed without its optimizer state; give false"),
+    "load_best_model_at_end": (
+        False,
+        "a run ends with its last weights; to choose one later, keep all checkpoints with "
+        "trainer.save_total_limit=null",
+    ),
+    "label_smoothing_factor": (
+        0,
+        "a run computes its loss without logits, which smoothing needs; give 0",
+    ),
+    "parallelism_config": (
+        None,
+        "not supported; for processes that share sequences give sequence_parallel=...",
+    ),
+    "push_to_hub": (False, "upload an export instead, see docs/export.md"),
+}
+
 
 def training_arguments(
     settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]
@@ -59,82 +90,39 @@ def check_training(arguments: TrainingArguments) -> None:
             f"{seen} of {started} processes (WORLD_SIZE) would train, each on its own: all must "
             "form one group; on a CPU give +trainer.use_cpu=true, for one process unset WORLD_SIZE"
         )
-    gpus = arguments.n_gpu
-    steps, decay = arguments.max_steps, (arguments.lr_scheduler_kwargs or {}).get("num_decay_steps")
-    warmup = arguments.get_warmup_steps(steps)
-    if decay is not None and not (type(decay) is int and decay >= 0):
-        raise ValueError(
-            f"trainer.lr_scheduler_kwargs.num_decay_steps={decay!r} must be an integer >= 0"
-        )
-    if decay is not None and warmup + decay > steps:
-        raise ValueError(
-            f"trainer.lr_scheduler_kwargs.num_decay_steps={decay} with trainer.max_steps={steps}: "
-            f"must be at most {steps - warmup}, as {warmup} steps are warm-up; set fewer"
-        )
-    own_order = "the training order is fixed and counted in steps; leave it at its default"
-    wrong = {
-        "num_train_epochs": (arguments.num_train_epochs != 3, "give trainer.max_steps"),
-        "ignore_data_skip": (arguments.ignore_data_skip, own_order),
-        "train_sampling_strategy": (arguments.train_sampling_strategy != "sequential", own_order),
-        "dataloader_drop_last": (arguments.dataloader_drop_last, own_order),
-        "auto_find_batch_size": (
-            arguments.auto_find_batch_size,
-            "all steps must have one batch size; set trainer.per_device_train_batch_size",
-        ),
-        "accelerator_config.split_batches": (
-            arguments.accelerator_config.split_batches,
-            "all steps must have one batch size; set trainer.per_device_train_batch_size",
-        ),
-        "resume_from_checkpoint": (
-            arguments.resume_from_checkpoint is not None,
-            "a run resumes from the last complete checkpoint in its folder; leave it null",
-        ),
-        "save_only_model": (
-            arguments.save_only_model,
-            "a run cannot be resumed without its optimizer state; give false",
-        ),
-        "save_strategy": (
-            arguments.save_strategy == "best",
-            "a run resumes from its last checkpoint; use steps or no",
-        ),
-        "load_best_model_at_end": (
-            arguments.load_best_model_at_end,
-            "a run ends with its last weights; to choose one later, keep all checkpoints with "
-            "trainer.save_total_limit=null",
-        ),
-        "label_smoothing_factor": (
-            arguments.label_smoothing_factor != 0,
-            "a run computes its loss without logits, which smoothing needs; give 0",
-        ),
-        "parallelism_config": (
-            arguments.parallelism_config is not None,
-            "not supported; for processes that share sequences give sequence_parallel=...",
-        ),
-        "fp16": (
-            arguments.fp16 and arguments.device.type == "cpu",
-            "float16 needs a GPU; use trainer.bf16=true, or leave it false",
-        ),
-        "push_to_hub": (arguments.push_to_hub, "upload an export instead, see docs/export.md"),
-    }
-    for field, (is_wrong, reason) in wrong.items():
-        if is_wrong:
-            value = operator.attrgetter(field)(arguments)
-            raise ValueError(f"trainer.{field}={getattr(value, 'value', value)}: {reason}")
-    reporters = arguments.report_to
-    try:
-        get_reporting_integration_callbacks(reporters)
-    except (ImportError, ValueError) as error:
-        raise ValueError(f"trainer.report_to={','.join(reporters)}: {error}") from error
-    available = get_available_reporting_integrations() if reporters else ()
-    if missing := [name for name in reporters if name not in available]:
-        raise ValueError(
-            f"trainer.report_to={','.join(reporters)}: {missing[0]} is not installed or not set "
-            "up; install it, or give none"
-        )
-    if gpus > 1:
+    if (gpus := arguments.n_gpu) > 1:
         raise ValueError(
             f"one process sees {gpus} GPUs: start one per GPU with NGPUS={gpus} bash "
             f"script/train.sh, or select one with CUDA_VISIBLE_DEVICES=0"
+        )
+    for field, (allowed, reason) in FIXED.items():
+        value = operator.attrgetter(field)(arguments)
+        if value != allowed:
+            raise ValueError(f"trainer.{field}={getattr(value, 'value', value)}: {reason}")
+    if arguments.save_strategy == "best":
+        raise ValueError("trainer.save_strategy=best: a run resumes from its last checkpoint")
+    if arguments.fp16 and arguments.device.type == "cpu":
+        raise ValueError("trainer.fp16=True: float16 needs a GPU; use trainer.bf16=true")
+    check_decay(arguments)
+    reporters = arguments.report_to
+    try:
+        get_reporting_integration_callbacks(reporters)
+        available = get_available_reporting_integrations() if reporters else ()
+        for name in reporters:
+            if name not in available:
+                raise ValueError(f"{name} is not installed or not set up; install it, or give none")
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"trainer.report_to={','.join(reporters)}: {error}") from error
+
+
+def check_decay(arguments: TrainingArguments) -> None:
+    """Raises a ValueError for steps of decay that do not fit between warm-up and end."""
+    steps, decay = arguments.max_steps, (arguments.lr_scheduler_kwargs or {}).get("num_decay_steps")
+    most = steps - arguments.get_warmup_steps(steps)
+    if decay is not None and not (type(decay) is int and 0 <= decay <= most):
+        raise ValueError(
+            f"trainer.lr_scheduler_kwargs.num_decay_steps={decay!r} must be an integer >= 0 and at "
+            f"most {most}, the steps of trainer.max_steps={steps} after warm-up"
         )
 
 

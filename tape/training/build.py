@@ -26,23 +26,10 @@ from tape.validation import check_arguments
 
 KEEP = "keep"  # keeps the position of a base model
 # Fields that change the shape, the number or the meaning of weights.
-SIZES = {
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_recurrences",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "hidden_act",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "qk_norm",
-    "attention_sink",
-}
+SIZES = {"vocab_size", "hidden_size", "intermediate_size", "head_dim", "hidden_act"}
+SIZES |= {"num_hidden_layers", "num_recurrences", "num_attention_heads", "num_key_value_heads"}
+SIZES |= {"rms_norm_eps", "tie_word_embeddings", "attention_bias", "mlp_bias", "qk_norm"}
+SIZES |= {"attention_sink"}
 OF_TOKENIZER = {"bos_token_id", "eos_token_id", "pad_token_id"}
 log = logging.getLogger(__name__)
 

@@ -28,14 +28,6 @@ PEAKS = {
 }
 
 
-def _duration(seconds: int) -> str:
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-
-
 def peak_memory() -> int:
     """Returns bytes: peak memory of the GPU, otherwise peak resident size of this process."""
     if torch.cuda.is_available():
@@ -54,46 +46,27 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return None if "MIG" in name else next(known, None)
 
 
-def product_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Measures FLOP/s of a product of large matrices, the best of five."""
-    size, seconds = 512 if device.type == "cpu" else 8192, []
-    generator = torch.Generator().manual_seed(0)  # the run's random state is not touched
-    matrix = torch.randn(size, size, generator=generator).to(device, dtype)
-    for _ in range(5):
-        began = time.perf_counter()
-        product = matrix @ matrix
-        product[0, 0].item()  # waits for the device
-        seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / min(seconds)
-
-
 class Console(TrainerCallback):
     """Prints a line per log event with tokens/s and time left, and on a terminal a progress bar
     unless every step has its line. Adds the speed, the peak memory and the share of time spent
     waiting for data to the log.
 
     Args:
-        flops: of a training step per token, forward and backward. Adds the model FLOP utilization,
-            FLOP/s of training over the device's peak (`mfu`). If the peak is unknown, adds the
-            ratio to the FLOP/s of a product of large matrices instead (`product_share`).
+        flops: of a training step per token, forward and backward. Adds the model FLOP utilization
+            (`mfu`), FLOP/s of training over the device's peak, where that is known.
     """
 
     def __init__(self, flops: float | None = None):
-        self.flops = flops
+        self.flops, self.peak = flops, None
         self.tokens = 0  # of all processes since the last log event, including padding
-        self.seconds = 0.0  # of training steps, without evaluation and saving
-        self.steps = self.steps_since_log = 0
-        self.seconds_since_log = 0.0
         self.waited = 0.0  # seconds for batches since the last log event
+        self.seconds, self.steps = 0.0, 0  # since then in steps, without evaluation and saving
         self.bar: tqdm | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         if self.flops is not None:
-            without_bf16 = torch.float16 if args.fp16 else torch.float32
-            dtype = torch.bfloat16 if args.bf16 else without_bf16
-            peak = peak_flops(args.device, dtype)
-            self.share = "product_share" if peak is None else "mfu"
-            self.reference = args.world_size * (peak or product_flops(args.device, dtype))
+            in_16_bits = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+            self.peak = peak_flops(args.device, in_16_bits or torch.float32)
         if state.is_world_process_zero and state.logging_steps != 1:  # where steps have no line
             how = {"unit": "step", "leave": False, "disable": None}
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, **how)
@@ -102,40 +75,27 @@ class Console(TrainerCallback):
         self.began = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
-        elapsed = time.perf_counter() - self.began
-        self.seconds, self.steps = self.seconds + elapsed, self.steps + 1
-        self.seconds_since_log += elapsed
-        self.steps_since_log += 1
+        self.seconds, self.steps = self.seconds + time.perf_counter() - self.began, self.steps + 1
         if self.bar is not None:
             self.bar.update(1)
         if state.global_step == state.max_steps and not any("loss" in x for x in state.log_history):
             control.should_log = True  # a run of fewer steps than logging_steps
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        logs = logs if logs is not None else {}
-        if "loss" in logs and self.steps_since_log:
-            logs["tokens_per_second"] = round(self.tokens / self.seconds_since_log, 1)
+    def on_log(self, args, state, control, logs, **kwargs):
+        if "loss" in logs and self.steps:
+            speed = self.tokens / self.seconds
+            logs["tokens_per_second"] = round(speed, 1)
             logs["peak_memory_gib"] = round(peak_memory() / 2**30, 3)
-            share = self.waited / (self.waited + self.seconds_since_log)
-            logs["data_share"] = round(share, 5)
-            utilization = ""
-            if self.flops is not None:
-                share = logs["tokens_per_second"] * self.flops / self.reference
-                logs[self.share] = round(share, 4)
-                if self.share == "mfu":
-                    utilization = f" ({share:.1%} MFU)"
-            self.seconds_since_log, self.steps_since_log, self.tokens = 0.0, 0, 0
-            self.waited = 0.0
-            left = int((state.max_steps - state.global_step) * self.seconds / self.steps)
-            self._say(
-                state,
-                f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  "
-                f"{logs['tokens_per_second']:,.0f} tokens/s{utilization}  "
-                f"{_duration(left)} left",
-            )
-        elif "eval_loss" in logs:
-            self._say(state, f"validation loss {logs['eval_loss']:.4f}")
+            logs["data_share"] = round(self.waited / (self.waited + self.seconds), 5)
+            line = f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  {speed:,.0f} tokens/s"
+            if self.peak is not None:
+                logs["mfu"] = round(speed * self.flops / (args.world_size * self.peak), 4)
+                line += f" ({logs['mfu']:.1%} MFU)"
+            left = (state.max_steps - state.global_step) * self.seconds / self.steps
+            self._say(state, f"{line}  {tqdm.format_interval(left)} left")
+            self.tokens, self.waited, self.seconds, self.steps = 0, 0.0, 0.0, 0
         elif measured := {key: logs[key] for key in logs if key.startswith("eval_")}:
+            measured = {"eval_loss": measured["eval_loss"]} if "eval_loss" in logs else measured
             named = (f"{key[5:].replace('_', ' ')} {x:.4f}" for key, x in measured.items())
             self._say(state, f"validation {', '.join(named)}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -18,24 +18,6 @@ class NonFiniteLoss(RuntimeError):
 
 class Stopped(Exception):
     """The run was told to stop and has saved; rerunning the command resumes it."""
-
-
-class Answer:
-    """Whether any loss of a step is not finite, and whether any process was told to stop, on the
-    way from the device."""
-
-    def __init__(self, answers: Tensor, losses: Tensor, step: int, rate: float):
-        self.losses, self.step, self.rate, self.arrived = losses, step, rate, None
-        self.answers = answers.to("cpu", non_blocking=True)
-        if answers.is_cuda:
-            self.arrived = torch.cuda.Event()
-            self.arrived.record()
-
-    def read(self) -> tuple[bool, bool]:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        not_finite, stop = map(bool, self.answers.tolist())
-        return not_finite, stop
 
 
 class StopAndNaNCallback(TrainerCallback):
@@ -53,7 +35,8 @@ class StopAndNaNCallback(TrainerCallback):
     def __init__(self, late: bool = False):
         self.late = late
         self.losses: list[Tensor] = []  # of the current step's batches
-        self.pending: Answer | None = None
+        # Of steps whose answers are on the way: each returns whether to stop, or raises.
+        self.pending: list[Callable[[], bool]] = []
         self.sigterm = self.stopped = False
 
     @contextmanager
@@ -78,34 +61,32 @@ class StopAndNaNCallback(TrainerCallback):
         answers = torch.stack((broken, torch.full_like(broken, self.sigterm))).int()
         if args.world_size > 1:
             torch.distributed.all_reduce(answers, torch.distributed.ReduceOp.MAX)
-        answer = Answer(answers, losses, state.global_step + 1, lr_scheduler.get_last_lr()[0])
-        if self.late:
-            self.pending, answer = answer, self.pending
-        self.stopped = self.told(answer)
+        arriving, arrived = answers.to("cpu", non_blocking=True), None
+        if answers.is_cuda:
+            arrived = torch.cuda.Event()
+            arrived.record()
+        step, rate = state.global_step + 1, lr_scheduler.get_last_lr()[0]
 
-    def told(self, answer: Answer | None) -> bool:
-        """Returns whether to stop.
+        def told() -> bool:
+            if arrived is not None:
+                arrived.synchronize()
+            not_finite, stop = map(bool, arriving.tolist())
+            if not_finite:
+                when = "found one step later, before it was saved" if self.late else "not applied"
+                raise NonFiniteLoss(
+                    f"the loss is {losses.tolist()} at step {step}, with learning rate {rate:.3g}; "
+                    f"the step was {when}. The checkpoints before it are good. Try a lower "
+                    f"trainer.learning_rate, a longer trainer.warmup_steps, or bf16 in place of "
+                    f"fp16."
+                )
+            return stop
 
-        Raises:
-            NonFiniteLoss: for a loss that is not finite.
-        """
-        if answer is None:
-            return False
-        not_finite, stop = answer.read()
-        if not_finite:
-            applied = (
-                "was found one step later, before it was saved" if self.late else "was not applied"
-            )
-            raise NonFiniteLoss(
-                f"the loss is {answer.losses.tolist()} at step {answer.step}, with learning rate "
-                f"{answer.rate:.3g}; the step {applied}. The checkpoints before it are good. Try a "
-                f"lower trainer.learning_rate, a longer trainer.warmup_steps, or bf16 in place of "
-                f"fp16."
-            )
-        return stop
+        self.pending.append(told)
+        self.stopped = len(self.pending) > self.late and self.pending.pop(0)()
 
     def on_train_end(self, args, state, control, **kwargs):
-        self.told(self.pending)
+        for told in self.pending:
+            told()
 
     def on_step_end(self, args, state, control, **kwargs):
         self.stopped &= state.global_step < state.max_steps  # otherwise the run is finished

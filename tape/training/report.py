@@ -26,6 +26,25 @@ from tape.model.modeling import TapeForCausalLM
 from tape.runs.metrics import read_metrics
 
 SAMPLE = 144  # tokens of the prompt and its continuation
+TEXT = """\
+# {name}
+
+{headline}
+
+{table}
+
+The last {stride} tokens of windows spread over the validation text are scored: {tokens:,} tokens, \
+the same at every length.
+
+{grams}\
+Continuation of a validation text (temperature 0.8, top-p 0.95), after the bar:
+
+{sample}
+"""
+ABOUT_GRAMS = (
+    "The n-gram models are interpolated Kneser-Ney models of the {:,} training tokens that the run "
+    "saw.\n\n"
+)
 
 
 def scored_windows(
@@ -95,35 +114,32 @@ def continuation(
 
 
 def facts(model: TapeForCausalLM, metrics: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns facts common to all reports: the model and a summary of its training metrics."""
-
-    def middle(key: str) -> float | None:
-        values = [row[key] for row in metrics if key in row]
-        return median(values) if values else None
-
+    """Returns facts common to all reports: the model and a summary of its training metrics, with
+    medians of the log events."""
+    logged = {
+        key: [row[key] for row in metrics if key in row]
+        for key in ("tokens_per_second", "mfu", "data_share", "peak_memory_gib")
+    }
+    memory = round(max(logged.pop("peak_memory_gib"), default=0), 2)
     return {
         "position": model.config.position,
         "attention": model.config._attn_implementation,
         "parameters": model.num_parameters(),
         "steps": max(row["step"] for row in metrics),
-        "tokens_per_second": middle("tokens_per_second"),
-        "mfu": middle("mfu"),
-        "product_share": middle("product_share"),
-        "data_share": middle("data_share"),
-        "peak_memory_gib": round(max(row.get("peak_memory_gib", 0) for row in metrics), 2),
+        **{key: median(values) if values else None for key, values in logged.items()},
+        "peak_memory_gib": memory,
     }
 
 
 def headline(facts: dict[str, Any]) -> str:
-    speed, share = facts["tokens_per_second"], facts["data_share"]
-    of = {"mfu": "MFU", "product_share": "of this machine's matrix-product rate"}
-    used = "".join(f", {facts[key]:.1%} {of[key]}" for key in of if facts[key] is not None)
-    waiting = "" if share is None else f", {share:.1%} of its time waiting for data (median)"
+    speed, mfu, waiting = (facts[key] for key in ("tokens_per_second", "mfu", "data_share"))
     return (
         f"position {facts['position']['name']}, attention {facts['attention']}, "
         f"{facts['parameters']:,} parameters, {facts['steps']:,} steps, "
         f"{'-' if speed is None else format(speed, ',.0f')} tokens/s in training (median)"
-        f"{used}{waiting}, peak memory {facts['peak_memory_gib']} GiB"
+        f"{'' if mfu is None else f', {mfu:.1%} MFU'}"
+        f"{'' if waiting is None else f', {waiting:.1%} of its time waiting for data (median)'}"
+        f", peak memory {facts['peak_memory_gib']} GiB"
     )
 
 
@@ -141,30 +157,52 @@ def write_report(
     sequences, adds n-gram models of these."""
     model.eval()
     windows = scored_windows(model, validation, length, tokens)
-    results = [perplexity(model, validation.tokens, windows[n], n) for n in windows]
+    found = {
+        f"{n} ({n // length}x)": perplexity(model, validation.tokens, windows[n], n)
+        for n in windows
+    }
+    scored_tokens = next(iter(found.values())).tokens
     scored_bytes = text_bytes(tokenizer, validation.tokens, places(windows[length]))
     prompt, added = continuation(model, tokenizer, validation, seed)
     metrics = read_metrics(folder / "metrics.jsonl")
 
-    def scores(found: Perplexity) -> dict[str, float | None]:
-        bits = found.bits_per_byte(scored_bytes)
-        return {"perplexity": found.perplexity, "bits_per_byte": bits}
+    def scores(each: Perplexity) -> dict[str, float | None]:
+        bits = each.bits_per_byte(scored_bytes)
+        return {"perplexity": each.perplexity, "bits_per_byte": bits}
 
     summary = facts(model, metrics) | {
-        "scored_tokens": results[0].tokens,
+        "scored_tokens": scored_tokens,
         "scored_bytes": scored_bytes,
         "perplexity": [
-            {"length": found.length, "times": found.length // length, **scores(found)}
-            for found in results
+            {"length": each.length, "times": each.length // length, **scores(each)}
+            for each in found.values()
         ],
     }
+    grams, about_grams = {}, ""
     if seen is not None:
-        counting = counted(seen, model.config.vocab_size, validation, windows[length])
-        models = [{"model": name, **scores(found)} for name, found in counting.items()]
+        grams = counted(seen, model.config.vocab_size, validation, windows[length])
+        models = [{"model": name, **scores(each)} for name, each in grams.items()]
         summary["ngrams"] = {"tokens": seen.size, "models": models}
-    text = _markdown(folder.name, summary, length // 2, prompt, added)
+        about_grams = ABOUT_GRAMS.format(seen.size) * bool(grams)
+    lines = [["window", "validation perplexity", "bits per byte"]]
+    for name, each in (found | grams).items():
+        bits = each.bits_per_byte(scored_bytes)
+        shown = "-" if bits is None else f"{bits:.4f}"
+        lines.append([name, f"{each.perplexity:.2f}", shown])
+    text = TEXT.format(
+        name=folder.name,
+        headline=headline(summary),
+        table=markdown_table(lines),
+        stride=length // 2,
+        tokens=scored_tokens,
+        grams=about_grams,
+        sample=textwrap.indent(printable(f"{prompt}|{added}"), "    ", lambda line: True),
+    )
     publish(folder, metrics, summary, text)
-    _plot_perplexity(summary, folder.name, folder / "report")
+    curves = {folder.name: [(each.length, each.perplexity) for each in found.values()]}
+    curves |= {name: [(n, each.perplexity) for n in windows] for name, each in grams.items()}
+    axes = {"xlabel": "window (tokens)", "ylabel": "validation perplexity", "xticks": [*windows]}
+    draw(folder / "report" / "perplexity", curves, folder.name, **axes)
     return text
 
 
@@ -175,45 +213,26 @@ def publish(
     target = folder / "report"
     write_text(target / "report.json", json.dumps(summary, indent=1) + "\n")
     write_text(target / "report.md", text)
+    curves = {
+        label: [(row["step"], row[key]) for row in metrics if key in row]
+        for label, key in (("training", "loss"), ("validation", "eval_loss"))
+    }
+    draw(target / "loss", curves, folder.name, xlabel="step", ylabel="loss (nats per token)")
+
+
+def draw(target: Path, curves: dict[str, list[tuple[float, float]]], title: str, **axes) -> None:
+    """Writes a picture of labelled points (x, y), with marks where they are few."""
     figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for key, label, style in (("loss", "training", "-"), ("eval_loss", "validation", "o-")):
-        points = [(row["step"], row[key]) for row in metrics if key in row]
-        if points:
-            axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=folder.name)
-    axes.grid(alpha=0.3)
-    if axes.lines:  # a short run may have no log events
-        axes.legend()
-    write_figure(figure, target / "loss", ["png"])
-
-
-def _markdown(name: str, summary: dict[str, Any], stride: int, prompt: str, added: str) -> str:
-    ngrams = summary.get("ngrams", {"tokens": 0, "models": []})
-    lines = [["window", "validation perplexity", "bits per byte"]]
-    for row in [*summary["perplexity"], *ngrams["models"]]:
-        title = row["model"] if "model" in row else f"{row['length']} ({row['times']}x)"
-        bits = "-" if row["bits_per_byte"] is None else f"{row['bits_per_byte']:.4f}"
-        lines.append([title, f"{row['perplexity']:.2f}", bits])
-    counting = (
-        "The n-gram models are interpolated Kneser-Ney models of the "
-        f"{ngrams['tokens']:,} training tokens that the run saw.\n\n"
-    )
-    return f"""\
-# {name}
-
-{headline(summary)}
-
-{markdown_table(lines)}
-
-The last {stride} tokens of windows spread over the validation text are scored: \
-{summary["scored_tokens"]:,} tokens, the same at every length.
-
-{counting * bool(ngrams["models"])}\
-Continuation of a validation text (temperature 0.8, top-p 0.95), after the bar:
-
-{textwrap.indent(printable(f"{prompt}|{added}"), "    ", lambda line: True)}
-"""
+    plot = figure.subplots()
+    for label, points in curves.items():
+        if points:  # a short run may have no log events
+            style = "o-" if len(points) < 50 else "-"
+            plot.plot(*zip(*points, strict=True), style, label=label, markersize=4)
+    plot.set(title=title, **axes)
+    plot.grid(alpha=0.3)
+    if plot.lines:
+        plot.legend()
+    write_figure(figure, target, ["png"])
 
 
 def printable(text: str) -> str:
@@ -221,33 +240,3 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )
-
-
-def _plot_perplexity(summary: dict[str, Any], name: str, folder: Path) -> None:
-    rows, ngrams = summary["perplexity"], summary.get("ngrams", {"models": []})["models"]
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for style, row in zip((":", "--", "-."), ngrams, strict=False):
-        label = f"{row['model']} {row['perplexity']:.1f}"
-        axes.axhline(row["perplexity"], ls=style, color="gray", label=label)
-    axes.plot([row["length"] for row in rows], [row["perplexity"] for row in rows], "o-")
-    for row in rows:
-        axes.annotate(
-            f"{row['perplexity']:.1f}",
-            (row["length"], row["perplexity"]),
-            textcoords="offset points",
-            xytext=(0, 8),
-            ha="center",
-        )
-    axes.set_xscale("log", base=2)
-    titles = [f"{row['length']} ({row['times']}x)" for row in rows]
-    axes.set_xticks([row["length"] for row in rows], titles)
-    axes.margins(x=0.15)
-    # Leaves room for the numbers and keeps small differences visibly small.
-    values = [row["perplexity"] for row in [*rows, *ngrams]]
-    axes.set_ylim(0.9 * min(values), 1.15 * max(values))
-    axes.set(xlabel="window (tokens)", ylabel="validation perplexity", title=name)
-    if ngrams:
-        axes.legend()
-    axes.grid(alpha=0.3)
-    write_figure(figure, folder / "perplexity", ["png"])

@@ -147,11 +147,17 @@ class LanguageModelTrainer(Trainer):
         # A layer returns the positional state as a view; nothing modifies it in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
-    def train(self, *args, **kwargs) -> Any:
+    def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> Any:
         if self.is_world_process_zero():
             clear_unfinished(Path(self.args.output_dir))
-        with self.guard.listening():
-            return super().train(*args, **kwargs)
+        try:
+            with self.guard.listening():
+                return super().train(resume_from_checkpoint, **kwargs)
+        except UnpicklingError as error:
+            raise ValueError(
+                f"{resume_from_checkpoint} contains objects other than tensors and numbers, which "
+                "are not loaded; remove that checkpoint to resume from the previous one"
+            ) from error
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         return decayed(model)
@@ -174,20 +180,6 @@ class LanguageModelTrainer(Trainer):
                 else MuonWithAdamW(groups, rate, arguments)
             )
         return super().create_optimizer(model)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with reading(checkpoint, "optimizer.pt or scheduler.pt"):
-            for path in Path(checkpoint).glob("optimizer.*") if checkpoint else ():
-                saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-                groups = saved["param_groups"], self.optimizer.param_groups
-                before, now = ([len(group["params"]) for group in each] for each in groups)
-                if before != now:
-                    raise ValueError(
-                        f"{path} has different parameter groups: {before}, now {now} (of an "
-                        "encoding only matrices that multiply tokens decay, and FIRE's output.bias "
-                        "does not train); start again with another name=..."
-                    )
-            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _prepare_context_parallel_inputs(self, model, inputs) -> tuple:
         return nullcontext, inputs
@@ -294,10 +286,6 @@ class LanguageModelTrainer(Trainer):
         if isinstance(self.model, PeftModel) and self.args.should_save:
             save_configuration(self.model, Path(output_dir or self.args.output_dir))
 
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        with reading(checkpoint, "rng_state*.pth"):
-            super()._load_rng_state(checkpoint)
-
     def _weights_are_finite(self, model: torch.nn.Module) -> bool:
         shards = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
         finite = all(bool(torch.isfinite(shard).all()) for shard in shards)
@@ -317,18 +305,6 @@ class LanguageModelTrainer(Trainer):
             for path in work.iterdir():
                 path.replace(folder / path.name)
             work.rmdir()
-
-
-@contextmanager
-def reading(checkpoint: str | None, names: str) -> Iterator[None]:
-    """Turns torch's error for a pickle that it refuses to load into one line."""
-    try:
-        yield
-    except UnpicklingError as error:
-        raise ValueError(
-            f"{checkpoint}: {names} contains objects other than tensors and numbers, which are not "
-            "loaded; remove that checkpoint to resume from the previous one"
-        ) from error
 
 
 @contextmanager
