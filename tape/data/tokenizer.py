@@ -147,8 +147,8 @@ def text_bytes(
 ) -> int | None:
     """Returns the size in UTF-8 of the text that some tokens of a stream stand for. Special tokens
     such as EOS stand for none; neither does the space that a tokenizer adds before a document.
-    It may be one byte short per document that begins with two or more spaces, if the tokenizer
-    itself adds one: it then merges them into one token, and adds none of its own.
+    The size may be one byte short for each document that begins with two or more spaces, if the
+    tokenizer itself adds one.
 
     Args:
         tokens: (N,) documents, each followed by EOS.
