@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import numpy as np
 import pytest
@@ -107,35 +106,19 @@ def test_the_same_command_continues(folders, tmp_path, easy, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--choose", "k.json", "--lengths", 16, "--short", 9], "--short 9 must be in 2..8, half"),
-        (
-            ["--choose", "k.json", "--lengths", 16, "--short", 4],
-            "has no key token among 54: it does",
-        ),
-        (["--choose", "k.txt"], "--choose k.txt must end in .json"),
-        (["--choose", "k.json", "--out", "a.csv"], "--choose takes no --out"),
-        (["--keys", "other.json", "--short", 4], "--keys takes no --short"),
-        (
-            ["--keys", "other.json"],
-            "the keys were chosen on another text or with another tokenizer than text.bin",
-        ),
-        (["--keys", "mixed.json"], "keys must be ascending tokens"),
-        (["--keys", "empty.json"], r"empty.json is damaged \(KeyError: 'keys'\)"),
-        (["--keys", "nothing.json"], "nothing.json cannot be used"),
-        (["--short", 4], "--short is of --choose"),
-        (["--choose", "k.json", "--stride", 4], "--choose takes no --stride"),
-        (["--choose", "k.json", "--lengths", 8, 16], "--choose takes one of --lengths"),
-        (["--choose", "k.json", "--keys", "other.json"], "not allowed with argument --choose"),
+        ("--choose k.json --lengths 16 --short 9", "--short 9 must be in 2..8, half"),
+        ("--choose k.json --lengths 16 --short 4", "has no key token among 54: it does"),
+        ("--keys other.json", "chosen on another text or with another tokenizer than text.bin"),
+        ("--keys mixed.json", "keys must be ascending tokens"),
+        ("--keys empty.json", r"empty.json is damaged \(KeyError: 'keys'\)"),
+        ("--keys nothing.json", "nothing.json cannot be used"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(folders, tmp_path, given, message, monkeypatch, capsys):
+def test_what_cannot_be_measured_is_refused(folders, tmp_path, given, message, monkeypatch):
     monkeypatch.chdir(tmp_path)
     other = {"keys": [9, 12], "length": 16, "data_hash": "0" * 16}
     for name, content in {"other": other, "mixed": other | {"keys": [3, 2]}, "empty": {}}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    with pytest.raises(SystemExit) as end:
-        main(folders, "evaluator", *given)
-    text = capsys.readouterr().err if isinstance(end.value.code, int) else end.value.code
-
-    assert re.search(message, text), text
+    with pytest.raises(SystemExit, match=message):
+        main(folders, "evaluator", *given.split())
     assert not (tmp_path / "k.json").exists()

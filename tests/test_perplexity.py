@@ -26,6 +26,7 @@ from tape.evaluation.journal import FILE, Incomplete, read
 from tape.evaluation.picture import figure_of, labels
 from tape.evaluation.scoring import losses, perplexity
 from tape.evaluation.tables import add_rows, read_table
+from tape.evaluation.texts import open_text
 from tape.evaluation.windows import Batch, Window, batches_of, spread, windows_of
 from tape.runs import folder as runs
 
@@ -125,28 +126,6 @@ def by_a_loop(model, tokens, convention, length, stride, batch_size=1):
     return sum(map(len, windows)), np.mean(windows)
 
 
-@pytest.mark.parametrize(
-    ("convention", "lengths", "stride"),
-    [
-        ("sliding", ["32", "16"], "8"),
-        ("sliding", ["256", "512"], "128"),
-        ("sliding", ["257", "512"], "256"),
-        ("sliding", ["512", "1024"], "256"),
-        ("paper", ["16", "32"], "256"),
-        ("longlora", ["16", "32"], "256"),
-        ("disjoint", ["16", "32"], ""),
-    ],
-)
-def test_the_default_stride_suits_the_lengths(convention, lengths, stride, folder, tmp_path):
-    data = write_ids(tmp_path / "long.bin", ids(1100))
-    asked = ["--lengths", *lengths, "--convention", convention]
-    entry.run(entry.parse(["--model", str(folder), "--data", str(data), *asked]))
-    rows = table(folder / "perplexity.csv")
-    assert {row["stride"] for row in rows} == {stride}
-    if convention == "sliding":
-        assert {row["tokens"] for row in rows} == {"1099"}
-
-
 @pytest.mark.parametrize("position", ["tape", "randpe"])
 @pytest.mark.parametrize(
     ("convention", "given"),
@@ -237,7 +216,7 @@ def test_a_llama_of_several_files_is_the_librarys(text_file, tmp_path):
 
 
 def test_a_base_model_keeps_its_files(text_file, tmp_path, monkeypatch):
-    """Results of a model that is no run go to output/."""
+    """Results of a model that is no run go to output/, unless a folder there is another's."""
     monkeypatch.chdir(tmp_path)
     base = make_folder(tmp_path / "bases" / "llama", "rope")
     before = sorted(path.name for path in base.iterdir())
@@ -245,24 +224,13 @@ def test_a_base_model_keeps_its_files(text_file, tmp_path, monkeypatch):
     assert sorted(path.name for path in base.iterdir()) == before
     out = Path("output", "llama")
     assert len(table(out / "perplexity.csv")) == 2 and (out / "perplexity.png").is_file()
-    given = ["--model", str(base)]
-    assert entry.parse([*given, "--data", "x", "--keys", "k"]).out.parent == out
-    assert lm_eval.parse([*given, "--tasks", "mmlu"]).out.parent == out
-
-
-def test_a_folder_of_another_model_takes_no_results(text_file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    base = make_folder(tmp_path / "bases" / "llama", "rope")
-    make_folder(tmp_path / "output" / "llama")
+    assert lm_eval.parse(["--model", str(base), "--tasks", "mmlu"]).out.parent == out
+    make_folder(out)
     with pytest.raises(ValueError, match=r"output/llama, the folder of another model; rename one"):
         evaluate(base, text_file)
     assert evaluate(base, text_file, "--out", str(tmp_path / "out.csv"))
-    assert runs.folder_for_results(Path("output", "llama")) == Path("output", "llama")
-
-
-def test_a_run_and_its_checkpoints_take_results(tmp_path):
     run = make_run(tmp_path / "run")
-    for folder in (run, make_folder(run / "checkpoint-4")):
+    for folder in (run, make_folder(run / "checkpoint-4"), out):
         assert runs.folder_for_results(folder) == folder
 
 
@@ -290,44 +258,38 @@ def test_a_corpus_is_cut_by_the_models_tokenizer(text, cache, tmp_path, monkeypa
     assert first | {"data": second["data"]} == second  # the same ids have the same hash
 
 
-def test_the_text_may_be_limited(folder, text_file, tmp_path):
-    beginning = write_ids(tmp_path / "pile.bin", ids(50))
-    evaluate(folder, text_file, "--max_tokens", "50")
-    rows = table(folder / "perplexity.csv")
-    evaluate(folder, beginning)
-    assert table(folder / "perplexity.csv") == rows and rows[0]["tokens"] == "49"
-
-
 @pytest.mark.parametrize(
-    ("content", "given", "message"),
+    ("data", "files", "message"),
     [
-        (b"\0" * 141, [], "141 bytes, an odd number: it must hold token ids as uint16"),
-        (b"\0" * 62, [], "31 tokens of text have no window of 32"),
-        (b"", [], "bad.bin has 0 bytes"),
-        (b"\0" * 138 + b"\x3d\0", [], "token 69 is 61, beyond the model's vocabulary of 61"),
-        (b"\0" * 140, ["--files", "x"], "--files goes with --data text"),
-        (b"\0" * 140, ["--stride", "16"], r"stride=16 must lie in 1\.\.15"),
-        (b"\0" * 140, ["--shard", "3/2"], "shard='3/2' must be i/n"),
-        (b"\0" * 140, ["--out", "x.txt"], r"--out x\.txt must end in \.csv"),
+        (b"\0" * 141, None, "141 bytes, an odd number: it must hold token ids as uint16"),
+        (b"", None, "bad.bin has 0 bytes"),
+        (b"\0" * 138 + b"\x3d\0", None, "token 69 is 61, beyond the model's vocabulary of 61"),
+        (b"\0" * 140, ["x"], "--files goes with --data text"),
+        ("locl", None, "neither a file nor a corpus; did you mean 'local'"),
+        ("text", None, "--data text needs --files"),
+        ("c4", ["a", "b"], "--data c4 takes one folder of shards, not 2 --files"),
+        ("local", ["x"], "--files goes with --data text and --data c4, not with --data local"),
     ],
 )
-def test_bad_texts_and_options_leave_nothing_behind(content, given, message, folder, tmp_path):
-    (tmp_path / "bad.bin").write_bytes(content)
-    before = set(tmp_path.rglob("*"))
+def test_bad_texts_are_refused(data, files, message, trained, tmp_path):
+    if isinstance(data, bytes):
+        (tmp_path / "bad.bin").write_bytes(data)
+        data = str(tmp_path / "bad.bin")
     with pytest.raises(ValueError, match=message):
-        evaluate(folder, tmp_path / "bad.bin", *given)
+        open_text(data, files, trained, tmp_path).check(VOCABULARY)
+
+
+def test_a_refused_evaluation_leaves_nothing_behind(folder, text_file, tmp_path):
+    before = set(tmp_path.rglob("*"))
+    for given, message in {
+        ("--max_tokens", "31"): "31 tokens of text have no window of 32",
+        ("--stride", "16"): r"stride=16 must lie in 1\.\.15",
+        ("--shard", "3/2"): "shard='3/2' must be i/n",
+        ("--out", "x.txt"): r"--out x\.txt must end in \.csv",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            evaluate(folder, text_file, *given)
     assert set(tmp_path.rglob("*")) == before
-
-
-def test_what_is_neither_a_file_nor_a_corpus(folder, tmp_path):
-    with pytest.raises(ValueError, match="neither a file nor a corpus; did you mean 'local'"):
-        evaluate(folder, "locl")
-    with pytest.raises(ValueError, match="--data text needs --files"):
-        evaluate(folder, "text")
-    with pytest.raises(ValueError, match="--data local has its own files"):
-        evaluate(folder, "local", "--files", "x")
-    with pytest.raises(FileNotFoundError, match=r"nothing matches 'none/\*'"):
-        evaluate(folder, "text", "--files", "none/*")
 
 
 @pytest.mark.parametrize("position", ["randpe", {"name": "learned", "length": 24}])
@@ -337,16 +299,6 @@ def test_more_positions_than_there_are(position, text_file, tmp_path):
     with pytest.raises(ValueError, match=rf"--lengths 65 needs 65 positions, .* has {longest}: "):
         evaluate(folder, text_file, "--lengths", "16", "65")
     assert not (folder / "perplexity").exists()
-
-
-def test_weights_that_are_not_all_there(folder, text_file):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
-    with pytest.raises(ValueError, match=r"weights of the model in config\.json are missing"):
-        evaluate(folder, text_file)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
-        evaluate(folder, text_file)
 
 
 def test_losses_that_are_no_numbers(folder, text_file):
@@ -451,13 +403,13 @@ def test_tables_take_rows_of_their_kind_only(folder, text_file, tmp_path):
     with pytest.raises(ValueError, match="its columns are n, m instead of model, "):
         evaluate(folder, text_file, "--out", str(path))
     assert path.read_text() == "n,m\n1,2\n" and not (tmp_path / "perplexity").exists()
-    path.write_text("a,b\n1\n")
-    with pytest.raises(ValueError, match="line 2: the number of values differs"):
-        read_table(path, ("a", "b"))
     path.unlink()
     add_rows(path, ("a", "b", "c"), 2, [{"a": 1, "b": "x,y", "c": 0.5}, {"a": 2, "b": "", "c": 1}])
     add_rows(path, ("a", "b", "c"), 2, [{"a": 1, "b": "x,y", "c": 0.25}, {"a": 1, "b": "", "c": 1}])
     assert path.read_text() == 'a,b,c\n1,"x,y",0.25\n2,,1\n1,,1\n'
+    path.write_text("a,b\n1\n")
+    with pytest.raises(ValueError, match="line 2: the number of values differs"):
+        read_table(path, ("a", "b"))
 
 
 # ---- pictures and commands
@@ -508,30 +460,35 @@ def call(monkeypatch, *given):
     entry.main()
 
 
-def test_commands(folder, text_file, monkeypatch, capsys, tmp_path):
+def test_commands(folder, text_file, monkeypatch, capsys):
     call(monkeypatch, *options(folder, text_file))
     printed = capsys.readouterr().out
     assert re.search(r"^\| 32 \| 69 \| [\d.]+ \| [\d.]+ \|$", printed, re.MULTILINE)
     call(monkeypatch, *options(folder, text_file, "--shard", "1/3", "--lengths", "32"))
     assert "shard 1/3 is done; " in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=r"error: .* neither a file nor a corpus"):
-        call(monkeypatch, *options(folder, tmp_path / "none.bin"))
-    with pytest.raises(SystemExit, match=r"error: .*none\.csv does not exist"):
-        call(monkeypatch, "--plot", tmp_path / "none.csv")
-    for message, given in {
-        "--model needs --data": ["--model", folder],
-        "--plot takes no --data": ["--plot", "x.csv", "--data", "x"],
-        "--batch_size is of --convention lo": options(folder, text_file, "--batch_size", "2"),
-        "'1' must be an integer >= 2": options(folder, text_file, "--lengths", "1"),
-        "one of the arguments --model --plot is required": [],
-    }.items():
-        with pytest.raises(SystemExit):
-            call(monkeypatch, *given)
-        assert message in capsys.readouterr().err
 
 
-PAPER = "data=proof_pile\nmodel_path=output/llama_adape\n"  # two lines of its README
-EXPECTED = ("output/llama_adape", "../data/proof_pile.bin", [1024, 2048, 4096, 8192])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--model {folder}", "--model needs --data"),
+        ("--plot x.csv --data x", "--plot takes no --data"),
+        ("--plot x.csv --out x.csv", "--out x.csv must end in .png"),
+        ("--model {folder} --data x --batch_size 2", "--batch_size is of --convention lo"),
+        ("--model {folder} --data x --lengths 1", "'1' must be an integer >= 2"),
+        ("--model {folder} --data x --short 4", "--model takes no --short"),
+        ("--model {folder} --data x --choose k.txt", "--choose k.txt must end in .json"),
+        ("--model {folder} --data x --choose k.json --out a.csv", "--choose takes no --out"),
+        ("--model {folder} --data x --choose k.json --lengths 8 16", "takes one of --lengths"),
+        ("--model {folder} --data x --keys k.json --stride 4", "--keys takes no --stride"),
+        ("--model {folder} --data x --keys k --choose k", "not allowed with argument"),
+        ("", "one of the arguments --model --plot is required"),
+    ],
+)
+def test_options_that_do_not_go_together(given, message, trained, capsys):
+    with pytest.raises(SystemExit):
+        entry.parse(given.format(folder=trained).split())
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -557,35 +514,28 @@ def eval_llama(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "model", "data", "lengths"),
+    ("lines", "expected"),
     [
-        (PAPER + "bash script/eval_llama.sh", *EXPECTED),
-        (PAPER.replace("\n", " ") + "bash script/eval_llama.sh", *EXPECTED),
-        ("bash script/eval_llama.sh", *EXPECTED),
-        ("data=pg19_test bash script/eval_llama.sh", EXPECTED[0], "../data/pg19_test.bin", None),
-        (
-            "DATA_DIR='../my data' bash script/eval_llama.sh",
-            None,
-            "../my data/proof_pile.bin",
-            None,
-        ),
-        ("model_name=llama_lora bash script/eval_llama.sh", "output/llama_lora", None, None),
-        ("model_name=x model_path='a b' bash script/eval_llama.sh", "a b", None, None),
-        ("seq_len=4096 bash script/eval_llama.sh", None, None, [4096]),
-        ("seq_len='2048 4096' bash script/eval_llama.sh", None, None, [2048, 4096]),
-        ("seq_len=4096 bash script/eval_llama.sh --lengths 512", None, None, [512]),
+        ("{}", {}),
+        ("data=proof_pile\nmodel_path=output/llama_adape\n{}", {}),  # lines of the paper's README
+        ("data=pg19_test {}", {"data": "../data/pg19_test.bin"}),
+        ("DATA_DIR='../my data' {}", {"data": "../my data/proof_pile.bin"}),
+        ("model_name=llama_lora {}", {"model": Path("output/llama_lora")}),
+        ("model_name=x model_path='a b' {}", {"model": Path("a b")}),
+        ("seq_len='2048 4096' {}", {"lengths": [2048, 4096]}),
+        ("seq_len=4096 {} --lengths 512", {"lengths": [512]}),
     ],
 )
-def test_the_papers_command_line(eval_llama, lines, model, data, lengths, monkeypatch):
+def test_the_papers_command_line(eval_llama, lines, expected, monkeypatch):
     monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
-    started = eval_llama(f"{lines} --convention paper")
+    started = eval_llama(lines.format("bash script/eval_llama.sh") + " --convention paper")
     assert started.returncode == 0, started.stderr
     option, module, *arguments = started.stdout.splitlines()
     assert (option, module) == ("-m", "tape.evaluation.perplexity")
-    parsed = entry.parse(arguments)
-    assert parsed.convention == "paper"
-    expected = (model or EXPECTED[0], data or EXPECTED[1], lengths or EXPECTED[2])
-    assert (str(parsed.model), parsed.data, parsed.lengths) == expected
+    found = vars(entry.parse(arguments))
+    paper = {"model": Path("output/llama_adape"), "data": "../data/proof_pile.bin"}
+    paper |= {"lengths": [1024, 2048, 4096, 8192], "convention": "paper"}
+    assert found | paper | expected == found
 
 
 def test_a_text_that_was_not_downloaded(eval_llama):

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from tape.commands import train
 from tape.data import C4Corpus, StreamedBlocks, train_tokenizer
+from tape.data import blocks as blocks_module
 from tape.data import streaming as streaming_module
 
 LENGTH, WINDOW, TAKEN = 24, 13, 600  # 600 blocks are two passes and a part of the third
@@ -113,7 +114,7 @@ def test_an_index_spares_tokenizing_what_precedes(stream, expected, monkeypatch)
         return encode(tokenizer, batch)
 
     monkeypatch.setattr(streaming_module, "encode", listening)
-    monkeypatch.setattr(streaming_module, "DOCUMENTS_AT_ONCE", 4)
+    monkeypatch.setattr(blocks_module, "DOCUMENTS_AT_ONCE", 4)
     assert take(stream(WINDOW * 40), 1) == expected[WINDOW * 40 : WINDOW * 40 + 1]
     windows, beginnings = {int(path.stem) for path in stream().folder.iterdir()}, set()
     assert windows >= {*range(1, 41)}  # and the next ones, prepared meanwhile
@@ -182,11 +183,9 @@ def test_other_data_are_another_stream(stream, tokenizer, folder, tmp_path):
     assert take(stream(seed=4), 20) != take(stream(), 20)
 
 
-def test_bad_streams_are_refused(stream, tokenizer, folder, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="length=1: must be an integer >= 2"):
-        StreamedBlocks(C4Corpus(folder), tokenizer, 1, tmp_path)
+def test_bad_streams_are_refused(stream, tmp_path, monkeypatch):
     empty = write_shards(tmp_path / "empty", documents=0)
-    with pytest.raises(ValueError, match="train split of c4 has no documents; fetch its"):
+    with pytest.raises(ValueError, match="train split of c4 has no documents; give more"):
         next(iter(stream(dir=empty)))
     bad = write_shards(tmp_path / "bad", train=(1,))
     lines = record("good") * 300 + b"nonsense\n"
@@ -235,19 +234,6 @@ def start(folder, tmp_path):
 def metrics(folder, *names):
     rows = read_metrics(folder / "metrics.jsonl")
     return [(row["step"], name, row[name]) for row in rows for name in names if name in row]
-
-
-@pytest.mark.slow
-def test_eight_steps_are_four_and_four_more(start, tmp_path):
-    whole = start(run="whole", cache=tmp_path / "another")
-    for run in ("stopped", "without an index"):
-        start("trainer.max_steps=4", run=run)
-        if run != "stopped":
-            shutil.rmtree(tmp_path / "cache" / "streams")  # slower, and the same
-        stopped = start(run=run)
-        assert_same_weights(weights(whole), weights(stopped))
-        seen = metrics(whole, "loss", "eval_loss", "grad_norm")
-        assert metrics(stopped, "loss", "eval_loss", "grad_norm") == seen and len(seen) == 8 + 4 + 8
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(start, tmp_path):

@@ -33,6 +33,21 @@ def test_windows_of_a_thousand_tokens():
     assert windows_of("paper", 1000, 100, 300)[-1] == (600, 601, 700)  # not (900, 901, 1000)
 
 
+@pytest.mark.parametrize(
+    ("convention", "lengths", "strides"),
+    [
+        ("sliding", [32, 16], [8, 8]),
+        ("sliding", [256, 512], [128, 128]),
+        ("sliding", [257, 512], [256, 256]),
+        ("paper", [16, 32], [256, 256]),
+        ("longlora", [16, 32], [256, 256]),
+        ("disjoint", [16, 32], [16, 32]),
+    ],
+)
+def test_the_default_stride_suits_the_lengths(convention, lengths, strides):
+    assert strides_of(convention, lengths) == dict(zip(lengths, strides, strict=True))
+
+
 @pytest.mark.parametrize("tokens", [32, 33, 40, 41, 100])
 @pytest.mark.parametrize("stride", [1, 7, 8, 31])
 def test_sliding_scores_every_token_but_the_first_once(tokens, stride):

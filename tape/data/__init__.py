@@ -3,8 +3,7 @@
 from tape.data.bigrams import BigramCorpus
 from tape.data.blocks import EpochOrder, TokenBlocks, TokenStream, TrainingOrder, tokenize_corpus
 from tape.data.c4 import C4Corpus
-from tape.data.corpora import Corpus, LocalCorpus, TextCorpus
-from tape.data.redpajama import RedPajamaCorpus
+from tape.data.corpora import Corpus, LocalCorpus, RedPajamaCorpus, TextCorpus
 from tape.data.streaming import StreamedBlocks
 from tape.data.tokenizer import load_tokenizer, train_tokenizer
 

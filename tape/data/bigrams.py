@@ -56,9 +56,6 @@ class BigramCorpus(Corpus):
         for part in self.symbols(split):
             yield from map("".join, letters[part])
 
-    def size(self) -> int:
-        return DOCUMENTS["train"] * LETTERS["train"]
-
     def fingerprint(self) -> str:
         rule = f"bigrams {SYMBOLS} {CONCENTRATION} {DOCUMENTS} {LETTERS}"
         return hashlib.sha256(rule.encode()).hexdigest()

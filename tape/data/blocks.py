@@ -33,7 +33,6 @@ DOCUMENTS_AT_ONCE = 256
 CHARACTERS_AT_ONCE = 2**23
 TOKENS_AT_ONCE = 2**24
 MAX_UNKNOWN = 0.1  # share of the tokens of a text
-HEAD_BYTES = 2**20
 Item = TypeVar("Item")
 
 
@@ -61,12 +60,10 @@ def tokenize_corpus(
     folder = cache_dir / "tokens" / token_fingerprint(corpus, split, tokenizer)
     stream = read_or_discard(folder, partial(_read_stream, tokenizer))
     if stream is None:
-        most = (corpus.size() or 0) * token_dtype(tokenizer).itemsize  # a token has a byte of text
-        with new_folder(folder, most) as work:
+        with new_folder(folder) as work:
             _write_stream(corpus, split, tokenizer, work)
         stream = _read_stream(tokenizer, folder)
-    text = f"{corpus.name} ({split})"
-    check_unknown(tokenizer, text, [stream.tokens], stream.documents)
+    check_unknown(tokenizer, f"{corpus.name} ({split})", [stream.tokens], stream.documents)
     return stream
 
 
@@ -81,42 +78,31 @@ def _read_stream(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TokenStrea
     path, dtype = folder / "tokens.bin", token_dtype(tokenizer)
     if facts["dtype"] != dtype.name or path.stat().st_size != count * dtype.itemsize:
         raise ValueError(f"{path.stat().st_size:,} bytes for {count:,} tokens in {facts['dtype']}")
-    if facts.get("head", _head(path)) != _head(path):  # absent in earlier versions
-        raise ValueError("the tokens changed after they were written")
     tokens = np.memmap(path, dtype, "r")
     if (largest := int(tokens.max())) >= vocabulary_size(tokenizer):
         raise ValueError(f"its tokenizer has no token {largest:,}")
     return TokenStream(tokens, documents, size, folder.name)
 
 
-def _head(path: Path) -> str:
-    """Returns a hash of the first bytes."""
-    with path.open("rb") as file:
-        return hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
-
-
 def _write_stream(
     corpus: Corpus, split: Split, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    path, dtype = folder / "tokens.bin", token_dtype(tokenizer)
-    facts = {"dtype": dtype.name, "documents": 0, "bytes": 0, "tokens": 0}
+    dtype, documents, size, count = token_dtype(tokenizer), 0, 0, 0
     title = f"tokenizing {corpus.name} ({split})"
-    size = corpus.size() if split == "train" else None
-    bar = tqdm(desc=title, total=size, unit="B", unit_scale=True, disable=None)
-    with bar, path.open("wb") as file:
+    bar = tqdm(desc=title, unit="B", unit_scale=True, disable=None)
+    with bar, (folder / "tokens.bin").open("wb") as file:
         for batch in batches(corpus.documents(split)):
             for ids in encode(tokenizer, batch):
                 file.write(ids.astype(dtype))
-                facts["tokens"] += len(ids)
-            size = sum(len(text.encode()) for text in batch)
-            facts["documents"] += len(batch)
-            facts["bytes"] += size
-            bar.update(size)
-    if not facts["documents"]:
+                count += len(ids)
+            documents += len(batch)
+            size += sum(len(text.encode()) for text in batch)
+            bar.update(size - bar.n)
+    if not documents:
         raise no_documents(corpus, split)
-    facts["head"] = _head(path)
+    facts = {"dtype": dtype.name, "documents": documents, "bytes": size, "tokens": count}
     (folder / "facts.json").write_text(json.dumps(facts))
-    log.info("%s (%s): %s tokens", corpus.name, split, f"{facts['tokens']:,}")
+    log.info("%s: %s tokens", title, f"{count:,}")
 
 
 def token_fingerprint(corpus: Corpus, split: str, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -155,16 +141,15 @@ def check_unknown(
         total += len(part)
         for first in range(0, len(part), TOKENS_AT_ONCE):
             found += np.count_nonzero(part[first : first + TOKENS_AT_ONCE] == unknown)
-    if not found:
-        return
     name = tokenizer.convert_ids_to_tokens(unknown)
-    message = f"{text}: {found / total:.1%} of the tokens are unknown ({name!r})"
+    message = f"{text}: {found / max(total, 1):.1%} of the tokens are unknown ({name!r})"
     if found > MAX_UNKNOWN * total:
         raise ValueError(
             f"{message}: at most {MAX_UNKNOWN:.0%} may be; use a tokenizer that was trained on "
             "such text"
         )
-    log.warning("%s; losses and perplexities count them as if they were text", message)
+    if found:
+        log.warning("%s; losses and perplexities count them as if they were text", message)
 
 
 def batches(documents: Iterable[Item]) -> Iterator[list[Item]]:
@@ -193,14 +178,14 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.nd
     Returns:
         (N,) uint32 each; `token_dtype` is enough for them.
     """
-    plain = {"add_special_tokens": False, "split_special_tokens": True}
     found = []
     # In batches of bounded size: the tokenizer takes some hundred bytes of memory per token.
     ends = accumulate(map(len, texts))
     for _, group in groupby(texts, key=lambda _: next(ends) // CHARACTERS_AT_ONCE):
-        # The tokenizer spreads a batch over all cores. Lengths beyond its model's are fine.
         with writable():
-            encoded = tokenizer(list(group), **plain, verbose=False)
+            encoded = tokenizer(  # on all cores; lengths beyond its model's are fine
+                list(group), add_special_tokens=False, split_special_tokens=True, verbose=False
+            )
         found += [np.array(ids, dtype=np.uint32) for ids in encoded["input_ids"]]
     return found
 
@@ -226,8 +211,6 @@ class TokenBlocks(Dataset):
     """
 
     def __init__(self, stream: TokenStream, length: int, limit: int | None = None):
-        if length < 2:
-            raise ValueError(f"length={length}: must be an integer >= 2")
         if len(stream) < length:
             raise ValueError(
                 f"{len(stream):,} tokens are fewer than one block of length={length}; "

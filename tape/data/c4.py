@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsspec.core import url_to_fs
-from huggingface_hub import constants
 
 from tape.data.corpora import Corpus, Split
-from tape.data.readers import from_hub, json_lines, texts
+from tape.data.readers import rows_of, texts
 from tape.validation import check_flag, check_integer, check_path, check_text
 
 NAMES = "c4-train.00000-of-01024.json.gz, c4-validation.00000-of-00008.json.gz"
 OFFICIAL = re.compile(r"c4-(train|validation)\.\d{5}-of-\d{5}\.json\.gz")
-ON_HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 # Names that file systems use for a content hash.
 CONTENT_HASHES = ("blob_id", "ETag", "etag", "md5Hash", "content_md5")
 EDGE = 2**16  # bytes at each end that identify a shard without one: gzip's last are a checksum
@@ -42,6 +40,9 @@ class Shard(NamedTuple):
             version = hashlib.sha256(edges).hexdigest()
         return f"{self.name} {self.size} {version}"
 
+    def documents(self) -> Iterator[str]:
+        return texts(rows_of(self.url, "text"), self.url)
+
 
 class C4Corpus(Corpus):
     """Colossal Clean Crawled Corpus (Raffel et al. 2020, arXiv 1910.10683), in the format of
@@ -50,22 +51,11 @@ class C4Corpus(Corpus):
     The chosen shards and their order depend on `seed` and their names only: they are the same on
     every rank and machine, and a smaller choice is a prefix of a larger one.
 
-    Args:
-        dir: local folder with shards; None: `root`.
-        root: URL of the folder, on the hub or anywhere fsspec can read.
-        streaming: read during training; otherwise all chosen shards are tokenized once.
-        shards: number of training shards; None: all.
-        validation_shards, validation_documents: how much of the validation split to use.
-        tokenizer_documents: number of training documents to train a tokenizer on.
-        seed: of the choice of shards.
-        window: number of blocks that are shuffled together when streamed.
+    Settings: config/data/c4.yaml.
 
     Raises:
-        ValueError: for numbers out of bounds.
         OSError: if the folder, or enough shards in it, cannot be found.
     """
-
-    remedy = "fetch its shards again, or give others with data.dir"
 
     def __init__(
         self,
@@ -96,40 +86,26 @@ class C4Corpus(Corpus):
         self.tokenizer_documents = tokenizer_documents
 
         folder = root if dir is None else str(check_path("data.dir", dir).absolute())
-        remote = None if streaming else ON_HUB.fullmatch(folder)
-        repository, revision, inside = remote.groups() if remote else (None, None, None)
-        if repository and constants.HF_HUB_OFFLINE:  # what was downloaded before
-            folder, repository = f"{from_hub(repository, None, revision)[0]}/{inside}", None
         there = list_shards(folder)
-        wanted = {"shards": shards, "validation_shards": validation_shards}
-        for (setting, count), (split, found) in zip(wanted.items(), there.items(), strict=True):
-            if count is not None and count > len(found):
-                raise ValueError(
-                    f"data.{setting}={count} but {folder} has {len(found)} {split} shards"
-                )
+        for split, count in (("train", shards), ("validation", validation_shards)):
+            if count is not None and count > (found := len(there[split])):
+                setting = "shards" if split == "train" else "validation_shards"
+                raise ValueError(f"data.{setting}={count} but {folder} has {found} {split} shards")
         self.train = self._shuffled(there["train"], "choice")[:shards]
         self.held_out = there["validation"][:validation_shards]
-        if repository:
-            chosen = self.train + self.held_out
-            names = [f"{inside}/{shard.name}" for shard in chosen]
-            paths = from_hub(repository, names, revision)
-            local = [
-                shard._replace(url=str(path), version=None)
-                for shard, path in zip(chosen, paths, strict=True)
-            ]
-            self.train, self.held_out = local[: len(self.train)], local[len(self.train) :]
 
     def documents(self, split: Split) -> Iterator[str]:
-        training = split == "train"
-        found = chain.from_iterable(map(_documents, self.train if training else self.held_out))
-        yield from islice(found, None if training else self.validation_documents)
+        shards, most = self.train, None
+        if split == "validation":
+            shards, most = self.held_out, self.validation_documents
+        return islice(chain.from_iterable(map(Shard.documents, shards)), most)
 
     def sample(self) -> Iterator[str]:
         """Yields `tokenizer_documents` training documents, evenly from a few shards."""
         shards = self.train[:SAMPLED]
         for number, shard in enumerate(shards):
             share = (self.tokenizer_documents + number) // len(shards)
-            yield from islice(_documents(shard), share)
+            yield from islice(shard.documents(), share)
 
     def order(self, seed: int, epoch: int) -> list[Shard]:
         """Returns the training shards in the order of one epoch."""
@@ -137,19 +113,20 @@ class C4Corpus(Corpus):
 
     def _shuffled(self, shards: list[Shard], key: str) -> list[Shard]:
         """Sorts by a hash of the name, independent of other files in the folder."""
-        ranks = {x.name: hashlib.sha256(f"{self.seed} {key} {x.name}".encode()) for x in shards}
-        return sorted(shards, key=lambda shard: ranks[shard.name].hexdigest())
+
+        def rank(shard: Shard) -> str:
+            return hashlib.sha256(f"{self.seed} {key} {shard.name}".encode()).hexdigest()
+
+        return sorted(shards, key=rank)
 
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:
         """Hashes the names and sizes of the chosen shards and the file system's content hashes, or
         their first and last bytes."""
-        rule = f"c4 {self.seed} {self.validation_documents} {self.tokenizer_documents}"
-        digest = hashlib.sha256(rule.encode())
-        for split, shards in (("train", self.train), ("validation", self.held_out)):
-            for shard in shards:
-                digest.update(f"\n{split} {shard.identity()}".encode())
-        return digest.hexdigest()
+        lines = [f"c4 {self.seed} {self.validation_documents} {self.tokenizer_documents}"]
+        lines += [f"train {shard.identity()}" for shard in self.train]
+        lines += [f"validation {shard.identity()}" for shard in self.held_out]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def describe(self) -> str:
         size = sum(shard.size for shard in self.train + self.held_out)
@@ -160,24 +137,16 @@ class C4Corpus(Corpus):
         )
 
 
-def _documents(shard: Shard) -> Iterator[str]:
-    rows = texts(json_lines(shard.url, "text"), shard.url)
-    return (text for text in rows if text.strip())
-
-
 def list_shards(folder: str) -> dict[Split, list[Shard]]:
     """Returns the sorted shards with official names in a local folder or URL; numbers may be
     missing.
 
     Raises:
-        FileNotFoundError: if there are none.
-        OSError: if the folder cannot be listed.
+        OSError: if the folder cannot be listed, or a split has none.
     """
     try:
         files, path = url_to_fs(folder)
         entries = files.ls(path, detail=True)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"there is no folder {folder}") from error
     except Exception as error:  # file systems raise errors of their own
         raise OSError(
             f"{folder} cannot be listed: {error}; without a network use data.dir=/path/to/en"
@@ -189,8 +158,7 @@ def list_shards(folder: str) -> dict[Split, list[Shard]]:
             version = next((str(entry[key]) for key in CONTENT_HASHES if entry.get(key)), None)
             url = files.unstrip_protocol(entry["name"]).removeprefix("file://")
             found[match[1]].append(Shard(name, url, entry["size"], version))
-    if not found["train"] or not found["validation"]:
-        missing = " or ".join(split for split in found if not found[split])
+    if missing := " or ".join(split for split, shards in found.items() if not shards):
         raise FileNotFoundError(
             f"no {missing} shards among the {len(entries):,} files of {folder}; their names must "
             f"be {NAMES}"

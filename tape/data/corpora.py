@@ -14,13 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from tape.data.readers import plain_text, reading, rows_of
+from huggingface_hub import hf_hub_download
+
+from tape.data.readers import PLAIN, documents, reading
 from tape.validation import check_fraction, check_path, check_text
 
 Split = Literal["train", "validation"]
 Paths = str | Path | list[str | Path] | tuple[str | Path, ...]
 
-PLAIN = (".txt", ".md", ".rst", ".py")
 KNOWN = (*PLAIN, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 TABLES = (".csv", ".csv.gz")  # read if named, but not from a folder, where they may be anything
 log = logging.getLogger(__name__)
@@ -37,7 +38,6 @@ class Corpus:
 
     masked = False  # whether tokens attend within their document
     streaming = False  # read during training rather than tokenized as a whole
-    remedy = "give more text"  # for a split without documents
 
     def __init__(self, name: str, documents: str | None):
         check_text("data.name", name)
@@ -51,10 +51,6 @@ class Corpus:
     def sample(self) -> Iterator[str]:
         """Returns the documents that a tokenizer is trained on."""
         return self.documents("train")
-
-    def size(self) -> int | None:
-        """Returns the approximate text size in bytes; None if unknown without reading it."""
-        return None
 
     def fingerprint(self) -> str:
         """Returns a hash of everything that determines the content of the splits."""
@@ -88,11 +84,6 @@ class FileCorpus(Corpus):
                     file.seek(0)  # a byte order mark is no part of the document
                 digest.update(kind + hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
-
-    def size(self) -> int | None:
-        if any(path.suffix not in (*PLAIN, ".jsonl") for path in self.files()):
-            return None  # compressed
-        return sum(path.stat().st_size for path in self.files())
 
     def describe(self) -> str:
         files = self.files()
@@ -132,27 +123,15 @@ class LocalCorpus(FileCorpus):
     def documents(self, split: Split) -> Iterator[str]:
         for path in self.files():
             if (fraction(self._name(path)) < 0.05) == (split == "validation"):
-                text = plain_text(path)
-                if text.strip():
-                    yield text
+                yield from documents(path, "")
 
 
 class TextCorpus(FileCorpus):
-    """The user's own files: plain text (a document per file), .jsonl (also .gz, .zst), .csv (also
-    .gz; not from a folder) and .parquet (a document per row).
+    """The user's own files; settings: config/data/text.yaml.
 
-    Args:
-        files: one or several paths, folders or globs.
-        validation: the same, for validation; without it, `validation_fraction` of the documents,
-            chosen by content (copies of a document are in the same split). A single plain file is
-            cut at a line instead, and its end is for validation.
-        field: name of the text column.
+    Without files for validation, some documents are held out, chosen by content, so that copies of
+    a document are in the same split. A single plain file is cut near its end instead.
     """
-
-    remedy = (
-        "give more text, or choose the validation text with data.validation or "
-        "data.validation_fraction"
-    )
 
     def __init__(
         self,
@@ -185,14 +164,11 @@ class TextCorpus(FileCorpus):
         if self.held_out:
             yield from self._read(self.paths if split == "train" else self.held_out)
         elif len(self.paths) == 1 and self.paths[0].suffix in PLAIN:
-            text = plain_text(self.paths[0])
-            end = int(len(text) * (1 - self.validation_fraction))
-            # At a line break, or at a space in a text of one line, unless that is far from the end.
-            places = (text.rfind(mark, end // 2, end) for mark in "\n ")
-            cut = next((place for place in places if place > 0), end)
-            half = text[: cut + 1] if split == "train" else text[cut + 1 :]
-            if half.strip():
-                yield half
+            for text in self._read(self.paths):
+                cut = _near_end(text, self.validation_fraction)
+                half = text[:cut] if split == "train" else text[cut:]
+                if half.strip():
+                    yield half
         else:
             for text in self._read(self.paths):
                 if (fraction(text) < self.validation_fraction) == (split == "validation"):
@@ -200,9 +176,57 @@ class TextCorpus(FileCorpus):
 
     def _read(self, paths: list[Path]) -> Iterator[str]:
         for path in paths:
-            plain = path.suffix in PLAIN
-            documents = [plain_text(path)] if plain else rows_of(path, self.field)
-            yield from (text for text in documents if text.strip())
+            yield from documents(path, self.field)
+
+
+class RedPajamaCorpus(TextCorpus):
+    """RedPajama-Data-1T-Sample (Together Computer 2023): eleven JSON lines files, about a billion
+    tokens from the sources of Llama's training data. Settings: config/data/redpajama.yaml.
+
+    Raises:
+        FileNotFoundError: if the folder has none of the files, or the hub cannot provide one.
+    """
+
+    HUB = "togethercomputer/RedPajama-Data-1T-Sample"
+    CRAWLS = ("cc_2019-30", "cc_2020-05", "cc_2021-04", "cc_2022-05", "cc_2023-06")
+    SOURCES = ("arxiv", "book", "c4", *CRAWLS, "github", "stackexchange", "wikipedia")
+
+    def __init__(
+        self,
+        dir: str | Path | None = None,
+        validation_fraction: float = 0.01,
+        name: str = "redpajama",
+        documents: str | None = None,
+    ):
+        check_fraction("data.validation_fraction", validation_fraction)
+        Corpus.__init__(self, name, documents)
+        self.field, self.held_out, self.validation_fraction = "text", [], validation_fraction
+        names = [f"{source}_sample.jsonl" for source in self.SOURCES]
+        if dir is None:
+            log.info("downloading %s once, about 5 GB", self.HUB)
+            self.paths = self._from_hub(names)
+            return
+        folder = check_path("data.dir", dir)
+        self.paths = [folder / each for each in names if (folder / each).is_file()]
+        if not self.paths:
+            raise FileNotFoundError(
+                f"data.dir={folder} has none of {', '.join(names)}; they are on "
+                f"https://huggingface.co/datasets/{self.HUB}"
+            )
+        if missing := {*names} - {path.name for path in self.paths}:
+            log.warning("%s lacks %s of %s files: %s", dir, len(missing), len(names), missing)
+
+    def _from_hub(self, names: list[str]) -> list[Path]:
+        try:
+            return [Path(hf_hub_download(self.HUB, n, repo_type="dataset")) for n in names]
+        except Exception as error:  # the hub's client also raises errors of its HTTP clients
+            raise FileNotFoundError(
+                f"{self.HUB} is neither in the hub's cache nor available from the hub ({error}); "
+                f"give data.dir=..., a folder with its files, or another corpus, data=local"
+            ) from error
+
+    def rule(self) -> str:
+        return f"redpajama {self.validation_fraction}"
 
 
 def fraction(text: str) -> float:
@@ -212,21 +236,30 @@ def fraction(text: str) -> float:
 
 def no_documents(corpus: Corpus, split: Split) -> ValueError:
     """Returns the error for a split without documents."""
-    return ValueError(f"the {split} split of {corpus.name} has no documents; {corpus.remedy}")
+    return ValueError(
+        f"the {split} split of {corpus.name} has no documents; give more text, or another "
+        "validation text"
+    )
+
+
+def _near_end(text: str, share: float) -> int:
+    """Returns where the last `share` of a text begins: after a line break, or after a space in a
+    text of one line, unless that is far from the end."""
+    end = int(len(text) * (1 - share))
+    found = (text.rfind(mark, end // 2, end) for mark in "\n ")
+    return next((place for place in found if place > 0), end) + 1
 
 
 def _expand(setting: str, patterns: Paths) -> list[Path]:
     """Expands paths, folders and globs to sorted files without duplicates, also by links."""
-    several = isinstance(patterns, list | tuple)
-    if several and not patterns:
-        raise ValueError(f"{setting}={patterns!r} must be a path, a folder or a glob, or several")
+    several = patterns if isinstance(patterns, list | tuple) and patterns else [patterns]
     found: dict[Path, Path] = {}
-    for pattern in patterns if several else [patterns]:
+    for pattern in several:
         literal = check_path(setting, pattern).exists()  # file names may contain brackets
-        found_here = [str(pattern)] if literal else glob.glob(str(pattern), recursive=True)
-        if not found_here:
+        matches = [str(pattern)] if literal else glob.glob(str(pattern), recursive=True)
+        if not matches:
             raise FileNotFoundError(f"{setting}: nothing matches {str(pattern)!r}")
-        for match in map(Path, found_here):
+        for match in map(Path, matches):
             if not match.exists():
                 raise FileNotFoundError(f"{setting}: {match} is a broken link")
             for file in _inside(setting, match.resolve()):
@@ -238,7 +271,7 @@ def _inside(setting: str, path: Path) -> list[Path]:
     """Returns the file itself, or the files in the folder; warns of files of other types."""
     if path.is_file():
         if not path.name.endswith((*KNOWN, *TABLES)):
-            raise ValueError(f"{setting}: {path} must be one of {', '.join((*KNOWN, *TABLES))}")
+            raise ValueError(f"{setting}: {path} must be one of {', '.join(KNOWN + TABLES)}")
         return [path]
     if not path.is_dir():
         raise ValueError(f"{setting}: {path} is neither a file nor a folder")
@@ -253,21 +286,19 @@ def _inside(setting: str, path: Path) -> list[Path]:
             continue
         known.add(place)
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for file in (Path(folder, name) for name in names):
-            if file.name.startswith("."):
+        for name in names:
+            if name.startswith("."):
                 others["hidden"] += 1
-            elif not file.name.endswith(KNOWN):
-                others[file.suffix or "without a suffix"] += 1
-            elif file.is_file():
-                inside.append(file)
+            elif name.endswith(KNOWN):
+                inside.append(Path(folder, name))
+            else:
+                others[Path(name).suffix or "without a suffix"] += 1
     if not inside:
         raise FileNotFoundError(f"{setting}: no {', '.join(KNOWN)} in folder {path}")
     if others:
-        files = len(inside) + others.total()
-        kinds = sorted(others.items(), key=lambda item: (-item[1], item[0]))
-        left_out = ", ".join(f"{count:,} {kind}" for kind, count in kinds)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common())
         log.warning(
-            f"{setting}: {len(inside):,} of the {files:,} files in {path} are read; left out: "
-            f"{left_out}; only {', '.join(KNOWN)} are read"
+            f"{setting}: {len(inside):,} files of {path} are read; left out: {kinds}; "
+            f"only {', '.join(KNOWN)} are read"
         )
     return inside

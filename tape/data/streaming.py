@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
 from tape.data.blocks import (
-    DOCUMENTS_AT_ONCE,
     as_example,
+    batches,
     check_unknown,
     encode,
     permutation,
@@ -34,7 +34,7 @@ from tape.data.blocks import (
 )
 from tape.data.c4 import C4Corpus
 from tape.data.corpora import no_documents
-from tape.data.readers import json_lines, texts
+from tape.data.readers import rows_of, texts
 from tape.files import read_object, write_text
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class StreamedBlocks(IterableDataset):
     determined by the corpus, the tokenizer, `length` and `seed`.
 
     Raises:
-        ValueError: for a length below 2; when iterated in a worker, or over no documents.
+        ValueError: when iterated in a worker, or over no documents.
     """
 
     def __init__(
@@ -57,8 +57,6 @@ class StreamedBlocks(IterableDataset):
         seed: int = 0,
         start: int = 0,
     ):
-        if length < 2:
-            raise ValueError(f"length={length}: must be an integer >= 2")
         self.corpus, self.tokenizer, self.length, self.seed = corpus, tokenizer, length, seed
         self.window, self.start = corpus.window, start
         content = token_fingerprint(corpus, "train", tokenizer)
@@ -129,20 +127,17 @@ class StreamedBlocks(IterableDataset):
             whole, order = shard == 0 and rows is None, self.corpus.order(self.seed, epoch)
             for number in range(shard, len(order)):
                 url = order[number].url
-                dataset = json_lines(url, "text")
+                dataset = rows_of(url, "text")
                 if rows is None:
                     rows = dataset.state_dict()
                 else:
                     dataset.load_state_dict(rows)
-                documents = texts(dataset, url)
-                while batch := [*islice(documents, DOCUMENTS_AT_ONCE)]:
-                    encoded = encode(self.tokenizer, [text for text in batch if text.strip()])
-                    if encoded and not checked:  # these documents stand for all of them
+                for batch in batches(texts(dataset, url)):
+                    encoded = encode(self.tokenizer, batch)
+                    if not checked:  # these documents stand for all of them
                         check_unknown(self.tokenizer, self.corpus.name, encoded, len(encoded))
                         checked = True
-                    if encoded:
-                        place = {"epoch": epoch, "shard": number, "rows": rows}
-                        yield place, np.concatenate(encoded)
+                    yield {"epoch": epoch, "shard": number, "rows": rows}, np.concatenate(encoded)
                     rows = dataset.state_dict()
                 rows = None
             if whole and not checked:

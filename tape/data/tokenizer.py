@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tape.data.corpora import Corpus, no_documents
@@ -25,6 +24,7 @@ END, PADDING = "<|endoftext|>", "<|padding|>"
 BYTES = 256
 MAX_PIECE = 256  # characters per piece in texts with longer runs of characters
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token of a single byte in SentencePiece's vocabularies
+KINDS = ("bpe", f"bpe of pieces up to {MAX_PIECE}")  # without long runs in the sample, and with
 LONG_RUN = rf"\S{{{MAX_PIECE}}}|\s{{{MAX_PIECE}}}"
 
 
@@ -43,11 +43,10 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
             f"vocab_size={vocab_size} must be at least {BYTES + 2}, for every byte and 2 special "
             "tokens"
         )
-    folders = []
-    for kind in ("bpe", f"bpe of pieces up to {MAX_PIECE}"):
+
+    def folder_of(kind: str) -> Path:
         content = f"{corpus.fingerprint()} {kind} {vocab_size}"
-        key = hashlib.sha256(content.encode()).hexdigest()[:16]
-        folders.append(cache_dir / "tokenizers" / key)
+        return cache_dir / "tokenizers" / hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def read(folder: Path) -> PreTrainedTokenizerBase:
         tokenizer = load_tokenizer(str(folder))
@@ -55,17 +54,18 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
             raise ValueError(f"it has {len(tokenizer)} tokens, not vocab_size={vocab_size}")
         return tokenizer
 
-    for folder in folders:
-        if (tokenizer := read_or_discard(folder, read)) is not None:
+    for kind in KINDS:
+        if (tokenizer := read_or_discard(folder_of(kind), read)) is not None:
             return tokenizer
     log.info("training a tokenizer of %s tokens", f"{vocab_size:,}")
     trained, is_cut = _train(corpus, vocab_size)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=trained, bos_token=END, eos_token=END, pad_token=PADDING
     )
-    with new_folder(folders[is_cut]) as work:
+    folder = folder_of(KINDS[is_cut])
+    with new_folder(folder) as work:
         tokenizer.save_pretrained(work)
-    return load_tokenizer(str(folders[is_cut]))
+    return load_tokenizer(str(folder))
 
 
 def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
@@ -84,14 +84,10 @@ def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
 
     def sample() -> Iterator[str]:
         nonlocal is_cut, documents
-        how = {"unit": "B", "unit_scale": True, "disable": None}
-        below = {"position": 1, "leave": False}  # below the trainer's progress bar
-        with tqdm(desc=f"reading {corpus.name}", total=corpus.size(), **how, **below) as bar:
-            for text in corpus.sample():
-                documents += 1
-                is_cut = is_cut or re.search(LONG_RUN, text) is not None
-                yield text
-                bar.update(len(text.encode()))
+        for text in corpus.sample():
+            documents += 1
+            is_cut = is_cut or re.search(LONG_RUN, text) is not None
+            yield text
 
     tokenizer.train_from_iterator(sample(), trainer)
     if not documents:
@@ -116,14 +112,13 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
     except Exception as error:  # damaged files raise anything
+        reason = " ".join(str(error).split())
         if (file := Path(name_or_folder, "tokenizer.json")).is_file():
-            raise ValueError(
-                f"{file} is damaged ({type(error).__name__}: {' '.join(str(error).split())}): "
-                f"create it again"
-            ) from error
+            reason = f"({type(error).__name__}: {reason}): create it again"
+            raise ValueError(f"{file} is damaged {reason}") from error
         raise ValueError(
             f"tokenizer={name_or_folder!r} is neither a folder with a tokenizer nor available from "
-            f"the hub: {' '.join(str(error).split())}"
+            f"the hub: {reason}"
         ) from error
     if not tokenizer.is_fast:
         raise ValueError(f"tokenizer={name_or_folder!r} has no fast version (tokenizer.json)")
@@ -152,6 +147,8 @@ def text_bytes(
 ) -> int | None:
     """Returns the size in UTF-8 of the text that some tokens of a stream stand for. Special tokens
     such as EOS stand for none; neither does the space that a tokenizer adds before a document.
+    The size may be one byte short for each document that begins with two or more spaces, if the
+    tokenizer itself adds one.
 
     Args:
         tokens: (N,) documents, each followed by EOS.

@@ -4,67 +4,69 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedTokenizerBase
 
-from tape.evaluation.zero_shot import metric_name
+from tape.files import reading
 from tape.model.modeling import TapeForCausalLM
-from tape.validation import suggestion
 
 # Its warnings are about settings of its own command line.
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
-
 BABILONG = "babilong"
 
 
-def prompt_lengths(tasks: Sequence[str], lengths: Sequence[int]) -> Sequence[int] | str:
-    """Returns the lengths in the form that the tasks read. The prompts of BABILong come in lengths
-    of their own, of which a run has one: 4k for 4,096 tokens.
-
-    Raises:
-        ValueError: if BABILong has other lengths, or beside other tasks.
-    """
-    ours = [name for name in tasks if name.startswith(BABILONG)]
-    if not ours:
-        return lengths
-    if len(ours) < len(tasks) or len(lengths) > 1 or lengths[0] % 1024:
-        raise ValueError(
-            f"--lengths {' '.join(map(str, lengths))} with --tasks {','.join(tasks)}: BABILong "
-            "takes one multiple of 1,024 and no other tasks; repeat the command for each length"
-        )
-    return f"{lengths[0] // 1024}k"
-
-
 class Tasks(TaskManager):
-    """Tasks of lm-eval, which are checked when they are loaded: before the first question.
+    """Tasks of lm-eval. With `lengths` of prompts, only those of RULER, whose metrics are lengths,
+    and of BABILong can be loaded."""
 
-    Args:
-        metric: a metric that one of them must have; None for any.
-        lengths: of the prompts of RULER's tasks, whose metrics are lengths, and of BABILong's.
-    """
-
-    def __init__(self, metric: str | None = None, lengths: Sequence[int] = (), **where: Any):
+    def __init__(self, lengths: Sequence[int], **where: Any):
         super().__init__(**where)
-        self.metric, self.lengths = metric, [*map(str, lengths)]
+        self.lengths = lengths
 
     def load(self, names: Any) -> Any:
         found = super().load(names)
-        known = {*self.lengths}
-        for name, task in found["tasks"].items():
-            with_lengths = name.startswith(BABILONG) or any(map(str.isdecimal, task.aggregation()))
-            if self.lengths and not with_lengths:
+        for name, task in found["tasks"].items() if self.lengths else ():
+            if not name.startswith(BABILONG) and not any(map(str.isdecimal, task.aggregation())):
                 raise ValueError(f"--lengths: {name} has no prompts of given lengths; omit it")
-            kinds = [each["name"] for each in task.config.filter_list or [{"name": "none"}]]
-            known |= {metric_name(metric, kind) for metric in task.aggregation() for kind in kinds}
-        if self.metric is not None and self.metric not in known:
-            raise ValueError(f"unknown --metric {self.metric!r}{suggestion(self.metric, known)}")
         return found
+
+
+def tasks_of(names: list[str], lengths: list[int], folder: Path | None, model: Path) -> Tasks:
+    """Returns the tasks that lm-eval finds, in its own files and in a folder.
+
+    Args:
+        lengths: of the prompts of RULER or BABILong, whose prompts come in lengths of their own, of
+            which a run has one: 4k for 4,096 tokens.
+        model: folder of the tokenizer that counts the tokens of prompts.
+
+    Raises:
+        ValueError: if a file is damaged, or if BABILong has other lengths, or beside other tasks.
+    """
+    for path in sorted(folder.rglob("*.yaml")) if folder else ():
+        with reading(path):  # lm-eval leaves out what it cannot read
+            yaml.compose(path.read_bytes())
+    metadata: dict[str, Any] = {"tokenizer": str(model)}
+    if lengths:
+        metadata["max_seq_lengths"] = lengths
+    if lengths and (ours := [name for name in names if name.startswith(BABILONG)]):
+        if len(ours) < len(names) or len(lengths) > 1 or lengths[0] % 1024:
+            raise ValueError(
+                f"--lengths {' '.join(map(str, lengths))} with --tasks {','.join(names)}: BABILong "
+                "takes one multiple of 1,024 and no other tasks; repeat the command for each length"
+            )
+        metadata["max_seq_lengths"] = f"{lengths[0] // 1024}k"
+    tasks = Tasks(lengths, include_path=folder, metadata=metadata, include_defaults=False)
+    if {*names} <= {*tasks.all_tasks}:
+        return tasks
+    return Tasks(lengths, include_path=folder, metadata=metadata)  # thousands of files
 
 
 class Harness(HFLM):

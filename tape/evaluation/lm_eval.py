@@ -12,16 +12,14 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import transformers
-import yaml
 
 from tape.command import Distinct, Parser, expected_errors, integer, model_folder
 from tape.evaluation import zero_shot
 from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import Row, check_addable
-from tape.files import read_object, reading
+from tape.files import read_object
 from tape.model.checkpoint import check_length, identified, load
 from tape.runs.folder import folder_for_results, locked
 
@@ -39,31 +37,25 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     try:
         import lm_eval
 
-        from tape.evaluation.harness import BABILONG, Harness, Tasks, prompt_lengths
+        from tape.evaluation.harness import BABILONG, Harness, tasks_of
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{error.name} is missing: install the extra `eval`, EXTRAS=eval bash script/setup.sh"
         ) from error
-    if (folder := arguments.include_path) is not None:
-        if not folder.is_dir():
-            raise ValueError(f"--include_path {folder} is not a folder")
-        for path in sorted(folder.rglob("*.yaml")):
-            with reading(path):  # lm-eval leaves out what it cannot read
-                yaml.compose(path.read_bytes())
+    if arguments.include_path is not None and not arguments.include_path.is_dir():
+        raise ValueError(f"--include_path {arguments.include_path} is not a folder")
     check_addable(arguments.out, zero_shot.COLUMNS)
     settings = arguments.model / TOKENIZER
     # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
     if settings.is_file() and "auto_map" in read_object(settings):
         raise ValueError(f"{settings} requires custom code (auto_map), which is not run")
     model, tokenizer = load(arguments.model, DTYPES[arguments.dtype])
-    longest = max(arguments.lengths or [0])
+    lengths = arguments.lengths or []
+    longest = max(lengths, default=0)
     max_length = arguments.max_length or max(model.config.max_position_embeddings, longest)
     if longest > max_length:
         raise ValueError(f"--lengths {longest} is more than --max_length {max_length}")
     check_length(model, max_length, f"--max_length {max_length}")
-    metadata: dict[str, Any] = {"tokenizer": str(arguments.model)}
-    if arguments.lengths:
-        metadata["max_seq_lengths"] = prompt_lengths(arguments.tasks, arguments.lengths)
     weights = identified(arguments.model)
     about = {
         "model": arguments.model.resolve().name,
@@ -79,18 +71,9 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     # Not beside the model but where only this program writes: lm-eval unpickles them.
     answers = Path(os.environ.get("TAPE_CACHE", "cache"), "lm_eval")
     answers /= f"{about['model']}-{digest.hexdigest()[:12]}"
-    answers.mkdir(parents=True, exist_ok=True)
-    where = {"include_path": arguments.include_path, "metadata": metadata}
-    where |= {"metric": arguments.metric, "lengths": arguments.lengths or ()}
-    tasks = Tasks(**where, include_defaults=False)
-    if not {*arguments.tasks} <= {*tasks.all_tasks}:
-        tasks = Tasks(**where)  # lm-eval's own too: thousands of files
-    if unknown := [task for task in arguments.tasks if task not in tasks.all_tasks]:
-        raise ValueError(
-            f"--tasks {unknown[0]} is unknown to lm-eval {lm_eval.__version__}; `lm-eval ls tasks` "
-            "lists its tasks; other tasks must be yaml files in --include_path"
-        )
+    tasks = tasks_of(arguments.tasks, lengths, arguments.include_path, arguments.model)
     harness = Harness(model, tokenizer, max_length, arguments.batch_size, arguments.truncate)
+    answers.mkdir(parents=True, exist_ok=True)
     try:
         with locked(answers):
             found = lm_eval.simple_evaluate(
@@ -108,11 +91,9 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"--tasks {','.join(arguments.tasks)}: {what}") from error
     rows = zero_shot.rows_of(found, about | {"limit": arguments.limit or ""})
-    if arguments.lengths:  # as RULER's metrics
-        rows = [
-            row | {"metric": str(longest)} if row["task"].startswith(BABILONG) else row
-            for row in rows
-        ]
+    for row in rows:
+        if lengths and row["task"].startswith(BABILONG):
+            row["metric"] = str(longest)  # as RULER's metrics
     return zero_shot.add(arguments.out, rows)
 
 
@@ -130,16 +111,13 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         prog="python -m tape.evaluation.lm_eval",
         description="Tasks of the Language Model Evaluation Harness (lm-eval).",
     )
-    what = parser.add_mutually_exclusive_group(required=True)
+    what, tables = parser.add_mutually_exclusive_group(required=True), "compare these tables"
     what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
-    what.add_argument(
-        "--table", type=Path, nargs="+", action=Distinct, help="compare these tables, ask nothing"
-    )
+    what.add_argument("--table", type=Path, nargs="+", action=Distinct, help=tables)
     add, several = parser.add_argument, {"nargs": "+", "action": Distinct}
     add("--tasks", type=names, help="names of tasks or groups, a,b,c")
     add("--include_path", type=Path, help="a folder with more tasks, yaml files")
-    shots = "examples before a question (default: 0)"
-    add("--num_fewshot", type=integer(0), default=0, help=shots)
+    add("--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)")
     add("--batch_size", type=integer(1), default=8)
     length = "tokens of a prompt and its answer (default: the model's)"
     add("--max_length", type=integer(2, LONGEST), help=length)

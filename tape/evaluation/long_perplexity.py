@@ -17,8 +17,7 @@ import numpy as np
 
 from tape.evaluation.scoring import exp, windows_at_once
 from tape.evaluation.tables import add_rows, check_addable, markdown_table
-from tape.evaluation.texts import Text
-from tape.evaluation.walk import opened, walk
+from tape.evaluation.texts import Text, opened, walk
 from tape.evaluation.windows import Batch, batches_of, windows_of
 from tape.files import check_folder, read_object, reading, write_text
 from tape.model.checkpoint import fingerprint
@@ -110,10 +109,8 @@ def choose(arguments: argparse.Namespace) -> str:
         "keys": keys.tolist(),
     }
     write_text(arguments.choose, json.dumps(found) + "\n")
-    return (
-        f"{len(keys):,} of {scored:,} tokens are key tokens ({len(keys) / scored:.2%})\n"
-        f"also in {arguments.choose}"
-    )
+    share = f"{len(keys):,} of {scored:,} tokens are key tokens ({len(keys) / scored:.2%})"
+    return f"{share}\nalso in {arguments.choose}"
 
 
 def evaluate(arguments: argparse.Namespace) -> str:

@@ -24,13 +24,11 @@ from tape.evaluation import long_perplexity
 from tape.evaluation.curves import COLUMNS, Binned, binned, read_curves, write
 from tape.evaluation.journal import Incomplete
 from tape.evaluation.picture import draw
-from tape.evaluation.scoring import BATCH_TOKENS, DTYPES, Perplexity, windows_at_once
+from tape.evaluation.scoring import BATCH_TOKENS, DTYPES, windows_at_once
 from tape.evaluation.tables import check_addable, markdown_table
-from tape.evaluation.texts import CORPORA
-from tape.evaluation.walk import opened, walk
+from tape.evaluation.texts import CORPORA, opened, walk
 from tape.evaluation.windows import (
     CONVENTIONS,
-    STRIDE,
     Batch,
     batches_of,
     strides_of,
@@ -43,15 +41,13 @@ LENGTHS = [1024, 2048, 4096, 8192]
 LONG, SHORT = 8192, 1024  # of LongPPL
 
 
-def plan(arguments: argparse.Namespace, strides: dict[int, int], tokens: int) -> list[Batch]:
-    """Returns all windows of a text in batches, the costliest first: if memory is short, it shows
-    at once. `strides` are by length."""
-    batches = []
-    for length, stride in strides.items():
-        windows = windows_of(arguments.convention, tokens, length, stride)
-        most = arguments.batch_size or windows_at_once(length, arguments.batch_tokens)
-        batches += batches_of(windows, length, most)
-    return sorted(batches, key=lambda batch: (-batch.cost, -batch.length))
+# Options of drawing, and of LongPPL; the measurement itself takes all others but --short.
+OF_A_TEXT = {"model", "data", "files", "max_tokens", "batch_tokens", "dtype", "processes"}
+OPTIONS = {
+    "plot": {"out"},
+    "choose": OF_A_TEXT | {"lengths", "short"},
+    "keys": OF_A_TEXT | {"out"},
+}
 
 
 def record(batch: Batch, losses: np.ndarray) -> dict[str, Any]:
@@ -69,8 +65,8 @@ def record(batch: Batch, losses: np.ndarray) -> dict[str, Any]:
     return {"length": batch.length, "bins": binned(positions, losses)}
 
 
-def run(arguments: argparse.Namespace) -> list[Perplexity]:
-    """Evaluates one shard; returns the results if all others are complete.
+def run(arguments: argparse.Namespace) -> str:
+    """Evaluates one shard; returns a table of the results if all others are complete.
 
     Raises:
         Incomplete: if other shards are missing.
@@ -81,13 +77,16 @@ def run(arguments: argparse.Namespace) -> list[Perplexity]:
     read_curves(out)
     strides = strides_of(convention, arguments.lengths, arguments.stride)
     model, text = opened(arguments, max(arguments.lengths))
-    batches = plan(arguments, strides, text.length)
-    asked = {
-        "lengths": list(strides),
-        "strides": list(strides.values()),
-        **{name: getattr(arguments, name) for name in ("convention", "batch_tokens")},
-        **{name: getattr(arguments, name) for name in ("batch_size", "dtype")},
-    }
+    batches = []
+    for length, stride in strides.items():
+        windows = windows_of(convention, text.length, length, stride)
+        most = arguments.batch_size or windows_at_once(length, arguments.batch_tokens)
+        batches += batches_of(windows, length, most)
+    # The costliest first: if memory is short, it shows at once.
+    batches.sort(key=lambda batch: (-batch.cost, -batch.length))
+    asked = {"lengths": list(strides), "strides": list(strides.values())}
+    for name in ("convention", "batch_tokens", "batch_size", "dtype"):
+        asked[name] = getattr(arguments, name)
     print(f"{folder}: shard {arguments.shard} of {text.name}, {text.length:,} tokens, {convention}")
     place = f"{out.with_suffix('')}/{convention}-"
     hashes, rows = walk(arguments, model, text, batches, asked, place, record)
@@ -107,80 +106,74 @@ def run(arguments: argparse.Namespace) -> list[Perplexity]:
             by_length[row["length"]].append(row["bins"])
         found = write(out, about, by_length)
     draw([out], out.with_suffix(".png"))
-    return found
+    lines = [["window", "scored tokens", "loss", "perplexity"]]
+    for x in found:
+        lines.append([f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"])
+    note = f"also in {out}, with a picture and the loss by position beside it"
+    return f"{markdown_table(lines)}\n\n{note}"
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog="python -m tape.evaluation.perplexity",
         description="Perplexity of a model on a text, with windows of several lengths.",
+        epilog=f"Default of --lengths: {' '.join(map(str, LENGTHS))}; with --choose {LONG}.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
     plot = "draw these tables, and measure nothing"
     what.add_argument("--plot", type=Path, nargs="+", action=Distinct, help=plot)
     add = parser.add_argument
-    data = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
-    add("--data", help=data)
+    corpora = ", ".join(CORPORA)
+    add("--data", help=f"a file of uint16 token ids, or the validation split of {corpora}")
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    lengths = f"of windows (default: {' '.join(map(str, LENGTHS))}; with --choose {LONG})"
-    add("--lengths", type=integer(2), nargs="+", help=lengths)
+    add("--lengths", type=integer(2), nargs="+", help="tokens of the windows")
     add("--convention", choices=CONVENTIONS, default="sliding")
-    stride = (
-        f"tokens between windows (default: {STRIDE}; half of the shortest length, if sliding "
-        f"windows of {STRIDE} tokens or fewer are among them)"
-    )
-    add("--stride", type=integer(1), help=stride)
+    add("--stride", type=integer(1), help="tokens between windows (default: docs/perplexity.md)")
     add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
     add("--batch_size", type=integer(1), help="windows in a mean of longlora (default: 1)")
     add("--max_tokens", type=integer(1), help="of the text, from its beginning")
     add("--dtype", choices=DTYPES, default="float32")
-    out = "a table to add to (default: perplexity.csv in the run's folder, or in output/)"
-    add("--out", type=Path, help=out)
+    add("--out", type=Path, help="table to add to (default: in the run's folder, or in output/)")
     add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
     add("--processes", type=integer(1), default=1, help="worker processes on this machine")
     long = parser.add_mutually_exclusive_group()
     long.add_argument("--choose", type=Path, help="LongPPL: write this evaluator's key tokens here")
     long.add_argument("--keys", type=Path, help="LongPPL: score the model on these key tokens")
-    short = f"LongPPL: of the short windows of --choose (default: {SHORT})"
-    add("--short", type=integer(2), help=short)
+    add("--short", type=integer(2), help=f"tokens of --choose's short windows (default: {SHORT})")
     arguments = parser.parse_args(given)
+    complete(arguments, parser)
+    return arguments
 
-    def allow(option: str, *names: str) -> None:
-        for name in sorted(vars(arguments).keys() - {option, *names}):
-            if getattr(arguments, name) != parser.get_default(name):
-                parser.error(f"--{option} takes no --{name}")
 
-    text = ("model", "data", "files", "max_tokens", "batch_tokens", "dtype", "processes")
-    if arguments.plot:
-        allow("plot", "out")
+def complete(arguments: argparse.Namespace, parser: Parser) -> None:
+    """Refuses options that do not go together, and fills in the defaults of the others."""
+    mode = next((name for name in OPTIONS if getattr(arguments, name)), "model")
+    changed = {k for k, value in vars(arguments).items() if value != parser.get_default(k)}
+    allowed = OPTIONS.get(mode, vars(arguments).keys() - {"short"}) | {mode}
+    if others := sorted(changed - allowed):
+        parser.error(f"--{mode} takes no --{others[0]}")
+    if mode == "plot":
         arguments.out = arguments.out or Path("perplexity.png")
         if arguments.out.suffix not in (".png", ".svg", ".pdf"):
             parser.error(f"--out {arguments.out} must end in .png, .svg or .pdf")
-        return arguments
+        return
     if arguments.data is None:
         parser.error("--model needs --data")
-    name = "perplexity.csv"
-    if arguments.choose:
-        allow("choose", *text, "lengths", "short")
+    if mode == "choose":
         arguments.lengths, arguments.short = arguments.lengths or [LONG], arguments.short or SHORT
         if len(arguments.lengths) > 1:
             parser.error("--choose takes one of --lengths")
         if arguments.choose.suffix != ".json":
             parser.error(f"--choose {arguments.choose} must end in .json")
-        return arguments
-    if arguments.keys:
-        allow("keys", *text, "out")
-        name = "long_perplexity.csv"
-    elif arguments.short:
-        parser.error("--short is of --choose")
+        return
+    name = "long_perplexity.csv" if mode == "keys" else "perplexity.csv"
     arguments.out = arguments.out or folder_for_results(arguments.model) / name
     if arguments.convention == "longlora":
         arguments.batch_size = arguments.batch_size or 1
     elif arguments.batch_size is not None:
         parser.error(f"--batch_size is of --convention longlora, not of {arguments.convention}")
     arguments.lengths = sorted({*(arguments.lengths or LENGTHS)})
-    return arguments
 
 
 @expected_errors(continues=True)
@@ -190,18 +183,12 @@ def main(given: list[str] | None = None) -> None:
     if arguments.plot:
         draw(arguments.plot, arguments.out)
         print(arguments.out)
-    elif arguments.choose:
-        print(long_perplexity.choose(arguments))
-    elif arguments.keys:
-        print(long_perplexity.evaluate(arguments))
+    elif arguments.choose or arguments.keys:
+        long = long_perplexity.choose if arguments.choose else long_perplexity.evaluate
+        print(long(arguments))
     else:
         try:
-            lines = [["window", "scored tokens", "loss", "perplexity"]]
-            for x in run(arguments):
-                values = [f"{x.nll:.4f}", f"{x.perplexity:.3f}"]
-                lines.append([f"{x.length:,}", f"{x.tokens:,}", *values])
-            print(markdown_table(lines))
-            print(f"\nalso in {arguments.out}, with a picture and the loss by position beside it")
+            print(run(arguments))
         except Incomplete as missing:
             print(f"shard {arguments.shard} is done; {missing}")
 
