@@ -17,13 +17,14 @@ import pandas as pd
 from tape import provenance
 from tape.evaluation import curves
 from tape.evaluation import zero_shot as lm_eval
+from tape.evaluation.accuracy import share
 from tape.evaluation.tables import Row, read_table
 from tape.model.adapters import ADAPTER
 from tape.model.checkpoint import WEIGHTS
 from tape.results import rates
-from tape.results.compare import ranked
+from tape.results.comparison import Comparison
 from tape.results.html import Block, Details, Pictures, code, has_table, number, records
-from tape.results.rows import is_method
+from tape.results.rows import groups_of, is_method
 from tape.results.runs import (
     EVALUATIONS,
     Run,
@@ -31,13 +32,11 @@ from tape.results.runs import (
     is_saved,
     module_of,
     read_saved,
-    read_settings,
     view_of,
 )
 from tape.results.table import markdown
 from tape.runs.folder import CONFIGURATION, TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
-from tape.statistics import with_interval
 from tape.training.criterion import last_step, reached
 
 TABLE = "table.md"
@@ -202,7 +201,7 @@ def rounded(cell: str) -> str:
 def holds_comparison(belongs: Callable[[list[Run]], bool], folder: Path) -> bool:
     """Whether a folder has saved results of runs that belong here."""
     with suppress(OSError, ValueError):
-        return is_saved(folder) and belongs(read_settings(folder))
+        return is_saved(folder) and belongs(read_saved(folder))
     return False
 
 
@@ -222,11 +221,11 @@ def tables_of(runs: list[Run]) -> list[str]:
     for run in runs:
         task = next((asked["task"] for asked in run.asked.values() if "task" in asked), "")
         by_task.setdefault(task, []).append(run)
-    compared = {
-        task: markdown(ranked(group, across=["*"], within=["base_*", "tokenizer"]))
-        for task, group in by_task.items()
+    groups = {
+        task: groups_of(runs, across=["*"], within=["base_*", "tokenizer"])
+        for task, runs in by_task.items()
     }
-    return [f"{task}\n\n{text}" for task, text in compared.items()]
+    return [f"{task}\n\n{markdown(Comparison(each, {}))}" for task, each in groups.items()]
 
 
 def read_evaluation(kind: str, folder: Path) -> Found:
@@ -235,11 +234,9 @@ def read_evaluation(kind: str, folder: Path) -> Found:
     check_weights(folder.parent, folder.name, asked["model"])
     view = view_of(kind)
     row = {"evaluation": folder, "encoding": encoding_of(folder.parent)} | view.about(asked)
-    for column in view.columns([asked], [table]):
+    for column in view.columns([asked], table):
         row[column.title] = "-"
-        if counted := column.counted(table):
-            share, total = counted
-            found = with_interval(round(share * total), round(total))
+        if found := share(column.of(table)):
             percent = (100 * found[key] for key in ("accuracy", "low", "high"))
             row[column.title] = "{:.1f} ({:.1f} to {:.1f})".format(*percent)
     return Found([row], [Details(f"Pictures of {folder}", [pictures_in(folder)])])
