@@ -60,23 +60,19 @@ class GridQuestions(Questions):
         return Answer(text, text == expected, (int(text == expected), 1), shown)
 
 
-def _columns(asked: list[Asked], tables: list[pd.DataFrame]) -> list[Column]:
-    def inside(rows: pd.DataFrame) -> pd.Series:
-        return VIEW.heatmap.within(asked[0], rows)
-
-    return [
-        Column("trained lengths, %", "accuracy", PERCENT, inside),
-        Column("beyond them, %", "accuracy", PERCENT, lambda rows: ~inside(rows), "beyond"),
-        Column("whole grid, %", "accuracy", PERCENT),
-    ]
-
-
-def _best(asked: list[Asked], tables: list[pd.DataFrame]) -> Column:
-    _, beyond, everything = _columns(asked, tables)
-    return everything if beyond.value(tables[0]) is None else beyond
-
-
 OF_TRAINING = ("spaces",)  # the questions are the same
+HEAT = HeatMap(
+    down="first_digits",
+    across="second_digits",
+    labels=("digits of the first operand", "digits of the second operand"),
+    trained=lambda asked: (asked["problems.max_first"], asked["problems.max_second"]),
+)
+
+
+def _beyond(asked: Asked) -> str:
+    return f"not ({HEAT.inside(asked)})"
+
+
 VIEW = View(
     keys=(
         "max_length",
@@ -84,19 +80,17 @@ VIEW = View(
         "seed",
         *(f"problems.{field.name}" for field in fields(Problems) if field.name not in OF_TRAINING),
     ),
-    columns=_columns,
-    best=_best,
+    columns=lambda asked, rows: [
+        Column("trained lengths, %", "accuracy", PERCENT, HEAT.inside(asked[0])),
+        Column("beyond them, %", "accuracy", PERCENT, _beyond(asked[0]), "beyond"),
+        Column("whole grid, %", "accuracy", PERCENT),
+    ],
+    best=_beyond,
     about=lambda asked: {
         "trained to digits": f"{asked['problems.max_first']} x {asked['problems.max_second']}",
         "tested to digits": f"{asked['max_length']} x {asked['max_length']}",
     },
-    heatmap=HeatMap(
-        down="first_digits",
-        across="second_digits",
-        down_label="digits of the first operand",
-        across_label="digits of the second operand",
-        trained=lambda asked: (asked["problems.max_first"], asked["problems.max_second"]),
-    ),
+    heatmap=HEAT,
 )
 
 

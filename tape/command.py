@@ -136,15 +136,6 @@ def result_folder(text: str) -> Path:
     return folder
 
 
-def picture(text: str) -> Path:
-    """Parses a file name for argparse, without the suffixes .png and .svg."""
-    target = path(text)
-    if target.name in ("", ".."):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a file, without .png and .svg")
-    writable(target.parent)
-    return target.with_suffix("") if target.suffix in (".png", ".svg") else target
-
-
 class Distinct(argparse.Action):
     """Accepts several distinct values."""
 

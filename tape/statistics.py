@@ -6,12 +6,12 @@ All intervals are 95 % intervals; p-values are two-sided.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from statistics import NormalDist, stdev
-from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.special import nctdtrinc
 from scipy.stats import binomtest, permutation_test, rankdata, t
 
@@ -50,83 +50,58 @@ def student(values: Sequence[float]) -> float:
     return float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / len(values) ** 0.5
 
 
-class Pairs(NamedTuple):
-    """What pairs say without the other groups.
-
-    Attributes:
-        half_width: of the interval of their mean (Student).
-        p: of the exact test that flips signs; at least 2 / 2 ** n for n pairs.
-    """
-
-    half_width: float
-    p: float
-
-
-class Difference(NamedTuple):
-    """The mean difference of a group to a baseline.
-
-    Attributes:
-        half_width: of its interval.
-        p: of the t-test.
-        detectable: the smallest difference that the t-test detects with a power of 80 %.
-        pairs: None if there are fewer than two.
-    """
-
-    mean: float
-    half_width: float
-    p: float
-    detectable: float
-    pairs: Pairs | None
-
-
-def differences(groups: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, Difference]:
+def differences(values: pd.Series, baseline: str) -> pd.DataFrame:
     """Compares groups of values by seed with one of them, in a randomized block design.
 
     The model is value = group + seed + error, with errors of one variance in all groups, fitted by
     least squares. For two groups with the same seeds it is the paired t-test.
 
+    Args:
+        values: indexed by group and seed.
+
     Returns:
-        Differences by name, without the baseline, groups whose values are not all finite, and
-        groups that no seed connects with the baseline; none if no error can be estimated.
+        Columns mean, half_width (of its interval), p (of the t-test, corrected for the number of
+        groups), detectable (the smallest difference that the test detects with a power of 80 %);
+        of the pairs without the other groups, pairs_half_width (Student) and exact_p (of flipping
+        signs, uncorrected; at least 2 / 2 ** n for n pairs), NaN for fewer than two. Rows are the
+        groups without the baseline, those whose values are not all finite, and those that no seed
+        connects with the baseline; none if no error can be estimated.
     """
-    finite = {
-        name: values for name, values in groups.items() if all(map(math.isfinite, values.values()))
-    }
-    cells = [(name, seed) for name, values in finite.items() for seed in values]
-    if baseline not in finite or not cells:
-        return {}
-    names, seeds = [*finite], sorted({seed for _, seed in cells})
-    design = np.array(
-        [[*(name == n for n in names), *(seed == s for s in seeds)] for name, seed in cells],
-        dtype=float,
-    )
-    values = np.array([finite[name][seed] for name, seed in cells])
-    inverse = np.linalg.pinv(design)
-    free = len(cells) - int(np.linalg.matrix_rank(design))
-    if not free:
-        return {}
-    error = float(np.sum((values - design @ inverse @ values) ** 2) / free) ** 0.5
-    rounding = 1e-12 * float(np.abs(values).max())
-    found = {}
-    for name in finite.keys() - {baseline}:
-        contrast = np.zeros(design.shape[1])
-        contrast[[names.index(name), names.index(baseline)]] = 1, -1
-        weights = contrast @ inverse  # of the values
-        if not np.allclose(weights @ design, contrast):
-            continue
-        middle = float(weights @ values)
-        deviation = error * float(weights @ weights) ** 0.5 if error > rounding else 0.0
-        p = 2 * t.sf(abs(middle) / deviation, free) if deviation else abs(middle) <= rounding
-        both = sorted(finite[name].keys() & finite[baseline].keys())
-        pairs = [finite[name][seed] - finite[baseline][seed] for seed in both]
-        found[name] = Difference(
-            middle,
-            float(t.ppf((1 + CONFIDENCE) / 2, free)) * deviation,
-            float(p),
-            smallest_detectable(deviation, free),
-            Pairs(student(pairs), sign_flip_p(pairs)) if len(pairs) > 1 else None,
-        )
-    return {name: found[name] for name in groups if name in found}
+    lines: dict[str, dict[str, float]] = {}
+    values = values.groupby(level=0, sort=False).filter(lambda each: np.isfinite(each).all())
+    names, seeds = (values.index.unique(level) for level in (0, 1))
+    design = np.hstack(
+        [
+            np.equal.outer(values.index.get_level_values(level).to_numpy(), each.to_numpy())
+            for level, each in enumerate((names, seeds))
+        ]
+    ).astype(float)
+    free = len(values) - int(np.linalg.matrix_rank(design)) if len(values) else 0
+    if baseline in names and free:
+        inverse, given = np.linalg.pinv(design), values.to_numpy()
+        error = float(np.sum((given - design @ inverse @ given) ** 2) / free) ** 0.5
+        rounding = 1e-12 * float(np.abs(given).max())
+        for name in names.drop(baseline):
+            contrast = np.zeros(design.shape[1])
+            contrast[[names.get_loc(name), names.get_loc(baseline)]] = 1, -1
+            weights = contrast @ inverse  # of the values
+            if not np.allclose(weights @ design, contrast):
+                continue
+            middle = float(weights @ given)
+            deviation = error * float(weights @ weights) ** 0.5 if error > rounding else 0.0
+            p = 2 * t.sf(abs(middle) / deviation, free) if deviation else abs(middle) <= rounding
+            pairs = (values[name] - values[baseline]).dropna()
+            lines[name] = {
+                "mean": middle,
+                "half_width": float(t.ppf((1 + CONFIDENCE) / 2, free)) * deviation,
+                "p": float(p),
+                "detectable": smallest_detectable(deviation, free),
+                "pairs_half_width": student(pairs) if len(pairs) > 1 else math.nan,
+                "exact_p": sign_flip_p(pairs) if len(pairs) > 1 else math.nan,
+            }
+    columns = ["mean", "half_width", "p", "detectable", "pairs_half_width", "exact_p"]
+    found = pd.DataFrame.from_dict(lines, orient="index", columns=columns)
+    return found.assign(p=holm([*found["p"]]))
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:

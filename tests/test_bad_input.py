@@ -953,7 +953,7 @@ MEASURED = f"{PERPLEXITY} {GOOD}"
 LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai --out o.csv --model {GOOD}"
 STABILITY = "-m tape.analysis.stability --length 16 --windows 1 --out o --model"
 PICTURES = f"-m tape.analysis.visualize --out o --model {GOOD}"
-COMPARE, HEATMAP = "-m tape.results.compare", "-m tape.results.heatmap"
+COMPARE = "-m tape.results.compare"
 PASSKEYS = f"{KEYS}prompts --max_tokens 80 --interval 80"
 NO_NAME = r"it must be a single folder name of letters"
 EVALUATIONS = [
@@ -1032,10 +1032,6 @@ EVALUATIONS = [
         )
         for out in ("o.csv", "o", "o.json")
     ),
-    *(
-        (f"{HEATMAP} {GOOD} --out {out}", rf"--out: '{re.escape(out)}' must be a file")
-        for out in (".", "..", "/")
-    ),
     (f"{LM_EVAL} --include_path {{made}}/tasks", r"tasks/a\.yaml is damaged \(ParserError"),
     (f"{STABILITY} {GOOD} --data {{made}}/file", r"file has 0 bytes, none"),
     (f"{STABILITY} {GOOD} --shifts 999999999999", r"--shifts: 9+ is more than 1,000,000"),
@@ -1061,7 +1057,6 @@ EVALUATIONS = [
             f"{STABILITY} {GOOD}",
             PICTURES,
             f"{COMPARE} {GOOD}",
-            f"{HEATMAP} {GOOD}",
             "-m tape.analysis.cost",
             "benchmarks/speed.py",
         )
@@ -1100,7 +1095,6 @@ EVALUATIONS = [
     ("benchmarks/speed.py --out {given}/model", rf"--out: \S+model {A_MODEL}"),
     # Empty paths
     ("-m tape.results.report ''", r"folders: '' must be a path"),
-    (f"{HEATMAP} {GOOD} --out ''", r"--out: '' must be a path"),
     (f"{COMPARE} {GOOD} --out ''", r"--out: '' must be a path"),
     (
         f"{COMPARE} {GOOD} --baseline nosuch",
@@ -1148,22 +1142,20 @@ EVALUATIONS = [
     ),
     *(
         (
-            f"{command} {{made}}/grid_{damage} --out o",
+            f"{COMPARE} {{made}}/grid_{damage} --out o",
             r"grid/grid\.csv, line 2: value='a' is" if damage == "text" else r"grid/grid\.csv",
         )
-        for command in (COMPARE, HEATMAP)
         for damage in ("empty", "text", "binary")
     ),
     *(
-        (f"{HEATMAP} {{made}}/summary_{damage} --out o", r"grid/summary\.json")
+        (f"{COMPARE} {{made}}/summary_{damage} --out o", r"grid/summary\.json")
         for damage in ("nested", "number", "key")
     ),
     (f"{COMPARE} {{made}}/perplexity_untrue --out o", r"line 2: perplexity=1\.5 is not exp"),
     (f"{COMPARE} {{made}}/summary_hash --out o", r"evaluated with other weights"),
-    (f"{HEATMAP} {{made}}/summary_other --out o", r"its accuracy is not that of summary\.json"),
+    (f"{COMPARE} {{made}}/summary_other --out o", r"its accuracy is not that of summary\.json"),
     *(
-        (f"{command} {{made}}/passkey_{damage} --out o", rf"passkey_{damage}/passkey/")
-        for command in (COMPARE, HEATMAP)
+        (f"{COMPARE} {{made}}/passkey_{damage} --out o", rf"passkey_{damage}/passkey/")
         for damage in ("empty", "columns", "binary")
     ),
     (f"{COMPARE} {{made}}/nothing --out o", r"nothing/? has none of grid, passkey"),

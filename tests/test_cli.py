@@ -144,7 +144,6 @@ WITHOUT_A_FOLDER = (
     "lm-eval --model no --tasks mmlu",
     "scrolls-generate task=quality model=no output=answers.json",
     *(f"{name} no --out x" for name in ("export", "compare", "suite", "rates", "report")),
-    "heatmap no",
     *(f"{name} --model . no --out x" for name in ("stability", "visualize", "state", "faults")),
 )
 REFUSED = """

@@ -8,11 +8,14 @@ import pandas as pd
 import pytest
 
 from arithmetic import Problems
-from arithmetic.grid import GRID, VIEW
+from arithmetic.grid import GRID
+from tape.evaluation.figures import heat
+from tape.evaluation.summary import weighted_mean
 from tape.files import write_text
 from tape.results.compare import compare, main, read
-from tape.results.figures import Map, curves, grid_of, side_by_side
+from tape.results.figures import curves
 from tape.results.rows import row_labels
+from tape.results.table import markdown
 from tape.runs.folder import TRAINED, register_run
 from tape.tasks.passkey.results import PASSKEY
 
@@ -61,8 +64,8 @@ ALL = ("model.*", "trainer.*")  # settings that may differ
 
 
 def labels(runs, across=ALL):
-    rows = read(runs, "grid", across).rows
-    return {row.label: len(row.runs["arithmetic"]) for row in rows}
+    groups = read(runs, "grid", across).groups["arithmetic"]
+    return {label: len(group) for label, group in groups.items()}
 
 
 def test_evaluations_with_another_state_are_rows_of_their_own(runs, tmp_path):
@@ -77,11 +80,10 @@ def test_evaluations_with_another_state_are_rows_of_their_own(runs, tmp_path):
     assert labels(given) == expected
     text, _ = compare([*own, *changed], tmp_path / "saved", across=ALL, baseline="tape")
     assert labels([tmp_path / "saved", *given[6:]]) == expected
-    assert read([tmp_path / "saved"], across=ALL).text("tape") == text
+    assert markdown(read([tmp_path / "saved"], across=ALL), "tape") == text
     for chosen in ("add_tape_0", "grid_initial"):
-        found = read([tmp_path / "saved"], across=ALL, only=[chosen]).rows
-        again = read(given, across=ALL, only=[chosen]).rows
-        assert [row.label for row in found] == [row.label for row in again]
+        found = read([tmp_path / "saved"], across=ALL, only=[chosen]).labels
+        assert found == read(given, across=ALL, only=[chosen]).labels
         assert len(found) == (2 if chosen == "add_tape_0" else 1)
 
 
@@ -103,8 +105,9 @@ def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
     }
     assert (tmp_path / "out" / "heatmaps.png").stat().st_size > 1000
     assert not (tmp_path / "out" / "curves.png").exists()
-    tape = pd.concat([run.rows for run in found.rows[0].runs["arithmetic"]])
-    assert grid_of(VIEW.heatmap, tape).values.tolist() == [[1, 0.5], [0.5, 0.5]]
+    rows = found.rows["arithmetic"]
+    grid = weighted_mean(rows[rows["row"] == "tape"], ["first_digits", "second_digits"]).unstack()
+    assert grid.values.tolist() == [[1, 0.5], [0.5, 0.5]]
 
 
 def test_saved_results_are_the_runs_in_them(runs, tmp_path):
@@ -117,8 +120,7 @@ def test_saved_results_are_the_runs_in_them(runs, tmp_path):
     compare(runs[:3], tmp_path / "part", "grid")
     mixed, _ = compare([tmp_path / "part", *runs[3:]], tmp_path / "c", "grid", baseline="rope")
     assert mixed == text
-    only = read([tmp_path / "a"], only=["add_rope_*"]).rows
-    assert [row.label for row in only] == ["rope"]
+    assert read([tmp_path / "a"], only=["add_rope_*"]).labels == ["rope"]
     with pytest.raises(ValueError, match=r"--only nope matches none of the runs: add_tape_0, "):
         read([tmp_path / "a"], only=["nope"])
 
@@ -140,10 +142,6 @@ def test_damaged_results_are_refused(name, change, message, runs, tmp_path):
     path.write_text(change(path.read_text()))
     with pytest.raises(ValueError, match=message):
         read([tmp_path / "a"])
-
-
-def test_one_seed_has_no_interval(runs, tmp_path):
-    assert "| 1 | 100.0 | 20.0 | 40.0 |" in compare(runs[:1], tmp_path / "out", "grid")[0]
 
 
 def test_rows_are_named_by_all_that_differs(runs, tmp_path):
@@ -281,7 +279,7 @@ def test_what_cannot_be_read_is_named_below_the_table(runs, tmp_path, monkeypatc
         strict=True,
     ):
         assert words in found.missing[run]
-    assert [row.label for row in found.rows] == ["rope"]
+    assert found.labels == ["rope"]
     with pytest.raises(SystemExit, match="error: 4 of 5 are not in the table"):
         main([*map(str, runs), "--out", str(tmp_path / "out")])
     assert f"* {runs[1]}: {runs[1]}/grid has none of" in capsys.readouterr().out
@@ -289,12 +287,12 @@ def test_what_cannot_be_read_is_named_below_the_table(runs, tmp_path, monkeypatc
 
 def test_the_evaluation_is_the_one_that_all_have(runs):
     (runs[0] / "compare").mkdir()
-    assert [row.label for row in read(runs).rows] == ["tape", "rope"]
+    assert read(runs).labels == ["tape", "rope"]
     for run in runs[1:]:
         (run / "compare").mkdir()
     with pytest.raises(ValueError, match=r"have compare and grid: choose one with --name"):
         read(runs)
-    assert len(read(runs, "grid").rows) == 2
+    assert len(read(runs, "grid").labels) == 2
 
 
 def make_passkey_run(folder, position, seed, right):
@@ -342,27 +340,19 @@ def test_the_table_of_lengths_has_means_and_intervals_over_seeds(tmp_path):
     ]
     for name in ("heatmaps", "curves"):
         assert (tmp_path / "out" / f"{name}.png").stat().st_size > 1000
-    (axes,) = curves(found.rows).axes
+    (axes,) = curves(found).axes
     lines = {line.get_label(): line.get_ydata() for line in axes.lines}
     assert list(lines["rope"]) == pytest.approx([1, 0.4, 0.2, 0])
     assert len(axes.collections) == 1  # one seed has no interval
-
-
-def test_the_same_run_and_runs_without_evaluation_are_refused(tmp_path):
-    runs = [make_passkey_run(tmp_path / name, "rope", 0, 2) for name in ("a", "b")]
-    with pytest.raises(ValueError, match=r"a and .*b are the same run, seed 0"):
-        read(runs)
-    shutil.rmtree(runs[1] / "passkey")
-    assert "passkey has none of perplexity.csv" in read(runs).missing[runs[1]]
 
 
 @pytest.mark.parametrize("size", [1, 10, 20, 37, 80, 300])
 def test_labels_stay_readable(size):
     digits = [(n, m) for n in range(1, size + 1) for m in range(1, size + 1)]
     rows = pd.DataFrame(digits, columns=["first_digits", "second_digits"])
-    rows = rows.assign(measure="accuracy", value=1.0, n=1)
-    asked = {"problems.max_first": size // 2, "problems.max_second": size}
-    *panels, _bar = side_by_side([Map("run", "arithmetic", asked, rows)] * 5).axes
+    rows = pd.concat([rows.assign(row=n, value=1.0, n=1) for n in range(5)])
+    trained = dict.fromkeys(range(5), (size // 2, size))
+    *panels, _bar = heat(rows, "first_digits", "second_digits", trained=trained).axes
     assert len(panels) == 5
     for axes in panels:
         labels, others = axes.get_xticklabels(), axes.get_yticklabels()

@@ -20,7 +20,8 @@ from benchmarks.trace import training_step
 from tape import TapeForCausalLM
 from tape.analysis import faults, stability, state, visualize
 from tape.positions import ALIASES, ENCODINGS, Positions
-from tape.results.compare import read
+from tape.results.comparison import read
+from tape.results.table import markdown
 from tape.settings.groups import ABLATIONS, CONFIG
 from tape.tasks.synthetic.suite import suite
 
@@ -82,7 +83,7 @@ def test_the_readmes_table_is_that_of_the_results():
         ("encodings", "perplexity 1,024"),
     )
     for column, (results, title) in enumerate(columns, 1):
-        table = read([RESULTS / results], across=["*"]).text().partition("\n\n")[0]
+        table = markdown(read([RESULTS / results], across=["*"])).partition("\n\n")[0]
         header, _, *rows = rows_of(table)
         rows = {name: (n, cells[header.index(title) - 2]) for name, n, *cells in rows}
         for name, *cells in shown:
@@ -216,7 +217,27 @@ TABLES = [
 def test_tables_are_those_of_the_results(results, page, chosen, baseline):
     found = read([RESULTS / results], **chosen)
     assert not found.missing
-    assert found.text(baseline) in (ROOT / "docs" / f"{page}.md").read_text()
+    row = None if baseline is None else found.find(baseline)
+    assert markdown(found, row) in (ROOT / "docs" / f"{page}.md").read_text()
+
+
+def test_rows_in_a_notebook_are_those_of_the_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "output").mkdir()
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    found = {}
+    exec(compile(blocks(ROOT / "docs" / "pretraining.md", "python")[0], "page", "exec"), found)
+    rows = found["accuracy"].query("length == 256")
+    header, _, *lines = rows_of(markdown(read([RESULTS / "passkey"])).partition("\n\n")[0])
+    shown = {line[0]: line[header.index("256 (2x), %")] for line in lines}
+    means = found["table"](rows, by="row")
+    assert {
+        name: f"{100 * each['mean']:.1f} ± {100 * each['half_width']:.1f}"
+        for name, each in means.iterrows()
+    } == shown
+    assert "detectable" in capsys.readouterr().out
+    for name in ("lengths", "maps"):
+        assert (tmp_path / "output" / f"{name}.png").stat().st_size > 1000
 
 
 NEEDLE = "needle:fire:rope needle:nope:rope needle:tape:rope needle:fire:tape"
@@ -247,7 +268,7 @@ def test_results_are_few_files():
 
 def test_the_lowest_losses_on_bigrams_are_those_of_the_page(capsys):
     page = ROOT / "docs" / "pretraining.md"
-    (code,) = blocks(page, "python")
+    code = blocks(page, "python")[-1]
     exec(compile(code, page.name, "exec"), {})
     assert capsys.readouterr().out.strip() in page.read_text()
 

@@ -85,8 +85,7 @@ def test_a_run_ends_in_a_report_and_a_model_that_can_be_asked(name, start, tmp_p
     done = run_command("-m", "tape.tasks.evaluate", *words, folder=tmp_path)
     assert done.status == 0, done.err
     place = "grid" if name == "addition" else name
-    kind = "arithmetic" if name == "addition" else name
-    run = read([folder], place).rows[0].runs[kind][0]
+    (run,) = read([folder], place).runs
     assert run.settings["position.name"] == "randpe" and len(run.rows)
 
 

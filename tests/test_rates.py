@@ -7,7 +7,8 @@ from conftest import composed, make_config
 from omegaconf import OmegaConf
 
 from tape.files import write_text
-from tape.results.rates import choices, draw, main, read_all, table
+from tape.results.rates import choices, draw, main, read_finished, table
+from tape.results.runs import read_all
 from tape.runs.folder import TRAINED, register_run
 from tape.settings.groups import CONFIG
 
@@ -40,26 +41,25 @@ def runs(tmp_path):
 
 
 def found(runs):
-    return choices(read_all(runs)[0])
+    return choices(read_all(runs, "", read_finished)[0])
 
 
 def test_the_lowest_loss_is_chosen_and_a_boundary_is_marked(runs):
-    rope, tape = found(runs)
-    assert (rope.label, rope.rate, rope.at_boundary) == ("rope", 0.002, False)
-    assert (tape.label, tape.rate, tape.at_boundary) == ("tape", 0.004, True)
-    lines = table([rope, tape]).splitlines()
+    chosen = found(runs)
+    assert chosen.rates == {"rope": 0.002, "tape": 0.004}
+    lines = table(chosen).splitlines()
     assert lines[0] == "| encoding | 0.001 | 0.002 | 0.004 | chosen |"
     assert lines[2:4] == [
         "| rope | 3.0000 | 2.5000 | 2.7500 | 0.002 |",
         "| tape | 2.9000 | 2.7000 | 2.6000 | 0.004 * |",
     ]
-    axes = draw([rope, tape]).axes[0]
+    axes = draw(chosen).axes[0]
     stars = [line for line in axes.lines if line.get_marker() == "*"]
     assert [(*line.get_xdata(), *line.get_ydata()) for line in stars] == [
         (0.002, 2.5),
         (0.004, 2.6),
     ]
-    assert [line.get_markerfacecolor() for line in stars] == ["C0", "none"]
+    assert [line.get_markerfacecolor() == "none" for line in stars] == [False, True]
 
 
 def test_losses_of_other_validations_are_refused(runs, tmp_path):
@@ -73,9 +73,12 @@ def test_a_rate_counts_with_all_seeds_only(runs, tmp_path):
         make_run(tmp_path / f"more_{rate}", "rope", rate, loss, seed=8)
         for rate, loss in {0.001: 2.0, 0.004: 1.0}.items()
     ]
-    rope, tape = found([*runs, *more])
-    assert rope.means == {0.001: 2.5, 0.004: pytest.approx(1.875)} and rope.rate == 0.004
-    assert tape.rate is None and table([rope, tape]).splitlines()[3] == "| tape | - | - | - | - |"
+    chosen = found([*runs, *more])
+    assert chosen.rates == {"rope": 0.004}
+    assert table(chosen).splitlines()[2:4] == [
+        "| rope | 2.5000 | - | 1.8750 | 0.004 * |",
+        "| tape | - | - | - | - |",
+    ]
 
 
 def test_command(runs, tmp_path, capsys):
@@ -96,7 +99,7 @@ def test_command(runs, tmp_path, capsys):
 def test_runs_that_did_not_finish_are_named(runs, tmp_path, capsys):
     early = make_run(tmp_path / "early", "alibi", 0.001, 2.0, last=4)
     given = [*runs, early, tmp_path / "absent"]
-    with pytest.raises(SystemExit, match="error: 2 of 8 could not be read"):
+    with pytest.raises(SystemExit, match="error: 2 of 8 are not in the table"):
         main([*map(str, given), "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     assert "* " + str(early) + ": " in printed and "no validation loss at its last step" in printed
@@ -134,10 +137,10 @@ def test_a_file_has_one_rate_per_encoding(runs, tmp_path, capsys):
 def test_the_table_in_the_docs_is_that_of_the_results(results, count, chosen, page):
     """`chosen` is in a file of config/rates, or in the page's command and copy.yaml."""
     docs = CONFIG.parent / "docs"
-    runs, missing = read_all([docs / "results" / results])
+    runs, missing = read_all([docs / "results" / results], "")
     assert len(runs) == count and not missing
     assert table(choices(runs)).partition("\n\n")[0] in (docs / f"{page}.md").read_text()
-    found = {each.name: each.rate for each in choices(runs)}
+    found = choices(runs).rates
     file = CONFIG / "rates" / f"{chosen}.yaml"
     assert found == (OmegaConf.load(file) if isinstance(chosen, str) else chosen)
 

@@ -112,7 +112,7 @@ def test_the_papers_recipe_goes_on_slice_by_slice(tmp_path):
     second = swept(step_of(checkpoints(run)[-1]) + 2)
     assert second.returncode == 0, second.stdout + second.stderr
     assert (run / "grid" / "grid.csv").exists()
-    assert (folder / "output" / "addition_20_heatmaps.png").exists()
+    assert (folder / "output" / "compare_addition_20" / "heatmaps.png").exists()
 
 
 @pytest.mark.parametrize("setting", ["name=long", "output_dir=output/long"])

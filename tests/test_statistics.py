@@ -4,6 +4,7 @@ from itertools import product
 from statistics import mean
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import mannwhitneyu, t, ttest_1samp, ttest_rel
 
@@ -26,14 +27,20 @@ def test_shares():
     assert clopper_pearson(0, 20) == pytest.approx((0, 0.1684), abs=5e-5)
 
 
+def compared(groups, baseline):
+    """Of values by group and seed."""
+    values = {(name, seed): x for name, each in groups.items() for seed, x in each.items()}
+    return differences(pd.Series(values), baseline)
+
+
 def test_two_groups_are_the_paired_test():
     ours, theirs = np.array([0.9, 1.05, 1.2, 1.0]), np.array([1.0, 1.1, 1.4, 1.3])
     groups = {"ours": dict(enumerate(ours)), "theirs": dict(enumerate(theirs))}
-    found, expected = differences(groups, "theirs")["ours"], ttest_rel(ours, theirs)
+    found, expected = compared(groups, "theirs").loc["ours"], ttest_rel(ours, theirs)
     low, high = expected.confidence_interval(0.95)
-    assert found.mean == pytest.approx((ours - theirs).mean())
+    assert found["mean"] == pytest.approx((ours - theirs).mean())
     assert found.p == pytest.approx(expected.pvalue)
-    halves = found.half_width, found.pairs.half_width
+    halves = found.half_width, found.pairs_half_width
     assert halves == pytest.approx(((high - low) / 2,) * 2)
 
 
@@ -41,24 +48,28 @@ def test_differences_are_of_the_block_design():
     """By hand: residuals of group and seed means; an unconnected seed changes nothing."""
     table = np.array([[1.0, 2.0, 4.0], [2.0, 3.5, 3.0], [5.0, 4.0, 4.5], [0.5, 2.5, 3.0]])
     groups = {str(n): dict(enumerate(row)) for n, row in enumerate(table)}
-    found = differences(groups | {"alone": {7: 1.0}, "inf": {0: np.inf}}, "1")
-    assert list(found) == ["0", "2", "3"]
+    found = compared(groups | {"alone": {7: 1.0}, "inf": {0: np.inf}}, "1")
+    assert list(found.index) == ["0", "2", "3"]
     middle = table.mean(1, keepdims=True) + table.mean(0) - table.mean()
     deviation = (((table - middle) ** 2).sum() / 6 * 2 / 3) ** 0.5  # (4 - 1) (3 - 1) free
-    for name, each in found.items():
-        assert each.mean == pytest.approx((table[int(name)] - table[1]).mean())
-        assert each.half_width == pytest.approx(t.ppf(0.975, 6) * deviation)
-        assert each.p == pytest.approx(2 * t.sf(abs(each.mean) / deviation, 6))
-        assert each.detectable == pytest.approx(smallest_detectable(deviation, 6))
+    raw = [2 * t.sf(abs(mean) / deviation, 6) for mean in found["mean"]]
+    assert list(found["p"]) == pytest.approx(holm(raw))
+    for name, each in found.to_dict("index").items():
+        assert each["mean"] == pytest.approx((table[int(name)] - table[1]).mean())
+        assert each["half_width"] == pytest.approx(t.ppf(0.975, 6) * deviation)
+        assert each["detectable"] == pytest.approx(smallest_detectable(deviation, 6))
 
 
 def test_differences_without_an_error():
     same = {"a": {0: 1.0, 1: 2.0}, "b": {0: 1.0, 1: 2.0}, "c": {0: 1.5, 1: 2.5}}
-    found = differences(same, "a")
-    assert (found["b"].p, found["c"].p, found["c"].half_width) == (1, 0, 0)
-    assert differences({"a": {0: 1.0}, "b": {0: 2.0}}, "a") == {}
-    assert differences({"a": {0: 1.0}, "b": {1: 2.0}}, "a") == {}
-    assert differences({"a": {}, "b": {1: 2.0}}, "b") == {}
+    found = compared(same, "a")
+    assert [*found["p"]] == [1, 0] and found["half_width"]["c"] == 0
+    for groups in (
+        {"a": {0: 1.0}, "b": {0: 2.0}},
+        {"a": {0: 1.0}, "b": {1: 2.0}},
+        {"a": {}, "b": {1: 2.0}},
+    ):
+        assert compared(groups, "a").empty
 
 
 def test_the_exact_test_counts_all_signs():

@@ -22,7 +22,15 @@ from tape.tasks.synthetic import synthetic_questions
 from tape.tasks.synthetic.generators import TASKS
 from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.results import accuracies, has_reached, longest_solved
-from tape.tasks.synthetic.suite import Cell, contrast, draw, matrix, predicted, suite
+from tape.tasks.synthetic.suite import (
+    cells_of,
+    contrast,
+    draw,
+    matrix,
+    predicted,
+    short,
+    suite,
+)
 from tape.tasks.synthetic.synthetic_questions import lengths_to
 from tape.training import criterion
 from tape.training.criterion import last_step, reached
@@ -181,22 +189,17 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
 
 
 def test_predictions_are_tested_by_the_lengths_of_all_runs():
-    def cell(task, encoding, *longest, runs=5):
-        failed = runs - len(longest)
-        learned = [True] * len(longest) + [False] * failed
-        return Cell(task, encoding, learned, [*longest] + [28] * failed, {}, 20)
-
-    cells = [cell("copy", "fire", *[28] * 5), cell("copy", "rope", 20, 20, 20)]
-    cells += [cell("add", "fire", 10, 14, 10, 10, 14), cell("add", "rope", 14, runs=2)]
+    lengths = {("copy", "fire"): [28] * 5, ("copy", "rope"): [20, 20, 20, 0, 0]}
+    lengths |= {("add", "fire"): [10, 14, 10, 10, 14], ("add", "rope"): [14, 0]}
     given = ["copy:fire:rope", "add:fire:rope", "copy:fox:rope"]
-    table = predicted(cells, [*map(contrast, given)])
+    table = predicted(lengths, [*map(contrast, given)])
     assert table.splitlines()[4:7] == [
         "| copy | fire | rope | 28, 28, 28, 28, 28 against 0, 0, 20, 20, 20 "
         "| 0.0079 | 0.0079 | 0.024 |",
         "| add | fire | rope | 10, 10, 10, 14, 14 against 0, 14 | 1 | 0.048 | 1 |",
         "| copy | fox | rope | not run | - | - | - |",
     ]
-    assert predicted(cells, []) == ""
+    assert predicted(lengths, []) == ""
     with pytest.raises(ValueError, match="--contrasts copy:fire: give task:encoding:encoding"):
         contrast("copy:fire")
 
@@ -219,24 +222,43 @@ def test_a_cell_has_the_same_name_whatever_else_was_run(start, position, name, t
     assert row["encoding"] == name
 
 
-def test_the_matrix_says_how_many_runs_each_cell_has():
-    cells = [
-        Cell("copy", "fox", [True, False, True], [20, 0, 28], {}, 20),
-        Cell("copy", "rope", [False, False], [14, 10], {}, 20),
-        Cell("parity", "fox", [True], [20], {}, 20),
+def run_rows(task, encoding, *solved, failed=()):
+    """Rows of a run for each largest solved length; `failed` ones did not learn the task."""
+    runs = [(length, True) for length in solved] + [(length, False) for length in failed]
+    return pd.DataFrame(
+        {
+            **{"task": task, "encoding": encoding, "seed": seed, "run": f"{encoding}_{seed}"},
+            **{"learned": learned, "solved": length, "trained": 20, "measure": "accuracy"},
+            **{"length": [20, 40], "times": [1.0, 2.0], "value": [1.0, 0.5], "n": 10},
+        }
+        for seed, (length, learned) in enumerate(runs)
+    )
+
+
+@pytest.fixture
+def rows():
+    parts = [
+        run_rows("copy", "fox", 20, 28, failed=[14]),
+        run_rows("copy", "rope", failed=[14, 10]),
     ]
-    assert matrix(cells, lambda cell: cell.short).splitlines()[2:] == [
+    parts.append(run_rows("parity", "fox", 20))
+    return pd.concat(parts).explode(["length", "times", "value"]).astype({"value": float})
+
+
+def test_the_matrix_says_how_many_runs_each_cell_has(rows):
+    cells = cells_of(rows)
+    assert matrix(cells, short).splitlines()[2:] == [
         "| fox | 24 (28), 2 of 3 | 20 (20), 1 of 1 |",
         "| rope | -, 0 of 2 | not run |",
     ]
     every = matrix(cells, lambda cell: f"{sum(cell.solved)} ({len(cell.solved)})")
-    assert every.splitlines()[2:] == ["| fox | 48 (3) | 20 (1) |", "| rope | 24 (2) | not run |"]
+    assert every.splitlines()[2:] == ["| fox | 62 (3) | 20 (1) |", "| rope | 24 (2) | not run |"]
+    assert cells["lengths"].to_dict()["copy", "fox"] == [20, 28, 0]
+    assert cells["twice"].to_dict()["copy", "fox"] == 0.5
 
 
-def test_the_picture_names_what_was_not_learned():
-    cells = [
-        Cell("copy", "rope", [False], [10], {}, 20),
-        Cell("copy", "fox", [True], [20], {20: 1.0}, 20),
-    ]
-    rope, fox, _ = draw(cells).axes  # and the scale of colours
+def test_the_picture_names_what_was_not_learned(rows):
+    fox, rope, _ = draw(rows).axes  # and the scale of colours
     assert [text.get_text() for text in rope.texts] == ["not learned"] and not fox.texts
+    shown = fox.images[0].get_array().filled(-1)
+    assert shown.tolist() == [[1, 0.5], [1, 0.5]]

@@ -29,11 +29,10 @@ from arithmetic.grid import GridQuestions
 from tape import TapeConfig, TapeForCausalLM
 from tape.evaluation import workers
 from tape.evaluation.decoding import greedy
+from tape.evaluation.figures import heat_map
 from tape.evaluation.journal import FILE, Shard, read
 from tape.evaluation.questions import Question, Questions
 from tape.model.checkpoint import load
-from tape.results import heatmap
-from tape.results.figures import side_by_side
 from tape.tasks.passkey.passkey_questions import PasskeyQuestions
 from tape.tasks.passkey.passkey_task import questions_for
 from tape.tasks.passkey.prompts import Prompt
@@ -502,6 +501,13 @@ def test_a_model_whose_state_is_not_updated_answers_as_rope(name, processes, fol
 # ---- results and pictures
 
 
+def drawn(name, folder):
+    """The heat map of the results in a folder."""
+    results = entry.task_of(name).results
+    asked, rows = results.read(folder)
+    return heat_map(results.view.heatmap, rows.assign(row="run"), {"run": asked})
+
+
 @pytest.mark.parametrize("name", ["addition"])
 def test_rows_are_the_first_operand(name, folder, monkeypatch):
     saying(monkeypatch, lambda each, end: "" if each.cell[0] == 2 else truth(each, end))
@@ -513,7 +519,7 @@ def test_rows_are_the_first_operand(name, folder, monkeypatch):
     assert wrong == {("2", "1"), ("2", "2"), ("2", "3")}
     kept = [json.loads(line) for line in (results / "wrong.jsonl").read_text().splitlines()]
     assert [(row["n"], row["m"]) for row in kept] == [(2, m) for m in (1, 2, 3) for _ in range(3)]
-    axes, bar = side_by_side(heatmap.maps_in(results, "run")).axes
+    axes, bar = drawn(name, results).axes
     image = axes.images[0]
     np.testing.assert_array_equal(image.get_array(), [[1, 1, 1], [0, 0, 0], [1, 1, 1]])
     left, right, bottom, top = image.get_extent()
@@ -552,7 +558,7 @@ def test_rows_and_pictures_are_lengths_and_depths(name, folder, monkeypatch):
     assert summary["lengths"][1]["accuracy"] == summary["lengths"][1]["found"] == 8 / 12
     wrong = (folder / "passkey" / "wrong.jsonl").read_text().splitlines()
     assert len(wrong) == 3 and all(json.loads(row)["depth"] == 0.5 for row in wrong)
-    axes, bar = side_by_side(heatmap.maps_in(folder / "passkey", "run")).axes
+    axes, bar = drawn(name, folder / "passkey").axes
     np.testing.assert_array_equal(axes.images[0].get_array(), [[1, 1], [1, 0], [1, 1]])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "0.5", "1"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["30", "60"]
@@ -619,8 +625,7 @@ def test_the_commands(made, tmp_path, caplog):
     words = ["--task", "addition", "samples=1", "processes=1"]  # twice the trained lengths
     done = run_command("-m", "tape.tasks.evaluate", folder, *words, folder=tmp_path)
     assert done.status == 0 and len((folder / "grid" / "grid.csv").read_text().splitlines()) == 17
-    heatmap.main([str(folder), str(folder), "--out", str(tmp_path / "two.png")])
-    assert (tmp_path / "two.png").stat().st_size and (tmp_path / "two.svg").stat().st_size
+    assert (folder / "grid" / "heatmap.png").stat().st_size
 
 
 def test_a_base_model_keeps_its_files(made, tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ speed decoding decoding --case decode --methods rope tape fire t5 llama --length
 speed llama llama --case adapters decode --alone --methods lora longlora adape rope tape \
     --backends sdpa --batch 1 --compiled no --rounds 7 ${llama[@]+"${llama[@]}"}
 part addition addition_20 sweep.py sweep=addition_gpu "runs='$out/addition/{row}_{seed}'" \
-    "compare='heatmap --name grid --out $out/addition/heatmaps'" \
+    "compare='compare --name grid --out $out/compare_addition'" \
     ${addition[@]+"${addition[@]}"}
 for encoding in rope tape; do
     train text "$out/text/$encoding" "$encoding" "$first" "${steps[@]}" \

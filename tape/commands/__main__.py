@@ -37,7 +37,6 @@ COMMANDS = {
             "all encodings on all synthetic tasks: table, heat maps",
         ),
         "rates": ("tape.results.rates", "choose each encoding's learning rate by validation loss"),
-        "heatmap": ("tape.results.heatmap", "draw accuracy grids of runs side by side"),
         "report": ("tape.results.report", "write all results on one HTML page"),
         "scrolls-show": ("scrolls.show", "write the SCROLLS answers of all encodings on a page"),
     },
@@ -60,7 +59,7 @@ COMMANDS = {
     },
 }
 # Those whose first words are folders of models or runs.
-OF_FOLDERS = ("export", "evaluate", "compare", "suite", "rates", "heatmap", "report")
+OF_FOLDERS = ("export", "evaluate", "compare", "suite", "rates", "report")
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}
 
 

@@ -25,8 +25,8 @@ from tape.evaluation.view import (
     Column,
     Evaluation,
     Panel,
-    Points,
     View,
+    select,
 )
 
 # What a row is about: it is there once.
@@ -139,18 +139,19 @@ def read_curves(path: Path) -> tuple[list[Row], list[Row]]:
     return rows, bins
 
 
-def _scoring(tokens: pd.Series, bins: pd.DataFrame) -> pd.Series:
+def _scoring(rows: pd.DataFrame) -> pd.Series:
     """Returns the number of windows that score the positions of each bin."""
-    return tokens / (bins["last"] - bins["first"] + 1)
+    return rows["n"] / (rows["last"] - rows["first"] + 1)
 
 
-def curve(bins: pd.DataFrame) -> Points:
-    """Returns positions and losses of the bins (columns first, last, tokens, nll) that are scored
-    in at least half as many windows as any: under `sliding`, all but the last `stride` positions
+def by_middle(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns the bins of positions, with their middle as `position`, that are scored in at least
+    half as many windows as any of their run: under `sliding`, all but the last `stride` positions
     are those of a single window."""
-    windows = _scoring(bins["tokens"], bins)
-    shown = bins[windows >= windows.max() / 2]
-    return [*(shown["first"] * shown["last"]) ** 0.5], [*shown["nll"]]
+    bins = select(rows, "loss", "first.notna()")
+    windows = _scoring(bins)
+    shown = windows >= windows.groupby(bins["run"]).transform("max") / 2
+    return bins.assign(position=(bins["first"] * bins["last"]) ** 0.5)[shown]
 
 
 def read_evaluation(folder: Path) -> Evaluation:
@@ -193,72 +194,57 @@ def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
     losses = []
     for first, last in ((2, 7), (trained // 2, trained - 1)):
         part = rows[(rows["first"] >= first) & (rows["last"] <= last)]
-        if trained < 16 or part.empty or _scoring(part["n"], part).min() < MIN_WINDOWS:
+        if trained < 16 or part.empty or _scoring(part).min() < MIN_WINDOWS:
             return []
         losses.append(np.average(part["value"], weights=part["n"]))
     gain = {"measure": "context gain", "value": losses[0] - losses[1], "unit": "nats"}
     return [gain | {"n": int(part["n"].sum())}]
 
 
-def _windows(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of whole windows."""
-    return rows[(rows["measure"] == "loss") & rows["first"].isna()].sort_values("length")
+def _by_length(rows: pd.DataFrame) -> pd.DataFrame:
+    """The perplexity of whole windows."""
+    windows = select(rows, "loss", "first.isna()")
+    return windows.assign(value=windows["value"].map(exp))
 
 
-def _at(length: int, compared: str = "") -> Column:
-    def where(rows: pd.DataFrame) -> pd.Series:
-        return (rows["length"] == length) & rows["first"].isna()
-
-    return Column(f"perplexity {length:,}", "loss", PERPLEXITY, where, compared)
-
-
-def _columns(asked: list[Asked], tables: list[pd.DataFrame]) -> list[Column]:
+def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     lengths = asked[0]["lengths"]
-    compared = {length: f"{length:,}" for length in (lengths[0], lengths[-1])}
-    columns = [_at(length, compared.get(length, "")) for length in lengths]
-    if all((table["measure"] == "context gain").any() for table in tables):
+    columns = [
+        Column(
+            f"perplexity {length:,}",
+            "loss",
+            PERPLEXITY,
+            f"length == {length} and first.isna()",
+            compared=f"{length:,}" if length in (lengths[0], lengths[-1]) else "",
+        )
+        for length in lengths
+    ]
+    having = rows[rows["measure"] == "context gain"]["run"]
+    if having.nunique() == rows["run"].nunique():
         columns.append(Column("context gain, nats", "context gain", AS_IT_IS))
-    if any((table["measure"] == "speed").any() for table in tables):
+    if (rows["measure"] == "speed").any():
         columns.append(Column("tokens/s", "speed", WHOLE, cost=True))
         columns.append(Column("memory, GiB", "peak memory", AS_IT_IS, cost=True))
     return columns
 
 
-def _best(asked: list[Asked], tables: list[pd.DataFrame]) -> Column:
-    return _at(asked[0]["lengths"][-1])
-
-
-def _validation(rows: pd.DataFrame) -> Points:
-    for measure in ("validation loss", "training loss"):
-        if (found := rows[rows["measure"] == measure]).size:
-            return list(found["step"]), list(found["value"])
-    return [], []
-
-
-def _by_length(rows: pd.DataFrame) -> Points:
-    rows = _windows(rows)
-    return list(rows["length"]), [exp(loss) for loss in rows["value"]]
-
-
-def _by_position(rows: pd.DataFrame) -> Points:
-    bins = rows[(rows["measure"] == "loss") & rows["first"].notna()]
-    return curve(bins.rename(columns={"n": "tokens", "value": "nll"}))
-
-
 VIEW = View(
     keys=(*(name for name in ABOUT if name not in ("model", "model_hash", "length")), "lengths"),
     columns=_columns,
-    best=_best,
-    descending=False,
+    best=lambda asked: f"length == {asked['lengths'][-1]} and first.isna()",
+    measure="loss",
     panels=(
-        Panel(_validation, "steps", "validation loss (nats per token)"),
-        Panel(_by_length, "window (tokens)", "perplexity", tokens=True, log_x=True, log_y=True),
         Panel(
-            _by_position,
-            "tokens before it in the longest windows",
-            "loss (nats per token)",
-            tokens=True,
-            log_x=True,
+            lambda rows: select(rows, "validation loss"),
+            "step",
+            ("steps", "validation loss (nats per token)"),
+        ),
+        Panel(_by_length, "length", ("window (tokens)", "perplexity"), log="xy"),
+        Panel(
+            by_middle,
+            "position",
+            ("tokens before it in the longest windows", "loss (nats per token)"),
+            log="x",
             levels=NGRAMS,
         ),
     ),

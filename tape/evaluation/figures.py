@@ -1,15 +1,30 @@
-"""Figures as files."""
+"""Figures of rows in long form (tape/evaluation/summary.py): curves and heat maps; as files."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 
+from tape.evaluation.summary import table, weighted_mean
+from tape.evaluation.view import Asked, HeatMap
 from tape.files import write_bytes
+
+PER_ROW = 4  # heat maps side by side
+SIDE = 3.6  # inches of a heat map
+LABELS = 12  # ticks of an axis, at most
+Limits = tuple[float | None, float | None]
 
 
 def write_figure(figure: Figure, target: Path, kinds: Sequence[str] = ("png", "svg")) -> None:
@@ -21,3 +36,109 @@ def write_figure(figure: Figure, target: Path, kinds: Sequence[str] = ("png", "s
             how = {"format": kind, "metadata": metadata, "dpi": 150}
             figure.savefig(content, bbox_inches="tight", **how)  # with all of its labels
             write_bytes(target.with_name(f"{target.name}.{kind}"), content.getvalue())
+
+
+def curve(
+    rows: pd.DataFrame,
+    x: str,
+    by: str = "row",
+    over: str = "seed",
+    axes: Axes | None = None,
+    styles: Mapping[str, dict[str, Any]] | None = None,
+) -> Figure:
+    """Draws a line of means over seeds for each group, where all of its seeds have a value (a run
+    that was continued may lack some). A band is the 95 % interval of two or more seeds.
+
+    Args:
+        x: the column on the horizontal axis.
+        axes: to draw in; by default those of a new figure.
+        styles: of the lines, by group.
+    """
+    alone, axes = axes is None, axes or Figure(layout="constrained").subplots()
+    for name, line in table(rows, [by, x], over).groupby(level=by, sort=False):
+        line = line[line["n"] == line["n"].max()].droplevel(by).sort_index()
+        style = {"marker": "o", "markersize": 3, "label": name} | (styles or {}).get(name, {})
+        (drawn,) = axes.plot(line.index, line["mean"], **style)
+        if line["n"].max() > 1:
+            low, high = line["mean"] - line["half_width"], line["mean"] + line["half_width"]
+            colour = drawn.get_color()
+            axes.fill_between(line.index, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.grid(alpha=0.3)
+    if alone:
+        axes.set(xlabel=x)
+        axes.legend()
+    return axes.figure
+
+
+def heat(
+    rows: pd.DataFrame,
+    down: str,
+    across: str,
+    by: str = "row",
+    trained: Mapping[str, Limits] | None = None,
+    labels: tuple[str, str] | None = None,
+    empty: str = "",
+) -> Figure:
+    """Draws a heat map of the means over all seeds for each group, on one scale from 0 to 1.
+
+    Args:
+        down, across: the columns on the vertical and the horizontal axis.
+        trained: by group, the last trained value of each axis, for a red frame; None if training
+            did not limit it.
+        labels: of the axes; by default the names of the columns.
+        empty: is written across lines whose rows have no value.
+    """
+    groups = dict(iter(rows.groupby(by, sort=False)))
+    places = [rows[name].dropna().drop_duplicates().sort_values() for name in (down, across)]
+    columns = min(PER_ROW, len(groups))
+    lines = math.ceil(len(groups) / columns)
+    figure = Figure(figsize=(SIDE * columns + 0.9, SIDE * lines + 0.3), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False)
+    for axes, (name, group) in zip(panels.flat, groups.items(), strict=False):
+        grid = (
+            weighted_mean(group, [down, across])
+            .unstack()
+            .reindex(index=places[0], columns=places[1])
+        )
+        image = _panel(axes, grid, (trained or {}).get(name, (None, None)))
+        mean = np.nanmean(grid) if grid.notna().any(axis=None) else math.nan
+        axes.set_title(f"{textwrap.fill(str(name), 36)}\nmean {mean:.3f}")
+        axes.set(xlabel=(labels or (down, across))[1], ylabel=(labels or (down, across))[0])
+        for place, value in enumerate(grid.index):
+            if empty and value in {*group[down]} and grid.loc[value].isna().all():
+                axes.text((grid.shape[1] - 1) / 2, place, empty, ha="center", va="center")
+    for axes in panels.flat[len(groups) :]:
+        axes.remove()
+    figure.colorbar(image, ax=list(panels.flat[: len(groups)]), label="accuracy")
+    return figure
+
+
+def _panel(axes: Axes, grid: pd.DataFrame, trained: Limits) -> AxesImage:
+    """Draws one heat map; cells without a value are grey."""
+    image = axes.imshow(grid, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+    image.set_interpolation("nearest")
+    axes.set_facecolor("0.85")
+    ends = []
+    for values, last in zip((grid.index, grid.columns), trained, strict=True):
+        ends.append(len(values) if last is None else int((values <= last).sum()))
+    if trained != (None, None):
+        frame = Rectangle((-0.5, -0.5), ends[1], ends[0], fill=False, edgecolor="tab:red")
+        frame.set(linewidth=2, clip_on=False, zorder=3)  # above the border of the panel
+        axes.add_patch(frame)
+    for values, ticks in ((grid.index, axes.set_yticks), (grid.columns, axes.set_xticks)):
+        step = next(s for s in (1, 5, 10, 20, 50, len(values)) if len(values) <= LABELS * s)
+        shown = sorted({0, *range(step - 1, len(values), step)})
+        ticks(shown, [f"{v}" if isinstance(v, str) else f"{v:g}" for v in values[shown]])
+    return image
+
+
+def heat_map(view: HeatMap | None, rows: pd.DataFrame, asked: Mapping[str, Asked]) -> Figure | None:
+    """Returns the heat maps of an evaluation by `row`; None if no rows are over both conditions.
+
+    Args:
+        asked: the settings of the evaluation, by row.
+    """
+    if view is None or not len(cells := view.cells(rows)):
+        return None
+    trained = {name: view.trained(each) for name, each in asked.items()}
+    return heat(cells, view.down, view.across, trained=trained, labels=view.labels)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tape.evaluation.curves import curve, read_curves
+from tape.evaluation.curves import by_middle, read_curves
+from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.tables import Row
-from tape.files import write_bytes
 
 # What a series is about: those columns first that name it best.
 SERIES = [
@@ -37,32 +36,35 @@ def draw(tables: list[Path], target: Path) -> None:
     rows, bins = ([row for each in found for row in each[n]] for n in range(2))
     if not rows:
         raise ValueError(f"nothing to draw in {', '.join(map(str, tables))}")
-    content = io.BytesIO()
-    figure_of(rows, bins).savefig(content, format=target.suffix[1:], dpi=150)
-    write_bytes(target, content.getvalue())
+    write_figure(figure_of(rows, bins), target.with_suffix(""), [target.suffix[1:]])
 
 
 def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
     """Returns two panels with a line per series; a lone series has one per window in the second."""
+    windows, places = map(pd.DataFrame, (rows, bins))
+    series = [*dict.fromkeys(windows[SERIES].itertuples(index=False, name=None))]
+    names = dict(zip(series, labels(series), strict=True))
     numbers = {"length": int, "tokens": int, "nll": float}
-    windows = pd.DataFrame(rows).astype({**numbers, "perplexity": float}).sort_values("length")
-    places = pd.DataFrame(bins).astype({**numbers, "first": int, "last": int})
+    windows = windows.astype({**numbers, "perplexity": float})
+    windows = windows.assign(value=windows["perplexity"], n=1, seed=0, measure="loss")
+    places = places.astype({**numbers, "first": int, "last": int})
+    places = places.assign(value=places["nll"], n=places["tokens"], seed=0, measure="loss")
+    for each in (windows, places):
+        each["row"] = [names[key] for key in each[SERIES].itertuples(index=False, name=None)]
+    lengths = places["length"].map("{:,}".format)
+    if len(series) > 1:
+        places = places[places["length"] == places.groupby("row")["length"].transform("max")]
+        lengths = places["row"] + ", " + lengths
+    places["row"] = places["run"] = lengths
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    series = dict(iter(windows.groupby(SERIES)))
-    for (about, found), name in zip(series.items(), labels([*series]), strict=True):
-        left.plot(found["length"], found["perplexity"], "o-", label=name, markersize=4)
-        own = places[(places[SERIES] == pd.Series(about, SERIES)).all(axis=1)]
-        for length in found["length"] if len(series) == 1 else [found["length"].max()]:
-            points = curve(own[own["length"] == length])
-            label = f"{length:,}" if len(series) == 1 else f"{name}, {length:,}"
-            right.plot(*points, "o-", label=label, markersize=3)
+    curve(windows, "length", axes=left)
+    curve(by_middle(places), "position", axes=right)
     left.set(xlabel="window (tokens)", ylabel="perplexity")
     right.set(xlabel="tokens before it in the window", ylabel="loss (nats per token)")
     for axes, title in ((left, None), (right, "window")):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.grid(alpha=0.3)
         axes.legend(title=title)
     left.set_xticks(sorted({*windows["length"]}), minor=False)
     return figure

@@ -1,4 +1,7 @@
-"""How one kind of evaluation is compared: columns of the table, panels of the figure, heat map."""
+"""How the rows of one kind of evaluation are shown, as data: columns of a table, curves, heat map.
+
+Rows are selected by queries of pandas, such as "length == 256 and first.isna()".
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from tape.evaluation.scoring import exp
 
-Points = tuple[list[float], list[float]]
 Asked = dict[str, Any]
 
 
@@ -37,15 +38,21 @@ class Scale(NamedTuple):
 
 PERCENT = Scale(lambda share: 100 * share, 1)
 PERPLEXITY = Scale(exp, 2)
-AS_IT_IS = Scale(lambda value: value, 2)
-WHOLE = Scale(lambda value: value, 0)
+AS_IT_IS = Scale(float, 2)
+WHOLE = Scale(float, 0)
+
+
+def select(rows: pd.DataFrame, measure: str, where: str = "") -> pd.DataFrame:
+    """Returns the rows of a measure, of those a query takes if there is one."""
+    rows = rows[rows["measure"] == measure]
+    return rows.query(where, engine="python") if where and len(rows) else rows
 
 
 class Column(NamedTuple):
     """A column of the table: the mean of some rows of a run, weighted by their `n`.
 
     Attributes:
-        where: selects rows of the measure; None takes all of them.
+        where: a query of rows of the measure; all of them if it is empty.
         compared: the condition, for the table of differences (of unscaled values) to a baseline;
             empty for none.
         cost: whether it is a cost of the run rather than a result.
@@ -54,41 +61,31 @@ class Column(NamedTuple):
     title: str
     measure: str
     scale: Scale
-    where: Callable[[pd.DataFrame], pd.Series] | None = None
+    where: str = ""
     compared: str = ""
     cost: bool = False
 
-    def counted(self, rows: pd.DataFrame) -> tuple[float, float] | None:
-        """Returns the mean and the sum of `n`; None if the run has no such rows."""
-        rows = rows[rows["measure"] == self.measure]
-        if self.where is not None and len(rows):
-            rows = rows[self.where(rows)]
-        if rows.empty:
-            return None
-        if len(rows) == 1:
-            return float(rows["value"].iloc[0]), float(rows["n"].iloc[0])
-        return float(np.average(rows["value"], weights=rows["n"])), float(rows["n"].sum())
-
-    def value(self, rows: pd.DataFrame) -> float | None:
-        found = self.counted(rows)
-        return None if found is None else found[0]
+    def of(self, rows: pd.DataFrame) -> pd.DataFrame:
+        return select(rows, self.measure, self.where)
 
 
 class Panel(NamedTuple):
     """Curves of all rows of the table, with bands over seeds.
 
     Attributes:
-        points: of one run; an empty list if it has none.
-        tokens: whether x is in tokens: a line marks the end of the trained length.
+        of: the rows that are drawn.
+        x: the condition on the horizontal axis. A line marks the end of the trained length, except
+            over steps.
+        labels: of the axes.
+        log: "", "x" or "xy": which axes are logarithmic.
+        share: whether the values are from 0 to 1.
         levels: measures whose means over all runs are horizontal lines, where there are such rows.
     """
 
-    points: Callable[[pd.DataFrame], Points]
+    of: Callable[[pd.DataFrame], pd.DataFrame]
     x: str
-    y: str
-    tokens: bool = False
-    log_x: bool = False
-    log_y: bool = False
+    labels: tuple[str, str]
+    log: str = ""
     share: bool = False
     levels: tuple[str, ...] = ()
 
@@ -98,23 +95,29 @@ class HeatMap(NamedTuple):
 
     Attributes:
         down, across: the conditions, ascending.
-        trained: from the settings of the evaluation, the last trained value of each condition;
-            None if a condition was not limited in training.
+        trained: from the settings of the evaluation, the last trained value of each condition; None
+            if a condition was not limited in training. At least one was.
     """
 
     down: str
     across: str
-    down_label: str
-    across_label: str
+    labels: tuple[str, str]
     trained: Callable[[Asked], tuple[float | None, float | None]]
+
+    def inside(self, asked: Asked) -> str:
+        """Returns a query of the trained conditions."""
+        limits = zip((self.down, self.across), self.trained(asked), strict=True)
+        return " and ".join(f"{name} <= {last}" for name, last in limits if last is not None)
 
     def within(self, asked: Asked, rows: pd.DataFrame) -> pd.Series:
         """Returns whether each row is of trained conditions."""
-        found = pd.Series(True, rows.index)
-        for condition, last in zip((self.down, self.across), self.trained(asked), strict=True):
-            if last is not None:
-                found &= rows[condition] <= last
-        return found
+        return rows.eval(self.inside(asked), engine="python")
+
+    def cells(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Returns the accuracies that are over both conditions; none if rows lack one."""
+        if not {self.down, self.across} <= {*rows}:
+            return rows[:0]
+        return select(rows, "accuracy").dropna(subset=[self.down, self.across])
 
 
 @dataclass(frozen=True)
@@ -122,16 +125,17 @@ class View:
     """
     Attributes:
         keys: settings of the evaluation that must be equal for all runs.
-        columns: of the table, from these settings of all runs and their rows.
-        best: the column that orders the table, from the same.
-        descending: whether larger values are better.
+        columns: of the table, from these settings of each run and the rows of all.
+        best: from the settings of a run, a query of the rows whose mean orders the table; all rows
+            of the measure if it takes none of any run.
+        measure: which is of the best: a loss is better if it is lower.
         about: facts of one evaluation, by title.
     """
 
     keys: tuple[str, ...]
-    columns: Callable[[list[Asked], list[pd.DataFrame]], list[Column]]
-    best: Callable[[list[Asked], list[pd.DataFrame]], Column]
-    descending: bool = True
+    columns: Callable[[list[Asked], pd.DataFrame], list[Column]]
+    best: Callable[[Asked], str]
+    measure: str = "accuracy"
     about: Callable[[Asked], dict[str, str]] = lambda asked: {}
     panels: tuple[Panel, ...] = ()
     heatmap: HeatMap | None = None

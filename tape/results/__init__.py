@@ -1,6 +1,30 @@
-"""Finished runs side by side: `python -m tape.results.compare RUN... --out FOLDER`.
+"""Finished runs as rows in one table of pandas, for a notebook: `from tape.results import load`.
 
-runs.py reads runs and their evaluations as rows in long form, and writes them. rows.py groups runs
-by their settings and names the groups. table.py and figures.py show the groups, in the columns and
-panels that each kind of evaluation defines (tape/evaluation/view.py).
+    rows = load(["docs/results/addition"])
+    table(rows, by="row")             means and 95 % intervals over seeds
+    differences(rows, "rope")         to one row, paired by seed, with tests
+    curve(rows, x="length")           lines with bands over seeds
+    heat(rows, "depth", "length")     maps side by side
+
+`tape compare` (compare.py) writes these for runs and saved results: runs.py reads and writes them,
+rows.py groups them by their settings, tape/evaluation/summary.py and figures.py summarize the rows,
+and the VIEW of each kind of evaluation says what is shown (tape/evaluation/view.py).
 """
+
+from importlib import import_module
+from typing import Any
+
+HOMES = {
+    "load": "tape.results.comparison",
+    "table": "tape.evaluation.summary",
+    "differences": "tape.evaluation.summary",
+    "curve": "tape.evaluation.figures",
+    "heat": "tape.evaluation.figures",
+}
+__all__ = [*HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(HOMES[name]), name)

@@ -8,21 +8,23 @@ The seeds of these runs are for the choice only; a comparison takes others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from statistics import mean
 
 import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
 from tape.command import Parser, expected_errors, result_folder
-from tape.evaluation.figures import write_figure
+from tape.evaluation import summary
+from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.files import reading, write_text
 from tape.results.rows import METHOD, RATE, by_settings, check_given, kind_of, labels_of
-from tape.results.runs import Run, end, is_saved, read_each, read_saved, settings_of, write_runs
+from tape.results.runs import Run, end, missing_note, read_all, settings_of, write_runs
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import metric_rows
 
@@ -38,43 +40,43 @@ may lie beyond it."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The losses of an encoding or method.
+class Choices:
+    """The losses of encodings or methods by learning rate.
 
     Attributes:
-        label: its name, and settings that tell it from others of that name.
-        kind: "encoding" or "method" (of adaptation).
-        name: of that encoding or method.
-        tried: all learning rates, ascending.
-        means: mean losses of the rates with a run of every seed, by rate.
-        seeds: the number of seeds of all encodings.
+        kind: what the rows are: "encoding" or "method" (of adaptation).
+        names: by label of a row, the name of its encoding or method.
+        rows: a row per run: row (the label), rate, seed and value, the loss.
     """
 
-    label: str
     kind: str
-    name: str
-    tried: list[float]
-    means: dict[float, float]
-    seeds: int
+    names: dict[str, str]
+    rows: pd.DataFrame
 
-    @property
-    def rate(self) -> float | None:
-        """The chosen rate; None if no rate has a run of every seed."""
-        return min(self.means, key=self.means.__getitem__, default=None)
+    @cached_property
+    def means(self) -> pd.DataFrame:
+        """Mean losses by label and rate, ascending; NaN unless there is a run of every seed."""
+        found = summary.table(self.rows, ["row", "rate"])
+        means = found["mean"].where(found["n"] == self.rows["seed"].nunique()).unstack()
+        return means.sort_index(axis=1).reindex(self.names)
 
-    @property
-    def at_boundary(self) -> bool:
-        return self.rate in (self.tried[0], self.tried[-1])
+    @cached_property
+    def rates(self) -> dict[str, float]:
+        """The chosen rate by label, of those rows where a rate has a run of every seed."""
+        means = self.means.dropna(how="all")
+        return dict(zip(means.index, map(float, means.idxmin(axis=1)), strict=True))
+
+    def is_at_boundary(self, label: str) -> bool:
+        tried = self.rows["rate"][self.rows["row"] == label]
+        return self.rates[label] in (tried.min(), tried.max())
 
 
-def read_finished(folder: Path) -> list[Run]:
-    """Reads a run whose row is the validation loss at its last step, or saved results of such.
+def read_finished(folder: Path, name: str) -> Run:
+    """Reads a run whose row is the validation loss at its last step; the name has no meaning.
 
     Raises:
         ValueError, OSError: if it did not finish or was not evaluated at the end.
     """
-    if is_saved(folder):
-        return read_saved(folder)
     seed, settings = settings_of(folder)
     last = settings["trainer.max_steps"]
     blocks = read_configuration(folder, TRAINED).get(BLOCKS)
@@ -86,22 +88,10 @@ def read_finished(folder: Path) -> list[Run]:
             f"{folder} has no validation loss at its last step, {last}: trainer.eval_steps must "
             "divide trainer.max_steps"
         )
-    return [Run(folder, seed, settings, rows=pd.DataFrame(rows[:1]).assign(evaluation="training"))]
+    return Run(folder, seed, settings, rows=pd.DataFrame(rows[:1]).assign(evaluation="training"))
 
 
-def read_all(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
-    """Returns the runs in folders, of runs or saved results, and why others could not be read.
-
-    Raises:
-        ValueError: if none can be read.
-    """
-    runs, missing = read_each(folders, read_finished)
-    if not runs:
-        raise ValueError("; ".join(missing.values()))
-    return runs, missing
-
-
-def choices(runs: Sequence[Run]) -> list[Choice]:
+def choices(runs: Sequence[Run]) -> Choices:
     """Groups runs by encoding or method.
 
     Raises:
@@ -109,69 +99,69 @@ def choices(runs: Sequence[Run]) -> list[Choice]:
             seed, or two do not differ at all.
     """
     check_given(runs)
-    groups, seeds = by_settings(runs, [RATE]), {run.seed for run in runs}
-    labels, found = labels_of([settings for settings, _ in groups]), []
-    for label, (settings, group) in zip(labels, groups, strict=True):
-        losses: dict[float, dict[int, float]] = {}
-        for run in sorted(group, key=lambda run: run.settings[RATE]):
-            by_seed = losses.setdefault(run.settings[RATE], {})
-            if run.seed in by_seed:
-                raise ValueError(
-                    f"{run.folder} is given twice, or is as another run; give one of them"
-                )
-            by_seed[run.seed] = float(run.rows.set_index("measure")["value"][LOSS])
-        means = {rate: mean(each.values()) for rate, each in losses.items() if {*each} == seeds}
-        name = settings.get(METHOD, settings["position.name"])
-        found.append(Choice(label, kind_of(runs), name, [*losses], means, len(seeds)))
-    return found
+    groups = by_settings(runs, [RATE])
+    labels = labels_of([settings for settings, _ in groups])
+    lines = [
+        {
+            "row": label,
+            "rate": run.settings[RATE],
+            "seed": run.seed,
+            "value": run.rows.set_index("measure")["value"][LOSS],
+            "n": 1,
+            "folder": run.folder,
+        }
+        for label, (_, group) in zip(labels, groups, strict=True)
+        for run in group
+    ]
+    rows = pd.DataFrame(lines)
+    if (twice := rows.duplicated(["row", "rate", "seed"])).any():
+        folder = rows["folder"][twice].iloc[0]
+        raise ValueError(f"{folder} is given twice, or is as another run; give one of them")
+    names = [settings.get(METHOD, settings["position.name"]) for settings, _ in groups]
+    return Choices(kind_of(runs), dict(zip(labels, names, strict=True)), rows)
 
 
-def table(found: Sequence[Choice]) -> str:
+def table(found: Choices) -> str:
     """Returns the losses by encoding and rate, and the chosen rates, as markdown."""
-    rates = sorted({rate for each in found for rate in each.tried})
-    lines = [[found[0].kind, *(f"{rate:g}" for rate in rates), "chosen"]]
-    for each in found:
-        cells = [f"{each.means[rate]:.4f}" if rate in each.means else "-" for rate in rates]
-        chosen = "-" if each.rate is None else f"{each.rate:g}" + " *" * each.at_boundary
-        lines.append([each.label, *cells, chosen])
-    return f"{markdown_table(lines)}\n\n{NOTE.format(found[0].seeds)}"
+    lines = [[found.kind, *(f"{rate:g}" for rate in found.means), "chosen"]]
+    for label, losses in found.means.iterrows():
+        cells = ["-" if math.isnan(loss) else f"{loss:.4f}" for loss in losses]
+        chosen = "-"
+        if label in found.rates:
+            chosen = f"{found.rates[label]:g}" + " *" * found.is_at_boundary(label)
+        lines.append([label, *cells, chosen])
+    return f"{markdown_table(lines)}\n\n{NOTE.format(found.rows['seed'].nunique())}"
 
 
-def draw(found: Sequence[Choice]) -> Figure:
+def draw(found: Choices) -> Figure:
     """Returns losses against rates, a line per encoding. The chosen rate has a star; a hollow one
     lies at the boundary."""
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for n, each in enumerate(found):
-        means, colour = each.means, f"C{n % 10}"
-        style = "-" if n < 10 else "--"
-        axes.plot([*means], [*means.values()], f"o{style}", color=colour, ms=3, label=each.label)
-        if each.rate is not None:
-            face = "none" if each.at_boundary else colour
-            axes.plot(each.rate, means[each.rate], "*", ms=13, color=colour, mfc=face)
+    figure = curve(found.rows, "rate", styles={x: {"linestyle": "--"} for x in [*found.names][10:]})
+    (axes,) = figure.axes
+    for line in axes.get_lines():
+        if (rate := found.rates.get(line.get_label())) is not None:
+            colour = line.get_color()
+            face = "none" if found.is_at_boundary(line.get_label()) else colour
+            loss = found.means[rate][line.get_label()]
+            axes.plot(rate, loss, "*", markersize=13, color=colour, markerfacecolor=face)
     axes.set_xscale("log", base=2)
-    rates = sorted({rate for each in found for rate in each.tried})
-    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel("validation loss at the end, nats per token")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper")
+    axes.set_xticks(found.means.columns, [f"{rate:g}" for rate in found.means])
+    axes.set(xlabel="learning rate", ylabel="validation loss at the end, nats per token")
     return figure
 
 
-def write_choice(found: Sequence[Choice], target: Path) -> None:
+def write_choice(found: Choices, target: Path) -> None:
     """Writes the chosen rates to a YAML file by name, over those in it.
 
     Raises:
         ValueError: if two rows have the same name, or the file holds something else.
     """
-    chosen = {each.name: each.rate for each in found if each.rate is not None}
-    if len({each.name for each in found}) < len(found):
-        labels = ", ".join(each.label for each in found)
+    if len({*found.names.values()}) < len(found.names):
+        labels = ", ".join(found.names)
         raise ValueError(f"{target} has one learning rate per name: {labels}; leave some out")
     with reading(target):
         before = yaml.safe_load(target.read_text()) if target.is_file() else {}
-        rates = {**before, **chosen}
+        rates = {**before, **{found.names[label]: rate for label, rate in found.rates.items()}}
     write_text(target, HEAD + yaml.safe_dump(rates))
 
 
@@ -184,9 +174,9 @@ def main(given: list[str] | None = None) -> None:
     add("--out", type=result_folder, default="output/rates", help="for the results")
     add("--into", type=Path, help="a file of config/rates to write the choice to as well")
     arguments = parser.parse_args(given)
-    runs, missing = read_all(arguments.runs)
+    runs, missing = read_all(arguments.runs, "", read_finished)
     found, out = choices(runs), arguments.out
-    text = table(found)
+    text = table(found) + missing_note(missing)
     write_runs(out, runs)
     write_text(out / "table.md", text + "\n")
     write_figure(draw(found), out / "rates")

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any
 
-from tape.evaluation.view import Column
 from tape.results.runs import EVALUATIONS, INTERVENTION, Run, view_of
 from tape.runs.folder import differences
 
@@ -29,25 +27,14 @@ METHOD, WEIGHTS = "peft.name", "base_weights"
 BASE = "not extended"
 
 
-@dataclass
-class Row:
-    """Runs of one label, by evaluation. Several evaluations may have runs of their own."""
-
-    label: str
-    runs: dict[str, list[Run]] = field(default_factory=dict)
-
-    def values(self, evaluation: str, column: Column) -> dict[int, float]:
-        """Returns the value of a column by seed, where there is one."""
-        found = {
-            run.seed: column.value(run.of(evaluation)) for run in self.runs.get(evaluation, [])
-        }
-        return {seed: value for seed, value in found.items() if value is not None}
+# Runs by their evaluation and the label of their row.
+Groups = dict[str, dict[str, list[Run]]]
 
 
-def rows_of(
+def groups_of(
     runs: Sequence[Run], across: Sequence[str] = (), within: Sequence[str] = ()
-) -> list[Row]:
-    """Groups runs into rows, in the order of the runs.
+) -> Groups:
+    """Groups runs into rows, in the order of the runs. Evaluations may have runs of their own.
 
     Args:
         across: patterns of further settings that may differ, such as `model.*`.
@@ -56,26 +43,21 @@ def rows_of(
     Raises:
         ValueError: if runs were asked or given something else, or one occurs twice.
     """
-    rows: dict[str, Row] = {}
+    groups: Groups = {}
     for kind in EVALUATIONS:
         if not (asked := [run for run in runs if kind in run.asked]):
             continue
         _check_asked(asked, kind)
         check_given(asked, across, within)
+        groups[kind] = {}
         for label, group in grouped(asked, within):
-            row = rows.setdefault(label, Row(label))
-            if kind in row.runs:
+            if label in groups[kind]:
                 raise ValueError(
-                    f"{row.runs[kind][0].folder} and {group[0].folder} are both {label} and were "
-                    "trained with different settings: give only one of them"
+                    f"{groups[kind][label][0].folder} and {group[0].folder} are both {label} and "
+                    "were trained with different settings: give only one of them"
                 )
-            row.runs[kind] = group
-    return list(rows.values())
-
-
-def kinds_of(rows: Sequence[Row]) -> list[str]:
-    """Returns the evaluations of any row."""
-    return [kind for kind in EVALUATIONS if any(kind in row.runs for row in rows)]
+            groups[kind][label] = group
+    return groups
 
 
 def is_method(run: Run) -> bool:

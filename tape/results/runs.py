@@ -72,8 +72,13 @@ class Run:
         return self.settings["position.name"]
 
     def of(self, evaluation: str) -> pd.DataFrame:
-        """The rows of one evaluation, and those of the training."""
-        return self.rows[self.rows["evaluation"].isin((evaluation, "training"))]
+        """The rows of one evaluation, and of the training if it belongs to that."""
+        return self.rows[self.rows["evaluation"].isin(parts_of(evaluation))]
+
+
+def parts_of(evaluation: str) -> tuple[str, ...]:
+    """Losses and costs of the training are shown with the perplexity."""
+    return ("perplexity", "training") if evaluation == "perplexity" else (evaluation,)
 
 
 def module_of(evaluation: str) -> Any:
@@ -115,19 +120,6 @@ def check_weights(folder: Path, name: str, recorded: str) -> None:
         )
 
 
-def evaluations_in(folder: Path) -> dict[str, Evaluation]:
-    """Reads the evaluations in a folder.
-
-    Raises:
-        ValueError, OSError: if files are damaged.
-    """
-    return {
-        name: import_module(module).read_evaluation(folder)
-        for name, (file, module) in EVALUATIONS.items()
-        if (folder / file).is_file()
-    }
-
-
 def shared_name(runs: Sequence[Path]) -> str | None:
     """Returns the usual name of an evaluation that all runs have; None if there is none.
 
@@ -155,16 +147,23 @@ def names_of(folder: Path) -> tuple[str, ...]:
     return folder.parts[-1 - is_evaluation(folder) :]
 
 
-def read_run(folder: Path, name: str) -> Run:
+def read_run(folder: Path, name: str | None) -> Run:
     """Reads a run with its evaluation in the folder `name`. The state that the model was evaluated
     with (`tape.analysis.intervene`) is among its settings, as `intervention`.
 
     Raises:
         ValueError, OSError: if it did not finish, was not evaluated since, or files are damaged.
     """
+    if name is None:
+        names = ", ".join(FOLDERS)
+        raise ValueError(f"{folder} has none of {names}: evaluate it first, or give --name")
     place = folder / name
     seed, settings = settings_of(folder)
-    found = evaluations_in(place)
+    found: dict[str, Evaluation] = {
+        kind: module_of(kind).read_evaluation(place)
+        for kind, (file, _) in EVALUATIONS.items()
+        if (place / file).is_file()
+    }
     if not found:
         files = ", ".join(file for file, _ in EVALUATIONS.values())
         raise ValueError(f"{place} has none of {files}: evaluate that run first")
@@ -215,22 +214,24 @@ def is_saved(folder: Path) -> bool:
 
 def table_of(runs: Sequence[Run]) -> pd.DataFrame:
     """Returns the rows of runs as one table: columns ABOUT, conditions and FOUND."""
+    names = _names(runs)
     table = pd.concat(
         [
             run.rows.assign(run=name, encoding=run.encoding, settings=run.digest, seed=run.seed)
-            for run, name in zip(runs, _names(runs), strict=True)
+            for run, name in zip(runs, names, strict=True)
         ],
         ignore_index=True,
     )
     conditions = [column for column in table if column not in (*ABOUT, *FOUND)]
-    whole = [*conditions, "n"]  # integers are such, also in columns with gaps
-    table[whole] = table[whole].convert_dtypes()
     return table[[*ABOUT, *conditions, *FOUND]]
 
 
 def write_runs(folder: Path, runs: Sequence[Run]) -> None:
     """Writes the rows of runs and their settings."""
-    write_text(folder / RESULTS, table_of(runs).to_csv(index=False, lineterminator="\n"))
+    table = table_of(runs)
+    whole = [*table.columns[len(ABOUT) : -len(FOUND)], "n"]  # integers, also in columns with gaps
+    table[whole] = table[whole].convert_dtypes()
+    write_text(folder / RESULTS, table.to_csv(index=False, lineterminator="\n"))
     items = [{(key, _json(value)) for key, value in run.settings.items()} for run in runs]
     shared = {key for key, _ in set.intersection(*items)}
     common = {key: value for key, value in runs[0].settings.items() if key in shared}
@@ -258,27 +259,18 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def read_settings(folder: Path) -> list[Run]:
-    """Reads the runs in saved results without their rows.
-
-    Raises:
-        ValueError: if the file is damaged.
-    """
-    content = read_object(folder / SETTINGS)
-    with reading(folder / SETTINGS):
-        return [
-            Run(folder / name, run["seed"], content["common"] | run["settings"], dict(run["asked"]))
-            for name, run in content["runs"].items()
-        ]
-
-
 def read_saved(folder: Path) -> list[Run]:
     """Reads what `write_runs` wrote.
 
     Raises:
         ValueError: if a file is damaged or they do not belong together.
     """
-    runs, path = read_settings(folder), folder / RESULTS
+    content, path = read_object(folder / SETTINGS), folder / RESULTS
+    with reading(folder / SETTINGS):
+        runs = {
+            name: Run(folder / name, x["seed"], content["common"] | x["settings"], dict(x["asked"]))
+            for name, x in content["runs"].items()
+        }
     if not path.read_bytes().endswith(b"\n"):
         raise ValueError(f"{path} ends in the middle of a line: create it again")
     with reading(path):
@@ -286,65 +278,62 @@ def read_saved(folder: Path) -> list[Run]:
         table = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
         if lost := sorted({*ABOUT, *FOUND} - {*table}):
             raise ValueError(f"the columns {', '.join(lost)} are missing")
-        table = table.astype({"value": float, "n": float})
-        groups = dict(iter(table.groupby("run", sort=False)))
-        names = [str(run.folder.relative_to(folder)) for run in runs]
-        if unknown := sorted({*groups} ^ {*names}):
+        groups = dict(iter(table.astype({"value": float, "n": float}).groupby("run")))
+        if unknown := sorted(groups.keys() ^ runs.keys()):
             raise ValueError(f"the run {unknown[0]} is not in both {RESULTS} and {SETTINGS}")
-        own = ["run", "encoding", "settings", "seed"]
-        for run, name in zip(runs, names, strict=True):
-            about = groups[name][own[1:]].drop_duplicates().itertuples(index=False, name=None)
+        own = ["encoding", "settings", "seed"]
+        for name, run in runs.items():
+            about = groups[name][own].drop_duplicates().itertuples(index=False, name=None)
             if {*about} != {(run.encoding, run.digest, run.seed)}:
                 raise ValueError(f"its rows of {name} are of other settings than {SETTINGS} has")
         return [
-            replace(run, rows=groups[name].drop(columns=own))
-            for run, name in zip(runs, names, strict=True)
+            replace(run, rows=groups[name].drop(columns=["run", *own]))
+            for name, run in runs.items()
         ]
 
 
-def read_all(folders: Sequence[Path], name: str | None) -> tuple[list[Run], dict[Path, str]]:
+def read_all(
+    folders: Sequence[Path], name: str | None, read: Callable[[Path, str], Run] = read_run
+) -> tuple[list[Run], dict[Path, str]]:
     """Reads runs and saved results.
 
     Args:
         folders: of runs, of one evaluation of a run each, or of saved results.
         name: the folder of the runs' evaluation; None for that of `shared_name`.
+        read: of a run and that name.
 
     Returns:
         The runs, and by folder why others could not be read.
+
+    Raises:
+        ValueError: if none can be read.
     """
     if name is None:
         name = shared_name([x for x in folders if not is_saved(x) and not is_evaluation(x)])
-
-    def read(folder: Path) -> list[Run]:
-        if is_saved(folder):
-            return read_saved(folder)
-        if is_evaluation(folder):
-            return [replace(read_run(folder.parent, folder.name), folder=folder)]
-        if name is None:
-            raise ValueError(
-                f"{folder} has none of {', '.join(FOLDERS)}: evaluate it first, or give --name"
-            )
-        return [read_run(folder, name)]
-
-    return read_each(folders, read)
-
-
-def read_each(
-    folders: Sequence[Path], read: Callable[[Path], list[Run]]
-) -> tuple[list[Run], dict[Path, str]]:
-    """Returns the runs in folders, and by folder why others could not be read."""
     runs: list[Run] = []
     missing: dict[Path, str] = {}
     for folder in folders:
         try:
-            runs += read(folder)
+            if is_saved(folder):
+                runs += read_saved(folder)
+            elif is_evaluation(folder):
+                runs.append(replace(read(folder.parent, folder.name), folder=folder))
+            else:
+                runs.append(read(folder, name))
         except (ValueError, OSError) as error:
             missing[folder] = in_one_line(error)
+    if not runs:
+        raise ValueError("; ".join(missing.values()) or "no runs were given")
     return runs, missing
 
 
 def end(folders: Sequence[Path], missing: Mapping[Path, str]) -> None:
-    """Ends a command with status 1 if some of its folders could not be read, and names them."""
+    """Ends a command with status 1 if some of its folders are missing in the table."""
     if missing:
-        print("\n".join(f"* {folder}: {why}" for folder, why in missing.items()))
-        sys.exit(f"error: {len(missing)} of {len(folders)} could not be read")
+        sys.exit(f"error: {len(missing)} of {len(folders)} are not in the table")
+
+
+def missing_note(missing: Mapping[Path, str]) -> str:
+    """Returns a paragraph that names folders that could not be read; empty without any."""
+    lines = (f"* {folder}: {why}" for folder, why in missing.items())
+    return "\n\nNot in the table:\n\n" + "\n".join(lines) if missing else ""

@@ -1,4 +1,4 @@
-"""The rows of a comparison as a table: markdown and LaTeX."""
+"""A comparison as tables: markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from tape.evaluation.curves import MIN_WINDOWS, context_gain
+from tape.evaluation.summary import differences, per_seed
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.evaluation.view import Column
-from tape.results.rows import RATE, Row, kind_of, kinds_of
-from tape.results.runs import view_of
-from tape.statistics import differences, holm
+from tape.results.comparison import Comparison
+from tape.results.rows import RATE, kind_of
+from tape.results.runs import missing_note, view_of
 
 NOTE = "Mean and 95 % interval (Student) over seeds."
 FEWER = """\
@@ -34,106 +35,93 @@ LATEX |= {"Δ": r"$\Delta$"}
 Cells = list[list[str]]
 
 
-def columns_of(rows: Sequence[Row]) -> list[tuple[str, Column]]:
-    """Returns the columns of all evaluations, with the name of the evaluation."""
-    found = []
-    for kind in kinds_of(rows):
-        runs = [run for row in rows for run in row.runs.get(kind, [])]
-        given = [run.asked[kind] for run in runs], [run.of(kind) for run in runs]
-        found += [(kind, column) for column in view_of(kind).columns(*given)]
-    return found
-
-
-def tables_of(rows: Sequence[Row], baseline: Row | None = None) -> list[Cells]:
-    """Returns the tables: results of each evaluation, costs, differences. The first line of a table
-    is its head."""
-    columns = columns_of(rows)
-    groups: dict[tuple[str, bool], list[Column]] = {}
-    for kind, column in columns:
-        groups.setdefault((kind, column.cost), []).append(column)
-    tables = [_results(rows, kind, group) for (kind, _), group in groups.items()]
-    if baseline is not None:
-        compared = [(kind, column) for kind, column in columns if column.compared]
-        if (found := _differences(rows, baseline, compared))[1:]:
-            tables.append(found)
+def tables_of(found: Comparison, baseline: str | None = None) -> list[Cells]:
+    """Returns the tables: results of each evaluation, costs, differences to the row `baseline`. The
+    first line of a table is its head."""
+    tables: list[Cells] = []
+    compared: Cells = []
+    for kind in found.groups:
+        rows = found.rows[kind]
+        columns = view_of(kind).columns(found.asked(kind), rows)
+        for cost in (False, True):
+            if chosen := [column for column in columns if column.cost == cost]:
+                tables.append(_results(found, kind, chosen))
+        if baseline is not None:
+            for column in columns:
+                compared += _differences(column, rows, baseline) if column.compared else []
+    if compared:
+        head = [kind_of(found.runs), "in", "Δ", "pairs alone", "p", "exact p", "detectable"]
+        tables.append([head, *compared])
     return tables
 
 
-def _first(rows: Sequence[Row]) -> str:
-    return kind_of(run for row in rows for found in row.runs.values() for run in found)
+def _results(found: Comparison, kind: str, columns: Sequence[Column]) -> Cells:
+    groups, rows = found.groups[kind], found.rows[kind]
+    lines = {label: [label, str(len(groups[label]))] for label in rows["row"].unique()}
+    for column in columns:
+        by_seed = per_seed(column.of(rows)).map(column.scale.of).groupby(level="row")
+        values = {label: [*each] for label, each in by_seed}
+        for label, line in lines.items():
+            each = values.get(label, [])
+            note = f" (n = {len(each)})" if 0 < len(each) < len(groups[label]) else ""
+            line.append(over_seeds(each, column.scale.digits) + note)
+    return [[kind_of(found.runs), "n", *(column.title for column in columns)], *lines.values()]
 
 
-def _results(rows: Sequence[Row], kind: str, columns: Sequence[Column]) -> Cells:
-    lines = [[_first(rows), "n", *(column.title for column in columns)]]
-    for row in rows:
-        if kind not in row.runs:
-            continue
-        line = [row.label, str(len(row.runs[kind]))]
-        for column in columns:
-            values = [*map(column.scale.of, row.values(kind, column).values())]
-            fewer = 0 < len(values) < len(row.runs[kind])
-            note = f" (n = {len(values)})" if fewer else ""
-            line.append(over_seeds(values, column.scale.digits) + note)
-        lines.append(line)
+def _differences(column: Column, rows: pd.DataFrame, baseline: str) -> Cells:
+    lines = []
+    for each in differences(column.of(rows), baseline).itertuples():
+        alone = ("-", "-")
+        if pd.notna(each.exact_p):
+            alone = f"± {each.pairs_half_width:.4f}", f"{each.exact_p:.2g}"
+        line = [each.Index, f"{column.measure}, {column.compared}"]
+        line += [f"{each.mean:+.4f} ± {each.half_width:.4f}", alone[0], f"{each.p:.2g}", alone[1]]
+        lines.append([*line, f"{each.detectable:.2g}"])
     return lines
 
 
-def _differences(
-    rows: Sequence[Row], baseline: Row, compared: Sequence[tuple[str, Column]]
-) -> Cells:
-    lines = [[_first(rows), "in", "Δ", "pairs alone", "p", "exact p", "detectable"]]
-    for kind, column in compared:
-        found = differences({row.label: row.values(kind, column) for row in rows}, baseline.label)
-        corrected = holm([each.p for each in found.values()])
-        for (label, each), p in zip(found.items(), corrected, strict=True):
-            alone = ("-", "-")
-            if each.pairs is not None:
-                alone = f"± {each.pairs.half_width:.4f}", f"{each.pairs.p:.2g}"
-            line = [label, f"{column.measure}, {column.compared}"]
-            line += [f"{each.mean:+.4f} ± {each.half_width:.4f}", alone[0], f"{p:.2g}", alone[1]]
-            lines.append([*line, f"{each.detectable:.2g}"])
-    return lines
-
-
-def markdown(rows: Sequence[Row], baseline: Row | None = None) -> str:
-    tables, notes = tables_of(rows, baseline), NOTE
+def markdown(found: Comparison, baseline: str | None = None) -> str:
+    """Returns the tables and what they mean, and the folders that are not in them."""
+    tables, notes = tables_of(found, baseline), NOTE
     if baseline is not None:
         note = COMPARED if "Δ" in tables[-1][0] else NOT_COMPARED
-        notes += "\n" + note.format(baseline.label)
+        notes += "\n" + note.format(baseline)
     if any("(n = " in cell for cells in tables for line in cells for cell in line):
         notes += "\n" + FEWER
-    if _lacks_gain(rows):
+    if _lacks_gain(found):
         notes += "\n" + NO_GAIN
-    notes += _own_rates(rows)
-    return "\n\n".join([*map(markdown_table, tables), notes])
+    text = "\n\n".join([*map(markdown_table, tables), notes + _own_rates(found)])
+    return text + missing_note(found.missing)
 
 
-def _lacks_gain(rows: Sequence[Row]) -> bool:
+def _lacks_gain(found: Comparison) -> bool:
     """Whether runs have too few windows for the context gain, which is not defined for runs of
     methods, whose bases have other trained lengths."""
-    runs = [run for row in rows for run in row.runs.get("perplexity", [])]
+    runs = [run for group in found.groups.get("perplexity", {}).values() for run in group]
     return kind_of(runs) == "encoding" and not all(
         context_gain(run.of("perplexity"), run.settings["length"]) for run in runs
     )
 
 
-def _own_rates(rows: Sequence[Row]) -> str:
+def _own_rates(found: Comparison) -> str:
     """A note of the learning rates that labels do not name, if rows have different ones."""
-    found = {row.label: next(iter(row.runs.values()))[0].settings.get(RATE) for row in rows}
-    unnamed = [f"{label} {rate}" for label, rate in found.items() if RATE not in label]
-    if len({*found.values()}) == 1 or not unnamed:
+    first: dict[str, float | None] = {}
+    for groups in found.groups.values():
+        first = {label: runs[0].settings.get(RATE) for label, runs in groups.items()} | first
+    unnamed = [f"{label} {first[label]}" for label in found.labels if RATE not in label]
+    if len({*first.values()}) == 1 or not unnamed:
         return ""
     return f"\nLearning rates: {', '.join(unnamed)}."
 
 
-def latex(rows: Sequence[Row], baseline: Row | None = None) -> str:
+def latex(tables: Sequence[Cells]) -> str:
     """Returns a tabular with the rules of booktabs for each table, in ASCII; a character without a
     command is its code point, as in U+00F6."""
-    tables = []
-    for head, *lines in tables_of(rows, baseline):
+    texts = []
+    for head, *lines in tables:
         table = pd.DataFrame(lines, columns=head).map(
             lambda cell: re.sub(r"[^ -~±Δ]", lambda found: f"U+{ord(found[0]):04X}", cell)
         )
         alignment = "l" + "r" * (len(head) - 1)
-        tables.append(table.to_latex(index=False, escape=True, column_format=alignment))
-    return "\n".join(tables).translate(str.maketrans(LATEX)).rstrip("\n")
+        texts.append(table.to_latex(index=False, escape=True, column_format=alignment))
+    return "\n".join(texts).translate(str.maketrans(LATEX)).rstrip("\n")

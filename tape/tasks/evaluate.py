@@ -18,12 +18,12 @@ import transformers
 
 from tape.analysis.intervene import INTERVENTIONS
 from tape.command import Parser, expected_errors, folder_name, integer, model_folder
+from tape.evaluation.figures import heat_map, write_figure
 from tape.evaluation.journal import Incomplete, Shard, place_of
 from tape.evaluation.questions import Batch
 from tape.evaluation.view import Evaluation
 from tape.evaluation.workers import answering, complete_shard
 from tape.model.checkpoint import identified
-from tape.results import heatmap
 from tape.runs.folder import folder_for_results
 from tape.tasks.generated import GeneratedTask
 
@@ -70,7 +70,9 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
         log.info("shard %s is done; %s", shard, missing)
         return None
     run = results.parent.resolve().name
-    heatmap.draw(results, run)
+    view, asked = task.results.view.heatmap, {run: evaluation.asked}
+    if (figure := heat_map(view, evaluation.rows.assign(row=run), asked)) is not None:
+        write_figure(figure, results / "heatmap")
     task.draw(results, run, evaluation)
     log.info("%s\nresults are in %s", task.results.describe(evaluation), results)
     return evaluation
