@@ -42,7 +42,6 @@ COMMANDS = {
             "tape.results.report",
             "write all results on one HTML page, next to the paper's",
         ),
-        "scrolls-show": ("scrolls.show", "write the SCROLLS answers of all encodings on a page"),
     },
     "analyse": {
         "stability": ("tape.analysis.stability", "change of attention when a text is moved"),
