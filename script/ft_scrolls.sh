@@ -4,9 +4,8 @@
 #   TYPE=tape DATASET_NAME=quality bash script/ft_scrolls.sh [settings]
 #
 #   TYPE          encoding, as in script/train.sh, whose NGPUS and NNODES apply as well
-#   DATASET_NAME  gov_report summ_screen_fd qmsum narrative_qa qasper quality quality_hard contract_nli,
-#                 or sample, which is not part of SCROLLS. Default: quality, or with a message sample if
-#                 quality is not available
+#   DATASET_NAME  gov_report summ_screen_fd qmsum narrative_qa qasper quality (the default)
+#                 contract_nli, or sample, which is not part of SCROLLS and needs no files
 #   output_name   the pre-trained model is output/${output_name}_c4, or with a message
 #                 output/${output_name}_local if only that exists; $TYPE by default
 #   SCROLLS_DIR   folder of the official zips, quality.zip and so on; data/scrolls by default. A zip that
@@ -19,7 +18,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
 
 TYPE=${TYPE:-adape}
-DATASET_NAME=${DATASET_NAME:-$("$python" -m scrolls.official_files "$@")}
+DATASET_NAME=${DATASET_NAME:-quality}
 experiment=scrolls
 if [[ $DATASET_NAME == sample ]]; then
     experiment=scrolls_sample # takes minutes on two cores

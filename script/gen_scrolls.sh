@@ -2,9 +2,9 @@
 # Generates a fine-tuned model's answers: SAVE_DIR=scrolls/quality bash script/gen_scrolls.sh [settings]
 #
 #   SAVE_DIR      answers are in ${SAVE_DIR}/${TYPE}.json, {id: text}; default: scrolls/$DATASET_NAME
-#   DATASET_NAME  task, as in script/ft_scrolls.sh; default: the last part of SAVE_DIR
+#   DATASET_NAME  task, as in script/ft_scrolls.sh; default: the last part of SAVE_DIR, or quality
 #   TYPE          encoding; the model is output/scrolls/$DATASET_NAME/$TYPE
-#   settings      of config/scrolls/generate.yaml: split=test processes=4 max_batch_tokens=65536
+#   settings      of tape scrolls-generate, which --help lists: split=test max_batch_tokens=65536
 #
 # Rerunning the command resumes the work.
 set -euo pipefail
@@ -12,10 +12,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
 
 TYPE=${TYPE:-adape}
-if [[ -n ${SAVE_DIR:-} ]]; then
-    DATASET_NAME=${DATASET_NAME:-$(basename "$SAVE_DIR")}
-else
-    DATASET_NAME=${DATASET_NAME:-$("$python" -m scrolls.official_files "$@")}
-fi
+DATASET_NAME=${DATASET_NAME:-$(basename "${SAVE_DIR:-quality}")}
 exec "$python" -m scrolls.generate model="output/scrolls/$DATASET_NAME/$TYPE" task="$DATASET_NAME" \
     output="${SAVE_DIR:-scrolls/$DATASET_NAME}/$TYPE.json" "$@"

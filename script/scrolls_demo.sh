@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # All SCROLLS steps on a laptop, on the `sample` task (not part of SCROLLS): fine-tunes a pre-trained
 # model (trained first by script/train.sh if missing), generates, scores, and shows the answers next to
-# those of the untuned model and of a baseline without input: bash script/scrolls_demo.sh [settings]
+# those of the untuned model: bash script/scrolls_demo.sh [settings]
 #
 #   TYPE       encoding; adape by default
 #   settings   of the fine-tuning, e.g. trainer.max_steps=1500
 #
-# Answers and scores are in scrolls/sample. Rerunning the command resumes the work.
+# Answers are in scrolls/sample, scores and a page of the answers in its metrics/. Rerunning the
+# command resumes the work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source script/environment.sh
@@ -24,13 +25,7 @@ fi
 SAVE_DIR=$answers bash script/gen_scrolls.sh
 "$python" -m scrolls.generate model="$base" task=sample budget=demo \
     output="$answers/${TYPE}_untuned.json"
-"$python" -m scrolls.show --dataset_name sample --predictions "$answers" --majority --limit 8 \
-    --out "$answers/answers.html"
 
 printf '\n'
-for name in "$TYPE" "${TYPE}_untuned"; do
-    score=$("$python" eval_scrolls.py --split validation --dataset_name sample \
-        --predictions "$answers/$name.json" --metrics_output_dir "$answers/metrics/$name" |
-        sed -n 's/.*"scrolls_score": \([0-9.]*\).*/\1/p')
-    printf '%-20s F1 %6.2f\n' "$name" "$score"
-done
+"$python" eval_scrolls.py --split validation --dataset_name sample --predictions "$answers" \
+    --metrics_output_dir "$answers/metrics"

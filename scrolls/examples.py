@@ -9,7 +9,6 @@ prompt's budget; the question and the room for the answer are never reduced.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,27 +17,21 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
+import torch
+from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from scrolls.official_files import Row, find, identity, read_rows
 from scrolls.tasks import TASKS, Split, Task
-from tape.data.blocks import (
-    batches,
-    check_unknown,
-    token_dtype,
-    tokenize,
-    tokenizer_fingerprint,
-)
-from tape.data.tokenizer import vocabulary_size
-from tape.files import new_folder, read_or_discard
+from tape.data.blocks import batches, check_unknown, token_dtype, tokenize, tokenizer_fingerprint
+from tape.files import new_folder, read_object, read_or_discard
 from tape.model.loss import IGNORED
 from tape.validation import check_path, look_up
 
 TAILS = {"answer": "\n\nAnswer:", "summary": "\n\nSummary:"}
 TRAINED_FOR = "scrolls.json"  # in the folder of a fine-tuned model: its task and budget
-ROWS, TOKENS = "rows.arrow", ("prompt", "answer")
+ROWS = "rows.arrow"
 
 
 class Budget(NamedTuple):
@@ -60,27 +53,20 @@ BUDGETS = {
 }
 
 
-def budget_of(name: str, task: Task) -> Budget:
-    """Returns a budget by name; raises a ValueError that lists the known ones."""
-    return look_up("budget", name, BUDGETS)[task.kind]
-
-
 def trained_budget(folder: Path) -> str:
     """Returns the name of the budget that a model was fine-tuned with.
 
     Raises:
         ValueError: if it was not fine-tuned on a task, or its record is damaged.
     """
-    if not (folder / TRAINED_FOR).is_file():
-        raise ValueError(
-            f"{folder} has no {TRAINED_FOR}: it was not fine-tuned on a task; give budget=..."
-        )
     try:
-        return json.loads((folder / TRAINED_FOR).read_text())["budget"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        name = read_object(folder / TRAINED_FOR)["budget"]
+        look_up("budget", name, BUDGETS)
+    except (ValueError, OSError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{folder / TRAINED_FOR} is damaged ({error}): give budget=..., as in training"
+            f"{folder / TRAINED_FOR} names no budget of a fine-tuning ({error}): give budget=..."
         ) from error
+    return name
 
 
 @dataclass(frozen=True)
@@ -118,53 +104,40 @@ class Prompts:
             self.start = self.start[:-1]  # some tokenizers also end every text
         self.tail = tokenize(tokenizer, [self.tail_text])[0]
 
-    def answers(self, texts: list[str]) -> list[np.ndarray]:
-        """Returns the tokens of answers as they follow a prompt.
-
-        Raises:
-            ValueError: if the tokenizer merges the end of a prompt with its answer.
-        """
-        texts = [f"{self.tail_text} {text.strip()}" for text in texts]
-        whole, end = tokenize(self.tokenizer, texts), len(self.tail)
-        for tokens in whole:
-            if not np.array_equal(tokens[:end], self.tail):
-                raise ValueError(f"this tokenizer merges {self.tail_text!r} with the text after it")
-        return [tokens[end:].astype(self.dtype) for tokens in whole]
-
     def columns(self, rows: list[Row]) -> dict[str, list]:
         """Returns the columns of `Examples.table` for rows.
 
         Raises:
-            ValueError: for a question that leaves no room for the document; names the id.
+            ValueError: for a question that leaves no room for the document; names the id. If the
+                tokenizer merges the end of a prompt with its answer.
         """
         texts = [*dict.fromkeys(row.document for row in rows)]  # with many questions each
         documents = dict(zip(texts, tokenize(self.tokenizer, texts), strict=True))
         questions = tokenize(self.tokenizer, [row.question for row in rows])
-        prompts, most = [], self.budget.prompt
-        for row, question in zip(rows, questions, strict=True):
-            fixed = len(self.start) + len(question) + len(self.tail)
+        endings = [f"{self.tail_text} {(row.output or '').strip()}" for row in rows]
+        endings, end = tokenize(self.tokenizer, endings), len(self.tail)
+        columns = {name: [] for name in ("id", "prompt", "answer", "question", "length")}
+        for row, question, ending in zip(rows, questions, endings, strict=True):
+            if not np.array_equal(ending[:end], self.tail):
+                raise ValueError(f"this tokenizer merges {self.tail_text!r} with the text after it")
+            fixed, most = len(self.start) + len(question) + end, self.budget.prompt
             if fixed >= most:
                 raise ValueError(
                     f"id {row.id!r}: no room for the document: the question and the template take "
                     f"{fixed:,} of the prompt's {most:,} tokens; use a larger budget=..."
                 )
-            document = documents[row.document][: most - fixed]
-            prompt = np.concatenate((self.start, question, document, self.tail))
-            prompts.append(prompt.astype(self.dtype))
-        return {
-            "id": [row.id for row in rows],
-            "prompt": prompts,
-            "answer": self.answers([row.output or "" for row in rows]),
-            "question": [*map(len, questions)],
-            "length": [
-                len(question) + len(documents[row.document])
-                for row, question in zip(rows, questions, strict=True)
-            ],
-        }
+            document = documents[row.document]
+            prompt = np.concatenate((self.start, question, document[: most - fixed], self.tail))
+            columns["id"].append(row.id)
+            columns["prompt"].append(prompt.astype(self.dtype))
+            columns["answer"].append(ending[end:].astype(self.dtype))
+            columns["question"].append(len(question))
+            columns["length"].append(len(question) + len(document))
+        return columns
 
 
-class Examples:
-    """The tokenized rows of a split, in file order.
+class Examples(Dataset):
+    """The tokenized rows of a split, in file order, as inputs and labels of a causal model.
 
     Args:
         table: a row each: `id`; tokens of `prompt`, within the budget, and of `answer`, whole;
@@ -193,7 +166,10 @@ class Examples:
         start = len(self.prompts.start)
         return self.tokens("prompt", row)[start : start + self.table["question"][row].as_py()]
 
-    def example(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
         """Returns tokens and labels, (T,) int64 each: answer and EOS are predicted. A truncated
         answer has no EOS."""
         prompt, answer = self.tokens("prompt", row), self.tokens("answer", row)
@@ -201,7 +177,9 @@ class Examples:
             answer = np.append(answer, self.prompts.tokenizer.eos_token_id)
         else:
             answer = answer[: self.prompts.budget.answer]
-        return np.append(prompt, answer), np.append(np.full_like(prompt, IGNORED), answer)
+        labels = np.append(np.full_like(prompt, IGNORED), answer)
+        ids = np.append(prompt, answer)
+        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 
 
 def tokenize_split(prompts: Prompts, split: Split, data_dir: Path | None, cache: Path) -> Examples:
@@ -217,27 +195,23 @@ def tokenize_split(prompts: Prompts, split: Split, data_dir: Path | None, cache:
     )
     fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / "scrolls" / f"{fingerprint}-{prompts.budget.prompt}"
-    table = read_or_discard(folder, partial(_read, tokenizer))
+    tokens = pa.list_(pa.from_numpy_dtype(prompts.dtype))
+    columns = {"id": pa.string(), "prompt": tokens, "answer": tokens}
+    schema = pa.schema(columns | {"question": pa.int64(), "length": pa.int64()})
+    table = read_or_discard(folder, partial(_read, schema))
     if table is None:
         title = f"tokenizing {task.name} ({split})"
         rows = tqdm(read_rows(source, task, split), title, unit="row", disable=None)
-        schema = _schema(tokenizer)
         with new_folder(folder) as work, pa.ipc.new_file(str(work / ROWS), schema) as file:
             for batch in batches(rows):
                 file.write_batch(pa.record_batch(prompts.columns(batch), schema))
-        table = _read(tokenizer, folder)
-    parts = (part.values.to_numpy() for name in TOKENS for part in table[name].chunks)
+        table = _read(schema, folder)
+    parts = (p.values.to_numpy() for name in ("prompt", "answer") for p in table[name].chunks)
     check_unknown(tokenizer, f"{task.name} ({split})", parts)
     return Examples(table, prompts, fingerprint)
 
 
-def _schema(tokenizer: PreTrainedTokenizerBase) -> pa.Schema:
-    tokens = pa.list_(pa.from_numpy_dtype(token_dtype(tokenizer)))
-    columns = {"id": pa.string(), "prompt": tokens, "answer": tokens}
-    return pa.schema(columns | {"question": pa.int64(), "length": pa.int64()})
-
-
-def _read(tokenizer: PreTrainedTokenizerBase, folder: Path) -> pa.Table:
+def _read(schema: pa.Schema, folder: Path) -> pa.Table:
     """Maps the tokens of a split into memory.
 
     Raises:
@@ -249,9 +223,6 @@ def _read(tokenizer: PreTrainedTokenizerBase, folder: Path) -> pa.Table:
     except OSError as error:  # of its metadata
         raise ValueError(str(error)) from error
     table.validate(full=True)
-    if table.schema != _schema(tokenizer):
+    if table.schema != schema:
         raise ValueError("it has other columns")
-    for name in TOKENS:
-        if (pc.max(pc.list_flatten(table[name])).as_py() or 0) >= vocabulary_size(tokenizer):
-            raise ValueError("it has tokens beyond those of the tokenizer")
     return table

@@ -37,14 +37,6 @@ class Asked(NamedTuple):
     document: str
     outputs: tuple[str, ...]  # equally good gold answers
 
-    @property
-    def text(self) -> str:
-        return f"{self.question}\n\n{self.document}"
-
-    @property
-    def id(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
-
 
 def write_sample(cache: Path) -> Path:
     """Returns the folder with train.jsonl and validation.jsonl, written once."""
@@ -64,19 +56,24 @@ def write_sample(cache: Path) -> Path:
 
 def _rows(asked: list[Asked], most: int) -> Iterator[dict[str, str]]:
     # Ids are hashes, so sorting by them is a shuffle that is the same on every machine.
-    found = sorted({one.id: one for one in asked}.items())
-    chosen: list[tuple[str, Asked]] = []
+    found = {}
+    for one in asked:
+        text = f"{one.question}\n\n{one.document}"
+        found[hashlib.sha256(text.encode()).hexdigest()[:16]] = one, text
+    found = dict(sorted(found.items()))
+    chosen: list[str] = []
     for question in (SUMMARY, NAME, *DECISIONS):
-        mine = [(id_, one) for id_, one in found if one.question == question]
+        golds = {id_: one.outputs for id_, (one, _) in found.items() if one.question == question}
+        mine = [*golds]
         if question in DECISIONS:  # balanced, so that guessing the frequent answer does not pay
-            yes = [(id_, one) for id_, one in mine if one.outputs == ("Yes",)]
-            no = [(id_, one) for id_, one in mine if one.outputs == ("No",)]
+            yes, no = ([id_ for id_ in mine if golds[id_] == (word,)] for word in ("Yes", "No"))
             each = min(most // 2, len(yes), len(no))
             mine = yes[:each] + no[:each]
         chosen += mine[:most]
-    for id_, one in sorted(chosen):
+    for id_ in sorted(chosen):
+        one, text = found[id_]
         for number, output in enumerate(one.outputs):
-            yield {"id": id_, "pid": f"{id_}_{number}", "input": one.text, "output": output}
+            yield {"id": id_, "pid": f"{id_}_{number}", "input": text, "output": output}
 
 
 def _asked(text: str) -> Iterator[Asked]:

@@ -1,36 +1,28 @@
-"""Verifies and scores predictions for SCROLLS by the rules of its evaluator: of one task, or of all
-tasks and several encodings, in a table next to the paper's."""
+"""Verifies and scores predictions for SCROLLS by the rules of its evaluator, {id: text} in a file:
+of one model, of several models on one task, or on all tasks in a table next to the paper's."""
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import logging
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
-from scrolls.metrics import SUMMARY_LEVEL, results
-from scrolls.official_files import HUB, default_folder, find
-from scrolls.predictions import Golds, Reference, add_data, read_predictions, read_types
-from scrolls.tasks import BENCHMARK, HARD, SPLITS, TASKS
+from scrolls.metrics import results
+from scrolls.official_files import add_data, find, read_rows
+from scrolls.tasks import BENCHMARK, SPLITS, TASKS, Split, Task
 from tape import provenance
 from tape.command import Parser, expected_errors, result_folder
 from tape.evaluation.tables import markdown_table
-from tape.files import check_replaceable, write_text
-from tape.validation import look_up
+from tape.files import write_text
+from tape.validation import encodable
 
-ON_REQUEST = "narrative_qa"  # gigabytes: downloaded only if requested by name
-SUBMITTED = ("Task", "ID", "Prediction")  # columns of a submission
-NO_SUMMARY_LEVEL = (
-    f"note: {SUMMARY_LEVEL}, not part of any score, is null: it needs nltk's sentence splitter "
-    f"(python -m nltk.downloader punkt_tab)"
-)
 # Of the table, in the paper's order and naming.
 PAPER = Path(__file__).with_name("paper.csv")
 COLUMNS = {
@@ -45,187 +37,124 @@ COLUMNS = {
 NOTE = """\
 Percent. Rgm: geometric mean of rouge1, rouge2 and rougeL. Avg: mean of the seven tasks, if all are
 there. Rows from arXiv 2501.00712 are the paper's, on validation sets; their Avg is computed."""
-log = logging.getLogger("scrolls.score")
 
 
-def read_all(folder: Path) -> dict[str, dict[str, object]]:
-    """Returns the contents of the prediction files folder/<task>/<TYPE>.json by type and task.
+def read_questions(
+    task: Task, split: Split, data_dir: Path | None, cache: Path, scored: bool = True
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Returns the questions of a task by id, in the order of their first rows, and their gold
+    answers.
+
+    Args:
+        scored: whether a question without a gold answer is an error.
 
     Raises:
-        ValueError: if there are none, or one cannot be read.
+        ValueError, FileNotFoundError: if rows are missing or invalid.
     """
-    found: dict[str, dict[str, object]] = {}
-    for task in BENCHMARK:
-        for kind, predictions in read_types(folder / task).items():
-            found.setdefault(kind, {})[task] = predictions
-    if not found:
-        raise ValueError(
-            f"{folder} contains no predictions: expected files <task>/<TYPE>.json with the tasks "
-            f"{', '.join(BENCHMARK)}"
-        )
-    return dict(sorted(found.items()))
+    source, questions, golds = find(task, split, data_dir, cache), {}, {}
+    for row in read_rows(source, task, split):
+        if row.output is None and scored:
+            raise ValueError(
+                f"{source}, id {row.id!r}: no gold answer to score with; SCROLLS does not publish "
+                f"the answers of the test split: use --split validation, or --verify_only"
+            )
+        questions.setdefault(row.id, row.question)
+        golds.setdefault(row.id, []).append(row.output)
+    return questions, golds
 
 
-def references(tasks: set[str], golds: Golds) -> dict[str, Reference]:
-    """References of the tasks, except one that needs an explicit download. Includes the hard
-    questions of quality where the benchmark scores them."""
-    known = {}
-    for name, task in BENCHMARK.items():
-        if name not in tasks:
-            continue
-        source = None
-        if name == ON_REQUEST:
-            try:
-                source = find(task, golds.split, golds.data_dir, golds.cache, download=False)
-            except FileNotFoundError:
-                log.warning(
-                    "note: %s is skipped, because its %s MB are not on this machine: put %s.zip of "
-                    "%s into %s, or download it with --dataset_name %s; then rerun this command",
-                    name,
-                    f"{task.size:,}",
-                    name,
-                    HUB,
-                    golds.data_dir or default_folder(),
-                    name,
-                )
-                continue
-        known[name] = golds.of(task, source)
-    if "quality" in known and golds.split == "test" and golds.needed:
-        known[HARD] = golds.of(TASKS[HARD])
-    return known
-
-
-def evaluate(
-    reference: Reference, predictions: object, out: Path, golds: Golds
-) -> dict[str, Any] | None:
-    """Verifies predictions, scores them if golds are needed, and writes out/<task>_metrics.json:
-    the results, or the errors.
-
-    Returns:
-        What was written; None of valid predictions that are not scored.
-    """
-    valid, found = reference.check(predictions)
-    if found is None and golds.needed:
-        questions = reference.questions.items()
-        pairs = [(valid[id_], question.outputs) for id_, question in questions]
-        found = results(reference.task, *map(list, zip(*pairs, strict=True)))
-    if found is not None:
-        write_json(out / f"{reference.task.name}_metrics.json", found)
+def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Builds an object of JSON, whose readers silently keep the last value of a duplicate key."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"duplicate id {key!r}")
+        found[key] = value
     return found
 
 
-def write_json(path: Path, content: object) -> None:
-    """As in the official files."""
-    write_text(path, json.dumps(content, indent=4) + "\n")
+def verify(path: Path, ids: Collection[str]) -> tuple[dict[str, str], dict[str, Any] | None]:
+    """Returns the predictions in a file in the order of the ids, and the report of their errors:
+    None if it is a JSON object with a text for each id and no other."""
+    try:
+        found = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=once_each)
+        if not isinstance(found, dict):
+            raise ValueError('it must hold a JSON object, {"id1": "prediction1", ...}')
+        for id_, text in found.items():
+            if not isinstance(text, str) or not encodable(id_ + text):
+                raise ValueError(f"the prediction for {id_!r} is not text")
+    except (ValueError, RecursionError) as error:
+        return {}, {"errors": [f"{path}: {error}"], "details": {}}
+    missing, redundant = set(ids) - found.keys(), found.keys() - set(ids)
+    if missing or redundant:
+        error = f"{path}: {len(missing)} ids are missing, {len(redundant)} are redundant"
+        details = {"missing_keys": sorted(missing), "redundant_keys": sorted(redundant)}
+        return {}, {"errors": [error], "details": details}
+    return {id_: found[id_] for id_ in ids}, None
 
 
-def evaluate_one(given: argparse.Namespace, golds: Golds) -> bool:
-    """Prints the results, or the errors, of one task; returns whether there are none."""
-    predictions = read_predictions(given.predictions)
-    reference = golds.of(TASKS[given.dataset_name], given.test_data_file)
-    name, out = reference.task.name, given.metrics_output_dir
-    found = evaluate(reference, predictions, out, golds)
-    if found is None:
-        print(f"The {len(reference.questions):,} predictions for {name} are valid.")
-        return True
-    if "errors" in found:
-        print(json.dumps(found["errors"], indent=4))
-        print(f"See details in: {out / f'{name}_metrics.json'}")
-        return False
-    print(json.dumps(found, indent=4))
-    if found.get(SUMMARY_LEVEL, 0) is None:
-        log.warning(NO_SUMMARY_LEVEL)
-    return True
+def evaluate_task(
+    name: str, files: dict[str, Path], given: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Verifies files of predictions for a task, scores them unless they are only verified, and
+    writes <TYPE>/<task>_metrics.json, the results or the errors, and <task>_answers.html; returns
+    the reports by type, empty for valid predictions that are not scored. Errors in one file do not
+    stop the others.
 
-
-def evaluate_all(given: argparse.Namespace, golds: Golds) -> bool:
-    """Evaluates the predictions in <task>/<TYPE>.json; writes <TYPE>/<task>_metrics.json,
-    <TYPE>/scrolls.json, and table.md and table.csv. Errors in one file do not stop the others.
-
-    Returns:
-        Whether all predictions are valid.
-
-    Raises:
-        ValueError: before scoring, for unreadable predictions or an incomplete submission.
+    Args:
+        files: by type; one without a type has its results in the folder itself, and no page.
     """
-    found, out = read_all(given.predictions), given.metrics_output_dir
-    known = references({task for tasks in found.values() for task in tasks}, golds)
-    if given.submission is not None:
-        _check_complete(given.type, look_up("type of predictions", given.type, found), known)
-    for kind, tasks in found.items():
-        if missing := [task for task in BENCHMARK if task not in tasks]:
-            log.warning("note: %s has no predictions for %s", kind, ", ".join(missing))
-    scores, errors, count, summary_level = {}, {}, 0, True
-    for kind, tasks in found.items():
-        metrics: dict[str, dict[str, Any]] = {}
-        for name, reference in known.items():
-            if reference.task.folder not in tasks:
-                continue
-            result = evaluate(reference, tasks[reference.task.folder], out / kind, golds)
-            if result is None:
-                count += 1
-            elif "errors" in result:
-                errors[kind, name] = result["errors"]
-            else:
-                metrics[name] = result
-                log.info("%s, %s: %s", kind, name, result["display"])
-                summary_level &= result.get(SUMMARY_LEVEL, 0) is not None
-        if golds.needed:
-            write_json(out / kind / "scrolls.json", summary_of(metrics))
-        scores[kind] = {n: m["scrolls_score"] for n, m in metrics.items() if n != HARD}
-    if golds.needed:
-        rows = table(scores, f"here, {golds.split}")
-        write_text(out / "table.md", markdown(rows) + "\n")
-        write_text(out / "table.csv", csv_of(rows))
-        provenance.record(out)
-        print(f"{markdown(rows)}\n\nalso in {out}, with the metrics of each task")
-    else:
-        print(f"{count} files of predictions are valid, {len(errors)} are not.")
-    if not summary_level:
-        log.warning(NO_SUMMARY_LEVEL)
-    if given.submission is not None:
-        if {(given.type, task) for task in BENCHMARK}.isdisjoint(errors):
-            _submit(given.submission, given.type, found[given.type], known)
-        else:
-            text = "note: %s is not written, as not all predictions of %s are valid"
-            log.warning(text, given.submission, given.type)
-    for (kind, name), faults in errors.items():
-        file = out / kind / f"{name}_metrics.json"
-        print(f"error: {' '.join(faults)} See details in: {file}", file=sys.stderr)
-    return not errors
+    task, out, scored = TASKS[name], given.metrics_output_dir, not given.verify_only
+    questions, golds = read_questions(task, given.split, given.data_dir, given.cache_dir, scored)
+    reports, answered = {}, {}
+    for kind, path in files.items():
+        texts, report = verify(path, questions)
+        if report is None and scored:
+            answered[kind] = texts
+            report = results(task, [*texts.values()], [*golds.values()])
+        reports[kind] = report or {}
+        target = out / kind / f"{name}_metrics.json"
+        if report is not None:
+            write_text(target, json.dumps(report, indent=4) + "\n")  # as the official ones
+        if "errors" in reports[kind]:
+            print(f"error: {report['errors'][0]}; details are in {target}", file=sys.stderr)
+        elif kind or not scored:
+            print(f"{path}: {reports[kind].get('display', 'valid')}")
+    if answered and "" not in answered:
+        columns = {"question": questions, "gold answers": golds} | answered
+        write_text(out / f"{name}_answers.html", page(pd.DataFrame(columns).loc[[*questions]]))
+    return reports
 
 
-def summary_of(metrics: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns the official scrolls.json; its score is null if a task is missing."""
-    summary: dict[str, Any] = {
-        task: {key: metrics[task][key] for key in ("scrolls_score", "display", "display_keys")}
-        for task in BENCHMARK
-        if task in metrics
-    }
-    if HARD in metrics and "quality" in summary:
-        hard, quality = metrics[HARD], summary["quality"]
-        quality["display"] = quality["display"] + hard["display"]
-        names = [f"hard_{key}" for key in hard["display_keys"]]
-        quality["display_keys"] = quality["display_keys"] + names
-    scores = [of_task["scrolls_score"] for of_task in summary.values()]
-    return summary | {"scrolls_score": fmean(scores) if len(scores) == len(BENCHMARK) else None}
+def page(table: pd.DataFrame) -> str:
+    """Returns a table as HTML, with whole cells and their line breaks."""
+    table = table.map(lambda cell: cell if isinstance(cell, str) else "\n".join(cell))
+    style = "<style>td { white-space: pre-wrap; vertical-align: top }</style>"
+    with pd.option_context("display.max_colwidth", None):
+        html = table.to_html(formatters=[str] * len(table.columns))  # line breaks unescaped
+    return f'<meta charset="utf-8">\n{style}\n{html}\n'
 
 
-# ---- the table of the benchmark (the paper's Table 1), and its submission
+# ---- the table of the benchmark (the paper's Table 1)
 
 
-def table(scores: dict[str, dict[str, float]], origin: str) -> pd.DataFrame:
+def table(reports: dict[str, dict[str, dict[str, Any]]], origin: str) -> pd.DataFrame:
     """Returns scores in percent, a row per encoding; the paper's Table 1 (validation sets) follows.
     `mean`, the benchmark's score, is missing where a task is.
 
     Args:
-        scores: by encoding and task.
+        reports: by encoding and task.
         origin: where they are from.
     """
-    ours = [{"encoding": name, **of, "from": origin} for name, of in scores.items()]
+    ours = [
+        {"encoding": kind, "from": origin}
+        | {task: report.get("scrolls_score") for task, report in of_tasks.items()}
+        for kind, of_tasks in sorted(reports.items())
+    ]
     rows = pd.concat([pd.DataFrame(ours), pd.read_csv(PAPER)], ignore_index=True)
-    rows["mean"] = rows.reindex(columns=[*COLUMNS]).mean(axis="columns", skipna=False)
-    return rows.reindex(columns=["encoding", *COLUMNS, "mean", "from"])
+    rows = rows.reindex(columns=["encoding", *COLUMNS, "from"])
+    rows.insert(len(COLUMNS) + 1, "mean", rows[[*COLUMNS]].mean(axis="columns", skipna=False))
+    return rows
 
 
 def markdown(rows: pd.DataFrame) -> str:
@@ -236,83 +165,69 @@ def markdown(rows: pd.DataFrame) -> str:
     return f"{markdown_table([shown.columns, *shown.to_numpy()])}\n\n{NOTE}"
 
 
-def csv_of(rows: pd.DataFrame) -> str:
-    """With all four decimals; empty for what is not there."""
-    return rows.round(4).to_csv(index=False, lineterminator="\n")
+def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
+    """Evaluates a file of predictions, a folder of files <TYPE>.json, or of all tasks
+    <task>/<TYPE>.json, of which it also writes table.md and table.csv. Returns the reports by type
+    and task.
 
-
-def _check_complete(kind: str, given: dict[str, object], known: dict[str, Reference]) -> None:
-    if missing := ", ".join(task for task in BENCHMARK if task not in given):
+    Raises:
+        ValueError: if there are no predictions.
+    """
+    out, found = given.metrics_output_dir, {}
+    for task in BENCHMARK if given.all else [given.dataset_name]:
+        place = given.predictions / task if given.all else given.predictions
+        files = {path.stem: path for path in sorted(place.glob("[!.]*.json"))}
+        if place.is_file():
+            files = {"": place}
+        for kind, report in evaluate_task(task, files, given).items() if files else ():
+            found.setdefault(kind, {})[task] = report
+    if not found:
         raise ValueError(
-            f"a submission has predictions for all seven tasks; {kind} has none for {missing}"
+            f"{given.predictions} has no predictions: expected a file, a folder of files "
+            f"<TYPE>.json, or with --all of files <task>/<TYPE>.json"
         )
-    if missing := ", ".join(task for task in BENCHMARK if task not in known):
-        raise ValueError(
-            f"a submission is checked against the ids of all seven tasks; the ids of {missing} are "
-            f"missing"
-        )
+    if given.all and not given.verify_only:
+        rows = table(found, f"here, {given.split}")
+        write_text(out / "table.md", markdown(rows) + "\n")
+        # With all four decimals; empty for what is not there.
+        write_text(out / "table.csv", rows.round(4).to_csv(index=False, lineterminator="\n"))
+        provenance.record(out)
+        print(f"{markdown(rows)}\n\nalso in {out}, with the metrics and answers of each task")
+    return found
 
 
-def _submit(
-    file: Path, kind: str, given: dict[str, dict[str, str]], known: dict[str, Reference]
-) -> None:
-    rows = [(task, id_, given[task][id_]) for task in BENCHMARK for id_ in known[task].questions]
-    submitted = pd.DataFrame(rows, columns=SUBMITTED)
-    # Quotes everything, so that empty answers and line breaks within answers survive.
-    text = submitted.to_csv(index=False, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    write_text(file, text)
-    print(f"The submission of {kind} is {file}.")
-
-
-# ---- command line
-
-
-def parser() -> argparse.ArgumentParser:
+def parsed() -> argparse.Namespace:
     parser = Parser(
+        prog="tape scrolls-score",
         description="Verify and score predictions for SCROLLS. Predictions that are not valid exit "
-        "with 65, and have their errors in the file of their metrics."
+        "with 65, and have their errors in the file of their metrics.",
     )
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--dataset_name", choices=TASKS, help="score the predictions of one task")
-    what.add_argument(
-        "--all",
-        action="store_true",
-        help="score all <task>/<TYPE>.json in the folder of predictions, and write a table of them",
-    )
-    add("--predictions", type=Path, required=True, help="a file {id: text}; with --all a folder")
+    about = "score all <task>/<TYPE>.json in the folder of predictions, and write a table of them"
+    what.add_argument("--all", action="store_true", help=about)
+    about = "a file {id: text}, or a folder of files <TYPE>.json; with --all a folder of these"
+    add("--predictions", type=Path, required=True, help=about)
     add("--metrics_output_dir", type=result_folder, required=True, help="a folder for the results")
     add("--split", choices=SPLITS, help="default: test, as officially; with --all validation")
-    add("--test_data_file", type=Path, help="the test split with answers, as .jsonl")
     add("--verify_only", action="store_true", help="check form and ids, and score nothing")
-    add("--submission", type=Path, help="with --all: write the benchmark's submission to this csv")
-    add("--type", help="with --submission: whose predictions are submitted, such as adape")
     add_data(parser)
-    return parser
-
-
-def check(given: argparse.Namespace) -> None:
-    """Raises a ValueError for settings that do not go together."""
-    if (given.submission is None) != (given.type is None):
-        raise ValueError("--submission and --type go together: the file, and whose predictions")
-    if given.submission is not None and not given.all:
-        raise ValueError("--submission needs --all: it holds the predictions for all tasks")
-    if given.submission is not None:
-        check_replaceable("--submission", given.submission, '","'.join(SUBMITTED))
-    if given.test_data_file is not None and (given.all or given.split != "test"):
-        raise ValueError("--test_data_file is the test split of one --dataset_name")
+    given = parser.parse_args()
+    given.split = given.split or ("validation" if given.all else "test")
+    return given
 
 
 def main() -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("scrolls").setLevel(logging.INFO)
     with expected_errors():
-        given = parser().parse_args()
-        given.split = given.split or ("validation" if given.all else "test")
-        check(given)
-        golds = Golds(given.split, given.data_dir, given.cache_dir, not given.verify_only)
-        valid = (evaluate_all if given.all else evaluate_one)(given, golds)
-    if not valid:
+        given = parsed()
+        found = evaluate(given)
+    reports = [report for of_tasks in found.values() for report in of_tasks.values()]
+    if "" in found and not given.verify_only:
+        print(json.dumps(reports[0], indent=4))
+    if any("errors" in report for report in reports):
         sys.exit(os.EX_DATAERR)
 
 

@@ -9,17 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
+from torch.utils.data import Subset
 from transformers import TrainingArguments
 
-from scrolls.examples import (
-    TRAINED_FOR,
-    Examples,
-    Prompts,
-    ScrollsData,
-    budget_of,
-    tokenize_split,
-)
+from scrolls.examples import BUDGETS, TRAINED_FOR, Examples, Prompts, ScrollsData, tokenize_split
 from scrolls.generate import answers, plan
 from scrolls.metrics import SCORE, averages, example
 from scrolls.tasks import TASKS
@@ -50,33 +43,18 @@ answered greedily. Some of them:
 
 {table}
 
-All of them: python -m scrolls.generate model={folder} task={task} output=...
+All of them: tape scrolls-generate model={folder} task={task} output=...
 """
-
-
-class RowSequences(Dataset):
-    """Rows of a split as inputs and labels of a causal model."""
-
-    def __init__(self, examples: Examples, rows: list[int]):
-        self.examples, self.rows = examples, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        ids, labels = self.examples.example(self.rows[index])
-        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 
 
 class TrainingRows(EpochOrder):
     """Sequences of a step have similar lengths, those of a batch even more so, except in steps
     across two epochs. The order also depends on the number of sequences per step."""
 
-    def __init__(self, sequences: RowSequences, total: int, seed: int, per_step: int):
-        super().__init__(sequences, total, seed)
+    def __init__(self, examples: Examples, total: int, seed: int, per_step: int):
+        super().__init__(examples, total, seed)
         self.per_step = per_step
-        most = sequences.examples.prompts.budget.prompt
-        self.lengths = np.minimum(sequences.examples.lengths[sequences.rows], most)
+        self.lengths = np.minimum(examples.lengths, examples.prompts.budget.prompt)
 
     def _order(self, epoch: int) -> np.ndarray:
         random = np.random.default_rng((self.seed, epoch))
@@ -110,20 +88,15 @@ class ScrollsTask(Task):
     collate = staticmethod(padded)
 
     def __init__(
-        self,
-        data: ScrollsData,
-        settings: RunSettings,
-        arguments: TrainingArguments,
-        *,
-        samples: int,
+        self, data: ScrollsData, settings: RunSettings, arguments: TrainingArguments, samples: int
     ):
         check_integer("task.samples", samples)
         if settings.base_model is None:
             raise ValueError("give base_model=..., the folder of a pre-trained model")
         task = TASKS[data.task]
-        self.data, self.settings, self.samples = data, settings, samples
+        self.data, self.samples = data, samples
         self.tokenizer = load_tokenizer(settings.tokenizer)
-        self.prompts = Prompts(self.tokenizer, task, budget_of(data.budget, task))
+        self.prompts = Prompts(self.tokenizer, task, BUDGETS[data.budget][task.kind])
         length = self.prompts.budget.length
         if settings.length != length:
             raise ValueError(
@@ -135,17 +108,14 @@ class ScrollsTask(Task):
         train = tokenize_split(self.prompts, "train", folder, cache)
         self.validation = tokenize_split(self.prompts, "validation", folder, cache)
         total, seed = training_order(arguments)
-        sequences = RowSequences(train, list(range(len(train.ids))))
-        self.train = TrainingRows(sequences, total, seed, sequences_per_step(arguments))
+        self.train = TrainingRows(train, total, seed, sequences_per_step(arguments))
         rows = self.validation.questions_spread(settings.eval_blocks)
-        self.evaluation = RowSequences(self.validation, rows)
+        self.evaluation = Subset(self.validation, rows)
         self.fingerprints = {"train": train.fingerprint, "validation": self.validation.fingerprint}
 
     def describe(self) -> str:
-        return (
-            f"{self.data.task}: {len(self.train.sequences):,} answers to learn, "
-            f"{len(set(self.validation.ids)):,} questions to validate on"
-        )
+        answers, questions = len(self.train.sequences), len({*self.validation.ids})
+        return f"{self.data.task}: {answers:,} answers to learn, {questions:,} validation questions"
 
     def check(self, model: TapeForCausalLM) -> None:
         check_length(model, self.prompts.budget.length, f"budget={self.data.budget}")
@@ -154,28 +124,26 @@ class ScrollsTask(Task):
         """Answers some validation questions greedily and scores the answers."""
         trained_for = {"task": self.data.task, "budget": self.data.budget}
         write_text(folder / TRAINED_FOR, json.dumps(trained_for) + "\n")
-        examples, golds = self.validation, defaultdict(list)
+        examples, decode, golds = self.validation, self.tokenizer.decode, defaultdict(list)
         for row, id_ in enumerate(examples.ids):
-            golds[id_].append(self.tokenizer.decode(examples.tokens("answer", row)).strip())
+            golds[id_].append(decode(examples.tokens("answer", row)).strip())
         rows = examples.questions_spread(self.samples)
         given: dict[str, str] = {}
         for batch in plan(examples, rows, BATCH * self.prompts.budget.length):
-            given |= zip(batch.ids, answers(model, self.tokenizer, batch), strict=True)
+            given |= answers(model, self.tokenizer, batch)
 
-        metric, metrics = TASKS[self.data.task].metric, read_metrics(folder / "metrics.jsonl")
+        metric, metrics = self.prompts.task.metric, read_metrics(folder / "metrics.jsonl")
         scores = [example(metric, text, golds[id_]) for id_, text in given.items()]
         score = round(averages(metric, scores)[SCORE[metric]], 4)
         summary = facts(model, metrics) | trained_for
         summary |= {"metric": SCORE[metric], "score": score, "questions": len(rows)}
-
-        def cell(text: str) -> str:
-            return printable(" ".join(text.split()).replace("|", "\\|")[:SHOWN_CHARACTERS])
-
         shown = [["question", "gold answers", "given"]]
         for row in rows[:SHOWN]:
-            id_, question = examples.ids[row], self.tokenizer.decode(examples.question(row))
-            shown.append([cell(question), cell(" / ".join(golds[id_])), cell(given[id_])])
-        about = {"run": folder.name, "headline": headline(summary), "table": markdown_table(shown)}
-        text = REPORT.format(folder=folder, **about, **summary)
+            id_ = examples.ids[row]
+            texts = decode(examples.question(row)), " / ".join(golds[id_]), given[id_]
+            one_line = (" ".join(text.split()).replace("|", "\\|") for text in texts)
+            shown.append([printable(text[:SHOWN_CHARACTERS]) for text in one_line])
+        about = {"headline": headline(summary), "table": markdown_table(shown)}
+        text = REPORT.format(run=folder.name, folder=folder, **about, **summary)
         publish(folder, metrics, summary, text)
         return text

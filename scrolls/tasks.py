@@ -10,7 +10,7 @@ SPLITS = ("train", "validation", "test")
 
 class Task(NamedTuple):
     """Attributes:
-    name: as in its file name.
+    name: also of its zip on the hub, and of the folder in the zip.
     layout: text before the document: nothing, a question, or a question with choices.
     metric: exact_match, f1 or rouge.
     size: of its zip on the hub, approximately, in megabytes.
@@ -25,11 +25,6 @@ class Task(NamedTuple):
     def kind(self) -> Literal["answer", "summary"]:
         """The kind of answer, which determines its token budget."""
         return "summary" if self.metric == "rouge" else "answer"
-
-    @property
-    def folder(self) -> str:
-        """The name of its zip on the hub, and of the folder in the zip."""
-        return "quality" if self.name == HARD else self.name
 
     def document_start(self, text: str) -> int:
         """Returns the offset of the document in an input; the question and a blank line precede it.
@@ -63,9 +58,5 @@ BENCHMARK = {
         Task("contract_nli", "question", "exact_match", 5),
     )
 }
-HARD = "quality_hard"  # questions of quality that readers under time pressure get wrong
 SAMPLE = "sample"  # not part of SCROLLS: see scrolls.sample
-TASKS = BENCHMARK | {
-    HARD: BENCHMARK["quality"]._replace(name=HARD),
-    SAMPLE: Task(SAMPLE, "question", "f1"),
-}
+TASKS = BENCHMARK | {SAMPLE: Task(SAMPLE, "question", "f1")}

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def _rows(task: str, split: str, number: int) -> list[dict]:
     document = f"Report {number}\n\n{document}\n\nEnd of the report."
     animal = animals[number % 4]
     place = next(fact for fact in facts if animal in fact).removesuffix(".").split(" at ")[1]
-    golds, more = [f"At {place}.", f"It was {place}"], {}
+    golds = [f"At {place}.", f"It was {place}"]
     if task in SUMMARIES:
         text, golds = document, [" ".join(facts)]
     elif task == "qmsum":
@@ -36,14 +37,15 @@ def _rows(task: str, split: str, number: int) -> list[dict]:
         golds = [animal]
         choices = "".join(f"\n ({mark}) {one}" for mark, one in zip("ABCD", animals, strict=True))
         text = f"Which of them was at {place}?\n{choices}\n\n{document}"
-        more = {"is_hard": number % 2 == 0}
     else:
         text = f"Where was the {animal} seen?\n\n{document}"
     golds = golds[: 1 + number % 2 if task in SEVERAL_GOLDS else 1]
     return [
         {
-            **{"id": f"{task}-{split}-{number}", "pid": f"{task}-{split}-{number}_{count}"},
-            **{"input": text, "output": None if split == "test" else gold, **more},
+            "id": f"{task}-{split}-{number}",
+            "pid": f"{task}-{split}-{number}_{count}",
+            "input": text,
+            "output": None if split == "test" else gold,
         }
         for count, gold in enumerate(golds)
     ]
@@ -52,22 +54,17 @@ def _rows(task: str, split: str, number: int) -> list[dict]:
 def write_task(
     folder: Path, task: str, train: int = 4, validation: int = 3, zipped: bool = True
 ) -> Path:
-    """Write `folder`/<task>.zip, or what it holds: so many ids per split, three in the test split,
-    which has no golds. The zip or the folder with the splits is returned."""
-    name = "quality" if task == "quality_hard" else task
-    splits = {
-        split: "".join(
-            json.dumps(row) + "\n" for number in range(ids) for row in _rows(name, split, number)
-        )
-        for split, ids in {"train": train, "validation": validation, "test": 3}.items()
-    }
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes `folder`/<task>.zip, or what it holds: so many ids per split, three in the test split,
+    which has no golds. Returns the zip or the folder with the splits."""
+    place, archive = folder / task, folder / f"{task}.zip"
+    place.mkdir(parents=True, exist_ok=True)
+    for split, ids in {"train": train, "validation": validation, "test": 3}.items():
+        rows = (row for number in range(ids) for row in _rows(task, split, number))
+        (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not zipped:
-        for split, text in splits.items():
-            (folder / name).mkdir(exist_ok=True)
-            (folder / name / f"{split}.jsonl").write_text(text)
-        return folder / name
-    with zipfile.ZipFile(folder / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for split, text in splits.items():
-            archive.writestr(f"{name}/{split}.jsonl", text)
-    return folder / f"{name}.zip"
+        return place
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as written:
+        for split in ("train", "validation", "test"):
+            written.write(place / f"{split}.jsonl", f"{task}/{split}.jsonl")
+    shutil.rmtree(place)
+    return archive

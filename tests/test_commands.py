@@ -462,7 +462,6 @@ RULES = {
     "tape.results.compare": Rule([], needs=True),
     "tape.results.rates": Rule(),
     "eval_scrolls.py": Rule(["--data_dir", "zips"]),
-    "scrolls.show": Rule(["--data_dir", "zips"], needs=True),
     "scrolls.generate": Rule(["data_dir=zips", "processes=1", "output=new.json"], needs=True),
     "tests/crash.py": Rule(),
     "benchmarks/trace.py": Rule([]),
@@ -526,7 +525,7 @@ def check_ours(words: list[str], project: Path, whole: bool) -> None:
 @cache
 def check_arguments(words: tuple[str, ...]) -> None:
     """By the parser of the program, which does not go on; or by Hydra."""
-    if words[0] == "train.py" or "scrolls.generate" in words:
+    if words[0] == "train.py":
         for settings in single_runs(words):
             outcome = run_command(*settings, "--cfg", "job", "--resolve", folder=ROOT)
             assert outcome.status == 0, outcome.err

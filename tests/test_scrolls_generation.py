@@ -2,27 +2,26 @@
 
 import json
 import multiprocessing
+import re
 import shutil
 import signal
-import sys
 import time
 
 import numpy as np
 import pytest
 import torch
 from conftest import all_positions, composed, make_model
-from hydra import compose, initialize_config_dir
 from scrolls_data import write_task
-from test_scrolls import BUDGET, byte_tokenizer, examples_of
+from test_scrolls import byte_tokenizer, examples_of
 
 import scrolls.generate as entry
 from scrolls.examples import BUDGETS, Budget
-from scrolls.generate import Batch, Sampling, answers, plan
-from scrolls.official_files import default_task
+from scrolls.generate import answers, plan
 from tape import TapeForCausalLM
 from tape.commands import train
 from tape.evaluation.decoding import left_padded
 from tape.evaluation.journal import FILE, read
+from tape.evaluation.questions import Batch, Question
 
 
 def make_speaker(position, tokenizer):
@@ -33,24 +32,28 @@ def make_speaker(position, tokenizer):
     return model
 
 
+def batch_of(prompts, budget):
+    room = budget.answer + 1
+    asked = [Question((str(n),), x, None, len(x), room) for n, x in enumerate(prompts)]
+    return Batch(asked, room, budget.length)
+
+
 @all_positions
 def test_batches_equal_one_by_one_without_a_cache(position):
+    """Also where an answer has no end, and no more tokens than its room."""
     tokenizer, budget = byte_tokenizer(), Budget(prompt=30, answer=5)
     model, end = make_speaker(position, tokenizer), tokenizer.eos_token_id
     random = np.random.default_rng(3)
     prompts = [random.integers(3, len(tokenizer), size) for size in (30, 3, 17, 29, 8, 1)]
-    batch = Batch(0, [str(n) for n in range(len(prompts))], prompts, budget)
-    given = answers(model, tokenizer, batch)
-    assert given == answers(model, tokenizer, batch, use_cache=False)
-    for prompt, text in zip(prompts, given, strict=True):
+    given = answers(model, tokenizer, batch_of(prompts, budget))
+    assert [*given] == [*map(str, range(6))]
+    for prompt, text in zip(prompts, given.values(), strict=True):
         ids = prompt.tolist()
-        while len(ids) < len(prompt) + budget.answer + 1 and end not in ids[len(prompt) :]:
+        while len(ids) < len(prompt) + budget.answer and end not in ids[len(prompt) :]:
             with torch.no_grad(), model.evaluation_length(budget.length):
                 logits = model(torch.tensor([ids]), use_cache=False).logits
             ids.append(logits[0, -1].argmax().item())
-        new = ids[len(prompt) :]
-        new = new[: budget.answer] if end not in new else new
-        assert text == tokenizer.decode(new, skip_special_tokens=True).strip()
+        assert text == tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True).strip()
 
 
 def test_prompts_are_padded_on_the_left():
@@ -60,46 +63,17 @@ def test_prompts_are_padded_on_the_left():
 
 def test_a_plan_asks_each_id_once_within_its_tokens(tmp_path):
     write_task(tmp_path, "qasper", train=40)
-    budget = Budget(400, 8)
-    examples = examples_of(tmp_path, budget=budget)
+    examples = examples_of(tmp_path, budget=Budget(400, 8))
     rows = examples.questions_spread(None)
     batches = plan(examples, rows, 1500)
-    asked = {id_: p.tolist() for batch in batches for id_, p in zip(*batch[1:3], strict=True)}
+    asked = {q.cell[0]: q.prompt.tolist() for batch in batches for q in batch.questions}
     assert asked == {examples.ids[row]: examples.tokens("prompt", row).tolist() for row in rows}
-    assert sum(len(batch.ids) for batch in batches) == 40 < len(examples.ids)
-    costs = [batch.cost for batch in batches]
-    assert max(costs) <= 1500 and costs == sorted(costs, reverse=True) and len(costs) < 40
-    assert [batch.number for batch in batches] == list(range(len(batches)))
+    assert [len(batch.questions) for batch in batches] == [3] * 13 + [1]
+    assert {(batch.new_tokens, batch.length) for batch in batches} == {(9, 409)}
+    tokens = [q.tokens for batch in batches for q in batch.questions]
+    assert tokens == sorted(tokens, reverse=True)
     with pytest.raises(ValueError, match="max_batch_tokens=408 must be at least 409"):
         plan(examples, rows, 408)
-
-
-def test_an_answer_has_no_more_tokens_than_its_room():
-    tokenizer = byte_tokenizer()
-    model = make_model("rope", vocab_size=len(tokenizer), seed=1)
-    model.lm_head.weight.data[tokenizer.eos_token_id] = -model.lm_head.weight.data[9]  # no end
-    batch = Batch(0, ["a"], [np.arange(9, 20)], Budget(20, 3))
-    (given,), ids = answers(model, tokenizer, batch), batch.prompts[0].tolist()
-    for _ in range(3):
-        with torch.no_grad():
-            ids.append(model(torch.tensor([ids])).logits[0, -1].argmax().item())
-    assert given == tokenizer.decode(ids[-3:], skip_special_tokens=True).strip()
-
-
-def test_sampling_is_seeded_by_the_batch():
-    tokenizer = byte_tokenizer()
-    model = make_speaker("tape", tokenizer)
-    first, second = (
-        Batch(number, ["a", "b"], [np.arange(9, 20), np.arange(40, 44)], BUDGET)
-        for number in (0, 1)
-    )
-    drawn = answers(model, tokenizer, first, Sampling(2.0, 0.9, seed=4))
-    torch.rand(7)
-    assert drawn == answers(model, tokenizer, first, Sampling(2.0, 0.9, seed=4))
-    assert drawn != answers(model, tokenizer, first, Sampling(2.0, 0.9, seed=5))
-    assert drawn != answers(model, tokenizer, second, Sampling(2.0, 0.9, seed=4))
-    cold = answers(model, tokenizer, first, Sampling(1e-4, 1.0, seed=4))
-    assert cold == answers(model, tokenizer, first)
 
 
 @pytest.fixture(scope="module")
@@ -120,16 +94,11 @@ def base(tmp_path_factory):
     return folder
 
 
-def settings_of(base, data, folder, *overrides):
-    small = {"model": base, "output": folder / "adape.json", "data_dir": data}
-    small |= {"task": "qasper", "budget": "demo", "max_batch_tokens": 1000}
-    small |= {"cache_dir": data / "cache"}
-    return [f"{name}={value}" for name, value in small.items()] + list(overrides)
-
-
-def generate(base, data, folder, *overrides):
-    with initialize_config_dir(version_base=None, config_dir=str(entry.CONFIG)):
-        entry.run(compose("generate", settings_of(base, data, folder, *overrides)))
+def generate(base, data, folder, *settings):
+    small = {"model": base, "output": folder / "adape.json", "data_dir": data, "task": "qasper"}
+    small |= {"budget": "demo", "max_batch_tokens": 1000, "cache_dir": data / "cache"}
+    small |= dict(setting.split("=") for setting in settings)
+    entry.generate(entry.parsed([f"{name}={value}" for name, value in small.items() if value]))
     return (folder / "adape.json").read_bytes()
 
 
@@ -143,11 +112,7 @@ def test_shards_and_processes_equal_one(base, data, tmp_path):
         with pytest.raises(FileNotFoundError):
             generate(base, data, tmp_path / "shards", f"shard={shard}")
     assert generate(base, data, tmp_path / "shards", "shard=3/3") == whole
-    sampled = [
-        generate(base, data, tmp_path / name, "sample=true", f"processes={n}")
-        for name, n in (("one", 1), ("several", 2))
-    ]
-    assert sampled[0] == sampled[1] != whole
+    assert generate(base, data, tmp_path / "several", "processes=2") == whole
     fewer = json.loads(generate(base, data, tmp_path / "fewer", "limit=4"))
     assert fewer == {id_: found[id_] for id_ in (list(found)[n] for n in (0, 9, 19, 29))}
 
@@ -179,7 +144,6 @@ def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
         "max_batch_tokens=2000": "max_batch_tokens: 1000 -> 2000",
         "split=train": "split: validation -> train",
         "limit=30": "limit: None -> 30",
-        "sample=true": "sampling: None -> {'temperature': 1.0",
         "task=narrative_qa": "task: qasper -> narrative_qa",
     }.items():
         with pytest.raises(ValueError, match=message):
@@ -191,28 +155,26 @@ def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
     with pytest.raises(ValueError, match=r"holds another evaluation \(model: "):
         generate(other, data, tmp_path)
     shutil.rmtree(tmp_path / "adape.parts")
-    with pytest.raises(ValueError, match=r"adape\.json exists, but its journal is not"):
+    with pytest.raises(ValueError, match=r"adape\.json exists without its journal"):
         generate(base, data, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("settings", "message"),
     [
-        (["task=qaspr"], r"unknown task 'qaspr'; did you mean 'qasper'\?"),
-        (["split=valid"], "unknown split 'valid'"),
-        (["budget=null"], "has no scrolls.json: it was not fine-tuned on a task; give budget="),
-        (["budget=big"], "unknown budget 'big'"),
-        (["model=/nowhere", "budget=null"], r"/nowhere is not a folder: give that of"),
-        (["sample=no"], "sample='no' must be true or false"),
+        (["task=qaspr"], "--task: invalid choice: 'qaspr'"),
+        (["limit=0"], "--limit: '0' must be an integer >= 1"),
+        (["model=/nowhere"], "--model: /nowhere is not a folder"),
+        (["budget="], r"scrolls\.json names no budget of a fine-tuning .*: give budget="),
         (["shard=4/3"], "must be i/n"),
-        (["sample=true", "top_p=0"], r"top_p=0 must lie in \(0, 1\]"),
         (["data_dir=/nowhere"], "neither qasper.zip nor"),
         (["max_batch_tokens=100"], "must be at least 256"),
     ],
 )
-def test_refusals(base, data, tmp_path, overrides, message):
-    with pytest.raises((ValueError, OSError), match=message):
-        generate(base, data, tmp_path / "new", *overrides)
+def test_refusals(base, data, tmp_path, capsys, settings, message):
+    with pytest.raises((ValueError, OSError, SystemExit)) as refused:
+        generate(base, data, tmp_path / "new", *settings)
+    assert re.search(message, f"{refused.value} {capsys.readouterr().err}")
     assert not (tmp_path / "new").exists()
 
 
@@ -226,8 +188,8 @@ def fine_tune(base, data, folder, *overrides):
 
 
 def test_fine_tuning_and_generating(base, data, tmp_path):
-    run = fine_tune(base, data, tmp_path / "run")
-    found = json.loads(generate(run, data, tmp_path, "budget=null"))
+    run = fine_tune(base, data, tmp_path / "run", "trainer.per_device_eval_batch_size=7")
+    found = json.loads(generate(run, data, tmp_path, "budget="))
     report = json.loads((run / "report" / "report.json").read_text())
     assert len(found) == 30 and report["questions"] == 4 and report["metric"] == "f1"
     recorded = json.loads((run / "trained.json").read_text())
@@ -235,6 +197,18 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
     tuned, before = (TapeForCausalLM.from_pretrained(folder) for folder in (run, base))
     assert tuned.config.max_position_embeddings == 256 != before.config.max_position_embeddings
     assert tuned.config.position == before.config.position
+
+    # The validation loss is that of all tokens, whatever they share a batch with.
+    examples = examples_of(data, split="validation", budget=BUDGETS["demo"]["answer"])
+    losses, counts = [], []
+    for row in examples.questions_spread(None):
+        ids, labels = (x[None] for x in examples[row].values())
+        counts.append((labels != -100).sum().item())
+        with torch.no_grad():
+            losses.append(tuned.eval()(ids, labels=labels).loss.item())
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    (loss,) = (row["eval_loss"] for row in rows if row["step"] == 4 and "eval_loss" in row)
+    assert loss == pytest.approx(np.average(losses, weights=counts), rel=1e-5)
 
     fine_tune(base, data, tmp_path / "cut", "trainer.max_steps=2")
     cut = fine_tune(base, data, tmp_path / "cut")
@@ -247,31 +221,12 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
         fine_tune(other, data, tmp_path / "cut")
 
 
-def test_the_validation_loss_is_that_of_all_tokens(base, data, tmp_path):
-    """Whatever they share a batch with."""
-    run = fine_tune(base, data, tmp_path / "run", "trainer.per_device_eval_batch_size=7")
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    budget = BUDGETS["demo"]["answer"]
-    examples = examples_of(data, split="validation", budget=budget)
-    model, nll, tokens = TapeForCausalLM.from_pretrained(run).eval(), 0.0, 0
-    for row in examples.questions_spread(None):
-        ids, labels = (torch.from_numpy(x)[None] for x in examples.example(row))
-        count = (labels != -100).sum().item()
-        with torch.no_grad():
-            nll += model(ids, labels=labels).loss.item() * count
-        tokens += count
-    (loss,) = (row["eval_loss"] for row in rows if row["step"] == 4 and "eval_loss" in row)
-    assert loss == pytest.approx(nll / tokens, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["length=512"], r"length=512: budget demo has 256 tokens; give budget=demo"),
         (["data.task=qmsm"], "unknown data.task 'qmsm'"),
-        (["base_model=/nowhere"], "/nowhere"),
         (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; use model=keep, and"),
-        (["+position.length=3"], "takes no argument 'length'"),
         (["+position.width=4"], r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
         (
             ["base_model=null", "tokenizer=null"],
@@ -296,21 +251,6 @@ def test_random_positions_have_to_reach(data, tmp_path):
     with pytest.raises(ValueError, match=r"length=256 needs 256 positions, .* 200"):
         fine_tune(tmp_path / "short", data, tmp_path / "run")
     run = fine_tune(tmp_path / "long", data, tmp_path / "run")
-    assert len(json.loads(generate(run, data, tmp_path, "budget=null"))) == 30
+    assert len(json.loads(generate(run, data, tmp_path, "budget="))) == 30
     wider = fine_tune(tmp_path / "short", data, tmp_path / "wide", "+position.length=300")
     assert TapeForCausalLM.from_pretrained(wider).config.position["sampler"]["length"] == 300
-
-
-def test_commands(base, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)  # the project's folder may have data/scrolls
-    arguments = [f"model={base}", "task=quality", f"output={tmp_path}/x.json", "budget=demo"]
-    monkeypatch.setattr(sys, "argv", ["scrolls.generate", *arguments])
-    with pytest.raises(SystemExit, match=r"error: data/scrolls has neither quality\.zip .* hub"):
-        entry.main()
-    assert not list(tmp_path.iterdir())
-    assert default_task(["data.budget=demo"]) == "sample"  # the hub is not to be asked
-    assert "not part of SCROLLS" in capsys.readouterr().err
-    with pytest.raises(FileNotFoundError, match="neither quality"):
-        default_task([f"data_dir={tmp_path}"])
-    write_task(tmp_path, "quality")
-    assert default_task([f"data.data_dir={tmp_path}"]) == "quality"

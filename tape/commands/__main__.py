@@ -38,7 +38,6 @@ COMMANDS = {
         ),
         "rates": ("tape.results.rates", "choose each encoding's learning rate by validation loss"),
         "report": ("tape.results.report", "write all results on one HTML page"),
-        "scrolls-show": ("scrolls.show", "write the SCROLLS answers of all encodings on a page"),
     },
     "analyse": {
         "stability": ("tape.analysis.stability", "change of attention when a text is moved"),
