@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -566,24 +565,6 @@ def test_folders_and_files_appear_whole_or_not_at_all(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_what_a_killed_process_left_in_the_cache_goes_after_a_day(tmp_path):
-    old, fresh = tmp_path / ".tokens-abc", tmp_path / ".tokens-def"
-    going = tmp_path / ".tokens-ghi"  # only its file changes
-    for folder in (old, fresh, going):
-        folder.mkdir()
-    (going / "tokens.bin").touch()
-    for folder in (old, going):
-        os.utime(folder, (0, 0))
-    with new_folder(tmp_path / "tokens") as work:
-        (work / "file").touch()
-    assert (
-        not old.exists()
-        and fresh.exists()
-        and going.exists()
-        and (tmp_path / "tokens" / "file").exists()
-    )
-
-
 DAMAGES = {
     "bytes": ("tokens.bin", lambda content: content[:-200]),
     "odd bytes": ("tokens.bin", lambda content: content[:-1]),
@@ -654,20 +635,6 @@ def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog, name, co
     assert again.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
     assert again.eos_token == expected.eos_token
     assert f"{file.parent} is damaged" in caplog.text
-
-
-def test_a_full_disk_is_named(tmp_path, corpus, monkeypatch):
-    tokenizer = train_tokenizer(corpus, 300, tmp_path)
-    opened = Path.open
-
-    def full(path, *arguments, **settings):
-        place = Path("/dev/full") if path.name == "tokens.bin" else path
-        return opened(place, *arguments, **settings)
-
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(OSError, match=r"tokens\S+: the disk is full, and up to 9\d,\d+ bytes"):
-        tokenize_corpus(corpus, "train", tokenizer, tmp_path)
-    assert not list((tmp_path / "tokens").iterdir())
 
 
 def test_zstd_files_are_read_to_their_end(tmp_path):

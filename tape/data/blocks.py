@@ -61,8 +61,7 @@ def tokenize_corpus(
     folder = cache_dir / "tokens" / token_fingerprint(corpus, split, tokenizer)
     stream = read_or_discard(folder, partial(_read_stream, tokenizer))
     if stream is None:
-        most = (corpus.size() or 0) * token_dtype(tokenizer).itemsize  # a token has a byte of text
-        with new_folder(folder, most) as work:
+        with new_folder(folder) as work:
             _write_stream(corpus, split, tokenizer, work)
         stream = _read_stream(tokenizer, folder)
     text = f"{corpus.name} ({split})"
