@@ -188,6 +188,7 @@ FILES = [
     (f"{SCORED} {VALID} --data_dir {{given}}/rows_none", r"validation\.jsonl has no rows"),
     (f"{SCORED} {VALID} --data_dir {{given}}/rows_pid", r"field 'pid' is \['a'\], which is not t"),
     (f"{SCORED} {VALID} --predictions {{given}}/loop.txt", r"the file of predictions .*loop"),
+    (f"{SCORED} {VALID} --predictions {{given}}/empty.txt", r"empty\.txt cannot be read as predic"),
     (f"{SCORED} {VALID} --predictions {{given}}/answers/twice.json", r"duplicate id 'a'"),
     (
         f"{SCORED} {VALID} --predictions {{given}}/answers/half.json",
@@ -414,6 +415,7 @@ EVALUATIONS = [
     (f"-m tape.analysis.faults --model {GOOD} --out o --lengths 99999999", r"--lengths.* GiB"),
     (f"{PICTURES} --text 'some words' --data text", r"--data goes with a text of --data, not with"),
     (f"{PICTURES} --text 'some words' --length 9", r"--length goes with a text of --data, not w"),
+    (f"-m tape.export {GOOD} --out /proc/x", r"/proc/x cannot be used"),
     (f"-m tape.export {GOOD} --out {GOOD}", r"problems_digits already exists; choose another"),
     (f"{COMPARE} {GOOD} --out {{given}}/model", rf"--out: \S+model {A_MODEL}"),
     # Results

@@ -137,6 +137,7 @@ SETTINGS = [
     ("model.hiden_size=3", r"model takes no argument 'hiden_size'; did you mean 'hidden_size'"),
     # the encoding
     ("position=rope position.theta=inf", r"theta=inf must be a number > 0"),
+    ("position=rope position.scaling=5", r"scaling=5 must be a mapping with a rope_type"),
     (f"{LINEAR}}}", r"rope_type='linear' also needs factor"),
     (f"{LINEAR},factor:2,partial_rotary_factor:0.5}}", r"only 'default' and 'proportional' rotate"),
     ("position=yarn position.factor=0.5", r"factor=0\.5 must be a number >= 1"),
@@ -159,6 +160,7 @@ SETTINGS = [
         "position=abacus position.digits=[99999]",
         r"digits=\[99999\] must be a list of token ids bel",
     ),
+    ("position=abacus position.offset=-1", r"abacus: offset=-1 must be an integer"),
     ("position=mixed position.pattern=[mixed]", r"mixed applies to all layers"),
     # bases
     ("peft=lora", r"peft=lora adapts a trained model: give base_model=\.\.\."),

@@ -279,7 +279,7 @@ def check_arguments(words: tuple[str, ...]) -> None:
     """By the parser of the program, which does not go on; or by Hydra."""
     if words[0] == "train.py" or "scrolls.generate" in words:
         for program, *settings in single_runs(words):
-            if program == "train.py" and not any(re.match("-|hydra", word) for word in settings):
+            if program == "train.py" and not any(re.search("^-|hydra", word) for word in settings):
                 compose_run(settings)
                 continue
             outcome = run_command(program, *settings, "--cfg", "job", "--resolve", folder=ROOT)
