@@ -106,11 +106,13 @@ TEXT = ["data=text", "data.files=corpus"]
 DECAY = ["trainer.lr_scheduler_kwargs.num_decay_steps=1"]
 PARITY = ["data=parity", "data.max_length=2", "length=4", "task.samples=1"]
 # Runs that globs of the documents find.
-GLOBBED = (
-    *("encodings_rope_0", "encodings_adape_0", "text_adape_0", "ablation_full_0", "add_tape_0"),
-    *("add_adape", "rates_rope_100", "bigrams_rates_rope_100", "task_rates_rope_copy_100"),
-    *("mine_0", "bases/adape_0", "checkpoints/all_0", "suite_parity_tape_0", "extend/text_lora_0"),
-)
+GLOBBED = """
+adape_local/perplexity.csv llama_adape/zero_shot.csv extend/text_lora_0 checkpoints/all_0
+encodings_rope_0 mine_0 suite_parity_tape_0 passkey_adape_0 passkey_rope_0/extend
+add_adape/grid add_adape_0 add_wide_adape_0 add_tape_3/grid add_tape_3/grid_initial
+bases/adape_0/extend bases/adape_0/extend_initial bases_rates/lora_7 rates_rope_100
+bigrams_rates_rope_100 needle_rates_rope_100 task_rates_rope_copy_100 task_rates_rope_counting_100
+"""
 
 
 def lay_out_project(folder: Path) -> None:
@@ -142,7 +144,7 @@ def layout(tmp_path_factory):
     text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
     (folder / "corpus" / "texts.jsonl").write_text(text)
     write_shards(folder / "shards", train=range(16))
-    for name in GLOBBED:
+    for name in GLOBBED.split():
         (folder / "output" / name).mkdir(parents=True)
     return folder
 
@@ -270,7 +272,7 @@ def check_ours(words: list[str], project: Path) -> None:
                 check_call(program, words, project)
         return
     # Without arguments, a page only names the command. Seeds are alike.
-    words = words if given else [*words, "--help"]
+    words = words if given or name == "benchmarks/trace.py" else [*words, "--help"]
     check_arguments(tuple(re.sub(r"(seed=|_)\d$", r"\g<1>0", word) for word in words))
 
 
