@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors import SafetensorError
 
-from tape.files import check_folder, check_model_folder
+from tape.files import check_folder
 from tape.validation import check_name
 
 EXPECTED = (ValueError, OSError, MemoryError, SafetensorError, torch.OutOfMemoryError)
@@ -115,6 +115,12 @@ def path(text: str) -> Path:
 def model_folder(text: str) -> Path:
     """Parses the folder of a model for argparse; `Parser` checks that there is one."""
     return path(text)
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raises a ValueError unless there is such a folder."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder: give that of a model or a run")
 
 
 def writable(folder: Path) -> Path:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,12 +42,6 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def check_model_folder(folder: Path) -> None:
-    """Raises a ValueError unless there is such a folder."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder: give that of a model or a run")
-
-
 def check_folder(folder: Path) -> None:
     """Checks that files can be written in a folder. It is not created if it does not exist, because
     the work that leads to the files may still be refused.
@@ -63,27 +55,14 @@ def check_folder(folder: Path) -> None:
 
 
 @contextmanager
-def new_folder(target: Path, most: int = 0) -> Iterator[Path]:
+def new_folder(target: Path) -> Iterator[Path]:
     """Yields a temporary folder to fill and renames it to `target`; removes it on failure.
 
     If another process created `target` meanwhile, that folder stays: both have the same content.
-
-    Args:
-        most: upper bound on its size in bytes; 0 if unknown.
-
-    Raises:
-        OSError: if the disk is full; says how much space is needed.
     """
     make_folder(target.parent)
-    for left in target.parent.glob(f".{target.name}-*"):  # left by killed processes
-        with suppress(FileNotFoundError):  # renamed or removed meanwhile
-            changed = max(path.stat().st_mtime for path in (left, *left.rglob("*")))
-            if changed < time.time() - 24 * 3600:
-                shutil.rmtree(left, ignore_errors=True)
-    try:
+    with naming(target):
         work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from error
     try:
         yield work
         work.chmod(0o755)
@@ -96,17 +75,17 @@ def new_folder(target: Path, most: int = 0) -> Iterator[Path]:
         except OSError:
             if not target.is_dir():
                 raise
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        written = sum(path.stat().st_size for path in work.rglob("*"))
-        needed = f"up to {most:,}" if most else f"more than {written:,}"
-        raise OSError(
-            f"{target}: the disk is full, and {needed} bytes are needed; make room for them, or "
-            f"choose another folder"
-        ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def naming(target: Path) -> Iterator[None]:
+    """Raises OSErrors about a temporary file anew, with the name of the one that it is for."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
 
 
 @contextmanager
@@ -174,12 +153,11 @@ def write_bytes(target: Path, content: bytes) -> None:
         raise IsADirectoryError(f"{target} is a folder: give the file to write")
     work = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with work.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        work.replace(target)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from error
+        with naming(target):
+            with work.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            work.replace(target)
     finally:
         work.unlink(missing_ok=True)

@@ -1,6 +1,5 @@
 """Corpora, tokenizers and blocks: what is read, how it is split, what is refused."""
 
-import errno
 import gzip
 import hashlib
 import json
@@ -532,27 +531,3 @@ def test_folders_and_files_appear_whole_or_not_at_all(tmp_path):
             (work / "whole").write_text("x")
     write_text(tmp_path / "b", "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
-
-
-def test_what_a_killed_process_left_in_the_cache_goes_after_a_day(tmp_path):
-    old, fresh = tmp_path / ".tokens-abc", tmp_path / ".tokens-def"
-    going = tmp_path / ".tokens-ghi"  # only its file changes
-    for folder in (old, fresh, going):
-        folder.mkdir()
-    (going / "tokens.bin").touch()
-    for folder in (old, going):
-        os.utime(folder, (0, 0))
-    with new_folder(tmp_path / "tokens") as work:
-        (work / "file").touch()
-    found = sorted(path.name for path in tmp_path.iterdir())
-    assert found == [fresh.name, going.name, "tokens"]
-
-
-def test_a_full_disk_is_named(tmp_path):
-    with (
-        pytest.raises(OSError, match=r"a: the disk is full, and more than 1 bytes are needed"),
-        new_folder(tmp_path / "a") as work,
-    ):
-        (work / "half").write_text("x")
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert not list(tmp_path.iterdir())

@@ -13,11 +13,8 @@ import yaml
 from commands import ROOT, run_command
 from script_folder import commands_of, lay_out, start
 from scrolls_data import write_task
-from test_generated import SETTINGS
 from test_scrolls import byte_tokenizer
 from test_scrolls_generation import make_speaker
-
-from tape.runs.folder import checkpoints, step_of
 
 
 @pytest.fixture
@@ -44,7 +41,6 @@ def done(tmp_path):
         ([], "adape_local"),
         (["experiment=c4"], "adape_c4"),
         (["data=text", "data.name=code"], "adape_code"),
-        (["experiment=addition"], "adape_addition"),
         (["name=mine"], "mine"),
     ],
 )
@@ -60,7 +56,6 @@ def test_a_run_is_named_after_its_text(done, settings, name):
     ("there", "given", "base"),
     [
         ([], {}, "adape_c4"),  # train.py says that it is missing
-        (["adape_c4"], {}, "adape_c4"),
         (["adape_c4", "adape_local"], {}, "adape_c4"),
         (["adape_local"], {}, "adape_local"),
         (["adape_local", "adape_c4 -> adape_local"], {}, "adape_local"),
@@ -88,31 +83,6 @@ def test_what_is_fine_tuned(tmp_path, there, given, base):
         assert f"{base.replace('local', 'c4')}): " in line and f"output/{base}, " in line
     else:
         assert not said
-
-
-@pytest.mark.slow
-def test_the_papers_recipe_goes_on_slice_by_slice(tmp_path):
-    folder = lay_out(tmp_path)
-    tiny = [setting for setting in SETTINGS["addition"] if not setting.startswith("experiment=")]
-    tiny += ["trainer.eval_steps=1000", "model.num_attention_heads=4", "model.num_recurrences=2"]
-
-    def swept(steps, *words):
-        command = [sys.executable, "-m", "tape.commands", "sweep", "sweep=addition_gpu", *words]
-        command += ["vary.position=[rope]", "--", *tiny, f"trainer.max_steps={steps}"]
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-    run = folder / "output" / "addition_20_rope_0"
-    for seconds in (25, 50, 100, 200):  # until a step was taken, also on a busy machine
-        first = swept(100_000, f"seconds={seconds}")
-        assert first.returncode == 75, first.stdout + first.stderr
-        if checkpoints(run):
-            break
-    assert checkpoints(run) and not (run / "model.safetensors").exists()
-
-    second = swept(step_of(checkpoints(run)[-1]) + 2)
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert (run / "grid" / "grid.csv").exists()
-    assert (folder / "output" / "compare_addition_20" / "heatmaps.png").exists()
 
 
 @pytest.mark.parametrize("setting", ["name=long", "output_dir=output/long"])
@@ -189,14 +159,11 @@ def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method)
     assert family == form
 
 
-@pytest.mark.parametrize(
-    "task",
-    ["quality"]
-    + [
-        pytest.param(task, marks=pytest.mark.slow)
-        for task in ("qasper", "contract_nli", "narrative_qa", "qmsum", "gov_report")
-    ],
-)
+SLOW = ("qasper", "contract_nli", "narrative_qa", "qmsum", "gov_report")
+TASKS = ["quality", *(pytest.param(task, marks=pytest.mark.slow) for task in SLOW)]
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_scrolls_from_zips_to_scores(done, tmp_path, task):
     (zips := tmp_path / "data" / "scrolls").mkdir(parents=True)
     write_task(zips, task)

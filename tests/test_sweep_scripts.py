@@ -81,7 +81,6 @@ def test_runs_of_a_sweep_compose(name):
 REFUSED = [
     ([], r"sweep=null: choose one of ablation_architecture, "),
     (["sweep=encoding"], r"unknown sweep 'encoding'; did you mean 'encodings'\?"),
-    (["sweep=null"], r"sweep=null: leave sweep out, or choose one of ablation_"),
     (["sweep=passkey", "vary.position=[rope,nop]"], r"vary\.position='nop' .*known: abacus, "),
     (
         ["vary.position=[rope]", "vary.position.name=[tape]"],
@@ -91,38 +90,29 @@ REFUSED = [
     (["sweep=passkey", "vary.position=[]"], r"vary\.position=\[\]: name one value or more"),
     (["sweep=passkey", "vary.position=rope rope"], r"'rope': duplicate value; name it once"),
     (["sweep=passkey", "vary.length=[[1]]"], r"vary\.length=\[1\] must be an integer in 2\.\."),
-    (["sweep=passkey", "vary.data.task=[[1]]"], r"vary\.data\.task=\[1\] is no value of that"),
     (["sweep=passkey", "vary.seed=[1,2]"], r"vary\.seed is set by the sweep; give name="),
     (["sweep=passkey", "vary=3"], r"vary=3 must be a mapping"),
-    (["sweep=passkey", "seeds=0 1 0"], r"seeds=0: duplicate value"),
     (["sweep=passkey", "seeds=0 x"], r"seeds='x' must be an integer in 0\.\."),
     (["sweep=passkey", "jobs=0"], r"jobs=0 must be an integer >= 1"),
     (["sweep=passkey", "seconds=-1"], r"seconds=-1 must be a number > 0"),
-    (["sweep=passkey", "partial=2"], r"partial=2 must be true or false"),
     (["sweep=passkey", "cluster=pbs"], r"cluster='pbs' must be null, slurm or local"),
     (["sweep=passkey", "name=../outside"], r"name='\.\./outside' must be one folder of "),
     (["sweep=passkey", "runs='output/{rwo}_{seed}'"], r"runs='output/\{rwo\}_\{seed\}' must be"),
-    (["sweep=passkey", "runs='output/../../{row}_{seed}'"], r"must be a folder in output/"),
     (["sweep=passkey", "runs=output/x"], r"runs=output/x: two runs have one folder"),
-    (["sweep=passkey", "compare=5"], r"compare=5 must be text, or null"),
     (["sweep=passkey", "length=64"], r"length=64: .*; settings of the runs follow --$"),
     (["sweep=passkey", "jbos=3"], r"jbos=3: there is no such setting; did you mean 'jobs'"),
-    (["sweep=passkey", "-m"], r"--multirun is for train\.py"),
     (["sweep=encodings", "evaluation='--out a.csv'"], r"--out is set by the sweep"),
-    (["sweep=addition", "evaluation='model=a'"], r"model is set by the sweep"),
     (["sweep=encodings", "baseline=ropee"], r"baseline=ropee is not a row of the sweep; choose"),
     (["sweep=passkey", "vary.position=[adape,tape]"], r"adape and tape are rows with the same se"),
     # what would replace the values that vary
     *(
         (["sweep=passkey", "--", word], rf"{re.escape(word)} is set by the sweep; give name=")
         for word in (
-            *("seed=1", "+output_dir=x", "position=x", "position.name=rope"),
+            *("seed=1", "+output_dir=x", "position=x"),
             *("+position.name=rope", "position@position=rope"),
         )
     ),
-    (["sweep=passkey", "settings=['position.name=rope']"], r"position\.name=rope is set by the"),
     (["sweep=passkey", "vary.data=[local]", "--", "data._target_=x"], r"data\._target_=x is set"),
-    (["sweep=extension", "--", "peft.name=ft"], r"peft\.name=ft is set by the sweep"),
     (["sweep=extension", "--", "position=tape"], r"position=tape is set by the sweep"),
     (["sweep=extension", "vary.peft=[lora,longlora]", "--", "peft.groups=4"], r"lora and longlora"),
     (
@@ -131,19 +121,14 @@ REFUSED = [
     ),
     (["sweep=ablation_width", "--", "position.width=3"], r"position\.width=3 is set by"),
     # what the runs, or the comparison, would refuse
-    (["sweep=passkey", "recipe=pass"], r"unknown experiment 'pass'; did you mean 'passkey'\?"),
     (["sweep=passkey", "--", "experiment=no"], r"unknown experiment 'no'"),
     (["sweep=passkey", "--", "lenght=5"], r"lenght=5: there is no such setting; did you mean"),
-    (["sweep=passkey", "--", "+lenght=5"], r"\+lenght=5: there is no such setting"),
     (["sweep=passkey", "--", "--help"], r"'--help' is not a setting of a run; give name=value"),
-    (["sweep=passkey", "--", ""], r"'' is not a setting of a run; give name=value"),
-    (["sweep=passkey", "--", "length=0"], r"length=0 must be an integer in 2\.\."),
     (["sweep=passkey", "vary.trainer.max_steps=[5,x]"], r"max_steps='x' must be an integer"),
     (
         ["sweep=passkey", "--", "trainer.max_steps=5", "trainer.warmup_steps=0"],
         r"trainer\.logging_steps=50 is more than trainer\.max_steps=5: no loss",
     ),
-    (["sweep=passkey", "--", "evaluate=5"], r"evaluate=5 must be"),
 ]
 
 

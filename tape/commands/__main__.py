@@ -7,10 +7,7 @@ import difflib
 import os
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-from tape.files import check_model_folder
 
 FOLDER = Path(__file__).parent
 
@@ -18,10 +15,7 @@ FOLDER = Path(__file__).parent
 COMMANDS = {
     "train": {
         "train": ("tape.commands.train", "pre-train, fine-tune or extend a model; Hydra settings"),
-        "sweep": (
-            "tape.commands.sweep",
-            "train, evaluate and compare runs over settings and seeds",
-        ),
+        "sweep": ("tape.commands.sweep", "train, evaluate and compare runs over settings, seeds"),
     },
     "evaluate": {
         "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length; LongPPL"),
@@ -32,10 +26,7 @@ COMMANDS = {
     },
     "compare": {
         "compare": ("tape.results.compare", "runs over seeds: table, statistics, figures"),
-        "suite": (
-            "tape.tasks.synthetic.suite",
-            "all encodings on all synthetic tasks: table, heat maps",
-        ),
+        "suite": ("tape.tasks.synthetic.suite", "encodings on synthetic tasks: table, heat maps"),
         "rates": ("tape.results.rates", "choose each encoding's learning rate by validation loss"),
         "report": ("tape.results.report", "write all results on one HTML page"),
     },
@@ -57,8 +48,6 @@ COMMANDS = {
         "speed": ("benchmarks.speed", "time layers, training steps, decoding and adapters"),
     },
 }
-# Those whose first words are folders of models or runs.
-OF_FOLDERS = ("export", "evaluate", "compare", "suite", "rates", "report")
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}
 
 
@@ -69,21 +58,6 @@ def usage() -> str:
         lines += ["", f"{task}:"]
         lines += [f"  {name:<17} {about} ({target})" for name, (target, about) in commands.items()]
     return "\n".join(lines)
-
-
-def folders(name: str, words: list[str]) -> Iterator[str]:
-    """Yields the folders of models and runs among the words of a command, which exist before it."""
-    option = "" if name in OF_FOLDERS else None
-    for word in words:
-        if word.startswith("-"):
-            option, equals, value = word.partition("=")
-        elif name == "scrolls-generate":  # settings of Hydra
-            option, equals, value = word.partition("=")
-            option = f"--{option}"
-        else:
-            equals, value = True, word
-        if equals and option in ("", "--model", "--base_model"):
-            yield value
 
 
 def main() -> None:
@@ -110,18 +84,11 @@ def run() -> None:
         hint = f"did you mean {close[0]!r}?" if close else "tape --help lists the commands"
         sys.exit(f"error: unknown command {name!r}; {hint}")
     here = Path.cwd() / "tape" / "commands"
-    if here.is_dir() and not here.samefile(
-        FOLDER
-    ):  # another checkout than that of the installation
+    if here.is_dir() and not here.samefile(FOLDER):  # another checkout than the installed one
         os.execv(sys.executable, [sys.executable, "-m", "tape.commands", *sys.argv[1:]])
     target, root = TARGETS[name], FOLDER.parent.parent
     if target.startswith("benchmarks") and not (root / "benchmarks").is_dir():
         sys.exit(f"error: {name} times a checkout of the repository; run it there")
-    try:
-        for folder in folders(name, arguments):
-            check_model_folder(Path(folder))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
     sys.argv = [name, *arguments]
     sys.path[:0] = [str(Path.cwd()), str(root)]
     runpy.run_module(target, run_name="__main__", alter_sys=True)

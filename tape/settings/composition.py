@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -20,7 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tape.settings.groups import CONFIG, groups_of, options
-from tape.settings.trainer import trainer_fields
+from tape.settings.schema import trainer_fields
+from tape.validation import suggestion
 
 FIELD = re.compile(r"\+{0,2}trainer\.(\w+)[.=]")
 EXPECTED = (
@@ -87,13 +87,20 @@ def parsed(words: list[str]) -> list[Override]:
     return overrides
 
 
+def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yields the settings of a composed configuration, such as `trainer.max_steps`."""
+    for key, value in tree.items():
+        yield prefix + str(key)
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{prefix}{key}.")
+
+
 def check_added(words: list[str], name: str, folder: Path) -> None:
     """Raises a ValueError for a setting that is added (+) outside the groups of settings and the
     empty mappings of the configuration file, where nothing would read it."""
     tree = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
     known = {*_names(tree)}
-    groups = {path.name for path in folder.iterdir() if path.is_dir()} | {"hydra"}
-    groups |= {key for key, value in tree.items() if value == {}}
+    groups = {"hydra", *groups_of(folder), *(key for key, value in tree.items() if value == {})}
     for override in parsed(words):
         outside = re.split(r"[./]", override.key_or_group)[0] not in groups
         if is_added(override) and outside and override.key_or_group not in known:
@@ -153,7 +160,7 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
             for choice in {*choices} - names:
                 if choice == "null":
                     return f"{group}=null: leave {group} out, or choose one of {listed(names)}"
-                return f"unknown {group} {choice!r}{hint(choice, names)} Known: {listed(names)}"
+                return f"unknown {group} {choice!r}{suggestion(choice, names)}"
             groups[group] = choices[0]
     chosen = [f"{group}={choice}" for group, choice in groups.items()]
     known = {*_names(OmegaConf.to_container(composed(chosen, name, folder)))}
@@ -168,22 +175,9 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
     return None
 
 
-def _names(tree: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the settings of a composed configuration, such as `trainer.max_steps`."""
-    for key, value in tree.items():
-        yield prefix + str(key)
-        if isinstance(value, Mapping):
-            yield from _names(value, f"{prefix}{key}.")
-
-
-def hint(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."
-
-
 def no_setting(override: Override, known: Iterable[str]) -> str:
-    close = hint(override.key_or_group, known)
-    return f"{override.input_line}: there is no such setting{close} --help lists all"
+    hint = suggestion(override.key_or_group, known).partition(" Known: ")[0]
+    return f"{override.input_line}: there is no such setting{hint} --help lists all"
 
 
 def is_added(override: Override) -> bool:

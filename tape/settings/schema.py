@@ -6,15 +6,18 @@ Settings of `data` are checked by the corpus, arguments of `position` and fields
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tape.settings.groups import options
-from tape.settings.trainer import check_trainer
+from tape.validation import suggestion
 
 LOCAL = ("output", ".", "..", "")  # first parts of local paths, never of hub names
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
@@ -97,12 +100,10 @@ SETTINGS = {
     "trainer.save_steps": INTERVAL,
     "trainer.save_total_limit": optional(integer(1)),
     "trainer.dataloader_num_workers": integer(0),
-}
-# Settings of some experiments.
-OPTIONAL = {
     "rates_of": Kind("copy or counting", lambda x: x in ("copy", "counting")),
     "longest": integer(2, 2**31 - 1),
 }
+OF_SOME_EXPERIMENTS = ("rates_of", "longest")
 # Groups of the configuration that a run cannot do without.
 GROUPS = ("model", "position", "task", "data", "trainer", "optimizer")
 
@@ -110,6 +111,12 @@ GROUPS = ("model", "position", "task", "data", "trainer", "optimizer")
 def shown(value: Any) -> str:
     """Formats a value as in YAML."""
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+
+
+def check(name: str, value: Any, kind: Kind) -> None:
+    """Raises a ValueError for a value that a setting does not admit."""
+    if not kind.admits(value):
+        raise ValueError(f"{name}={shown(value)} must be {kind.words}")
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -125,13 +132,10 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             owner = owner.get(part)
             if not isinstance(owner, Mapping):
                 raise ValueError(f"{part}={shown(owner)} must hold settings such as {name}")
-        if last in owner and not kind.admits(owner[last]):
-            raise ValueError(f"{name}={shown(owner[last])} must be {kind.words}")
-        if last not in owner and not above:
+        if last in owner:
+            check(name, owner[last], kind)
+        elif not above and name not in OF_SOME_EXPERIMENTS:
             raise ValueError(f"{name} is missing: it must be {kind.words}")
-    for name, kind in OPTIONAL.items():
-        if name in settings and not kind.admits(settings[name]):
-            raise ValueError(f"{name}={shown(settings[name])} must be {kind.words}")
     for name in sorted(settings["optimizer"].keys() - {"matrix_learning_rate", "encoding_factor"}):
         raise ValueError(f"optimizer.{name}: there is no such setting")
     check_trainer(settings["trainer"])
@@ -159,3 +163,49 @@ def check_groups(settings: Mapping[str, Any]) -> None:
         if not isinstance(settings.get(group), Mapping):
             names = ", ".join(sorted(options(group)))
             raise ValueError(f"{group}={shown(settings.get(group))}: choose one of {names}")
+
+
+@cache
+def trainer_fields() -> dict[str, frozenset[str]]:
+    """Returns the fields of TrainingArguments and the names of the types that each admits, such as
+    int, str or dict. They are read from its source: importing it takes seconds."""
+    source = Path(find_spec("transformers").origin).with_name("training_args.py")
+    body = next(
+        node.body
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
+    )
+    types = {
+        line.target.id: frozenset(_types(line.annotation))
+        for line in body
+        if isinstance(line, ast.AnnAssign)
+    }
+    return {name: found for name, found in types.items() if not name.startswith("_")}
+
+
+def _types(annotation: ast.expr) -> set[str]:
+    """The types of a union; a subscripted one without its subscript."""
+    if isinstance(annotation, ast.BinOp):
+        return _types(annotation.left) | _types(annotation.right)
+    if isinstance(annotation, ast.Subscript):
+        return _types(annotation.value)
+    return {ast.unparse(annotation)}
+
+
+def check_trainer(settings: Mapping[str, Any]) -> None:
+    """Raises a ValueError for the first setting that is not a field of TrainingArguments, or whose
+    value has another type: text for a number or a truth value, or a number for text."""
+    for name, value in settings.items():
+        if name == "_target_":
+            continue
+        types = trainer_fields().get(name)
+        if types is None:
+            known = (f"trainer.{field}" for field in trainer_fields())
+            hint = suggestion(f"trainer.{name}", known).partition(" Known: ")[0]
+            raise ValueError(f"trainer.{name}: TrainingArguments has no such field{hint}")
+        if isinstance(value, str) and types & {"int", "float"} and "str" not in types:
+            raise ValueError(f"trainer.{name}={value!r} must be a number")
+        if "bool" in types and not types & {"str", "dict"} and not isinstance(value, bool | None):
+            raise ValueError(f"trainer.{name}={value!r} must be true or false")
+        if type(value) in (int, float) and not types & {"int", "float", "bool"}:
+            raise ValueError(f"trainer.{name}={value!r} must be text, a list or a mapping")

@@ -5,46 +5,33 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit import AutoExecutor
+from submitit import AutoExecutor, Job
 from submitit.helpers import Checkpointable, DelayedSubmission
 
 
-class Cluster:
-    """Submits commands.
-
-    Args:
-        kind: slurm or local.
-        folder: for submitit's files.
-        parameters: of submitit's `update_parameters`, such as timeout_min and slurm_partition.
+def executor_of(kind: str, folder: Path, parameters: Mapping[str, Any]) -> AutoExecutor:
+    """Returns submitit's executor for a cluster (slurm, or local) with its files in a folder.
 
     Raises:
         ValueError: without SLURM; for parameters that submitit refuses.
     """
+    try:
+        executor = AutoExecutor(folder, cluster=kind)
+        executor.update_parameters(**parameters)
+    except (RuntimeError, NameError, AssertionError, TypeError) as error:
+        raise ValueError(f"cluster={kind}, submitit.*: {error}") from error
+    return executor
 
-    def __init__(self, kind: str, folder: Path, parameters: Mapping[str, Any]):
-        try:
-            self.executor = AutoExecutor(folder, cluster=kind)
-            self.executor.update_parameters(**parameters)
-        except (RuntimeError, NameError, AssertionError, TypeError) as error:
-            raise ValueError(f"cluster={kind}, submitit.*: {error}") from error
 
-    def submit(
-        self, words: Sequence[str], log: Path
-    ) -> tuple[Any, Callable[[int], None], Callable[[], int]]:
-        """Returns a job, what sends it a signal, and what waits for its exit status: 1 if it was
-        lost or cancelled."""
-        job = self.executor.submit(Command(), [*words], str(log.absolute()))
-
-        def end() -> int:
-            while not job.done():
-                time.sleep(1)
-            return 1 if job.exception() else job.result()
-
-        return job, lambda number: job.cancel(check=False), end
+def exit_status(job: Job) -> int:
+    """Waits for the end of a job; returns 1 if it was lost or cancelled."""
+    while not job.done():
+        time.sleep(1)
+    return 1 if job.exception() else job.result()
 
 
 class Command(Checkpointable):

@@ -76,11 +76,11 @@ def checked_values(name: str, given: Any, kind: Kind | None = None) -> list[Any]
     if not (values := words(given)):
         raise ValueError(f"{name}=[]: name one value or more")
     known = options(name.removeprefix("vary.")) - {"keep"}  # that of a base_model
+    allowed = f"known: {listed(known)}" if known else "give numbers, text, true or false"
     for n, value in enumerate(values):
-        if kind is not None and not kind.admits(value):
-            raise ValueError(f"{name}={shown(value)} must be {kind.words}")
+        if kind is not None:
+            schema.check(name, value, kind)
         if isinstance(value, list | dict) or (known and value not in known):
-            allowed = f"known: {listed(known)}" if known else "give numbers, text, true or false"
             raise ValueError(f"{name}={shown(value)} is no value of that setting; {allowed}")
         if value in values[:n]:
             raise ValueError(f"{name}={shown(value)}: duplicate value; name it once")
@@ -143,9 +143,8 @@ def check_rows(rows: Mapping[str, dict[str, Any]], compared: bool) -> None:
 def evaluations(found: DictConfig, more: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yields the commands that evaluate a run (`evaluate` of its settings; null leaves one out),
     with `more` arguments."""
-    if found.evaluate is None:
-        return
-    for command, given in OmegaConf.to_container(found.evaluate, resolve=True).items():
+    asked = found.evaluate and OmegaConf.to_container(found.evaluate, resolve=True)
+    for command, given in (asked or {}).items():
         arguments: list[str] = []
         for name, value in (given or {}).items():
             values = value if isinstance(value, list) else [value]
@@ -169,10 +168,14 @@ def runs_of(
         log = Path(cfg["out"]) / f"{folder.name}.log"
         return Run(row or folder.name, folder, log, commands, is_base=row is None)
 
+    bases: dict[int, tuple[list[str], DictConfig]] = {}
+    for seed in seeds if cfg["base"] else ():
+        command = [str(word) for word in words(cfg["base"])]
+        if not any(word.startswith("seed=") for word in command):
+            command.append(f"seed={seed}")
+        bases[seed] = (command, compose_run(command)[0])
     rows: dict[str, dict[str, Any]] = {}
     runs: dict[int, list[Run]] = {seed: [] for seed in seeds}
-    base_words = {seed: words_of_base(cfg["base"], seed) for seed in seeds if cfg["base"]}
-    bases = {seed: compose_run(command)[0] for seed, command in base_words.items()}
     for chosen in itertools.product(*axes.values()):
         values = dict(zip(axes, chosen, strict=True))
         # A group of settings has names of its own; other values say what they are of.
@@ -185,7 +188,7 @@ def runs_of(
             folder = Path(cfg["runs"].format(row=row, seed=seed))
             given = {"experiment": cfg["recipe"]} if cfg["recipe"] else {}
             given |= {"name": folder.name, "output_dir": str(folder), **values, "seed": seed}
-            given |= {"base_model": bases[seed].output_dir} if bases else {}
+            given |= {"base_model": bases[seed][1].output_dir} if bases else {}
             command = [*(override(*each) for each in given.items()), *cfg["settings"]]
             if row not in rows:
                 found, rows[row] = compose_run(command)
@@ -193,18 +196,11 @@ def runs_of(
             begun.append(run(command, found, row))
     check_rows(rows, bool(cfg["compare"]))
     first: dict[Path, Run] = {}
-    for seed, base in bases.items():
+    for command, base in bases.values():
         with open_dict(base):
             base.evaluate = found.evaluate  # as the runs are
-        first.setdefault(Path(base.output_dir), run(base_words[seed], base))
+        first.setdefault(Path(base.output_dir), run(command, base))
     return [*first.values(), *itertools.chain(*runs.values())]
-
-
-def words_of_base(given: Any, seed: int) -> list[str]:
-    """The settings of the base model of a run with this seed, which is its own unless they say
-    another one."""
-    found = [str(word) for word in words(given)]
-    return found if any(word.startswith("seed=") for word in found) else [*found, f"seed={seed}"]
 
 
 def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
@@ -215,8 +211,7 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
             run or the comparison would refuse.
     """
     for name, kind in KINDS.items():
-        if not kind.admits(cfg[name]):
-            raise ValueError(f"{name}={shown(cfg[name])} must be {kind.words}")
+        schema.check(name, cfg[name], kind)
     axes = dict(leaves(cfg["vary"]))
     for name in OF_THE_SWEEP & {*axes}:
         raise ValueError(f"vary.{name} is set by the sweep; give name=... or seeds=...")

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from tqdm import tqdm
 
@@ -63,25 +64,25 @@ class Engine:
     """One performance of a sweep.
 
     Attributes:
-        stopped: the exit status after a signal; 0 before.
+        stopped: after a signal, the one for the runs and the exit status; None before.
         failed: runs that did not finish.
         running: process or job -> sends it a signal.
     """
 
     def __init__(self, cfg: Mapping[str, Any], runs: Sequence[Run]):
         self.cfg, self.runs = cfg, runs
-        self.stopped, self.signal = 0, signal.SIGTERM
+        self.stopped: tuple[int, int] | None = None
         self.failed: list[Run] = []
         self.running: dict[object, Callable[[int], None]] = {}
         self.lock = threading.RLock()
         self.begun, self.done = time.monotonic(), 0
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         self.environment = {"OMP_NUM_THREADS": str(max(1, cores // cfg["jobs"])), **os.environ}
-        self.cluster = None
+        self.executor = None
         if cfg["cluster"] in ("slurm", "local"):
-            from tape.sweep.cluster import Cluster
+            from tape.sweep.cluster import executor_of
 
-            self.cluster = Cluster(cfg["cluster"], Path(cfg["out"], ".jobs"), cfg["submitit"])
+            self.executor = executor_of(cfg["cluster"], Path(cfg["out"], ".jobs"), cfg["submitit"])
 
     def perform(self) -> int:
         """Returns the exit status."""
@@ -92,10 +93,10 @@ class Engine:
         with self.signals():
             with tqdm(total=count, initial=len(finished), unit="run", disable=None) as self.bar:
                 self.learn_all([run for run in self.left if run.is_base])
-                partial = self.cfg["partial"] and not self.failed
+                partial_table = self.cfg["partial"] and not self.failed
                 if not self.failed:
                     self.learn_all([run for run in self.left if not run.is_base])
-            comparable = not self.failed or (partial and len(self.failed) < count)
+            comparable = not self.failed or (partial_table and len(self.failed) < count)
             words = comparison(self.cfg, self.runs, self.failed)
             if words and comparable and not self.stopped:
                 print(flush=True)
@@ -103,11 +104,12 @@ class Engine:
         if self.stopped:
             rest = len(self.left) - self.done
             print(f"stopped: {rest} of {count} runs are left; the same command continues")
-        elif self.failed:
+            return self.stopped[1]
+        if self.failed:
             names = ", ".join(run.name for run in self.failed)
             told = f"error: {len(self.failed)} of {count} runs did not finish: {names}"
             print(told, file=sys.stderr)
-        return self.stopped or status or min(1, len(self.failed))
+        return status or min(1, len(self.failed))
 
     @contextmanager
     def signals(self) -> Iterator[None]:
@@ -130,7 +132,7 @@ class Engine:
         """Sends a signal to all runs, which save and end, and begins no others."""
         with self.lock:
             if not self.stopped:
-                self.stopped, self.signal = status, forwarded
+                self.stopped = (forwarded, status)
                 for send in [*self.running.values()]:
                     send(forwarded)
 
@@ -146,15 +148,14 @@ class Engine:
         """Trains and evaluates a run, and says how it ended."""
         if self.stopped:
             return
-        line = (
-            f"{run.name}: run {self.runs.index(run) + 1} of {len(self.runs)} begins, see {run.log}"
-        )
+        number = self.runs.index(run) + 1
+        line = f"{run.name}: run {number} of {len(self.runs)} begins, see {run.log}"
         with self.lock:
             if self.done:
                 left = len(self.left) - self.done
                 seconds = (time.monotonic() - self.begun) / self.done * left
                 line += f"; {left} left, about {tqdm.format_interval(seconds)}"
-        self.say(line)
+            self.say(line)
         try:
             request = run.request()
             failed = any(self.stopped or self.execute(words, run.log) for words in run.commands)
@@ -170,13 +171,17 @@ class Engine:
                 self.say(f"{run.name}: finished")
             elif not self.stopped:
                 self.failed.append(run)
-                self.say(f"error: {run.name} did not finish, see {run.log}: {error}", sys.stderr)
+                line = f"error: {run.name} did not finish, see {run.log}: {error}"
+                self.bar.write(line, file=sys.stderr)
 
     def execute(self, words: Sequence[str], log: Path | None) -> int:
         """Runs a command to its end, as a process group that receives signals as a whole, or on the
         cluster. Returns its exit status; its output goes to the log, or is shown."""
-        if self.cluster and log:
-            job, send, end = self.cluster.submit([*COMMAND, *words], log)
+        if self.executor and log:
+            from tape.sweep.cluster import Command, exit_status
+
+            job = self.executor.submit(Command(), [*COMMAND, *words], str(log.absolute()))
+            send, end = lambda _: job.cancel(check=False), partial(exit_status, job)
         else:
             with log.open("ab") if log else nullcontext() as output:
                 job = subprocess.Popen(
@@ -187,18 +192,18 @@ class Engine:
                     env=self.environment,
                     process_group=0,
                 )
-            send, end = lambda number: send_to_group(job.pid, number), job.wait
+            send, end = partial(send_to_group, job.pid), job.wait
         with self.lock:
             self.running[job] = send
             if self.stopped:  # while it started
-                send(self.signal)
+                send(self.stopped[0])
         status = end()
         with self.lock:
             del self.running[job]
         return status
 
-    def say(self, line: str, file: TextIO | None = None) -> None:
-        self.bar.write(line, file=file)
+    def say(self, line: str) -> None:
+        self.bar.write(line)
         sys.stdout.flush()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tape.files import write_text
 from tape.settings.groups import CONFIG, options
 
 
@@ -52,9 +53,8 @@ class Run:
 
     def write_receipt(self, request: dict[str, Any]) -> None:
         """Records that the run has finished, with which request and which files."""
-        work = self.receipt.with_suffix(".writing")
-        work.write_text(json.dumps({"request": request, "files": state_of(self.folder)}) + "\n")
-        work.replace(self.receipt)
+        record = {"request": request, "files": state_of(self.folder)}
+        write_text(self.receipt, json.dumps(record) + "\n")
 
     def finished(self) -> bool:
         """Returns whether the request and the files of the run are those of its receipt."""
