@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 
 from benchmarks.workloads import (
     DEVICE,
@@ -19,7 +18,6 @@ from benchmarks.workloads import (
     AttentionLayer,
     Load,
     attention_layer,
-    decoder,
     last_call,
     library_llama,
     of_layer,
@@ -31,7 +29,7 @@ PEERS = {
     "torch": ("nope",),
     "x-transformers": ("nope", "rope", "alibi", "t5"),
 }
-BLOCKS = {"torch": ("sdpa",), "x-transformers": ("eager", "sdpa")}  # backends, without a cache
+BACKENDS = {"torch": ("sdpa",), "x-transformers": ("eager", "sdpa")}
 METHODS = [f"{encoding}, {peer}" for peer, encodings in PEERS.items() for encoding in encodings]
 
 
@@ -48,19 +46,16 @@ def of_attention(load: Load, method: str) -> Callable[[], None]:
     encoding, _, peer = method.removesuffix(WITHOUT).partition(", ")
     if peer == "transformers" and load.backend == "flex_attention" and DEVICE.type == "cpu":
         raise ValueError("transformers compiles flex_attention itself, which is not done here")
-    if peer in BLOCKS:
-        if load.work not in ("forward", "training"):
-            raise ValueError(f"{peer} is compared without a cache")
-        if load.backend not in BLOCKS[peer]:
-            raise ValueError(f"{peer} has no {load.backend} to choose")
-        if version(peer) is None:
-            raise ImportError(f"{peer} is not installed (EXTRAS=peers bash script/setup.sh)")
-    model = load.ready(decoder(load.config(encoding, layers=3), load.backend))
+    if peer and load.backend not in BACKENDS.get(peer, (load.backend,)):
+        raise ValueError(f"{peer} has no {load.backend} to choose")
+    if peer and version(peer) is None:
+        raise ImportError(f"{peer} is not installed (EXTRAS=peers bash script/setup.sh)")
+    model = load.ready(load.decoder(encoding, layers=3))
     if peer:
         layer = peer_layer(peer, model, load)
     else:
         layer = attention_layer(model, load, update=not method.endswith(WITHOUT))
-    return of_layer(layer, load, model.config)
+    return of_layer(layer, load)
 
 
 def version(peer: str) -> str | None:
@@ -85,7 +80,7 @@ class TorchLayer(nn.Module):
         # torch refuses is_causal without the mask.
         self.mask = torch.ones(length, length, dtype=torch.bool, device=DEVICE).triu(1)
 
-    def forward(self, x_BTC: Tensor, cache: None) -> tuple[Tensor]:
+    def forward(self, x_BTC: Tensor) -> tuple[Tensor]:
         causal = {"attn_mask": self.mask, "is_causal": True}
         return self.attention(x_BTC, x_BTC, x_BTC, need_weights=False, **causal)[:1]
 
@@ -116,7 +111,7 @@ class XTransformersLayer(nn.Module):
         weights = {"to_q": q, "to_k": k, "to_v": ours.v_proj.weight, "to_out": ours.o_proj.weight}
         self.attention.load_state_dict({f"{key}.weight": w for key, w in weights.items()})
 
-    def forward(self, x_BTC: Tensor, cache: None) -> tuple[Tensor]:
+    def forward(self, x_BTC: Tensor) -> tuple[Tensor]:
         angles = None if self.rotary is None else self.rotary.forward_from_seq_len(x_BTC.shape[1])
         return (self.attention(x_BTC, rotary_pos_emb=angles, rel_pos=self.bias),)
 
@@ -125,16 +120,13 @@ def peer_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:
     """Returns a peer's attention with the weights of the middle layer of three."""
     if peer == "transformers":
         library = load.ready(library_llama(model))
-        _, settings, cache = last_call(library, load)
+        _, settings = last_call(library, load)
         x = settings.pop("hidden_states").requires_grad_()
-        del settings["past_key_values"]
         attention = library.model.layers[MIDDLE].self_attn
-
-        def call(x: Tensor, cache: Cache | None) -> tuple[Tensor]:
-            return attention(hidden_states=x, past_key_values=cache, **settings)[:1]
-
-        return AttentionLayer(call, (x,), attention.parameters(), cache)
-    (x, *_), _, _ = last_call(model, load)
+        return AttentionLayer(
+            lambda x: attention(hidden_states=x, **settings)[:1], (x,), attention.parameters()
+        )
+    (x, *_), _ = last_call(model, load)
     if peer == "torch":
         heads = model.config.num_attention_heads
         module = TorchLayer(model.model.layers[MIDDLE].self_attn, heads, load.length)

@@ -980,7 +980,6 @@ EVALUATIONS = [
     (f"{PERPLEXITY} {{made}}/empty", r"empty has no model\.safetensors"),
     (f"{STABILITY} {{made}}/config_gpt2", r"model_type 'gpt2'; allowed: 'tape'"),
     (f"{STABILITY} {{made}}/tokenizer_nested", r"tokenizer\.json is damaged \(RecursionError"),
-    ("-m tape.analysis.faults --out o --model {made}/model_text", r"safetensors is damaged"),
     ("-m tape.export --out o {made}/config_gpt2", r"model_type 'gpt2'; allowed: 'tape'"),
     ("-m tape.export --out o {made}/model_text", r"model\.safetensors is damaged"),
     ("-m tape.export --out o {made}/loop", r"loop is not a folder"),
@@ -992,7 +991,6 @@ EVALUATIONS = [
             STABILITY,
             f"{KEYS}prompts --base_model",
             "-m tape.export --out o",
-            "-m tape.analysis.faults --out o --model",
             "-m tape.analysis.visualize --out o --model",
         )
     ),
@@ -1003,7 +1001,6 @@ EVALUATIONS = [
         for command in (
             "-m tape.evaluation.perplexity --data local --lengths 64 --out o.csv --model",
             STABILITY,
-            "-m tape.analysis.visualize --text words --out o --model",
         )
     ),
     # Flags
@@ -1073,18 +1070,8 @@ EVALUATIONS = [
     ),
     (f"{PICTURES} --windows 99999999", r"--windows: 99999999 is more than 1,000,000"),
     (f"{STABILITY} {GOOD} --windows 99999999", r"--windows: 99999999 is more than 1,000,000"),
-    (f"-m tape.analysis.faults --model {GOOD} --out o --lengths 99999999", r"--lengths.* GiB"),
+    (f"-m tape.analysis.state --model {GOOD} --out o --lengths 3", r"--lengths: .3. must be"),
     (f"{STABILITY} {{made}}/config_bare", r"config_bare has no config\.json, or an empty one"),
-    (f"{PICTURES} --text", r"--text: expected one argument"),
-    (f"{PICTURES} --text 'some words' --data text", r"--data goes with a text of --data, not with"),
-    (
-        f"{PICTURES} --text 'some words' --length 9",
-        r"--length goes with a text of --data, not with",
-    ),
-    (
-        f"-m tape.analysis.faults --lengths 3 --model {GOOD}",
-        r"--lengths: '3' must be an int",
-    ),
     (f"-m tape.export {GOOD} --out {GOOD}", r"problems_digits already exists; choose another"),
     (f"-m tape.export {GOOD} --out o --format onnx", r"--format: invalid choice: 'onnx'"),
     # Results among the files of a model
@@ -1093,7 +1080,6 @@ EVALUATIONS = [
         for command in (
             f"tape.results.compare {GOOD}",
             *(f"tape.analysis.{name} --model {GOOD}" for name in ("stability", "visualize")),
-            f"tape.analysis.faults --model {GOOD}",
             "tape.analysis.cost",
         )
     ),

@@ -145,7 +145,7 @@ WITHOUT_A_FOLDER = (
     "scrolls-generate task=quality model=no output=answers.json",
     *(f"{name} no --out x" for name in ("export", "compare", "suite", "rates", "report")),
     "heatmap no",
-    *(f"{name} --model . no --out x" for name in ("stability", "visualize", "state", "faults")),
+    *(f"{name} --model . no --out x" for name in ("stability", "visualize", "state")),
 )
 REFUSED = """
 import shlex, sys

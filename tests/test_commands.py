@@ -436,13 +436,7 @@ RULES = {
     "tape.analysis.stability": Rule(
         [*CORPUS, "--length", "16", "--windows", "1", "--shifts", "2", "--dtypes", "float32"]
     ),
-    "tape.analysis.visualize": Rule(
-        lambda given: [
-            *([] if "--text" in given else [*CORPUS, "--length", "16", "--windows", "1"]),
-            *("--heads", "1"),
-        ]
-    ),
-    "tape.analysis.faults": Rule([*CORPUS, "--lengths", "16", "--windows", "1"]),
+    "tape.analysis.visualize": Rule([*CORPUS, "--length", "16", "--windows", "1", "--heads", "1"]),
     "tape.analysis.state": Rule(
         lambda given: (
             [] if "output/problems.ids" in given else [*CORPUS, "--lengths", "16", "--windows", "2"]

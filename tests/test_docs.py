@@ -18,7 +18,7 @@ from arithmetic.fault import SETTING as FAULT
 from arithmetic.problems import character_tokenizer
 from benchmarks.trace import training_step
 from tape import TapeForCausalLM
-from tape.analysis import faults, stability, state, visualize
+from tape.analysis import stability, state, visualize
 from tape.positions import ALIASES, ENCODINGS, Positions
 from tape.results.compare import read
 from tape.settings.groups import ABLATIONS, CONFIG
@@ -264,7 +264,6 @@ def number(cell):
     [
         ("stability/stability", stability),
         ("visualize/attention", visualize),
-        ("faults/faults", faults),
         ("state/state", state),
         ("state_bigrams/state", state),
         ("state_addition/state", state),

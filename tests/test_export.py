@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,14 +14,12 @@ import pytest
 import torch
 import yaml
 from conftest import POSITIONS, make_model, random_tokens
-from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports
 
 import tape
 from tape import TapeForCausalLM
-from tape.commands import train
 from tape.export import __main__ as command
 from tape.export import export, flatten, verify, write_code
 from tape.export.card import model_card, shareable
@@ -28,7 +27,6 @@ from tape.export.llama import require_llama, write_llama_config
 from tape.export.source import Source
 from tape.positions import ENCODINGS
 
-ROOT = Path(__file__).parent.parent
 LLAMAS = (
     "rope",
     "rope_proportional",
@@ -41,29 +39,13 @@ LLAMAS = (
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A real run of eight steps, and its checkpoints."""
+def run(run_quick, text, tmp_path_factory):
+    """A real run of eight steps, and its checkpoints, of a text in a folder that tells much."""
     place = tmp_path_factory.mktemp("export")
-    text = place / "secret-project" / "corpus.jsonl"
-    text.parent.mkdir()
-    rows = [f"line {n}: " + f"{n % 7} sheep and {n % 5} goats. " * 12 for n in range(400)]
-    text.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    with initialize_config_dir(version_base=None, config_dir=str(ROOT / "config")):
-        settings = [
-            "experiment=quick",
-            "name=trial",
-            "data=text",
-            f"data.files={text}",
-            f"cache_dir={place}/cache",
-            f"output_dir={place}/run",
-            "vocab_size=300",
-            "trainer.max_steps=8",
-            "trainer.save_steps=4",
-            "trainer.eval_steps=4",
-            "trainer.logging_steps=2",
-        ]
-        train.run(compose("train", overrides=settings))
-    return place / "run"
+    secret = place / "secret-project" / "corpus.jsonl"
+    secret.parent.mkdir()
+    shutil.copy(text, secret)
+    return run_quick("name=trial", f"data.files={secret}", folder=place / "run")
 
 
 CHECKS = """
@@ -247,10 +229,10 @@ def test_imports_that_cannot_be_flat(line):
 
 
 @pytest.mark.parametrize("name", LLAMAS)
-@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 2, "tie_word_embeddings": True}])
-def test_a_llama_gives_the_same_logits(tmp_path, name, changes):
+def test_a_llama_gives_the_same_logits(tmp_path, name):
     position = POSITIONS[name] | {"sampler": "shift"}  # which acts in training only
-    model = make_model(position, **changes)
+    grouped = {"num_key_value_heads": 2, "tie_word_embeddings": True}
+    model = make_model(position, **(grouped if "scaling" in position else {}))
     require_llama(model)
     model.save_pretrained(tmp_path)
     write_llama_config(model, tmp_path)
@@ -316,31 +298,27 @@ def test_a_run_is_exported_with_its_card(run):
         assert b"secret-project" not in text and bytes(run.parent) not in text, path
 
 
-def test_a_task_with_a_measure_of_its_own_has_a_card(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("tape.export.verify", lambda *_: None)
+def test_cards_tell_the_records_of_their_weights(run, tmp_path):
+    def card_of(folder):
+        source = Source.open(folder)
+        return model_card(source, *source.load(), "sheep", "tape")
+
+    card = card_of(run / "checkpoint-4")
+    assert "4 steps; 4 sequences of 64 tokens per step, 1,024 tokens." in card
+    assert "perplexity is missing" in card and "| bits per byte |" not in card
     copy = shutil.copytree(run, tmp_path / "adds")
     path = copy / "report" / "report.json"
     report = json.loads(path.read_text())
-    del report["perplexity"]
-    path.write_text(json.dumps(report | {"accuracy_in": 0.875, "accuracy_out": 0.125}))
-    card = (export(copy, tmp_path / "out") / "README.md").read_text()
-    assert "* accuracy_in: 0.875\n* accuracy_out: 0.125" in card
-
-
-def test_a_checkpoint_has_no_report(run):
-    source = Source.open(run / "checkpoint-4")
-    card = model_card(source, *source.load(), "sheep", "tape")
-    assert "4 steps; 4 sequences of 64 tokens per step, 1,024 tokens." in card
-    assert "perplexity is missing" in card and "| bits per byte |" not in card
-
-
-def test_a_report_on_other_weights_is_left_out(run, tmp_path):
-    older = tmp_path / "run"
-    shutil.copytree(run, older)
-    shutil.copy(run / "checkpoint-4" / "model.safetensors", older)
-    source = Source.open(older)
-    assert source.step == 4 and source.report() is None
-    assert max(row["step"] for row in source.metrics()) == 4
+    measures = {"accuracy_in": 0.875, "accuracy_out": 0.125}  # of a task
+    path.write_text(json.dumps({"steps": report["steps"]} | measures))
+    assert "* accuracy_in: 0.875\n* accuracy_out: 0.125" in card_of(copy)
+    path.write_text(json.dumps(report | {"perplexity": [{}]}))
+    with pytest.raises(ValueError, match=r"adds: the records of the run are damaged \('dict obj"):
+        card_of(copy)
+    shutil.copy(run / "checkpoint-4" / "model.safetensors", copy)  # of another step
+    older = Source.open(copy)
+    assert older.step == 4 and older.report() is None
+    assert max(row["step"] for row in older.metrics()) == 4
 
 
 @pytest.mark.parametrize(
@@ -381,54 +359,41 @@ def test_settings_are_told_without_places():
     assert shareable({"tokenizer": "meta-llama/Llama-2-7b"})["tokenizer"] == "meta-llama/Llama-2-7b"
 
 
-def refused(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["tape.export", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        command.main()
-    assert stop.value.code.startswith("error: ")  # as text: printed, with exit code 1
-    return stop.value.code
+def saved(folder, change=(), **config):
+    """A model with this change of a weight, and of its config.json."""
+    model = make_model("rope")
+    with torch.no_grad():
+        for value in change:
+            model.lm_head.weight[0, 0] = value
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return folder
 
 
 def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-
-    def error(folder, *more, out=out):
-        return refused(monkeypatch, folder, "--out", out, *more)
-
-    assert "nothing is not a folder" in error(tmp_path / "nothing")
-    assert "has no config.json: there is no finished model" in error(tmp_path)
-    assert "model of model_type 'llama'" in error(write_config(tmp_path / "a", "llama"))
-    assert "has no model.safetensors" in error(write_config(tmp_path / "b", "tape"))
-    assert "a Llama's rotations are the same in every layer" in error(run, "--format", "llama")
-    assert "already exists" in error(run, out=run)
-    assert "inside or named like a checkpoint" in error(run, out=run / "checkpoint-9")
-    assert "inside or named like a checkpoint" in error(run, out=run / "checkpoint-4" / "out")
-
-    cut = tmp_path / "cut"
-    shutil.copytree(run, cut)
+    out, cut = tmp_path / "out", shutil.copytree(run, tmp_path / "cut")
     weights = cut / "checkpoint-8" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    assert "damaged checkpoint (model.safetensors changed after it was written)" in (
-        message := error(cut / "checkpoint-8")
-    )
-    assert "checkpoint-4 is complete" in message
     (cut / "model.safetensors").unlink()
-    assert "has no model.safetensors" in error(cut)
-
-    other = make_model("rope")
-    other.save_pretrained(tmp_path / "c")
-    config = json.loads((tmp_path / "c" / "config.json").read_text())
-    config["num_hidden_layers"] = 4
-    (tmp_path / "c" / "config.json").write_text(json.dumps(config))
-    assert "are missing, such as model.layers.3" in error(tmp_path / "c")
-    with torch.no_grad():
-        other.lm_head.weight[0, 0] = torch.nan
-    other.save_pretrained(tmp_path / "d")
-    assert "not finite" in error(tmp_path / "d")
+    damaged = "damaged checkpoint (model.safetensors changed after it was written)"
+    refusals = [
+        (tmp_path / "nothing", out, "nothing is not a folder"),
+        (tmp_path, out, "has no config.json: there is no finished model"),
+        (saved(tmp_path / "a", model_type="llama"), out, "model of model_type 'llama'"),
+        (saved(tmp_path / "c", num_hidden_layers=4), out, "are missing, such as model.layers.3"),
+        (saved(tmp_path / "d", [torch.nan]), out, "not finite"),
+        (cut, out, "has no model.safetensors"),
+        (cut / "checkpoint-8", out, damaged),
+        (cut / "checkpoint-8", out, "checkpoint-4 is complete"),
+        (run, run, "already exists"),
+        (run, run / "checkpoint-9", "inside or named like a checkpoint"),
+        (run, run / "checkpoint-4" / "out", "inside or named like a checkpoint"),
+    ]
+    for folder, target, message in refusals:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            export(folder, target)
+    monkeypatch.setattr(sys, "argv", ["export", str(run), "--out", str(out), "--format", "llama"])
+    with pytest.raises(SystemExit, match=r"error: .* the same in every layer"):
+        command.main()
     assert not out.exists() and not list(tmp_path.glob(".out*"))
-
-
-def write_config(folder, family):
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": family}))
-    return folder

@@ -129,11 +129,6 @@ def make_all(output):
     )
     write(output / "stability" / "stability.md", stability.markdown([row]))
     write(output / "visualize" / "attention.csv", "model,layer,entropy\nm,1,0.123456\n")
-    write(output / "faults" / "faults.csv", "model,fault,nll\nm,none,1.5\n")
-    write(
-        output / "faults" / "faults.md",
-        "| model | fault | 128 |\n|---|---|---|\n| m | none | 4.48 |\n",
-    )
     write(output / "cost" / "cost.csv", "encoding,macs\nrope,1\n")
     write(output / "cost" / "cost.md", "| encoding | MACs, G |\n|---|---|\n| rope | 160.46 |\n")
 

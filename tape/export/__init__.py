@@ -118,9 +118,9 @@ def _load_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> dict[str,
     with tempfile.TemporaryDirectory() as scratch:
         given, answer = Path(scratch, "tokens.safetensors"), Path(scratch, "answer.safetensors")
         save_file({"input_ids": tokens}, given)
-        arguments = [str(folder), str(given), str(answer), dtype, str(torch.get_num_threads())]
+        arguments = [folder, given, answer, dtype, torch.get_num_threads()]
         process = subprocess.run(
-            [sys.executable, "-P", check.__file__, *arguments],
+            [sys.executable, "-P", check.__file__, *map(str, arguments)],
             cwd=scratch,
             env=os.environ | {"HF_MODULES_CACHE": scratch, "HF_HUB_OFFLINE": "1"},
             capture_output=True,
