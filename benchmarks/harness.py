@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
@@ -37,22 +37,6 @@ LEAST = 0.02 if DEVICE.type == "cuda" else 0.002  # seconds of a measurement
 TOO_LARGE = "does not fit into memory with the other methods: try --alone, or fewer of them"
 COLUMNS = ["comparison", "method", "round", "seconds", "memory", "kernels", "note"]
 Work = Callable[[], Any]
-
-
-class Comparison(NamedTuple):
-    """Methods that take turns.
-
-    Attributes:
-        prepare: sets up a method and returns its work.
-        warm_up: calls before memory is counted, and rounds before the timed ones.
-        calls: calls whose memory is counted.
-    """
-
-    name: str
-    methods: list[str]
-    prepare: Callable[[str], Work]
-    warm_up: int = 1
-    calls: int = 1
 
 
 def synchronize() -> None:
@@ -147,8 +131,20 @@ def inability(error: Exception) -> str:
     raise error
 
 
-def measure(comparison: Comparison, rounds: int) -> pd.DataFrame:
+def measure(
+    name: str,
+    methods: list[str],
+    prepare: Callable[[str], Work],
+    rounds: int,
+    warm_up: int = 1,
+    calls: int = 1,
+) -> pd.DataFrame:
     """Measures the methods of a comparison.
+
+    Args:
+        prepare: sets up a method and returns its work.
+        warm_up: calls before memory is counted, and rounds before the timed ones.
+        calls: calls whose memory is counted.
 
     Returns:
         COLUMNS, with a row per method and round. A method that could not run has one row, without
@@ -156,22 +152,22 @@ def measure(comparison: Comparison, rounds: int) -> pd.DataFrame:
     """
     torch._dynamo.reset()  # graphs of another length
     found, able = {}, {}
-    for method in comparison.methods:
+    for method in methods:
         gc.collect()  # the models of the comparison before, and what did not fit
         try:
-            work = comparison.prepare(method)
-            memory, kernels = observed(work, comparison.warm_up, comparison.calls)
+            work = prepare(method)
+            memory, kernels = observed(work, warm_up, calls)
             found[method] = {"memory": memory, "kernels": "; ".join(kernels), "note": ""}
             able[method] = work
         except Exception as error:
             found[method] = {"memory": 0, "kernels": "", "note": inability(error)}
     try:
-        seconds = in_turn(able, rounds, comparison.warm_up, LEAST)
+        seconds = in_turn(able, rounds, warm_up, LEAST)
     except Exception as error:
         seconds, none = {}, {"memory": 0, "kernels": "", "note": inability(error)}
         found |= dict.fromkeys(able, none)
     rows = [
-        {"comparison": comparison.name, "method": method, **row, "round": number, "seconds": each}
+        {"comparison": name, "method": method, **row, "round": number, "seconds": each}
         for method, row in found.items()
         for number, each in enumerate(seconds.get(method, [math.nan]), start=1)
     ]
@@ -213,11 +209,12 @@ def surroundings() -> dict[str, str]:
 
 
 def run(
-    out: Path, comparisons: list[Comparison], settings: dict[str, Any], rounds: int
+    out: Path, comparisons: dict[str, Callable[[], pd.DataFrame]], settings: dict[str, Any]
 ) -> dict[str, pd.DataFrame]:
-    """Measures the comparisons that are not in a folder yet.
+    """Makes the comparisons that are not in a folder yet.
 
     Args:
+        comparisons: by name; each returns the rows of `measure`.
         settings: what the times depend on besides machine, versions and code.
 
     Returns:
@@ -236,12 +233,12 @@ def run(
         )
     write_text(settings_file, json.dumps(about, indent=1) + "\n")
     done = dict(iter(found.groupby("comparison", sort=False)))
-    left = [comparison for comparison in comparisons if comparison.name not in done]
+    left = [name for name in comparisons if name not in done]
     if left:
         provenance.record(out)
     with torch._dynamo.config.patch(recompile_limit=64):
-        for comparison in tqdm(left, unit="comparison", disable=None):
-            done[comparison.name] = measure(comparison, rounds)
+        for name in tqdm(left, unit="comparison", disable=None):
+            done[name] = comparisons[name]()
             # whole comparisons only, whenever this process is killed
             write_text(file, pd.concat(done.values()).to_csv(index=False))
     return done

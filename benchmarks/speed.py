@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 
 from benchmarks import peers, workloads
-from benchmarks.harness import Comparison, Work, run, surroundings
+from benchmarks.harness import Work, measure, run, surroundings
 from benchmarks.workloads import DEVICE, SHAPES, WITHOUT, WORK, Load
 from tape import provenance
 from tape.attention.backends import KERNELS
@@ -46,7 +46,7 @@ class Case(NamedTuple):
         default: those that are.
         others: methods beside each, in a comparison of its own.
         batched: whether there are by default the sequences of a training step, else one.
-        counted: `warm_up` and `calls` of the comparison.
+        counted: `warm_up` and `calls` of `measure`.
     """
 
     prepare: Callable[[Load, str], Work]
@@ -204,13 +204,13 @@ def table(found: pd.DataFrame) -> str:
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
     asked = loads(arguments)
-    comparisons = [
-        Comparison(name, methods, partial(CASES[case].prepare, load), *CASES[case].counted)
-        for name, (case, load, methods) in asked.items()
-    ]
+    comparisons = {}
+    for name, (case, load, methods) in asked.items():
+        prepare, counted = partial(CASES[case].prepare, load), CASES[case].counted
+        comparisons[name] = partial(measure, name, methods, prepare, arguments.rounds, *counted)
     settings = {key: value for key, value in vars(arguments).items() if key != "out"}
     settings["x-transformers"] = peers.version("x-transformers")
-    raw = run(arguments.out, comparisons, settings, arguments.rounds)
+    raw = run(arguments.out, comparisons, settings)
     found = {name: results(raw[name], case, load) for name, (case, load, _) in asked.items()}
     record = provenance.read(arguments.out)[0]
     day = record.get("time", str(date.today()))[:10]

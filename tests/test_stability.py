@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 import sys
-from pathlib import Path
 
 import matplotlib.image
 import numpy as np
@@ -340,12 +339,9 @@ def test_pictures_of_two_models(second, stateless, tmp_path, text_file):
 
 
 @pytest.mark.parametrize("name", ["tape", "the name of a run that is wider than its only column"])
-@pytest.mark.parametrize("layers", [1, 2])
-def test_pictures_hold_all_of_their_labels(name, layers, tmp_path):
-    maps = {layer + 1: np.zeros((1, 256, 256)) for layer in range(layers)}
-    norm = Normalize(-1, 1)
+def test_pictures_hold_all_of_their_labels(name, tmp_path):
+    maps, norm = {1: np.zeros((1, 256, 256))}, Normalize(-1, 1)
     write_figure(visualize.grid(name, maps, 4, visualize.DOTS, norm, "RdBu_r"), tmp_path / "maps")
     picture = matplotlib.image.imread(tmp_path / "maps.png")[..., :3]
     border = [picture[0], picture[-1], picture[:, 0], picture[:, -1]]
     assert min(side.min() for side in border) > 0.98
-    assert {path.suffix for path in Path(tmp_path).iterdir()} == {".png", ".svg"}

@@ -63,10 +63,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
 def write_code(folder: Path) -> None:
     """Writes the model's modules next to its weights and registers them in config.json."""
     modules = [cls.__module__ for cls in (TapeConfig, TapeForCausalLM)]
-    position = TapeConfig.from_pretrained(folder).position
-    needed = [TapeConfig().position, position, *position.get("pattern", ())]  # of a mixture
-    encodings = {each["name"] for each in needed}
-    for name, text in flat_modules(*modules, encodings=encodings).items():
+    for name, text in flat_modules(*modules).items():
         (folder / name).write_text(text, encoding="utf-8")
     classes = {
         "AutoConfig": TapeConfig,

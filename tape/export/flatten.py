@@ -2,30 +2,23 @@
 
 transformers' loader of custom code copies files of one folder only, and only those named in lines
 of the form `from .module import ...`. So `tape.positions.rotary` becomes positions_rotary.py, with
-its import statements rewritten and nothing else changed. Only the table of encodings loses those
-that the model does not need.
+its import statements rewritten and nothing else changed.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Container
 from pathlib import Path
 
 import tape
-from tape.positions import ENCODINGS
 
 PACKAGE = tape.__name__
 ROOT = Path(tape.__file__).parent
-TABLE = f"{PACKAGE}.positions"  # the module with the table of encodings
 NOTICE = "imports rewritten. MIT License, Copyright (c) 2026 The tape authors"
 
 
-def flat_modules(*entries: str, encodings: Container[str] = ENCODINGS) -> dict[str, str]:
+def flat_modules(*entries: str) -> dict[str, str]:
     """Returns sources by file name, of these modules and all modules of this package they import.
-
-    Args:
-        encodings: names of the encodings to keep.
 
     Raises:
         ValueError: for an import that cannot be written between flat files.
@@ -37,12 +30,9 @@ def flat_modules(*entries: str, encodings: Container[str] = ENCODINGS) -> dict[s
         file = f"{flat_name(module)}.py"
         if file not in files:
             path = source_of(module)
-            source = path.read_text(encoding="utf-8")
-            if module == TABLE:
-                source = with_encodings(source, encodings)
-            files[file], imported = rewrite(source, module)
+            source, imported = rewrite(path.read_text(encoding="utf-8"), module)
             where = path.relative_to(ROOT.parent).as_posix()
-            files[file] = f"# {where}, {NOTICE}\n{files[file]}"
+            files[file] = f"# {where}, {NOTICE}\n{source}"
             waiting += imported
     return dict(sorted(files.items()))
 
@@ -56,31 +46,6 @@ def source_of(module: str) -> Path | None:
     path = ROOT.joinpath(*module.split(".")[1:])
     found = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in found if file.is_file()), None)
-
-
-def with_encodings(source: str, encodings: Container[str]) -> str:
-    """Returns the source of the table of encodings without all others and their aliases."""
-    texts: dict[ast.AST, str] = {}
-    tree = ast.parse(source)
-    values = (getattr(node, "value", None) for node in tree.body)
-    for table in (value for value in values if isinstance(value, ast.Dict)):
-        pairs = zip(table.keys, table.values, strict=True)
-        kept = [
-            f"    {ast.unparse(key)}: {ast.unparse(value)},\n"
-            for key, value in pairs
-            if (value if isinstance(value, ast.Constant) else key).value in encodings
-        ]
-        texts[table] = "{\n" + "".join(kept) + "}"
-    source = _replaced(source, texts)
-    tree = ast.parse(source)
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    used |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}  # __all__
-    texts = {}
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and _is_ours(node):
-            names = [alias.name for alias in node.names if alias.name in used]
-            texts[node] = f"from {node.module} import {', '.join(names)}" if names else ""
-    return _replaced(source, texts)
 
 
 def _replaced(source: str, texts: dict[ast.AST, str]) -> str:
