@@ -202,7 +202,7 @@ def test_a_killed_run_is_continued(speed, monkeypatch):
     assert rounds.read_text().startswith(begun)  # nothing is measured twice
     counted = pd.read_csv(rounds).groupby(["comparison", "method"]).size()
     assert {*counted} == {7} and len(counted) == len(rows) == 4
-    monkeypatch.setattr(speed_module, "measure", None)
+    monkeypatch.setattr(speed_module, "measure", measure_one)
     again, same = speed(*SHORT)
     assert again == printed and same.equals(rows)  # nor measured again
 
