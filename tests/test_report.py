@@ -177,7 +177,6 @@ def test_everything_is_found(results, report):
         "Zero-shot tasks": ["tables: 1", "-", "-"],
         "Stability": ["tables: 1", "-", "-"],
         "Attention and positions": ["folders of pictures: 1", "-", "-"],
-        "Faults of the original code": ["tables: 1", "-", "-"],
         "Efficiency": ["tables of cost: 1", "-", "-"],
     }
     runs = page.rows("run", "encoding", "seed", "state", "steps", "parameters", "perplexity 1x")
