@@ -1,4 +1,4 @@
-"""Measures methods that take turns: clock, memory, raw rows on disk, medians with quartiles.
+"""Measures methods that take turns: clock, memory, raw rows on disk.
 
 In a comparison the methods are set up one after the other and called once for their memory and
 attention kernels; then they are timed in rounds of alternating order, so that slow phases of the
@@ -13,15 +13,11 @@ import json
 import math
 import os
 import re
-import resource
-import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
@@ -38,45 +34,9 @@ from tape.runs.folder import differences
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler reports each start and stop
 LEAST = 0.02 if DEVICE.type == "cuda" else 0.002  # seconds of a measurement
-TOO_LARGE = "does not fit into memory"
-RAN_OUT = "memory ran out while all took turns: try fewer of them"
-COLUMNS = ["comparison", "method", "round", "seconds", "loaded", "memory", "kernels", "note"]
+TOO_LARGE = "does not fit into memory with the other methods: try --alone, or fewer of them"
+COLUMNS = ["comparison", "method", "round", "seconds", "memory", "kernels", "note"]
 Work = Callable[[], Any]
-
-
-class Comparison(NamedTuple):
-    """Methods that take turns.
-
-    Attributes:
-        prepare: sets up a method and returns its work.
-        warm_up: calls before memory is counted, and rounds before the timed ones.
-        calls: calls whose memory is counted.
-    """
-
-    name: str
-    methods: list[str]
-    prepare: Callable[[str], Work]
-    warm_up: int = 1
-    calls: int = 1
-
-
-class Spread(NamedTuple):
-    """Median and quartiles; of fewer than three values the least and the greatest."""
-
-    median: float
-    first: float
-    third: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> Spread:
-        few = len(values) < 3
-        low, _, high = (min(values), 0, max(values)) if few else statistics.quantiles(values, n=4)
-        return cls(statistics.median(values), low, high)
-
-    @classmethod
-    def of_ratios(cls, times: list[float], base: list[float]) -> Spread:
-        """Of the ratios within rounds."""
-        return cls.of([a / b for a, b in zip(times, base, strict=True)])
 
 
 def synchronize() -> None:
@@ -112,42 +72,6 @@ def in_turn(
     return seconds
 
 
-# ---- memory
-
-
-def kib(table: str, key: str) -> int:
-    """Bytes, from a line `key: number kB` of one of the kernel's tables."""
-    lines = Path(table).read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
-
-
-def memory_in_use() -> int:
-    """Returns bytes allocated on the device, or resident in this process."""
-    if DEVICE.type == "cuda":
-        return torch.cuda.memory_allocated()
-    if sys.platform == "linux":
-        return kib("/proc/self/status", "VmRSS")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-@contextmanager
-def limit_memory() -> Iterator[None]:
-    """Makes a CPU refuse allocations beyond nine tenths of the free memory, where the system would
-    kill this process or another."""
-    if DEVICE.type != "cpu" or sys.platform != "linux":
-        yield
-        return
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = kib("/proc/self/status", "VmData") + kib("/proc/meminfo", "MemAvailable") * 9 // 10
-    if resource.RLIM_INFINITY not in before:
-        limit = min(limit, *before)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
 # Names of attention in the fused kernels of torch, flash-attn and this package.
 FUSED = re.compile(
     r"_scaled_dot_product_\w+|\w*flash_fwd\w*|\w*fmha\w*|\w*sdpa\w*|\w*flex_attention\w*"
@@ -167,15 +91,12 @@ def observed(work: Work, warm_up: int = 1, calls: int = 1) -> tuple[int, list[st
         The peak of tensors in bytes above those before the counted calls; and the fused kernels of
         attention, none if it was matrix products and a softmax.
     """
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if DEVICE.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True) as profile:
         for _ in range(warm_up):  # what the counted calls free must be allocated in the profiler
             work()
         synchronize()
-        before = memory_in_use()
         if DEVICE.type == "cuda":
+            before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
         with torch.profiler.record_function(COUNTED):
             for _ in range(calls):
@@ -198,9 +119,6 @@ def observed(work: Work, warm_up: int = 1, calls: int = 1) -> tuple[int, list[st
     return peak, kernels
 
 
-# ---- comparisons
-
-
 def inability(error: Exception) -> str:
     """Returns why a method cannot run here; raises an unexpected error."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -213,43 +131,45 @@ def inability(error: Exception) -> str:
     raise error
 
 
-def measure(comparison: Comparison, rounds: int) -> pd.DataFrame:
+def measure(
+    name: str,
+    methods: list[str],
+    prepare: Callable[[str], Work],
+    rounds: int,
+    warm_up: int = 1,
+    calls: int = 1,
+) -> pd.DataFrame:
     """Measures the methods of a comparison.
+
+    Args:
+        prepare: sets up a method and returns its work.
+        warm_up: calls before memory is counted, and rounds before the timed ones.
+        calls: calls whose memory is counted.
 
     Returns:
         COLUMNS, with a row per method and round. A method that could not run has one row, without
-        `seconds` (per call); its `note` says why. `loaded` is the bytes in use before its work;
-        `memory` and `kernels` are those of `observed`.
+        `seconds` (per call); its `note` says why. `memory` and `kernels` are those of `observed`.
     """
-    gc.collect()  # the models of the comparison before
     torch._dynamo.reset()  # graphs of another length
-    empty = {"loaded": 0, "memory": 0, "kernels": ""}
-    found, able = [], {}
-    for method in comparison.methods:
-        row = {"comparison": comparison.name, "method": method, **empty, "note": ""}
-        found.append(row)
+    found, able = {}, {}
+    for method in methods:
+        gc.collect()  # the models of the comparison before, and what did not fit
         try:
-            work = comparison.prepare(method)
-            row["loaded"] = memory_in_use()
-            row["memory"], kernels = observed(work, comparison.warm_up, comparison.calls)
-            row["kernels"] = "; ".join(kernels)
+            work = prepare(method)
+            memory, kernels = observed(work, warm_up, calls)
+            found[method] = {"memory": memory, "kernels": "; ".join(kernels), "note": ""}
             able[method] = work
         except Exception as error:
-            row["note"] = inability(error)
-        if row["note"] == TOO_LARGE:
-            gc.collect()  # its beginnings are in the way of the others
-            row["note"] += " beside the methods before it: try it alone" * bool(able)
+            found[method] = {"memory": 0, "kernels": "", "note": inability(error)}
     try:
-        seconds = in_turn(able, rounds, comparison.warm_up, LEAST)
+        seconds = in_turn(able, rounds, warm_up, LEAST)
     except Exception as error:
-        if inability(error) != TOO_LARGE:
-            raise
-        found = [row | empty | {"note": row["note"] or RAN_OUT} for row in found]
-        seconds = {}
+        seconds, none = {}, {"memory": 0, "kernels": "", "note": inability(error)}
+        found |= dict.fromkeys(able, none)
     rows = [
-        {**row, "round": number, "seconds": time}
-        for row in found
-        for number, time in enumerate(seconds.get(row["method"], [math.nan]), start=1)
+        {"comparison": name, "method": method, **row, "round": number, "seconds": each}
+        for method, row in found.items()
+        for number, each in enumerate(seconds.get(method, [math.nan]), start=1)
     ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -281,28 +201,24 @@ def code() -> str:
 
 def surroundings() -> dict[str, str]:
     """Returns machine and versions."""
-    machine = f"{provenance.machine()}, {torch.get_num_threads()} threads"
     return {
-        "machine": machine,
+        "machine": f"{provenance.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
 
 
 def run(
-    out: Path,
-    comparisons: list[Comparison],
-    settings: dict[str, Any],
-    rounds: int,
-    seconds: float | None = None,
+    out: Path, comparisons: dict[str, Callable[[], pd.DataFrame]], settings: dict[str, Any]
 ) -> dict[str, pd.DataFrame]:
-    """Measures the comparisons that are not in a folder yet, and after `seconds` begins none.
+    """Makes the comparisons that are not in a folder yet.
 
     Args:
+        comparisons: by name; each returns the rows of `measure`.
         settings: what the times depend on besides machine, versions and code.
 
     Returns:
-        The rows of each comparison that is done.
+        The rows of each comparison.
 
     Raises:
         ValueError: if the folder has rows of other settings; names every difference.
@@ -317,17 +233,12 @@ def run(
         )
     write_text(settings_file, json.dumps(about, indent=1) + "\n")
     done = dict(iter(found.groupby("comparison", sort=False)))
-    left = [comparison for comparison in comparisons if comparison.name not in done]
+    left = [name for name in comparisons if name not in done]
     if left:
         provenance.record(out)
-    end = time.monotonic() + (seconds or math.inf)
-    bar = tqdm(left, unit="comparison", disable=None)
-    with limit_memory(), torch._dynamo.config.patch(recompile_limit=64):
-        for comparison in bar:
-            if time.monotonic() > end and comparison is not left[0]:
-                break
-            bar.set_description(comparison.name)
-            done[comparison.name] = measure(comparison, rounds)
+    with torch._dynamo.config.patch(recompile_limit=64):
+        for name in tqdm(left, unit="comparison", disable=None):
+            done[name] = comparisons[name]()
             # whole comparisons only, whenever this process is killed
             write_text(file, pd.concat(done.values()).to_csv(index=False))
     return done

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 
 from benchmarks.workloads import (
     DEVICE,
@@ -19,19 +18,19 @@ from benchmarks.workloads import (
     AttentionLayer,
     Load,
     attention_layer,
-    decoder,
     last_call,
     library_llama,
     of_layer,
 )
 from tape import TapeForCausalLM
 
+Layer = Callable[[Tensor], tuple[Tensor]]
 PEERS = {
     "transformers": ("rope",),
     "torch": ("nope",),
     "x-transformers": ("nope", "rope", "alibi", "t5"),
 }
-BLOCKS = {"torch": ("sdpa",), "x-transformers": ("eager", "sdpa")}  # backends, without a cache
+BACKENDS = {"torch": ("sdpa",), "x-transformers": ("eager", "sdpa")}
 METHODS = [f"{encoding}, {peer}" for peer, encodings in PEERS.items() for encoding in encodings]
 
 
@@ -48,19 +47,16 @@ def of_attention(load: Load, method: str) -> Callable[[], None]:
     encoding, _, peer = method.removesuffix(WITHOUT).partition(", ")
     if peer == "transformers" and load.backend == "flex_attention" and DEVICE.type == "cpu":
         raise ValueError("transformers compiles flex_attention itself, which is not done here")
-    if peer in BLOCKS:
-        if load.work not in ("forward", "training"):
-            raise ValueError(f"{peer} is compared without a cache")
-        if load.backend not in BLOCKS[peer]:
-            raise ValueError(f"{peer} has no {load.backend} to choose")
-        if version(peer) is None:
-            raise ImportError(f"{peer} is not installed (EXTRAS=peers bash script/setup.sh)")
-    model = load.ready(decoder(load.config(encoding, layers=3), load.backend))
+    if peer and load.backend not in BACKENDS.get(peer, (load.backend,)):
+        raise ValueError(f"{peer} has no {load.backend} to choose")
+    if peer and version(peer) is None:
+        raise ImportError(f"{peer} is not installed (EXTRAS=peers bash script/setup.sh)")
+    model = load.ready(load.decoder(encoding, layers=3))
     if peer:
         layer = peer_layer(peer, model, load)
     else:
         layer = attention_layer(model, load, update=not method.endswith(WITHOUT))
-    return of_layer(layer, load, model.config)
+    return of_layer(layer, load)
 
 
 def version(peer: str) -> str | None:
@@ -71,74 +67,62 @@ def version(peer: str) -> str | None:
         return None
 
 
-class TorchLayer(nn.Module):
-    """`torch.nn.MultiheadAttention`, which has no positions."""
-
-    def __init__(self, attention: nn.Module, heads: int, length: int):
-        super().__init__()
-        hidden = attention.q_proj.in_features
-        self.attention = nn.MultiheadAttention(hidden, heads, bias=False, batch_first=True)
-        weights = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
-        self.attention.load_state_dict(
-            {"in_proj_weight": torch.cat(weights), "out_proj.weight": attention.o_proj.weight}
-        )
-        # torch refuses is_causal without the mask.
-        self.mask = torch.ones(length, length, dtype=torch.bool, device=DEVICE).triu(1)
-
-    def forward(self, x_BTC: Tensor, cache: None) -> tuple[Tensor]:
-        causal = {"attn_mask": self.mask, "is_causal": True}
-        return self.attention(x_BTC, x_BTC, x_BTC, need_weights=False, **causal)[:1]
+def torch_layer(model: TapeForCausalLM, load: Load) -> tuple[nn.Module, Layer]:
+    """Returns `torch.nn.MultiheadAttention`, which has no positions."""
+    ours, config = model.model.layers[MIDDLE].self_attn, model.config
+    module = nn.MultiheadAttention(
+        config.hidden_size, config.num_attention_heads, bias=False, batch_first=True
+    )
+    weights = [ours.q_proj.weight, ours.k_proj.weight, ours.v_proj.weight]
+    module.load_state_dict(
+        {"in_proj_weight": torch.cat(weights), "out_proj.weight": ours.o_proj.weight}
+    )
+    # torch refuses is_causal without the mask.
+    mask = torch.ones(load.length, load.length, dtype=torch.bool, device=DEVICE).triu(1)
+    causal = {"attn_mask": mask, "is_causal": True}
+    return module, lambda x_BTC: module(x_BTC, x_BTC, x_BTC, need_weights=False, **causal)[:1]
 
 
-class XTransformersLayer(nn.Module):
-    """`x_transformers.Attention` with the encoding as in its decoder."""
+def x_transformers_layer(model: TapeForCausalLM, load: Load) -> tuple[nn.Module, Layer]:
+    """Returns `x_transformers.Attention` with the encoding as in its decoder."""
+    from x_transformers import x_transformers as library
 
-    def __init__(self, model: TapeForCausalLM, backend: str):
-        super().__init__()
-        from x_transformers import x_transformers as library
+    config, ours = model.config, model.model.layers[MIDDLE].self_attn
+    name, heads = config.position["name"], config.num_attention_heads
+    about = {"dim_head": config.head_dim, "heads": heads, "flash": load.backend == "sdpa"}
+    module = library.Attention(config.hidden_size, causal=True, **about)
+    q, k = ours.q_proj.weight, ours.k_proj.weight
+    rotary = bias = None
+    if name == "rope":  # rotates neighbouring channels, where ours rotates f and f + F
+        rotary = library.RotaryEmbedding(config.head_dim)
+        q, k = (x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2) for x in (q, k))
+    elif name == "alibi":
+        bias = library.AlibiPositionalBias(heads)
+    elif name == "t5":
+        bias = library.RelativePositionBias(1.0, causal=True, heads=heads)
+        table = model.model.position.layers[MIDDLE].table.weight
+        bias.relative_attention_bias.load_state_dict({"weight": table})
+    weights = {"to_q": q, "to_k": k, "to_v": ours.v_proj.weight, "to_out": ours.o_proj.weight}
+    module.load_state_dict({f"{key}.weight": w for key, w in weights.items()})
 
-        config, ours = model.config, model.model.layers[MIDDLE].self_attn
-        name, heads = config.position["name"], config.num_attention_heads
-        about = {"dim_head": config.head_dim, "heads": heads, "flash": backend == "sdpa"}
-        self.attention = library.Attention(config.hidden_size, causal=True, **about)
-        self.rotary = self.bias = None
-        if name == "rope":
-            self.rotary = library.RotaryEmbedding(config.head_dim)
-        elif name == "alibi":
-            self.bias = library.AlibiPositionalBias(heads)
-        elif name == "t5":
-            self.bias = library.RelativePositionBias(1.0, causal=True, heads=heads)
-            table = model.model.position.layers[MIDDLE].table.weight
-            self.bias.relative_attention_bias.load_state_dict({"weight": table})
-        q, k = ours.q_proj.weight, ours.k_proj.weight
-        if name == "rope":  # rotates neighbouring channels, where ours rotates f and f + F
-            q, k = (x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2) for x in (q, k))
-        weights = {"to_q": q, "to_k": k, "to_v": ours.v_proj.weight, "to_out": ours.o_proj.weight}
-        self.attention.load_state_dict({f"{key}.weight": w for key, w in weights.items()})
+    def call(x_BTC: Tensor) -> tuple[Tensor]:
+        angles = None if rotary is None else rotary.forward_from_seq_len(x_BTC.shape[1])
+        return (module(x_BTC, rotary_pos_emb=angles, rel_pos=bias),)
 
-    def forward(self, x_BTC: Tensor, cache: None) -> tuple[Tensor]:
-        angles = None if self.rotary is None else self.rotary.forward_from_seq_len(x_BTC.shape[1])
-        return (self.attention(x_BTC, rotary_pos_emb=angles, rel_pos=self.bias),)
+    return nn.ModuleList([x for x in (module, rotary, bias) if x is not None]), call
 
 
 def peer_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:
     """Returns a peer's attention with the weights of the middle layer of three."""
     if peer == "transformers":
         library = load.ready(library_llama(model))
-        _, settings, cache = last_call(library, load)
+        _, settings = last_call(library, load)
         x = settings.pop("hidden_states").requires_grad_()
-        del settings["past_key_values"]
-        attention = library.model.layers[MIDDLE].self_attn
-
-        def call(x: Tensor, cache: Cache | None) -> tuple[Tensor]:
-            return attention(hidden_states=x, past_key_values=cache, **settings)[:1]
-
-        return AttentionLayer(call, (x,), attention.parameters(), cache)
-    (x, *_), _, _ = last_call(model, load)
-    if peer == "torch":
-        heads = model.config.num_attention_heads
-        module = TorchLayer(model.model.layers[MIDDLE].self_attn, heads, load.length)
-    else:
-        module = XTransformersLayer(model, load.backend)
-    module = module.to(x.device, model.dtype).train(model.training)
-    return AttentionLayer(module, (x.requires_grad_(),), module.parameters())
+        module = library.model.layers[MIDDLE].self_attn
+        return AttentionLayer(
+            lambda x: module(hidden_states=x, **settings)[:1], (x,), module.parameters()
+        )
+    (x, *_), _ = last_call(model, load)
+    module, call = (torch_layer if peer == "torch" else x_transformers_layer)(model, load)
+    module.to(x.device, model.dtype).train(model.training)
+    return AttentionLayer(call, (x.requires_grad_(),), module.parameters())

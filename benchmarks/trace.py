@@ -6,6 +6,7 @@ python benchmarks/trace.py [POSITION ...]
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -13,44 +14,24 @@ from typing import Any, NamedTuple
 import torch
 
 import tape
-from tape import TapeConfig, TapeForCausalLM
+from benchmarks.workloads import Load
 
 ROOT = Path(tape.__file__).parent
 
 
 class Trace(NamedTuple):
-    """The own functions of a call, in order: (file, function)."""
+    """The own functions, (file, function), and files of a call, in order; and how often the next
+    function is in another file."""
 
-    calls: list[tuple[str, str]]
-
-    @property
-    def functions(self) -> list[tuple[str, str]]:
-        return list(dict.fromkeys(self.calls))
-
-    @property
-    def files(self) -> list[str]:
-        return list(dict.fromkeys(file for file, _ in self.calls))
-
-    @property
-    def changes(self) -> int:
-        """How often the next function is in another file."""
-        pairs = zip(self.calls, self.calls[1:], strict=False)
-        return sum(before[0] != after[0] for before, after in pairs)
+    functions: list[tuple[str, str]]
+    files: list[str]
+    changes: int
 
 
 def training_step(position: str) -> Trace:
     """Traces the forward and backward pass of a small model and its loss."""
-    torch.manual_seed(0)
-    config = TapeConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=16,
-        position=position,
-    )
-    model = TapeForCausalLM(config).train()
+    load = Load("training", "tiny", "sdpa", batch=2, length=16)
+    model = load.decoder(position).cpu().train()
     ids = torch.randint(64, (2, 16))
     calls = []
 
@@ -64,7 +45,9 @@ def training_step(position: str) -> Trace:
         model(ids, labels=ids, skip_logits=True).loss.backward()
     finally:
         sys.setprofile(None)
-    return Trace(calls)
+    files = [file for file, _ in calls]
+    changes = sum(before != after for before, after in pairwise(files))
+    return Trace([*dict.fromkeys(calls)], [*dict.fromkeys(files)], changes)
 
 
 def main() -> None:

@@ -31,7 +31,6 @@ SMALL = BASE | {"layers": 4, "hidden": 256, "heads": 4, "mlp": 1024, "vocabulary
 SHAPES = {
     "tiny": SMALL | {"layers": 2, "hidden": 64, "mlp": 128, "vocabulary": 256},
     "small": SMALL,
-    "small_32k": SMALL | {"vocabulary": 32000},
     "base": BASE,
     "llama2_7b": {name: LLAMA[name] for name in BASE},
 }
@@ -54,7 +53,7 @@ class Load:
         shape: one of SHAPES.
         backend: of attention.
         length: tokens of each sequence; in decoding, of the filled cache.
-        new: tokens that a whole decoder decodes.
+        new: tokens that are decoded.
         dtype: of the weights; in training of autocast, with weights in float32.
         checkpointing: whether training recomputes activations.
     """
@@ -69,15 +68,28 @@ class Load:
     compiled: bool = False
     checkpointing: bool = False
 
-    def config(self, encoding: str, **changes: int) -> TapeConfig:
-        """Returns a decoder's configuration, for as many tokens as there will be.
+    def decoder(self, encoding: str, **changes: int) -> TapeForCausalLM:
+        """Returns a seeded decoder on the device, for as many tokens as there will be, in float32.
+        TAPE's own weights are perturbed: at zero it would be RoPE.
 
         Args:
             changes: of the shape.
+
+        Raises:
+            ValueError: if the attention backend does not support the encoding.
         """
         tokens = self.length + self.new * (self.work == "decoding")
         shape = SHAPES[self.shape] | {"length": tokens} | changes
-        return configuration(shape, {"name": encoding})
+        config = configuration(shape, {"name": encoding})
+        config._attn_implementation = self.backend
+        torch.manual_seed(0)
+        with DEVICE:  # seven billion weights are drawn there in seconds
+            model = TapeForCausalLM(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if ".context." in name:
+                    parameter.add_(0.02 * torch.randn_like(parameter))
+        return model.to(DEVICE)
 
     def autocast(self) -> torch.autocast:
         mixed = self.work == "training" and self.dtype != torch.float32
@@ -100,10 +112,8 @@ class Load:
         how = {"fullgraph": True, "dynamic": False, "mode": "reduce-overhead" if graphs else None}
         return torch.compile(module, **how)
 
-    def cache(self, config: Any) -> Cache | None:
+    def cache(self, config: Any) -> Cache:
         """Returns an empty cache: static for compiled decoding, else that of `generate`."""
-        if self.work in ("forward", "training"):
-            return None
         if self.work == "decoding" and self.compiled:
             return StaticCache(config=config, max_cache_len=self.length + self.new)
         return GrowingCache() if isinstance(config, TapeConfig) else DynamicCache(config=config)
@@ -112,27 +122,6 @@ class Load:
         """Returns ids of shape (batch, length) on the device."""
         generator, shape = torch.Generator().manual_seed(0), (self.batch, self.length)
         return torch.randint(model.config.vocab_size, shape, generator=generator).to(DEVICE)
-
-
-# ---- models
-
-
-def decoder(config: TapeConfig, attention: str) -> TapeForCausalLM:
-    """Returns a seeded decoder on the device, in float32. TAPE's own weights are perturbed: at zero
-    it would be RoPE.
-
-    Raises:
-        ValueError: if this attention backend does not support the encoding.
-    """
-    config._attn_implementation = attention
-    torch.manual_seed(0)
-    with DEVICE:  # seven billion weights are drawn there in seconds
-        model = TapeForCausalLM(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".context." in name:
-                parameter.add_(0.02 * torch.randn_like(parameter))
-    return model.to(DEVICE)
 
 
 def without_causal(config: LlamaConfig, **given: Any) -> Any:
@@ -158,21 +147,14 @@ def library_llama(model: TapeForCausalLM) -> LlamaForCausalLM:
     return library.to(DEVICE)
 
 
-# ---- work
-
-
 def of_decoder(load: Load, method: str) -> Callable[[], None]:
-    """Returns the work of a decoder.
+    """Returns the work of a whole decoder.
 
     Args:
         method: an encoding, or `llama`: transformers' Llama with the weights of `rope`.
     """
-    model = decoder(load.config("rope" if method == "llama" else method), load.backend)
-    return of_model(load.ready(library_llama(model) if method == "llama" else model), load)
-
-
-def of_model(model: nn.Module, load: Load) -> Callable[[], None]:
-    """Returns the work of a whole decoder, of this package or of transformers."""
+    model = load.decoder("rope" if method == "llama" else method)
+    model = load.ready(library_llama(model) if method == "llama" else model)
     call, tokens = load.compile(model), load.tokens(model)
     cache = load.cache(model.config) if load.work == "decoding" else None
     if cache is not None:
@@ -205,7 +187,7 @@ def of_adapter(load: Load, method: str) -> Callable[[], None]:
     """Returns a training step on a base model with AdamW; in a short dtype the frozen weights are
     bfloat16."""
     position = "tape" if method.startswith("adape") else "rope"
-    base = decoder(load.config(position), load.backend)
+    base = load.decoder(position)
     tokens = load.tokens(base)
     model = adapt(base, Method.of({"name": method} | ADAPTERS[method]), "base", "")
     cast_frozen(load.ready(model), None if load.dtype == torch.float32 else BFLOAT16)
@@ -222,58 +204,6 @@ def of_adapter(load: Load, method: str) -> Callable[[], None]:
     return step
 
 
-class AttentionLayer(NamedTuple):
-    """call(*inputs, cache) returns a tuple of outputs. Inputs that depend on weights require a
-    gradient."""
-
-    call: Callable[..., tuple[Tensor | None, ...]]
-    inputs: tuple[Tensor | None, ...]
-    weights: Iterable[nn.Parameter]
-    cache: Cache | None = None
-
-
-def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> AttentionLayer:
-    """Returns the attention of the middle layer of three, called as by its decoder, with its update
-    of TAPE's state if `update`. Cosines and sines, ALiBi's matrix and masks are given, because all
-    layers share them."""
-    (x, e, _, inputs, _), _, cache = last_call(model, load)
-    layer = model.model.layers[MIDDLE]
-    attention, context = layer.self_attn, layer.context
-    learned_state = isinstance(context, TapeLayer)
-    mlp_out = torch.randn_like(x)
-    for learned in (x, mlp_out, e) if learned_state else (x, mlp_out):
-        learned.requires_grad_()
-
-    def call(x: Tensor, e: Tensor | None, mlp_out: Tensor, cache: Cache | None):
-        attended, attended_e, _ = attention(x, e, lambda: context, inputs, cache)
-        if update and learned_state:
-            return attended, context.next_state(e, attended_e, mlp_out)
-        return attended, attended_e
-
-    modules = (attention, model.model.position, context)
-    weights = [weight for module in modules for weight in module.parameters()]
-    return AttentionLayer(call, (x, e, mlp_out), weights, cache)
-
-
-@torch.no_grad()
-def last_call(model: nn.Module, load: Load) -> tuple[tuple[Any, ...], dict[str, Any], Cache | None]:
-    """Returns the arguments of the middle layer's attention in a forward pass, in decoding for the
-    first token after the prompt, and the cache."""
-    calls = []
-    attention = model.model.layers[MIDDLE].self_attn
-    hook = attention.register_forward_pre_hook(
-        lambda _, arguments, named: calls.append((arguments, named)), with_kwargs=True
-    )
-    tokens, cache = load.tokens(model), load.cache(model.config)
-    with load.autocast():
-        model.model(tokens, past_key_values=cache, use_cache=cache is not None)
-        if load.work == "decoding":
-            model.model(tokens[:, :1], past_key_values=cache)
-            rewind(cache.layers, 1)
-    hook.remove()
-    return *calls[-1], cache
-
-
 def rewind(layers: list[CacheLayerMixin], tokens: int) -> None:
     """Removes the newest tokens from layers of a cache."""
     for layer in layers:
@@ -285,27 +215,65 @@ def rewind(layers: list[CacheLayerMixin], tokens: int) -> None:
             layer.buffers[0].content, layer.buffers[1].content = layer.keys, layer.values
 
 
-def of_layer(layer: AttentionLayer, load: Load, config: Any) -> Callable[[], None]:
-    """Returns the work of an attention layer; decoding is one token."""
-    _, inputs, weights, cache = layer
+class AttentionLayer(NamedTuple):
+    """call(*inputs) returns a tuple of outputs. Inputs that depend on weights require a
+    gradient."""
+
+    call: Callable[..., tuple[Tensor | None, ...]]
+    inputs: tuple[Tensor | None, ...]
+    weights: Iterable[nn.Parameter]
+
+
+def attention_layer(model: TapeForCausalLM, load: Load, update: bool = True) -> AttentionLayer:
+    """Returns the attention of the middle layer of three, called as by its decoder, with its update
+    of TAPE's state if `update`. Cosines and sines, ALiBi's matrix and masks are given, because all
+    layers share them."""
+    (x, e, _, inputs, _), _ = last_call(model, load)
+    layer = model.model.layers[MIDDLE]
+    attention, context = layer.self_attn, layer.context
+    learned_state = isinstance(context, TapeLayer)
+    mlp_out = torch.randn_like(x)
+    for learned in (x, mlp_out, e) if learned_state else (x, mlp_out):
+        learned.requires_grad_()
+
+    def call(x: Tensor, e: Tensor | None, mlp_out: Tensor) -> tuple[Tensor | None, ...]:
+        attended, attended_e, _ = attention(x, e, lambda: context, inputs, None)
+        if update and learned_state:
+            return attended, context.next_state(e, attended_e, mlp_out)
+        return attended, attended_e
+
+    modules = (attention, model.model.position, context)
+    weights = [weight for module in modules for weight in module.parameters()]
+    return AttentionLayer(call, (x, e, mlp_out), weights)
+
+
+@torch.no_grad()
+def last_call(model: nn.Module, load: Load) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of the middle layer's attention in a forward pass."""
+    calls = []
+    attention = model.model.layers[MIDDLE].self_attn
+    hook = attention.register_forward_pre_hook(
+        lambda _, *given: calls.append(given), with_kwargs=True
+    )
+    with load.autocast():
+        model.model(load.tokens(model), use_cache=False)
+    hook.remove()
+    return calls[-1]
+
+
+def of_layer(layer: AttentionLayer, load: Load) -> Callable[[], None]:
+    """Returns the work of an attention layer."""
+    _, inputs, weights = layer
     call, learned = load.compile(layer.call), [x for x in (*inputs, *weights) if x is not None]
     grads: list[Tensor] = []
 
     def training() -> None:
         with load.autocast():
-            outputs = [y for y in call(*inputs, None) if y is not None]
+            outputs = [y for y in call(*inputs) if y is not None]
         if not grads:
             grads.extend(torch.randn_like(y) for y in outputs)
         torch.autograd.backward(outputs, grads)
         for x in learned:
             x.grad = None
 
-    @torch.no_grad()
-    def inference() -> None:
-        if load.work == "decoding":
-            call(*inputs, cache)
-            rewind(cache.layers[MIDDLE : MIDDLE + 1], 1)
-        else:
-            call(*inputs, load.cache(config))
-
-    return training if load.work == "training" else inference
+    return training if load.work == "training" else torch.no_grad()(lambda: call(*inputs))

@@ -412,7 +412,6 @@ EVALUATIONS = [
     (f"{STABILITY} {GOOD} --out /proc/x", r"--out: the folder /proc/x cannot be \S.*; give"),
     (f"{STABILITY} {GOOD} --length 100000", r"shifted by 1000: [\d,]+ GiB of attention weights"),
     (f"{PICTURES} --length 100000", r"--length 100000 --windows 8: [\d,]+ GiB of attention we"),
-    (f"-m tape.analysis.faults --model {GOOD} --out o --lengths 99999999", r"--lengths.* GiB"),
     (f"{PICTURES} --text 'some words' --data text", r"--data goes with a text of --data, not with"),
     (f"{PICTURES} --text 'some words' --length 9", r"--length goes with a text of --data, not w"),
     (f"-m tape.export {GOOD} --out /proc/x", r"/proc/x cannot be used"),

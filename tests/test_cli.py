@@ -134,7 +134,7 @@ MODELS = (
     "perplexity --data local --model no",
     "evaluate --task passkey --base_model no --max_tokens 99",
     "lm-eval --model no --tasks mmlu",
-    *(f"{name} --model . no --out x" for name in ("stability", "visualize", "state", "faults")),
+    *(f"{name} --model . no --out x" for name in ("stability", "visualize", "state")),
 )
 
 

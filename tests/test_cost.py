@@ -8,24 +8,9 @@ import pandas as pd
 import pytest
 import torch
 from conftest import GROUPED, POSITIONS, make_config, make_model, random_tokens
-from torch.utils.flop_counter import FlopCounterMode
 
-from tape.analysis import counting
-from tape.analysis.cost import (
-    MEMORY,
-    PAPER,
-    SHAPE,
-    arithmetic,
-    configuration,
-    cost_of,
-    difference,
-    encodings,
-    label,
-    main,
-    memory,
-    run,
-)
-from tape.analysis.counting import fake_model
+from tape.analysis import cost
+from tape.analysis.cost import MEMORY, PAPER, SHAPE, configuration, cost_of, fake_model, main
 from tape.model import flops as formulas
 
 PAGE = Path(__file__).parent.parent / "docs" / "efficiency.md"
@@ -49,7 +34,7 @@ CASES = [
 def test_torch_counts_what_the_formulas_say(position, shape):
     length, changes = SHAPES[shape]
     config = make_config(position, max_position_embeddings=64, **changes)
-    macs, flops = counting.operations(fake_model(config, "eager"), length)
+    macs, flops = cost.operations(fake_model(config, "eager"), length)
     assert macs == sum(formulas.multiply_adds(config, length).values())
     assert flops == formulas.flops(config, length) > 2 * macs
 
@@ -59,17 +44,9 @@ def test_torch_counts_what_the_formulas_say(position, shape):
 def test_mixtures_count_updates_before_other_encodings(pattern, recurrences):
     position = {"name": "mixed", "pattern": pattern}
     config = make_config(position, num_hidden_layers=4, num_recurrences=recurrences)
-    macs, flops = counting.operations(fake_model(config, "eager"), 16)
+    macs, flops = cost.operations(fake_model(config, "eager"), 16)
     assert macs == sum(formulas.multiply_adds(config, 16).values())
     assert flops == formulas.flops(config, 16)
-
-
-@pytest.mark.parametrize("position", ["rope", "fire", "tape", "tape_neither_form"])
-def test_tensors_without_data_count_as_real_ones_do(position):
-    config = make_config(position)
-    with FlopCounterMode(display=False) as counter:
-        make_model(position, kernel="eager")(random_tokens(1, 9), use_cache=False)
-    assert counting.operations(fake_model(config, "eager"), 9)[0] == counter.get_total_flops() // 2
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
@@ -88,25 +65,14 @@ def test_activations_are_those_of_a_real_training_step(position, kernel):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         model(random_tokens(1, 13), use_cache=False)
     expected = sum(storage.nbytes() for storage in kept.values())
-    assert counting.saved_bytes(fake_model(make_config(position), kernel), 13) == expected > 0
+    assert cost.saved_bytes(fake_model(make_config(position), kernel), 13) == expected > 0
 
 
 def test_all_layers_share_one_matrix_of_alibi():
     nope, alibi = (
-        counting.saved_bytes(fake_model(make_config(name), "sdpa"), 50)
-        for name in ("nope", "alibi")
+        cost.saved_bytes(fake_model(make_config(name), "sdpa"), 50) for name in ("nope", "alibi")
     )
     assert alibi - nope == 4 * 4 * 50 * 50
-
-
-def test_no_ablation_keeps_its_maps_for_every_token():
-    """Of heads and frequencies together there are two of 128 x 128 here."""
-    kept = {
-        name: counting.saved_bytes(fake_model(make_config(name, hidden_size=256), "sdpa"), 20)
-        for name in POSITIONS
-        if name.startswith("tape")
-    }
-    assert max(kept.values()) < 1.5 * kept["tape"], kept
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 2}])
@@ -115,7 +81,21 @@ def test_caches_hold_keys_values_and_the_state_that_is_averaged(position, change
     config = make_config(position, **changes)
     values = 2 * 3 + (2 if position == "tape" else 0)  # the last layer has no update
     expected = 4 * 7 * values * config.num_key_value_heads * config.head_dim
-    assert counting.cached_bytes(fake_model(config, "sdpa"), 7) == expected
+    assert cost.cached_bytes(fake_model(config, "sdpa"), 7) == expected
+
+
+def of_the_authors(config, length):
+    """MACs and FLOPs of TAPE in the authors' code, as the paper's profiler counts them: it keeps
+    every frequency twice, cosine and sine apart, and updates E in all layers, also the last. W_x m
+    is computed for both. P, W1 and W2 are einsums, which are FLOPs alone."""
+    H, D, width = config.num_attention_heads, config.head_dim, config.position["width"]
+    tokens = config.num_hidden_layers * length
+    counted = tokens * 2 * (H * length * D + config.hidden_size * width)
+    einsums = tokens * 2 * (H**2 * D + 2 * H * width * D)
+    macs = sum(formulas.multiply_adds(config, length).values()) + counted
+    macs -= sum(formulas.of_tape(config, length).values())
+    gates = length * width * (config.num_hidden_layers + 1)
+    return macs, 2 * (macs + einsums) + formulas.nonlinear(config, length) + gates
 
 
 def test_the_papers_table():
@@ -129,28 +109,11 @@ def test_the_papers_table():
             extra = sum(formulas.of_tape(config, length).values())
             assert extra <= (float(row["macs"]) - float(published["rope"]["macs"])) * 1e9 / 2
             weights += 12 * 12 + 768 * 48 + 2 * 48 * 12  # of the last layer
-            counts = formulas.original_counts(config, length)
+            counts = of_the_authors(config, length)
         else:
             counts = sum(macs.values()), flops
         assert [f"{count / 1e9:.2f}" for count in counts] == [row["macs"], row["flops"]], name
         assert f"{weights / 2**20:.2f}" == row["parameters"]
-
-
-@pytest.mark.slow
-def test_the_tables_of_a_small_decoder(tmp_path, capsys):
-    arguments = [str(x) for name, value in TINY.items() for x in (f"--{name}", value)]
-    main([*arguments, "--length", "16", "--out", str(tmp_path / "cost")])
-    rows = list(csv.DictReader((tmp_path / "cost" / "cost.csv").open()))
-    tape = next(row for row in rows if row["encoding"] == "tape")
-    config = configuration(TINY | {"length": 16}, {"name": "tape"})
-    assert int(tape["macs"]) == sum(formulas.multiply_adds(config, 16).values())
-    assert float(tape["cache"]) == 4 * 2 * 8 * (2 * 3 + 2)
-    assert (tmp_path / "cost" / "cost.md").read_text() in capsys.readouterr().out
-    assert sorted(x.name for x in (tmp_path / "cost").iterdir()) == [
-        "cost.csv",
-        "cost.md",
-        "origin.json",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -179,34 +142,37 @@ def test_what_cannot_be_counted_is_refused(tmp_path, monkeypatch, capsys, argume
 def test_a_product_that_the_formulas_lack_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(formulas, "of_encoding", lambda *_: {})
     with pytest.raises(ValueError, match="fire: torch counts"):
-        run(TINY | {"length": 8}, tmp_path / "cost")
+        cost.run(TINY | {"length": 8}, tmp_path / "cost")
     assert not (tmp_path / "cost").exists()
 
 
 def test_the_documented_arithmetic():
     """From the formulas, which the other tests hold against torch."""
     length, costs = SHAPE["length"], []
-    for position in encodings(SHAPE):
+    for position in cost.encodings(SHAPE):
         config = configuration(SHAPE, position)
         macs = sum(formulas.multiply_adds(config, length).values())
         counts = {"macs": macs, "flops": formulas.flops(config, length)}
         counts["parameters"] = fake_model(config, "eager").num_parameters()
-        costs.append({"encoding": label(position), **counts})
-    page, tape = PAGE.read_text(), configuration(SHAPE, {"name": "tape"})
-    assert arithmetic(pd.DataFrame(costs), beside_paper=True) in page
-    assert difference(tape, length) in page
+        costs.append({"encoding": cost.label(position), **counts})
+    assert cost.arithmetic(pd.DataFrame(costs), beside_paper=True) in PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", ["rope", "tape"])
 def test_the_documented_memory(name):
-    cost = cost_of(configuration(SHAPE, {"name": name}), name, SHAPE["length"])
-    cost |= {key: cost[key] / SHAPE["length"] for key in MEMORY}
-    row = memory(pd.DataFrame([cost])).splitlines()[-1]
+    found = cost_of(SHAPE, {"name": name})
+    found |= {key: found[key] / SHAPE["length"] for key in MEMORY}
+    row = cost.memory(pd.DataFrame([found])).splitlines()[-1]
     assert re.search(rf"^{re.escape(row)}$", PAGE.read_text(), re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_the_documented_tables_are_those_of_the_command(tmp_path):
-    text = PAGE.read_text()
-    for block in run(SHAPE, tmp_path).split("\n\n"):
-        assert not block.startswith("|") or block.strip() in text
+def test_the_documented_tables_are_those_of_the_command(tmp_path, capsys):
+    main(["--out", str(tmp_path / "cost")])
+    text = (tmp_path / "cost" / "cost.md").read_text()
+    assert text in capsys.readouterr().out
+    for block in text.split("\n\n"):
+        assert not block.startswith("|") or block.strip() in PAGE.read_text()
+    rows = list(csv.DictReader((tmp_path / "cost" / "cost.csv").open()))
+    assert [row["macs"] for row in rows if row["encoding"] == "tape"] == ["170016374784"]
+    assert {x.name for x in (tmp_path / "cost").iterdir()} == {"cost.csv", "cost.md", "origin.json"}

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import make_model
@@ -18,7 +19,8 @@ from arithmetic.fault import SETTING as FAULT
 from arithmetic.problems import character_tokenizer
 from benchmarks.trace import training_step
 from tape import TapeForCausalLM
-from tape.analysis import faults, stability, state, visualize
+from tape.analysis import stability, state, visualize
+from tape.evaluation.tables import over_seeds
 from tape.positions import ALIASES, ENCODINGS, Positions
 from tape.results.comparison import read
 from tape.results.table import markdown
@@ -285,7 +287,6 @@ def number(cell):
     [
         ("stability/stability", stability),
         ("visualize/attention", visualize),
-        ("faults/faults", faults),
         ("state/state", state),
         ("state_bigrams/state", state),
         ("state_addition/state", state),
@@ -296,3 +297,15 @@ def test_analyses_are_those_of_the_results(results, analysis):
     with (RESULTS / f"{results}.csv").open(newline="") as file:
         rows = [{key: number(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
     assert analysis.markdown(rows) in REPLICATION.read_text()
+
+
+def test_the_faults_are_those_of_the_results():
+    """Of a command that is gone."""
+    rows, page = pd.read_csv(RESULTS / "faults" / "faults.csv"), REPLICATION.read_text()
+    right = rows[rows["fault"] == "none"].set_index(["model", "length"])["nll"].rename("right")
+    rows["more"] = rows["nll"] - rows.join(right, on=["model", "length"])["right"]
+    for (row, fault), found in rows.groupby(["row", "fault"]):
+        for column, digits in (("perplexity", 2), ("more", 4)):
+            cells = [over_seeds(x.tolist(), digits) for _, x in found.groupby("length")[column]]
+            line = f"| {row} | {fault} | 3 | {' | '.join(cells)} |"
+            assert line in page or (column, fault) == ("more", "none"), line

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tape.analysis.gallery import CHANNELS, by_distance, main, scores, settings_of
+from tape.analysis.gallery import CHANNELS, by_distance, main, scores
 from tape.positions import ENCODINGS
 from tape.positions.bias import alibi_slopes
 
@@ -12,7 +12,7 @@ LENGTH = 12
 
 
 def line(name):
-    return by_distance(scores(settings_of(name, LENGTH), LENGTH))
+    return by_distance(scores(name, LENGTH))
 
 
 def test_of_encodings_with_a_formula():
@@ -29,7 +29,7 @@ def test_of_encodings_with_a_formula():
 
 
 def test_a_query_sees_no_later_key():
-    found = scores({"name": "fire"}, LENGTH)
+    found = scores("fire", LENGTH)
     later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
     assert torch.isneginf(found[:, later]).all() and found[:, ~later].isfinite().all()
 

@@ -11,10 +11,8 @@ from benchmarks.workloads import (
     DEVICE,
     Load,
     attention_layer,
-    decoder,
-    last_call,
     of_adapter,
-    of_layer,
+    rewind,
 )
 
 
@@ -24,7 +22,7 @@ def load_of(work, length=12, batch=2, new=3):
 
 def model_of(name, work="forward", backend="sdpa"):
     load = replace(load_of(work), backend=backend)
-    return load.ready(decoder(load.config(name, layers=3), backend)), load
+    return load.ready(load.decoder(name, layers=3)), load
 
 
 @pytest.mark.parametrize("work", ["forward", "training"])
@@ -36,7 +34,7 @@ def test_a_layer_by_itself_is_the_layer_in_its_decoder(name, work):
     decoding.self_attn.register_forward_hook(lambda *_: found.append(_[-1]))
     with torch.no_grad():
         model(load.tokens(model), use_cache=False)
-        outputs = layer.call(*layer.inputs, None)
+        outputs = layer.call(*layer.inputs)
     attended, attended_e, _ = found[0]
     torch.testing.assert_close(outputs[0], attended, atol=0, rtol=0)
     if name == "tape":  # after the MLP of the layer, whose output is random here
@@ -57,25 +55,24 @@ def test_peers_compute_the_same(peer, name):
     layer = peers.peer_layer(peer, model, load)
     ours = attention_layer(model, load)
     with torch.no_grad():
-        expected = ours.call(*ours.inputs, None)[0]
-        found = layer.call(*layer.inputs, None)[0]
+        expected = ours.call(*ours.inputs)[0]
+        found = layer.call(*layer.inputs)[0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_decoding_can_be_done_again(backend):
+@torch.no_grad()
+@pytest.mark.parametrize("compiled", [False, True])
+def test_decoding_can_be_done_again(compiled):
     """The cache is as before, and so is what comes out."""
-    model, load = model_of("tape", "decoding", backend)
-    layer = attention_layer(model, load)
-    once = of_layer(layer, load, model.config)
-    before = [x.clone() for x in (layer.cache.layers[1].keys, layer.cache.layers[1].values)]
-    for _ in range(2):
-        once()
-        after = layer.cache.layers[1]
-        for x, y in zip(before, (after.keys, after.values), strict=True):
-            assert torch.equal(x, y)
-    (arguments, _, cache) = last_call(model, load)
-    assert arguments[0].shape[1] == 1 and cache.get_seq_length() == load.length
+    model, load = model_of("tape", "decoding")
+    cache = replace(load, compiled=compiled).cache(model.config)  # static, if compiled
+    tokens = load.tokens(model)
+    model(tokens, past_key_values=cache)
+    first = model(tokens[:, :2], past_key_values=cache).logits
+    rewind(cache.layers, 2)
+    assert cache.get_seq_length() == load.length
+    again = model(tokens[:, :2], past_key_values=cache).logits
+    torch.testing.assert_close(again, first, atol=0, rtol=0)
 
 
 def test_unlike_kernels_are_not_compared():
@@ -83,8 +80,8 @@ def test_unlike_kernels_are_not_compared():
     if DEVICE.type == "cpu":
         with pytest.raises(ValueError, match="transformers compiles flex_attention itself"):
             peers.of_attention(load, "rope, transformers")
-    with pytest.raises(ValueError, match="torch is compared without a cache"):
-        peers.of_attention(load_of("decoding"), "nope, torch")
+    with pytest.raises(ValueError, match="torch has no flex_attention to choose"):
+        peers.of_attention(load, "nope, torch")
 
 
 @pytest.mark.parametrize("method", ADAPTERS)

@@ -2,25 +2,34 @@
 
 python -m tape.analysis.cost                                     # the paper's model: seconds
 python -m tape.analysis.cost --layers 32 --hidden 4096 --heads 32 --mlp 11008 --length 4096
+
+torch counts the operations and the memory of a forward pass on fake tensors without data.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
+from transformers import DynamicCache
 
 from tape import provenance
-from tape.analysis import counting
 from tape.command import Parser, expected_errors, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.model import flops
 from tape.model.configuration import TapeConfig
-from tape.positions import ENCODINGS
+from tape.model.modeling import TapeForCausalLM
+from tape.positions import ENCODINGS, Positions, ScoreBias
 from tape.validation import check_integer
 
 # The paper's model trained from scratch, and the sequence length of its Table 3.
@@ -45,13 +54,79 @@ MEMORY = {
     "activations_sdpa": "activations, sdpa, KiB per token",
     "cache": "cache, KiB per token",
 }
-NOTE = """\
+NOTES = """\
 MACs: multiply-adds of one forward pass, with the whole N x N attention. FLOPs: two for each of
 them, and one for each number that softmax, SiLU or ReLU is taken of. Both are counted by torch and
-equal the formulas of tape/model/flops.py."""
-MEMORY_NOTE = """\
-In float32. Activations: what a forward pass up to the logits keeps for the backward pass, besides
-the weights. Cache: keys, values and TAPE's state."""
+equal the formulas of tape/model/flops.py.
+Memory in float32. Activations: what a forward pass up to the logits keeps for the backward pass,
+besides the weights. Cache: keys, values and TAPE's state."""
+
+
+def _numbers(shape: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+    return out_shape.numel()
+
+
+# torch counts matrix products only; the paper's profiler also counts the inputs of these.
+aten = torch.ops.aten
+NONLINEAR = dict.fromkeys((aten._softmax, aten.silu, aten.relu), _numbers)
+
+
+def fake_model(config: TapeConfig, attention: str) -> TapeForCausalLM:
+    """Builds a decoder on the CPU whose weights have shapes but no data."""
+    config = copy.deepcopy(config)
+    config._attn_implementation = attention
+    with FakeTensorMode(allow_non_fake_inputs=True) as shapes:
+        model = TapeForCausalLM(config)
+    position = model.model.position
+    biases = position.biases
+
+    def with_real_positions(positions: Positions, num_layers: int) -> list[ScoreBias | None]:
+        # Real coordinates, because encodings check them; distances of all pairs would need memory.
+        real = (shapes.from_tensor(each) for each in (positions.query, positions.key))
+        return biases(Positions(*real), num_layers)
+
+    position.biases = with_real_positions
+    return model
+
+
+def _tokens(length: int) -> Tensor:
+    return torch.zeros(1, length, dtype=torch.long)
+
+
+@torch.no_grad()
+def operations(model: TapeForCausalLM, length: int) -> tuple[int, int]:
+    """Returns multiply-adds and FLOPs of one sequence by the rule of `flops.flops`; exact for eager
+    attention, because torch's counter does not support every other backend."""
+    with FlopCounterMode(display=False, custom_mapping=NONLINEAR) as counter:
+        model.eval()(_tokens(length), use_cache=False)
+    counts = counter.get_flop_counts()["Global"]
+    products = sum(count for op, count in counts.items() if op not in NONLINEAR)
+    return products // 2, sum(counts.values())
+
+
+def saved_bytes(model: TapeForCausalLM, length: int) -> int:
+    """Returns the bytes that a training forward pass of one sequence, up to the logits, saves for
+    the backward pass besides the weights; storage shared by several operations counts once."""
+    kept: dict[int, torch.UntypedStorage] = {}  # referenced, so that addresses stay unique
+
+    def keep(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        kept[storage._cdata] = storage
+        return x
+
+    with saved_tensors_hooks(keep, lambda x: x):
+        model.train()(_tokens(length), use_cache=False)
+    for weight in (*model.parameters(), *model.buffers()):
+        kept.pop(weight.untyped_storage()._cdata, None)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@torch.no_grad()
+def cached_bytes(model: TapeForCausalLM, length: int) -> int:
+    """Returns the bytes of the KV cache of one sequence."""
+    cache = DynamicCache(config=model.config)
+    model.eval()(_tokens(length), past_key_values=cache, use_cache=True)
+    return sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
 
 
 def configuration(shape: dict[str, int | None], position: dict[str, Any]) -> TapeConfig:
@@ -101,15 +176,17 @@ def label(position: dict[str, Any]) -> str:
     return " ".join([name[1], *(f"{key}={str(value).lower()}" for key, value in arguments)])
 
 
-def cost_of(config: TapeConfig, encoding: str, length: int) -> dict[str, str | int]:
+def cost_of(shape: dict[str, int | None], position: dict[str, Any]) -> dict[str, str | int]:
     """Computes the cost of an encoding for one sequence, memory in bytes of all its tokens, and
     checks the formulas against torch's counters.
 
     Raises:
         ValueError: if torch's counts differ from the formulas.
     """
-    eager, sdpa = (counting.fake_model(config, kernel) for kernel in ("eager", "sdpa"))
-    counts = counting.operations(eager, length)
+    config, length = configuration(shape, position), shape["length"]
+    encoding = label(position)
+    eager, sdpa = (fake_model(config, kernel) for kernel in ("eager", "sdpa"))
+    counts = operations(eager, length)
     expected = sum(flops.multiply_adds(config, length).values()), flops.flops(config, length)
     if counts != expected:
         raise ValueError(
@@ -121,9 +198,9 @@ def cost_of(config: TapeConfig, encoding: str, length: int) -> dict[str, str | i
         "macs": counts[0],
         "flops": counts[1],
         "parameters": eager.num_parameters(),
-        "activations_eager": counting.saved_bytes(eager, length),
-        "activations_sdpa": counting.saved_bytes(sdpa, length),
-        "cache": counting.cached_bytes(sdpa, length),
+        "activations_eager": saved_bytes(eager, length),
+        "activations_sdpa": saved_bytes(sdpa, length),
+        "cache": cached_bytes(sdpa, length),
     }
 
 
@@ -133,65 +210,42 @@ def run(shape: dict[str, int | None], out: Path) -> str:
     Raises:
         ValueError: before anything is written, for invalid input.
     """
-    length = shape["length"]
-    configs = {label(position): configuration(shape, position) for position in encodings(shape)}
-    bar = tqdm(configs.items(), disable=None)
-    costs = pd.DataFrame([cost_of(config, name, length) for name, config in bar])
-    costs[[*MEMORY]] /= length
-    parts = [arithmetic(costs, shape == SHAPE), NOTE, memory(costs), MEMORY_NOTE]
-    tape = configs["tape"]
-    if tape.num_key_value_heads == tape.num_attention_heads:
-        parts.append(difference(tape, length))
-    text = "\n\n".join(parts) + "\n"
+    positions = [*encodings(shape)]
+    for position in positions:
+        configuration(shape, position)
+    costs = pd.DataFrame([cost_of(shape, position) for position in tqdm(positions, disable=None)])
+    costs[[*MEMORY]] /= shape["length"]
+    text = "\n\n".join([arithmetic(costs, shape == SHAPE), memory(costs), NOTES]) + "\n"
     write_text(out / "cost.csv", costs.round(2).to_csv(index=False))
     write_text(out / "cost.md", text)
     provenance.record(out)
     return text
 
 
-def decimals(x: float) -> str:
-    """Formats a number with two decimals, as in the paper; small ones with two digits."""
-    return f"{x:.2f}" if x >= 0.01 or x == 0 else f"{x:.2g}"
-
-
 def arithmetic(costs: pd.DataFrame, beside_paper: bool) -> str:
     """Tabulates multiply-adds, FLOPs and parameters, beside those of the paper if wanted."""
     paper = pd.read_csv(PAPER, dtype=str, index_col="encoding").reindex(costs["encoding"])
-    table = {"encoding": costs["encoding"]}
+    head, columns = ["encoding"], [costs["encoding"]]
     for name, (title, unit) in COUNTS.items():
-        table[title] = map(decimals, costs[name] / unit)
+        head.append(title)
+        columns.append([f"{x:.2f}" if x >= 0.01 else f"{x:.2g}" for x in costs[name] / unit])
         if beside_paper:
-            table[f"{title}: paper"] = paper[name].fillna("")
-    head = ["paper" if title.endswith(": paper") else title for title in table]
-    return markdown_table([head, *zip(*table.values(), strict=True)])
+            head.append("paper")
+            columns.append(paper[name].fillna(""))
+    return markdown_table([head, *zip(*columns, strict=True)])
 
 
 def memory(costs: pd.DataFrame) -> str:
     """Tabulates activations and cache."""
-    lines = [["encoding", *MEMORY.values()]]
-    for _, cost in costs.iterrows():
-        lines.append([cost["encoding"], *(f"{cost[kind] / 2**10:,.1f}" for kind in MEMORY)])
-    return markdown_table(lines)
-
-
-def difference(tape: TapeConfig, length: int) -> str:
-    """Tabulates the multiply-adds that TAPE adds to RoPE in the authors' code, and here."""
-    theirs, ours = flops.original(tape, length), flops.of_tape(tape, length)
-    counted = {name: macs * (name in flops.COUNTED) for name, macs in theirs.items()}
-    columns = (theirs, counted, ours)
-    lines = [["TAPE adds, G MACs", "the authors' code", "of which in Table 3", "here"]]
-    for name in {**theirs, **ours}:
-        lines.append([name, *(decimals(x[name] / 1e9) if name in x else "" for x in columns)])
-    lines.append(["all", *(decimals(sum(x.values()) / 1e9) for x in columns)])
-    return markdown_table(lines)
+    columns = [[f"{x:,.1f}" for x in costs[kind] / 2**10] for kind in MEMORY]
+    head = ["encoding", *MEMORY.values()]
+    return markdown_table([head, *zip(costs["encoding"], *columns, strict=True)])
 
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    parser = Parser(
-        prog="python -m tape.analysis.cost",
-        description="Cost of every encoding: arithmetic, parameters and memory.",
-    )
+    about = "Cost of every encoding: arithmetic, parameters and memory."
+    parser = Parser(prog="python -m tape.analysis.cost", description=about)
     for name, default in SHAPE.items():
         about = HELP.get(name, "") + ("" if default is None else f" (default: {default})")
         parser.add_argument(f"--{name}", type=int, default=default, help=about)

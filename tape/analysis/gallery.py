@@ -30,22 +30,18 @@ from tape.positions import ENCODINGS, canonical
 
 HEADS, CHANNELS = 4, 32  # of a head
 COLUMNS, PANEL = 6, 2.2  # inches
+SCORE = "score - score of the query itself"
 
 
-def settings_of(name: str, length: int) -> dict[str, Any]:
-    """Returns the encoding with arguments that allow for `length` tokens, all of them digits."""
+@torch.no_grad()
+def scores(name: str, length: int, seed: int = 0) -> Tensor:
+    """Returns the scores of all pairs minus those of the query's own token, (H, T, T), -inf after
+    the query; float64. An encoding gets arguments that allow for `length` tokens, all digits."""
     needed = {
         "abacus": {"digits": [0], "length": length + 1},
         "learned": {"length": length},
         "randpe": {"length": 2 * length, "eval_length": length},
     }
-    return {"name": name, **needed.get(name, {})}
-
-
-@torch.no_grad()
-def scores(position: dict[str, Any], length: int, seed: int = 0) -> Tensor:
-    """Returns the scores of all pairs minus those of the query's own token, (H, T, T), -inf after
-    the query; float64."""
     width = HEADS * CHANNELS
     config = TapeConfig(
         vocab_size=1,
@@ -54,7 +50,7 @@ def scores(position: dict[str, Any], length: int, seed: int = 0) -> Tensor:
         num_hidden_layers=1,
         num_attention_heads=HEADS,
         max_position_embeddings=length // 2,
-        position=position,
+        position={"name": name, **needed.get(name, {})},
         attn_implementation="eager",
         bos_token_id=None,
         eos_token_id=None,
@@ -76,7 +72,7 @@ def by_distance(scores_HTT: Tensor) -> Tensor:
     return scores_HTT[:, -1].flip(-1)
 
 
-def panels(names: Sequence[str], height: float) -> tuple[Figure, list[Any]]:
+def panels(names: Sequence[str], height: float, x: str, y: str) -> tuple[Figure, list[Any]]:
     """Returns a figure with a panel of `height` inches per encoding."""
     columns = min(COLUMNS, len(names))
     rows = -(-len(names) // columns)
@@ -87,40 +83,38 @@ def panels(names: Sequence[str], height: float) -> tuple[Figure, list[Any]]:
         axis.tick_params(labelsize=7)
     for axis in axes[len(names) :]:
         axis.remove()
+    figure.supxlabel(x, fontsize=9)
+    figure.supylabel(y, fontsize=9)
     return figure, [*axes[: len(names)]]
 
 
 def draw_curves(found: dict[str, Tensor]) -> Figure:
     """Draws the scores of the last query by distance, a line per head."""
-    figure, axes = panels([*found], PANEL)
+    distance = "distance to the key, tokens (dotted: the trained length)"
+    figure, axes = panels([*found], PANEL, distance, SCORE)
     for axis, x_HTT in zip(axes, found.values(), strict=True):
         axis.plot(by_distance(x_HTT).T.numpy(), linewidth=0.9)
         axis.axvline(x_HTT.shape[-1] // 2, color="0.6", linewidth=0.7, linestyle=":")
         axis.margins(x=0)
         if not by_distance(x_HTT).any():
             axis.set_ylim(-1, 1)
-    figure.supxlabel("distance to the key, tokens (dotted: the trained length)", fontsize=9)
-    figure.supylabel("score - score of the query itself", fontsize=9)
     return figure
 
 
 def draw_maps(found: dict[str, Tensor]) -> Figure:
     """Draws the scores of the first head: rows are queries, columns are keys."""
-    figure, axes = panels([*found], 0.85 * PANEL)
+    figure, axes = panels([*found], 0.85 * PANEL, "key", "query")
     for axis, x_HTT in zip(axes, found.values(), strict=True):
-        image = x_HTT[0].numpy().copy()
-        image[np.isneginf(image)] = np.nan
+        image = np.where(np.isneginf(x_HTT[0]), np.nan, x_HTT[0])
         bound = np.nanquantile(np.abs(image), 0.98) or 1.0
         shown = axis.imshow(image, cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="nearest")
         figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03).ax.tick_params(labelsize=6)
-    figure.supxlabel("key", fontsize=9)
-    figure.supylabel("query", fontsize=9)
     return figure
 
 
 def run(names: Sequence[str], length: int, out: Path) -> None:
     """Writes curves.png and .svg, maps.png and .svg, and scores.csv to a folder."""
-    found = {name: scores(settings_of(name, length), length) for name in names}
+    found = {name: scores(name, length) for name in names}
     rows = [
         {"encoding": name, "head": head, "distance": distance, "score": value}
         for name, x_HTT in found.items()
@@ -136,17 +130,15 @@ def run(names: Sequence[str], length: int, out: Path) -> None:
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    parser = Parser(
-        prog="python -m tape.analysis.gallery",
-        description="Pictures of what every encoding adds to attention scores before training.",
-    )
+    about = "Pictures of what every encoding adds to attention scores before training."
+    parser = Parser(prog="python -m tape.analysis.gallery", description=about)
     # Each layer of a mixture has the encoding of an entry.
     every = [name for name in ENCODINGS if name != "mixed"]
-    about = "names; default: all"
-    parser.add_argument("--encodings", nargs="+", default=every, metavar="NAME", help=about)
+    add = parser.add_argument
+    add("--encodings", nargs="+", default=every, metavar="NAME", help="names; default: all")
     about = "tokens, twice the trained length (default: 128)"
-    parser.add_argument("--length", type=integer(4, 4096), default=128, help=about)
-    parser.add_argument("--out", type=result_folder, default="output/gallery", help="a folder")
+    add("--length", type=integer(4, 4096), default=128, help=about)
+    add("--out", type=result_folder, default="output/gallery", help="a folder")
     arguments = parser.parse_args(given)
     names = list(dict.fromkeys(canonical(name)[0] for name in arguments.encodings))
     run(names, arguments.length, arguments.out)

@@ -1,4 +1,4 @@
-"""Attention weights and positional state of every layer of a decoder."""
+"""Attention weights and positional state of every layer of a decoder, and numbers of them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ class Inside:
 
     attention: list[Tensor]
     states: list[Tensor | None]
-
-    @property
-    def has_states(self) -> bool:
-        return any(e is not None for e in self.states)
 
     def dot_products(self) -> list[Tensor | None]:
         """Returns D of every layer, (K|1, T, T): Re(e_i conj(e_j)), summed over frequencies."""
@@ -70,3 +66,29 @@ def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
         for hook in hooks:
             hook.remove()
     return Inside([layer[0].float().cpu() for layer in weights], states)
+
+
+def beyond_a_quarter(A_HTT: Tensor) -> float:
+    """Returns the share of attention on tokens farther back than a quarter of the text, averaged
+    over heads and the queries that have such tokens."""
+    T = A_HTT.shape[-1]
+    far = A_HTT.tril(-(T // 4) - 1).sum(-1)
+    return far[:, T // 4 + 1 :].mean().item()
+
+
+def entropy(A_HTT: Tensor) -> float:
+    """Returns the entropy of the weights of a query in nats, averaged over heads and queries."""
+    return -torch.special.xlogy(A_HTT, A_HTT).sum(-1).mean().item()
+
+
+def by_distance(A_HTT: Tensor) -> Tensor:
+    """Returns the mean weight at each distance, (T,), over heads and the queries of the second
+    half, which all have half of the text before them."""
+    T = A_HTT.shape[-1]
+    means = [A_HTT.diagonal(-d, 1, 2)[:, max(0, T // 2 - d) :].mean() for d in range(T)]
+    return torch.stack(means)
+
+
+def magnitudes(e_KTF: Tensor) -> Tensor:
+    """Returns |e| of every head, token and frequency of a state (K|1, T, 2 F)."""
+    return e_KTF.unflatten(-1, (2, -1)).norm(dim=-2)

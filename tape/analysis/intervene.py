@@ -38,45 +38,11 @@ def updating(model: TapeForCausalLM) -> list[TapeLayer]:
     return found
 
 
-def initial(model: TapeForCausalLM) -> None:
-    """No layer updates the state: all rotate by that of RoPE."""
-    without_attention(model)
+def _leave_out(model: TapeForCausalLM, *parts: str) -> None:
+    """Leaves out parts of the update: as with P = 0 (`attends`), or W2 = 0 (`feed_forward`)."""
     for layer in updating(model):
-        layer.next_state = lambda e, attended, mlp_out: e
-
-
-def without_attention(model: TapeForCausalLM) -> None:
-    """The state is not updated after attention: P = 0."""
-    for layer in updating(model):
-        layer.attends = False
-
-
-def without_feed_forward(model: TapeForCausalLM) -> None:
-    """The state is not updated after the MLP: W2 = 0."""
-    for layer in updating(model):
-        layer.feed_forward = False
-
-
-def phases(model: TapeForCausalLM) -> None:
-    """Queries and keys are rotated by the state without its magnitude: e / |e|."""
-    _rotate_by(model, lambda e, first: e / magnitude(e).clamp(min=1e-6) * magnitude(first))
-
-
-def magnitudes(model: TapeForCausalLM) -> None:
-    """Queries and keys are rotated by RoPE's state with the magnitude of TAPE's."""
-    _rotate_by(model, lambda e, first: first * magnitude(e) / magnitude(first))
-
-
-def other_text(model: TapeForCausalLM) -> None:
-    """Every row of a batch is rotated by the state of the row before it, which has the same
-    positions and another text."""
-
-    def refuse(module: nn.Module, given: tuple, named: dict[str, Any]) -> None:
-        if len(given[0]) < 2:
-            raise ValueError("intervention other_text: give batches of two texts or more")
-
-    model.model.layers[0].register_forward_pre_hook(refuse, with_kwargs=True)
-    _rotate_by(model, lambda e, first: e.roll(1, dims=0))
+        for part in parts:
+            setattr(layer, part, False)
 
 
 def _rotate_by(model: TapeForCausalLM, change: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -94,16 +60,32 @@ def _rotate_by(model: TapeForCausalLM, change: Callable[[Tensor, Tensor], Tensor
         layer.rotate = lambda q, k, e, rotate=rotate: rotate(q, k, change(e, first[0]))
 
 
+def _other_text(model: TapeForCausalLM) -> None:
+    """Rotates every row of a batch by the state of the row before it, which has the same positions
+    and another text."""
+
+    def refuse(module: nn.Module, given: tuple, named: dict[str, Any]) -> None:
+        if len(given[0]) < 2:
+            raise ValueError("intervention other_text: give batches of two texts or more")
+
+    model.model.layers[0].register_forward_pre_hook(refuse, with_kwargs=True)
+    _rotate_by(model, lambda e, first: e.roll(1, dims=0))
+
+
 INTERVENTIONS: dict[str, Callable[[TapeForCausalLM], None]] = {
-    function.__name__: function
-    for function in (
-        initial,
-        without_attention,
-        without_feed_forward,
-        phases,
-        magnitudes,
-        other_text,
-    )
+    # No layer updates the state: all rotate by that of RoPE.
+    "initial": lambda model: _leave_out(model, "attends", "feed_forward"),
+    "without_attention": lambda model: _leave_out(model, "attends"),
+    "without_feed_forward": lambda model: _leave_out(model, "feed_forward"),
+    # The state without its magnitude: e / |e|, with that of RoPE.
+    "phases": lambda model: _rotate_by(
+        model, lambda e, first: e / magnitude(e).clamp(min=1e-6) * magnitude(first)
+    ),
+    # RoPE's state with the magnitude of TAPE's.
+    "magnitudes": lambda model: _rotate_by(
+        model, lambda e, first: first * magnitude(e) / magnitude(first)
+    ),
+    "other_text": _other_text,
 }
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
@@ -43,13 +44,6 @@ Means over windows of the text, as many as the csv file says, and over seeds, wi
 (Student)."""
 
 
-class Change(NamedTuple):
-    """Changes in one layer, in percent; `dot` is NaN without a state."""
-
-    attention: float
-    dot: float
-
-
 def attention_change(before: Tensor, after: Tensor) -> float:
     """Compares weights (H, T, T) with those after n more tokens in front, (H, n + T, n + T)."""
     n = after.shape[-1] - before.shape[-1]
@@ -67,16 +61,19 @@ def dot_change(before: Tensor, after: Tensor) -> float:
     return 100 * ((after[:, n:, n:] - before).norm() / before.norm()).item()
 
 
-def changes(before: Inside, after: Inside) -> list[Change]:
-    """Returns the changes of every layer from a text to its shifted copy."""
+def changes(before: Inside, after: Inside) -> list[tuple[float, float]]:
+    """Returns the changes of the attention and of the dot products of every layer in percent, from
+    a text to its shifted copy; those of dot products are NaN without a state."""
     pairs = zip(before.dot_products(), after.dot_products(), strict=True)
     dots = (math.nan if one is None else dot_change(one, other) for one, other in pairs)
     attention = map(attention_change, before.attention, after.attention)
-    return [Change(*each) for each in zip(attention, dots, strict=True)]
+    return [*zip(attention, dots, strict=True)]
 
 
-def moved(model: TapeForCausalLM, ids: Tensor, bos: int, kind: str, by: int) -> list[Change]:
-    """Returns the changes when tokens (T,) are shifted."""
+def moved(
+    model: TapeForCausalLM, ids: Tensor, bos: int, kind: str, by: int
+) -> list[tuple[float, float]]:
+    """Returns the `changes` when tokens (T,) are shifted."""
     with model.evaluation_length(by + len(ids)):  # one draw of RandPE for both
         before = look_inside(model, ids)
         if kind == "ids":
@@ -98,13 +95,12 @@ def rows_of(arguments: argparse.Namespace, of: Model, dtype: str) -> Iterator[di
     text, texts = windows(arguments, folder, model, length)
     about = of.about(model) | {"dtype": dtype, "data": text}
     about |= {"length": length, "windows": len(texts)}
-    moves = [(kind, by) for kind in KINDS for by in arguments.shifts]
-    for kind, by in tqdm(moves, desc=f"{folder}, {dtype}", disable=None):
+    for kind, by in tqdm([*product(KINDS, arguments.shifts)], f"{folder}, {dtype}", disable=None):
         found = [moved(model, ids, bos, kind, by) for ids in texts]
-        for layer, each in enumerate(zip(*found, strict=True), start=1):
-            means = map(fmean, zip(*each, strict=True))
+        for layer, of_texts in enumerate(zip(*found, strict=True), start=1):
+            attention, dot = map(fmean, zip(*of_texts, strict=True))
             where = {"move": kind, "by": by, "layer": layer}
-            yield about | where | dict(zip(Change._fields, means, strict=True))
+            yield about | where | {"attention": attention, "dot": dot}
 
 
 def markdown(rows: Rows) -> str:
@@ -150,8 +146,9 @@ def run(arguments: argparse.Namespace) -> tuple[str, bool]:
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     about = "Changes in attention and positions when a text is shifted (Table 8)."
-    parser = parser_of("stability", about, windows=16, type=integer(2), default=128)
+    parser = parser_of("stability", about, windows=16)
     add = parser.add_argument
+    add("--length", type=integer(2), default=128, help="tokens per window")
     shifts, dtypes = [3, 10, 100, 1000], ["float32", "bfloat16"]
     add("--shifts", type=integer(1, 10**6), nargs="+", action=Distinct, default=shifts)
     add("--dtypes", choices=DTYPES, nargs="+", action=Distinct, default=dtypes)

@@ -19,23 +19,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
+import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from tape.analysis.faults import BATCH, at_once, check_logits
-from tape.analysis.inside import Inside, check_size, look_inside
+from tape.analysis.inside import Inside, by_distance, check_size, look_inside, magnitudes
 from tape.analysis.intervene import INTERVENTIONS, intervene, updating
 from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
-from tape.analysis.visualize import as_files, by_distance, magnitudes
+from tape.analysis.visualize import as_files
 from tape.command import Distinct, integer
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model.checkpoint import check_length, load
 from tape.model.modeling import TapeForCausalLM
 from tape.statistics import student
+from tape.training.build import check_memory
 
+BATCH = 8  # windows per batch
 NONE = "none"
 LOOKED_AT = 4  # windows whose states are looked at
 NOTE = """\
@@ -62,41 +63,39 @@ def phase_by_distance(e_KTF: Tensor, first_TF: Tensor) -> Tensor:
     return torch.stack(shifts)
 
 
-def norms(model: TapeForCausalLM, layer: int) -> dict[str, float]:
-    """Returns the Frobenius norms of the maps of a layer, by name."""
-    context = model.model.layers[layer % len(model.model.layers)].context
-    return {name: value.norm().item() for name, value in context.named_parameters()}
-
-
 def geometry(model: TapeForCausalLM, texts: list[Inside]) -> Iterator[dict[str, Any]]:
-    """Yields rows of the state and the attention of every layer: means over texts."""
+    """Yields rows of the state and the attention of every layer, means over texts, and the
+    Frobenius norms of the layer's maps. Distances are spread evenly on a logarithmic scale, with
+    the trained one."""
+    length = texts[0].attention[0].shape[-1]
+    distances = {int(x) for x in np.geomspace(1, length - 1, 48)}
+    distances.add(min(model.config.max_position_embeddings, length - 1))
     for layer in range(len(texts[0].attention)):
-        states = [inside.states[layer] for inside in texts]
-        sizes = torch.cat([magnitudes(e).flatten() for e in states])
+        sizes = torch.cat([magnitudes(x.states[layer]).flatten() for x in texts])
         found = {"magnitude": sizes.mean().item(), "magnitude_sd": sizes.std().item()}
-        found |= {f"norm of {name}": x for name, x in norms(model, layer).items()}
-        for measure, value in found.items():
-            yield {"measure": measure, "layer": layer + 1, "value": value}
+        context = model.model.layers[layer % len(model.model.layers)].context
+        for name, value in context.named_parameters():
+            found[f"norm of {name}"] = value.norm().item()
+        about = {"layer": layer + 1}
+        yield from ({"measure": name} | about | {"value": x} for name, x in found.items())
         curves = {
             "phase": [phase_by_distance(x.states[layer], x.states[0]) for x in texts],
             "attention": [by_distance(x.attention[layer]) for x in texts],
         }
         for measure, each in curves.items():
             mean = torch.stack(each).mean(0)
-            trained = model.config.max_position_embeddings
-            for distance in distances(len(mean), trained):
+            for distance in sorted(distances):
                 value = mean[distance].item()
-                yield {
-                    "measure": measure,
-                    "layer": layer + 1,
-                    "distance": distance,
-                    "value": value,
-                }
+                yield {"measure": measure} | about | {"distance": distance, "value": value}
 
 
-def distances(length: int, trained: int) -> list[int]:
-    """Distances below `length`, spread evenly on a logarithmic scale, with the trained one."""
-    return sorted({int(x) for x in np.geomspace(1, length - 1, 48)} | {min(trained, length - 1)})
+@torch.no_grad()
+def losses_of(model: TapeForCausalLM, ids_BL: Tensor) -> Tensor:
+    """Returns the losses of the second half of windows, (B, T), in nats per token."""
+    half = ids_BL.shape[1] // 2
+    logits = model(ids_BL[:, :-1], use_cache=False).logits[:, half - 1 :]
+    targets = ids_BL[:, half:]
+    return F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none")
 
 
 def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
@@ -108,7 +107,9 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
     check_length(model, lengths[-1], f"--lengths {lengths[-1]}")
     looked = min(LOOKED_AT, arguments.windows)
     check_size(model, f"--lengths {lengths[-1]}", lengths[-1], looked)
-    check_logits(model, lengths[-1], arguments.windows)
+    logits = 8 * min(BATCH, arguments.windows) * lengths[-1] * model.config.vocab_size
+    remedy = "give shorter ones, or fewer --windows"
+    check_memory(logits, f"--lengths {lengths[-1]}", "of logits", remedy)
     about = of.about(model) | {"trained": trained, "looked": looked}
     texts = {length: windows(arguments, of.folder, model, length) for length in lengths}
     name, longest = texts[lengths[-1]]
@@ -125,7 +126,7 @@ def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
             with model.evaluation_length(length):
                 # In batches of like size: one of a single text has no other text.
                 parts = ids.tensor_split(math.ceil(len(ids) / BATCH))
-                losses = torch.cat([at_once(model, part) for part in parts])
+                losses = torch.cat([losses_of(model, part) for part in parts])
             found = {"measure": "loss", "change": change, "length": length, "n": losses.numel()}
             yield about | found | {"value": losses.double().mean().item()}
 
@@ -162,43 +163,42 @@ def markdown(found: Rows) -> str:
     return "\n\n".join([markdown_table(lines), markdown_table(changed), note])
 
 
-def over_layers(axes: Axes, rows: pd.DataFrame, unit: str) -> None:
-    """Draws means over models against the distance, a line per layer; the trained length is
-    marked."""
-    for layer, own in rows.groupby("layer"):
-        mean = own.groupby("distance")["value"].mean()
-        axes.plot(mean.index, mean, label=f"layer {int(layer)}")
-    axes.axvline(rows["trained"].iloc[0], color="grey", ls=":", label="trained length")
-    axes.set(xscale="log", xlabel="distance, tokens", ylabel=unit)
-    axes.legend(fontsize=7)
-    axes.grid(alpha=0.3)
-
-
 def draw(frame: pd.DataFrame, label: str) -> dict[str, Figure]:
-    """Draws the state, the attention and the effects of the interventions, over the models of a
-    row."""
+    """Draws the phase and the attention by distance, a line per layer with the trained length
+    marked, and the effects of the interventions: means over the models of a row."""
     units = {"phase": "phase beyond RoPE's, radians", "attention": "mean attention weight"}
     figures = {name: Figure(figsize=(5.4, 3.8), layout="constrained") for name in units}
     for measure, figure in figures.items():
-        axes = figure.subplots()
-        over_layers(axes, frame[frame["measure"] == measure], units[measure])
+        axes, rows = figure.subplots(), frame[frame["measure"] == measure]
+        for layer, own in rows.groupby("layer"):
+            mean = own.groupby("distance")["value"].mean()
+            axes.plot(mean.index, mean, label=f"layer {int(layer)}")
+        axes.axvline(rows["trained"].iloc[0], color="grey", ls=":", label="trained length")
+        axes.set(xscale="log", xlabel="distance, tokens", ylabel=units[measure])
+        axes.legend(fontsize=7)
+        axes.grid(alpha=0.3)
         axes.set(title=label, yscale="linear" if measure == "phase" else "log")
-    losses = more(frame)
-    changes, lengths = [*INTERVENTIONS], sorted(losses["length"].unique())
+    return figures | {"interventions": effects(more(frame), label)}
+
+
+def effects(losses: pd.DataFrame, label: str) -> Figure:
+    """Draws the loss with each intervention minus that as trained, a series per length."""
+    lengths = sorted(losses["length"].unique())
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
     for n, length in enumerate(lengths):
         own = losses[losses["length"] == length]
-        of = [own.loc[own["change"] == change, "more"].tolist() for change in changes]
-        places = np.arange(len(changes)) + 0.2 * (n - (len(lengths) - 1) / 2)
+        of = [own.loc[own["change"] == change, "more"].tolist() for change in INTERVENTIONS]
+        places = np.arange(len(of)) + 0.2 * (n - (len(lengths) - 1) / 2)
         halves = [student(x) if len(x) > 1 else 0 for x in of]
         means = [*map(np.mean, of)]
         axes.errorbar(places, means, halves, fmt="o", capsize=3, label=f"{length:,} tokens")
     axes.axhline(0, color="grey", lw=0.8)
-    axes.set_xticks(range(len(changes)), [name.replace("_", "\n", 1) for name in changes])
+    names = [name.replace("_", "\n", 1) for name in INTERVENTIONS]
+    axes.set_xticks(range(len(names)), names)
     axes.set(ylabel="loss - as trained, nats per token", title=label)
     axes.legend(fontsize=7)
-    return figures | {"interventions": figure}
+    return figure
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, bool]:

@@ -36,12 +36,11 @@ from tape.runs.folder import TRAINED
 Rows = list[dict[str, Any]]
 
 
-def parser_of(name: str, description: str, windows: int, **length: Any) -> Parser:
+def parser_of(name: str, description: str, windows: int) -> Parser:
     """Returns the parser of python -m tape.analysis.<name>: models, a text, a folder of results.
 
     Args:
         windows: default of --windows.
-        length: keywords of --length; without any there is no such flag.
     """
     parser = Parser(prog=f"python -m tape.analysis.{name}", description=description)
     add = parser.add_argument
@@ -50,8 +49,6 @@ def parser_of(name: str, description: str, windows: int, **length: Any) -> Parse
     add("--data", default="local", help=text)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
     add("--out", type=result_folder, default=f"output/{name}", help="a folder")
-    if length:
-        add("--length", help="tokens per window", **length)
     add("--windows", type=integer(1, 10**6), default=windows, help="number of windows per length")
     return parser
 
@@ -132,18 +129,17 @@ def tabulate(
         ValueError: if none is.
     """
     rows: Rows = []
-    refused: dict[Path, str] = {}
+    refused: list[str] = []
     for model in models(arguments.model):
         try:
             rows += [*measure(model)]  # all or none
         except EXPECTED as error:
-            refused[model.folder] = in_one_line(error)
+            refused.append(f"* {model.folder}: {in_one_line(error)}")
     if not rows:
-        raise ValueError("; ".join(refused.values()))
+        raise ValueError("; ".join(refused))
     text = markdown(rows)
     if refused:
-        lines = (f"* {folder}: {reason}" for folder, reason in refused.items())
-        text = "\n\n".join([text, "Not in the tables:", "\n".join(lines)])
+        text += "\n\nNot in the tables:\n\n" + "\n".join(refused)
     write_text(arguments.out / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False))
     write_text(arguments.out / f"{name}.md", text + "\n")
     provenance.record(arguments.out)

@@ -34,7 +34,6 @@ COMMANDS = {
         "stability": ("tape.analysis.stability", "change of attention when a text is moved"),
         "visualize": ("tape.analysis.visualize", "draw attention and positional states"),
         "state": ("tape.analysis.state", "how TAPE's learned state differs from RoPE's"),
-        "faults": ("tape.analysis.faults", "effect of two faults of the original code"),
         "gallery": ("tape.analysis.gallery", "pictures of what every encoding adds to scores"),
         "cost": ("tape.analysis.cost", "FLOPs, parameters and memory of every encoding"),
     },

@@ -63,10 +63,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
 def write_code(folder: Path) -> None:
     """Writes the model's modules next to its weights and registers them in config.json."""
     modules = [cls.__module__ for cls in (TapeConfig, TapeForCausalLM)]
-    position = TapeConfig.from_pretrained(folder).position
-    needed = [TapeConfig().position, position, *position.get("pattern", ())]  # of a mixture
-    encodings = {each["name"] for each in needed}
-    for name, text in flat_modules(*modules, encodings=encodings).items():
+    for name, text in flat_modules(*modules).items():
         (folder / name).write_text(text, encoding="utf-8")
     classes = {
         "AutoConfig": TapeConfig,
@@ -118,9 +115,9 @@ def _load_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> dict[str,
     with tempfile.TemporaryDirectory() as scratch:
         given, answer = Path(scratch, "tokens.safetensors"), Path(scratch, "answer.safetensors")
         save_file({"input_ids": tokens}, given)
-        arguments = [str(folder), str(given), str(answer), dtype, str(torch.get_num_threads())]
+        arguments = [folder, given, answer, dtype, torch.get_num_threads()]
         process = subprocess.run(
-            [sys.executable, "-P", check.__file__, *arguments],
+            [sys.executable, "-P", check.__file__, *map(str, arguments)],
             cwd=scratch,
             env=os.environ | {"HF_MODULES_CACHE": scratch, "HF_HUB_OFFLINE": "1"},
             capture_output=True,

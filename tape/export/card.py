@@ -11,27 +11,20 @@ from typing import Any
 import torch
 import transformers
 import yaml
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, UndefinedError
 from transformers import PreTrainedTokenizerBase
 
-from tape.export.source import REPORT, Source
-from tape.files import reading
+from tape.export.source import Source
 from tape.model.checkpoint import SHA256
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS
 from tape.positions.tape import Tape
-from tape.runs.folder import CONFIGURATION
-from tape.runs.metrics import MetricsFile
 
 TEMPLATE = Path(__file__).with_name("card.md")
 # Settings that are left out: local paths and secrets.
 PRIVATE = re.compile(r"(.*_)?(dir|debug|token|password|secret|key)")
 FILES = ("files", "validation")  # fields of `data`: the user's own files
 LOCAL_PATH = re.compile(r"(file:|/|~|\.\.?[/\\]|\\|[A-Za-z]:[/\\])")
-LOSSES = {
-    "loss": "training loss (nats per token, mean since the previous log entry)",
-    "eval_loss": "validation loss (nats per token)",
-}
 
 
 def model_card(
@@ -51,23 +44,16 @@ def model_card(
     if hasattr(model.model.position, "inv_freq"):
         arguments["rope_parameters"] = dict(config.rope_parameters)
     head = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    settings, seen = source.settings(), None
+    settings = source.settings()
     recorded = config.adaptation or settings or {}
     base, local = recorded.get("base_model"), len(recorded.get("base_weights") or "") == SHA256
     if base is not None:
         head["base_model"] = Path(base).name if local else base
-    versions = {
-        "tape": package_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    if settings is not None:
-        with reading(source.run / CONFIGURATION):
-            seen = _seen(source.step, settings["sequences_per_step"], settings["length"])
-    environment = Environment(
-        trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    try:
+        package = metadata.version("tape")
+    except metadata.PackageNotFoundError:
+        package = "(from a checkout)"
+    versions = f"tape {package}, torch {torch.__version__}, transformers {transformers.__version__}"
     facts = {
         "head": _yaml(head | {"tags": ["positional-encoding", encoding]}),
         "local_base": local,
@@ -77,45 +63,24 @@ def model_card(
         "definition": inspect.getdoc(ENCODINGS[encoding]).split("\n\n")[0],
         "config": config,
         "arguments": _yaml(arguments),
-        "parameters": f"{model.num_parameters():,}",
+        "parameters": model.num_parameters(),
         "has_tokenizer": tokenizer is not None,
         "llama": format == "llama",
         "trust": "" if format == "llama" else ", trust_remote_code=True",
-        "seen": seen,
-        "settings": None if settings is None else _yaml(shareable(settings)),
-        "losses": _losses(source),
+        "step": source.step,
+        "settings": settings,
+        "shown_settings": _yaml(shareable(settings)),
+        "metrics": source.metrics(),
         "report": source.report(),
-        "versions": ", ".join(f"{package} {version}" for package, version in versions.items()),
+        "versions": versions,
     }
-    if source.run is None:
-        return template.render(facts)
-    with reading(source.run / REPORT):
-        return template.render(facts)
-
-
-def _seen(step: int | None, sequences: int, length: int) -> str:
-    """Describes the steps and tokens seen up to these weights."""
-    per_step = f"{sequences} sequences of {length} tokens per step"
-    if step is None:
-        return f"An unknown number of steps; {per_step}"
-    return f"{step:,} steps; {per_step}, {step * sequences * length:,} tokens"
-
-
-def _losses(source: Source) -> list[str]:
-    """Describes the last losses up to these weights."""
-    lines = []
-    for key, meaning in LOSSES.items():
-        if rows := [row for row in source.metrics() if key in row]:
-            with reading(source.run / MetricsFile.FILE):
-                lines.append(f"{meaning} at step {rows[-1]['step']:,}: {rows[-1][key]:.4f}")
-    return lines
-
-
-def package_version() -> str:
+    environment = Environment(
+        trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
     try:
-        return metadata.version("tape")
-    except metadata.PackageNotFoundError:
-        return "(from a checkout)"
+        return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(facts)
+    except (UndefinedError, TypeError, ValueError) as error:
+        raise ValueError(f"{source.run}: the records of the run are damaged ({error})") from error
 
 
 def shareable(settings: Any, key: str = "") -> Any:

@@ -2,30 +2,23 @@
 
 transformers' loader of custom code copies files of one folder only, and only those named in lines
 of the form `from .module import ...`. So `tape.positions.rotary` becomes positions_rotary.py, with
-its import statements rewritten and nothing else changed. Only the table of encodings loses those
-that the model does not need.
+its import statements rewritten and nothing else changed.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Container
 from pathlib import Path
 
 import tape
-from tape.positions import ENCODINGS
 
 PACKAGE = tape.__name__
 ROOT = Path(tape.__file__).parent
-TABLE = f"{PACKAGE}.positions"  # the module with the table of encodings
 NOTICE = "imports rewritten. MIT License, Copyright (c) 2026 The tape authors"
 
 
-def flat_modules(*entries: str, encodings: Container[str] = ENCODINGS) -> dict[str, str]:
+def flat_modules(*entries: str) -> dict[str, str]:
     """Returns sources by file name, of these modules and all modules of this package they import.
-
-    Args:
-        encodings: names of the encodings to keep.
 
     Raises:
         ValueError: for an import that cannot be written between flat files.
@@ -37,12 +30,9 @@ def flat_modules(*entries: str, encodings: Container[str] = ENCODINGS) -> dict[s
         file = f"{flat_name(module)}.py"
         if file not in files:
             path = source_of(module)
-            source = path.read_text(encoding="utf-8")
-            if module == TABLE:
-                source = with_encodings(source, encodings)
-            files[file], imported = rewrite(source, module)
+            source, imported = rewrite(path.read_text(encoding="utf-8"), module)
             where = path.relative_to(ROOT.parent).as_posix()
-            files[file] = f"# {where}, {NOTICE}\n{files[file]}"
+            files[file] = f"# {where}, {NOTICE}\n{source}"
             waiting += imported
     return dict(sorted(files.items()))
 
@@ -56,31 +46,6 @@ def source_of(module: str) -> Path | None:
     path = ROOT.joinpath(*module.split(".")[1:])
     found = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in found if file.is_file()), None)
-
-
-def with_encodings(source: str, encodings: Container[str]) -> str:
-    """Returns the source of the table of encodings without all others and their aliases."""
-    texts: dict[ast.AST, str] = {}
-    tree = ast.parse(source)
-    values = (getattr(node, "value", None) for node in tree.body)
-    for table in (value for value in values if isinstance(value, ast.Dict)):
-        pairs = zip(table.keys, table.values, strict=True)
-        kept = [
-            f"    {ast.unparse(key)}: {ast.unparse(value)},\n"
-            for key, value in pairs
-            if (value if isinstance(value, ast.Constant) else key).value in encodings
-        ]
-        texts[table] = "{\n" + "".join(kept) + "}"
-    source = _replaced(source, texts)
-    tree = ast.parse(source)
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    used |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}  # __all__
-    texts = {}
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and _is_ours(node, TABLE):
-            names = [alias.name for alias in node.names if alias.name in used]
-            texts[node] = f"from {node.module} import {', '.join(names)}" if names else ""
-    return _replaced(source, texts)
 
 
 def _replaced(source: str, texts: dict[ast.AST, str]) -> str:
@@ -101,48 +66,39 @@ def rewrite(source: str, module: str) -> tuple[str, list[str]]:
     modules."""
     texts: dict[ast.AST, str] = {}
     imported: list[str] = []
-    for node in ast.walk(ast.parse(source)):
-        if _is_ours(node, module):
-            texts[node], modules = _flat_import(node, ast.get_source_segment(source, node))
-            imported += modules
+    for node in filter(_is_ours, ast.walk(ast.parse(source))):
+        plain = isinstance(node, ast.ImportFrom) and not node.level
+        modules = [x for x in node.names if plain and source_of(f"{node.module}.{x.name}")]
+        names = [alias for alias in node.names if alias not in modules]
+        if not plain or (names and node.module == PACKAGE):
+            raise ValueError(
+                f"{module}, line {node.lineno}: '{ast.unparse(node)}' cannot be exported; "
+                f"write 'from {PACKAGE}.module import name'"
+            )
+        imported += [f"{node.module}.{alias.name}" for alias in modules]
+        lines = []
+        if names:
+            imported.append(node.module)
+            listed = ", ".join(map(ast.unparse, names))
+            lines.append(f"from .{flat_name(node.module)} import {listed}")
+            if not modules:  # keeps its line breaks
+                head = f"from {node.module} import"
+                flat = f"from .{flat_name(node.module)} import"
+                lines = [ast.get_source_segment(source, node).replace(head, flat, 1)]
+        for alias in modules:
+            flat = flat_name(f"{node.module}.{alias.name}")
+            local = alias.asname or alias.name
+            # The first line only makes transformers' loader copy the file.
+            lines.append(f"from .{flat} import __name__ as _{local}")
+            lines.append(f"from . import {flat}" + ("" if flat == local else f" as {local}"))
+        texts[node] = ("\n" + " " * node.col_offset).join(lines)
     return _replaced(source, texts), imported
 
 
-def _is_ours(node: ast.AST, module: str) -> bool:
+def _is_ours(node: ast.AST) -> bool:
+    """Whether it imports from this package."""
     if isinstance(node, ast.Import):
-        foreign = all(alias.name.split(".")[0] != PACKAGE for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        foreign = not node.level and node.module.split(".")[0] != PACKAGE
-    else:
+        return any(alias.name.split(".")[0] == PACKAGE for alias in node.names)
+    if not isinstance(node, ast.ImportFrom):
         return False
-    if not foreign and (isinstance(node, ast.Import) or node.level):
-        raise ValueError(
-            f"{module}, line {node.lineno}: '{ast.unparse(node)}' cannot be exported; "
-            f"write 'from {PACKAGE}.module import name'"
-        )
-    return not foreign
-
-
-def _flat_import(node: ast.ImportFrom, statement: str) -> tuple[str, list[str]]:
-    """Returns the flattened import statement and the modules that it imports."""
-    modules = [alias for alias in node.names if source_of(f"{node.module}.{alias.name}")]
-    names = [alias for alias in node.names if alias not in modules]
-    if names and node.module == PACKAGE:
-        raise ValueError(
-            f"'{statement}' cannot be exported: import from the {PACKAGE} module that defines it"
-        )
-    if not modules:
-        head = f"from {node.module} import"
-        return statement.replace(head, f"from .{flat_name(node.module)} import", 1), [node.module]
-    lines, needed = [], [f"{node.module}.{alias.name}" for alias in modules]
-    if names:
-        listed = ", ".join(map(ast.unparse, names))
-        lines.append(f"from .{flat_name(node.module)} import {listed}")
-        needed.append(node.module)
-    for alias in modules:
-        flat = flat_name(f"{node.module}.{alias.name}")
-        local = alias.asname or alias.name
-        # The first line only makes transformers' loader copy the file.
-        lines.append(f"from .{flat} import __name__ as _{local}")
-        lines.append(f"from . import {flat}" + ("" if flat == local else f" as {local}"))
-    return ("\n" + " " * node.col_offset).join(lines), needed
+    return node.level > 0 or node.module.split(".")[0] == PACKAGE

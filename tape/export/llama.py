@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tape.positions import PositionEncoding
 from tape.positions.rotary import RoPE, RotaryLayer
 from tape.positions.tape import TapeLayer
 
-WHAT_PASSES = (
+ALLOWED = (
     "allowed: rope with any theta and scaling but partial and clipped, yarn, and tape with "
     "attention=false and feed_forward=false, each with the sampler 'index' or 'shift'; or "
     "--format tape"
@@ -23,37 +24,35 @@ WHAT_PASSES = (
 
 def require_llama(model: TapeForCausalLM) -> None:
     """Raises a ValueError unless a Llama computes the same function from the same tensors."""
-    position, name = model.model.position, model.config.position["name"]
-    if lacking := _what_a_llama_lacks(model, position):
-        raise ValueError(f"--format llama with position {name!r}: {lacking}; {WHAT_PASSES}")
+    if lacking := next(_what_a_llama_lacks(model), None):
+        name = model.config.position["name"]
+        raise ValueError(f"--format llama with position {name!r}: a Llama {lacking}; {ALLOWED}")
 
 
-def _what_a_llama_lacks(model: TapeForCausalLM, position: PositionEncoding) -> str | None:
-    cls = type(position)
-    if (recurrences := model.config.num_recurrences) > 1:
-        return f"a Llama applies its layers once, not num_recurrences={recurrences} times"
-    windows = [layer.context.window for layer in model.model.layers]
-    if any(window is not None for window in [*windows, model.config.sliding_window]):
-        return "a Llama attends to all tokens, not within a window"
+def _what_a_llama_lacks(model: TapeForCausalLM) -> Iterator[str]:
+    config, position, layers = model.config, model.model.position, model.model.layers
+    cls, contexts = type(position), [layer.context for layer in layers]
+    if config.num_recurrences > 1:
+        yield f"applies its layers once, not num_recurrences={config.num_recurrences} times"
+    if any(window is not None for window in (config.sliding_window, *(x.window for x in contexts))):
+        yield "attends to all tokens, not within a window"
     for option in ("qk_norm", "attention_sink", "query_temperature"):
-        if getattr(model.config, option):
-            return f"a Llama has no {option}"
+        if getattr(config, option):
+            yield f"has no {option}"
     if not isinstance(position, RoPE):
-        return f"a Llama rotates queries and keys, and has no {cls.__name__}"
-    if any(isinstance(layer.context, TapeLayer) for layer in model.model.layers):
-        return "a Llama's rotations are the same in every layer, without a state to update"
-    rotates = all(type(layer.context) is RotaryLayer for layer in model.model.layers)
-    if cls.state is not RoPE.state or not rotates:
-        return f"a Llama rotates queries and keys, and has no more of {cls.__name__}"
+        yield f"rotates queries and keys, and has no {cls.__name__}"
+    if any(isinstance(context, TapeLayer) for context in contexts):
+        yield "has rotations that are the same in every layer, without a state to update"
+    if cls.state is not RoPE.state or any(type(context) is not RotaryLayer for context in contexts):
+        yield f"rotates queries and keys, and has no more of {cls.__name__}"
     if cls.biases is not PositionEncoding.biases or cls.embed is not PositionEncoding.embed:
-        return "a Llama adds nothing to scores or embeddings"
-    rope = model.config.rope_parameters
+        yield "adds nothing to scores or embeddings"
+    rope = config.rope_parameters
     partial = rope["rope_type"] == "default" and rope.get("partial_rotary_factor") not in (None, 1)
     if partial or rope["rope_type"] == "clipped":
-        return "a Llama knows neither partial nor clipped rotations"
+        yield "knows neither partial nor clipped rotations"
     if position.sampler.draw is not None:
-        return "a Llama counts its positions, and cannot draw them at random"
-    return None
+        yield "counts its positions, and cannot draw them at random"
 
 
 def llama_config(config: TapeConfig) -> LlamaConfig:

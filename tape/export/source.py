@@ -53,24 +53,28 @@ class Source:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
         folder = folder.resolve()
+        is_checkpoint = CHECKPOINT.fullmatch(folder.name) is not None
+        run = folder.parent if is_checkpoint else folder
+
+        def incomplete(reason: str) -> ValueError:
+            newest = last_complete(run)
+            hint = f"{newest} is complete" if newest else "there is no finished model of ours"
+            return ValueError(f"{folder} {reason}: {hint}")
+
         if not (folder / "config.json").is_file():
-            raise ValueError(f"{folder} has no config.json: {_other_checkpoints(folder)}")
+            raise incomplete("has no config.json")
         kind, ours = read_object(folder / "config.json").get("model_type"), TapeConfig.model_type
         if kind != ours:
             raise ValueError(f"{folder} holds a model of model_type {kind!r}; allowed: {ours!r}")
         if not any((folder / name).is_file() for name in WEIGHTS):
-            raise ValueError(f"{folder} has no {WEIGHTS[0]}: {_other_checkpoints(folder)}")
-        is_checkpoint = CHECKPOINT.fullmatch(folder.name) is not None
-        run = folder.parent if is_checkpoint else folder
-        run = run if (run / CONFIGURATION).exists() else None
-        hashed = (folder / HASHES).exists() or (is_checkpoint and run is not None)
+            raise incomplete(f"has no {WEIGHTS[0]}")
+        recorded = (run / CONFIGURATION).exists()
+        hashed = (folder / HASHES).exists() or (is_checkpoint and recorded)
         if hashed and (found := verify_checkpoint(folder)) is not None:
-            raise ValueError(
-                f"{folder} is a damaged checkpoint ({found}): {_other_checkpoints(folder)}"
-            )
+            raise incomplete(f"is a damaged checkpoint ({found})")
         if is_checkpoint:
-            return cls(folder, run, step_of(folder))
-        return cls(folder, run, None if run is None else _step_of_final(run))
+            return cls(folder, run if recorded else None, step_of(folder))
+        return cls(folder, run, _step_of_final(run)) if recorded else cls(folder, None, None)
 
     def load(self) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]:
         """Returns the model in its saved dtype, and its tokenizer if it has one; an adapter is
@@ -100,13 +104,6 @@ class Source:
             return None
         report = read_object(self.run / REPORT)
         return report if report.get("steps") == self.step else None
-
-
-def _other_checkpoints(folder: Path) -> str:
-    """Suggests what to export instead of this folder."""
-    run = folder.parent if CHECKPOINT.fullmatch(folder.name) else folder
-    newest = last_complete(run)
-    return f"{newest} is complete" if newest else "there is no finished model of ours"
 
 
 def _step_of_final(run: Path) -> int | None:

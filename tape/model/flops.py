@@ -152,39 +152,6 @@ def flops(config: TapeConfig, length: int) -> int:
     return 2 * sum(multiply_adds(config, length).values()) + nonlinear(config, length)
 
 
-# ---- the authors' code: the paper's 180.69 G MACs and 365.65 G FLOPs of TAPE follow from it
-
-COUNTED = ("average of E", "W_x m")  # by the paper's profiler; einsums are FLOPs alone
-
-
-def original(config: TapeConfig, length: int) -> dict[str, int]:
-    """Returns the multiply-adds that TAPE adds to RoPE in the authors' code, for as many key/value
-    heads as query heads.
-
-    E keeps every frequency twice, and cosine and sine apart: two averages as wide as the values.
-    All layers update E, also the last. W_x m is computed for the cosine and for the sine. P, W1 and
-    W2 are einsums; that of P takes as many as a map over heads, but multiplies by row sums.
-    """
-    H, D, width = config.num_attention_heads, config.head_dim, config.position["width"]
-    tokens = config.num_hidden_layers * length
-    return {
-        "average of E": tokens * 2 * H * length * D,
-        "P a": tokens * 2 * H**2 * D,
-        "W_x m": tokens * 2 * config.hidden_size * width,
-        "W1 E1 and W2": tokens * 2 * 2 * H * width * D,
-    }
-
-
-def original_counts(config: TapeConfig, length: int) -> tuple[int, int]:
-    """Returns MACs and FLOPs of TAPE in the authors' code, as the paper's profiler counts them."""
-    added = original(config, length)
-    macs = sum(multiply_adds(config, length).values()) - sum(of_tape(config, length).values())
-    macs += sum(added[name] for name in COUNTED)
-    einsums = sum(count for name, count in added.items() if name not in COUNTED)
-    gates = length * config.position["width"] * (config.num_hidden_layers + 1)
-    return macs, 2 * (macs + einsums) + nonlinear(config, length) + gates
-
-
 def training_flops(config: TapeConfig, length: int) -> int:
     """Returns FLOPs of a training step for one sequence: two per multiply-add, and a backward pass
     with twice those of the forward pass."""
