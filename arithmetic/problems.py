@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from arithmetic.tasks import TASKS, Task, significant
 from tape.data.tokenizer import END, PADDING
-from tape.tasks.generated import NO_LABEL, Source
+from tape.tasks.generated import NO_LABEL, Source, word_tokenizer
 from tape.validation import check_flag, check_integer, look_up
 
 GAP, EOS = 0, 1
@@ -30,13 +30,7 @@ TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # random streams of a seed
 def character_tokenizer() -> PreTrainedTokenizerFast:
     """Returns a tokenizer with one token per character: digits, '=', '-', ',', space, the symbol of
     every task, and EOS and padding. It refuses other characters."""
-    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, padding_side="right"
-    )
+    return word_tokenizer(VOCABULARY, pre_tokenizers.Split(Regex("."), "isolated"), decoders.Fuse())
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import math
 import numpy as np
 
 from tape.hashing import splitmix64
+from tape.tasks.generated import is_held_out
 
-HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
 MIN_SPLIT_STRINGS = 10_000  # digit strings per cell; smaller cells have no held-out problems
 
 
@@ -66,7 +66,7 @@ class Task:
         while missing.size:
             drawn = self._numbers(rng, widths[missing], digits.shape[-1], leading_zeros)
             digits[missing], lengths[missing] = drawn
-            wrong = is_held_out(*drawn) != held_out
+            wrong = are_held_out(*drawn) != held_out
             if held_out:  # none that training draws for a smaller cell, which is not split
                 wrong |= ~self._is_split(count[missing] * drawn[1].max(axis=1))
             missing = missing[wrong & split[missing]]
@@ -194,7 +194,7 @@ def significant(numbers: np.ndarray) -> np.ndarray:
     return np.max((numbers != 0) * np.arange(1, numbers.shape[-1] + 1), axis=-1, initial=1)
 
 
-def is_held_out(digits: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def are_held_out(digits: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Returns which problems (B,) are for evaluation only, by a hash of the operands, for any seed.
 
     The hash sums a random 64-bit number per operand and place, multiplied by the digit.
@@ -203,5 +203,4 @@ def is_held_out(digits: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     operand = np.arange(operands, 0, -1, dtype=np.uint64)[:, None]  # from the last, see Task
     place = np.arange(places, dtype=np.uint64)
     written = np.where(place < lengths[..., None], digits + 1, 0).astype(np.uint64)
-    hashes = (written * splitmix64(operand << 32 | place)).sum(axis=(1, 2))
-    return splitmix64(hashes) >> (64 - HELD_OUT_BITS) == 0
+    return is_held_out((written * splitmix64(operand << 32 | place)).sum(axis=(1, 2)))

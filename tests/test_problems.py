@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, default_data_collator
 
 from arithmetic import TASKS, Problems, character_tokenizer
 from arithmetic.problems import CHARACTERS
-from arithmetic.tasks import is_held_out
+from arithmetic.tasks import are_held_out
 from tape.tasks.generated import GeneratedSequences
 
 CHUNK, TOKENIZER = Problems.CHUNK, character_tokenizer()
@@ -172,7 +172,7 @@ def test_spaces_come_with_their_probability_and_change_nothing_else():
         ({"task": "bitwise_or"}, (8, 8), 2**14),
     ],
 )
-def test_a_sixteenth_of_a_cell_is_held_out(settings, cell, size):
+def test_a_sixteenth_of_a_cell_are_held_out(settings, cell, size):
     problems = Problems(**{"max_first": cell[0], "max_second": cell[1]} | settings)
     held_out = {prompt for prompt, _ in problems.evaluation(*cell, 10_000, seed=0)}
     assert len(held_out) == pytest.approx(size / 16, rel=0.2)
@@ -205,11 +205,11 @@ def test_what_is_held_out_does_not_depend_on_its_neighbours():
     """Among longer numbers, or problems with more of them, a problem is in the same class."""
     rng = np.random.default_rng(0)
     digits, lengths = rng.integers(10, size=(20_000, 2, 40)), np.full((20_000, 2), 40)
-    held_out = is_held_out(digits, lengths)
+    held_out = are_held_out(digits, lengths)
     assert held_out.mean() == pytest.approx(1 / 16, rel=0.1)
     padded = np.pad(digits, [(0, 0), (3, 0), (0, 5)])
-    assert (is_held_out(padded, np.pad(lengths, [(0, 0), (3, 0)])) == held_out).all()
-    one_more_zero = is_held_out(padded[:, 3:], lengths + 1)
+    assert (are_held_out(padded, np.pad(lengths, [(0, 0), (3, 0)])) == held_out).all()
+    one_more_zero = are_held_out(padded[:, 3:], lengths + 1)
     assert (one_more_zero & held_out).mean() == pytest.approx(1 / 256, rel=0.3)
 
 

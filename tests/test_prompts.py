@@ -9,11 +9,17 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, processo
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
-from tape.saved_settings import load, save
 from tape.tasks.generated import GeneratedSequences
-from tape.tasks.passkey.prompts import Draft, Needles, original_prompt, token_counter
+from tape.tasks.passkey.prompts import (
+    BENCHMARK,
+    PLAIN,
+    Draft,
+    check_needles,
+    original_prompt,
+    plain_tokenizer,
+    token_counter,
+)
 from tape.tasks.passkey.sequences import Passkeys
-from tape.tasks.passkey.texts import BENCHMARK, PLAIN, plain_tokenizer
 
 WORDS = BENCHMARK.description, BENCHMARK.filler, BENCHMARK.question(None, False), "Remember it."
 
@@ -71,7 +77,7 @@ each_text = pytest.mark.parametrize(
 @pytest.mark.parametrize("depth", [0.0, 0.13, 0.5, 1.0])
 def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokenizer, depth):
     for n, length in enumerate((211, 222, 345, 700)):
-        prompt = Draft(text, Needles(), depth, (0, n)).fitted(length, token_counter(tokenizer))
+        prompt = Draft(text, depth, (0, n)).fitted(length, token_counter(tokenizer))
         assert len(tokenizer(prompt.text)["input_ids"]) == length
         (key,) = prompt.values
         line, question = text.line(None, key, False), text.question(None, False)
@@ -89,7 +95,7 @@ def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokeni
 
 @each_text
 def test_several_keys_have_names_and_one_is_asked_for(text, tokenizer):
-    draft = Draft(text, Needles(keys=3, values=2), 0.5, (0, 1))
+    draft = Draft(text, 0.5, (0, 1), keys=3, values=2)
     prompt = draft.fitted(600, token_counter(tokenizer))
     assert len(tokenizer(prompt.text)["input_ids"]) == 600
     name = re.search(r"pass keys of (\w+)", prompt.text, re.IGNORECASE)[1]
@@ -102,7 +108,7 @@ def test_several_keys_have_names_and_one_is_asked_for(text, tokenizer):
 
 def test_one_of_the_values_asked_for_is_at_the_depth():
     for n in range(20):
-        draft = Draft(PLAIN, Needles(keys=2, values=2), 0.25, (0, n))
+        draft = Draft(PLAIN, 0.25, (0, n), keys=2, values=2)
         text = draft.fitted(500, token_counter(plain_tokenizer())).text
         words = re.sub(r"one pass key of \w+ is \d+ \.", "KEY", text).split()
         garbage, depths = 500 - 5 - 4 * 13 - 14, []
@@ -115,7 +121,7 @@ def test_one_of_the_values_asked_for_is_at_the_depth():
 @each_text
 def test_a_prompt_too_short_for_its_key_is_refused(text, tokenizer):
     count = token_counter(tokenizer)
-    draft = Draft(text, Needles(), 0.5, (0, 0))
+    draft = Draft(text, 0.5, (0, 0))
     bare = count(draft.prompt([0, 0]).text)
     assert count(draft.fitted(bare, count).text) == bare
     with pytest.raises(ValueError, match=f"{bare - 1} tokens has no room .* which take {bare}"):
@@ -152,13 +158,13 @@ def test_the_original_rule():
 )
 def test_needles_that_cannot_be(numbers, message):
     with pytest.raises(ValueError, match=message):
-        Needles(*numbers)
+        check_needles(*numbers)
 
 
 def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():
     tokenizer = plain_tokenizer()
     for keys, values in ((1, 1), (3, 1), (1, 2), (24, 2)):
-        draft = Draft(PLAIN, Needles(keys, values), 0.5, (keys, values))
+        draft = Draft(PLAIN, 0.5, (keys, values), keys, values)
         prompt = draft.fitted(1000, token_counter(tokenizer))
         ids = tokenizer(prompt.text + prompt.answer)["input_ids"]
         assert tokenizer.decode(ids) == prompt.text + prompt.answer
@@ -209,13 +215,3 @@ def test_passkeys_are_kept_beside_the_model(tmp_path):
         Passkeys.load(tmp_path)
     with pytest.raises(ValueError, match=r"max_length=24: .* have up to 25 tokens"):
         Passkeys(max_length=24)
-
-
-def test_settings_in_a_file(tmp_path):
-    path = tmp_path / "needles.json"
-    save(Needles(2, 3), path)
-    assert load(Needles, path) == Needles(2, 3)
-    for text, message in {"{": "is damaged", "[]": "a JSON object", "3": "a JSON object"}.items():
-        path.write_text(text)
-        with pytest.raises(ValueError, match=rf"needles\.json:? .*{message}"):
-            load(Needles, path)

@@ -7,10 +7,9 @@ import pytest
 from arithmetic import TASKS as ARITHMETIC
 from arithmetic import Problems
 from tape.tasks.generated import GeneratedSequences
-from tape.tasks.passkey.passkey_questions import PasskeyQuestions
-from tape.tasks.passkey.prompts import Draft, Needles, original_prompt
+from tape.tasks.passkey.passkey_task import PasskeyQuestions
+from tape.tasks.passkey.prompts import BENCHMARK, Draft, original_prompt
 from tape.tasks.passkey.sequences import Passkeys
-from tape.tasks.passkey.texts import BENCHMARK
 from tape.tasks.synthetic.generators import TASKS
 from tape.tasks.synthetic.problems import Synthetic
 
@@ -33,11 +32,11 @@ def questions(source):
         blocks = (source.evaluation(n, 5, 1) for n in (source.min_length, source.max_length))
         return [rows for block in blocks for rows in block]
     length = 2 * source.max_length
-    asked = PasskeyQuestions(length, length, 2, 3, 1, source.needles, plain=True)
+    asked = PasskeyQuestions(length, length, 2, 3, 1, source.keys, source.values, plain=True)
     (group,) = asked.groups(source.tokenizer())
     prompts = [(each.prompt, each.answer.answer) for each in group]
     others = [original_prompt(1000, n) for n in range(3)]
-    others += [Draft(BENCHMARK, Needles(n, n), 0.3, (0, n)).fitted(2000, len) for n in (1, 2)]
+    others += [Draft(BENCHMARK, 0.3, (0, n), n, n).fitted(2000, len) for n in (1, 2)]
     return [text for pair in (*prompts, *((x.text, x.answer) for x in others)) for text in pair]
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from tape.tasks.generated import NO_LABEL, GeneratedSequences
 from tape.tasks.synthetic import generators
-from tape.tasks.synthetic.generators import TASKS, example
-from tape.tasks.synthetic.problems import EVALUATION, HELD_OUT, TRAINING, Synthetic, is_held_out
-from tape.tasks.synthetic.words import NAMES, PAD, Draws, keys_of
+from tape.tasks.synthetic.generators import NAMES, PAD, TASKS, Draws, example, keys_of
+from tape.tasks.synthetic.problems import EVALUATION, HELD_OUT, TRAINING, Synthetic, held_out
 
 
 def product(points, even):
@@ -193,7 +192,7 @@ def test_what_is_evaluated_is_never_trained_on(task):
     for seed in (0, 1):
         for stream in (TRAINING, HELD_OUT, EVALUATION):
             tokens, _ = source.draw(seed, stream, numbers, length)
-            assert (is_held_out(tokens) == (stream != TRAINING)).all()
+            assert (held_out(tokens) == (stream != TRAINING)).all()
 
 
 def test_small_lengths_are_not_split():
