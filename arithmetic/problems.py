@@ -41,14 +41,12 @@ class Problems(Source):
     up to m digits. Operands other than 0 have no leading zeros.
 
     Args:
-        task: one of `TASKS`, which has an example of each.
         max_first, max_second: training draws uniformly from the cells 1..max_first x
             1..max_second.
         reverse: whether numbers are written least significant digit first.
         leading_zeros: whether operands may have leading zeros; answers are then padded with zeros
             to the longest answer of the cell (a '-' is extra).
-        spaces: probability of a space after each character in training. Spaces after '=' count in
-            the loss like other characters.
+        spaces: probability of a space after each character in training, in answers too.
 
     Raises:
         ValueError: for an unknown task, or values that are not allowed.
@@ -127,9 +125,7 @@ class Problems(Source):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draws prompts and answers of cells n, m (B,): bytes (B, characters and gaps) each."""
         task = TASKS[self.task]
-        operands, lengths = task.draw(
-            rng, n, m, leading_zeros=self.leading_zeros, held_out=held_out
-        )
+        operands, lengths = task.draw(rng, n, m, self.leading_zeros, held_out)
         answers, widths = task.answer(operands), task.answer_widths(n, m)
         if not self.leading_zeros:
             widths = np.minimum(widths, significant(answers))

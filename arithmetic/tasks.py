@@ -29,6 +29,7 @@ class Task:
 
     symbol: str  # one ASCII character, between the operands
     base = 10
+    longer = 0  # digits of the answer beyond those of the longer operand
     signed = False  # whether answers may be negative
     ragged = False  # whether operands may be shorter than their widths, uniformly in length
 
@@ -36,7 +37,7 @@ class Task:
         return np.stack((n, m), axis=-1)
 
     def answer_widths(self, n: np.ndarray | int, m: np.ndarray | int) -> np.ndarray:
-        raise NotImplementedError
+        return np.maximum(n, m)[..., None] + self.longer
 
     def answer(self, operands: np.ndarray) -> np.ndarray:
         """Maps operands (B, K, W) to answers (B, numbers, digits)."""
@@ -47,7 +48,6 @@ class Task:
         rng: np.random.Generator,
         n: np.ndarray,
         m: np.ndarray,
-        *,
         leading_zeros: bool,
         held_out: bool,
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -95,9 +95,7 @@ class Addition(Task):
     """`21+3=51` is 12 + 3 = 15."""
 
     symbol = "+"
-
-    def answer_widths(self, n, m):
-        return np.maximum(n, m)[..., None] + 1
+    longer = 1
 
     def answer(self, operands):
         return carried(operands[:, 0] + operands[:, 1])[:, None]
@@ -108,9 +106,6 @@ class Subtraction(Task):
 
     symbol = "-"
     signed = True
-
-    def answer_widths(self, n, m):
-        return np.maximum(n, m)[..., None]
 
     def answer(self, operands):
         columns = operands[:, 0] - operands[:, 1]
@@ -161,9 +156,6 @@ class BitwiseOr(Task):
 
     symbol = "|"
     base = 2
-
-    def answer_widths(self, n, m):
-        return np.maximum(n, m)[..., None]
 
     def answer(self, operands):
         return (operands[:, 0] | operands[:, 1])[:, None]

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from tape.tasks.generated import GeneratedSequences
 from tape.tasks.passkey.prompts import (
     BENCHMARK,
+    FILLER,
     PLAIN,
     Draft,
     check_needles,
@@ -21,7 +22,7 @@ from tape.tasks.passkey.prompts import (
 )
 from tape.tasks.passkey.sequences import Passkeys
 
-WORDS = BENCHMARK.description, BENCHMARK.filler, BENCHMARK.question(None, False), "Remember it."
+WORDS = BENCHMARK.description, FILLER, BENCHMARK.question(None, False), "Remember it."
 
 
 def byte_level():
@@ -174,44 +175,21 @@ def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():
         tokenizer("find the treasure")
 
 
-def test_sequences_are_functions_of_their_index():
+def test_sequences_are_prompts_with_their_answers():
     passkeys, tokenizer = Passkeys(max_length=48), plain_tokenizer()
-    sequences = GeneratedSequences(passkeys, 300, seed=3)
-    again = GeneratedSequences(passkeys, 300, seed=3)
-    assert again[299]["input_ids"].tolist() == sequences[299]["input_ids"].tolist()
-    others = [
-        GeneratedSequences(passkeys, 300, seed=4),
-        GeneratedSequences(passkeys, 300, seed=3, held_out=True),
-    ]
     lengths, depths = [], []
-    for n in range(300):
-        row = sequences[n]
-        assert row["input_ids"].shape == row["labels"].shape == (passkeys.length,)
+    for row in GeneratedSequences(passkeys, 300, seed=3):
         text = tokenizer.decode(row["input_ids"])
         prompt, key, rest = re.fullmatch(
             r"(find .* \? the pass key is) (\d+)<\|endoftext\|>((?:<\|padding\|>)*)", text
         ).groups()
         assert f"the pass key is {key} ." in prompt
-        length = len(tokenizer(prompt)["input_ids"])
         learned = row["labels"][row["labels"] != -100]
         assert tokenizer.decode(learned) == f"{prompt} {key}<|endoftext|>"
-        assert len(learned) + rest.count("<") == passkeys.length
-        lengths.append(length)
+        assert len(learned) + rest.count("<") == passkeys.length == len(row["labels"])
+        lengths.append(len(tokenizer(prompt)["input_ids"]))
         depths.append(prompt.index(key) / len(prompt))
-        assert all(text != tokenizer.decode(other[n]["input_ids"]) for other in others)
     assert set(lengths) == set(range(passkeys.shortest, 49))
     assert np.histogram(depths, 4, (0, 1))[0][1:3].min() > 30
-    with pytest.raises(IndexError):
-        sequences[300]
-
-
-def test_passkeys_are_kept_beside_the_model(tmp_path):
-    passkeys = Passkeys(max_length=90, keys=2)
-    passkeys.save(tmp_path)
-    assert Passkeys.load(tmp_path) == passkeys
-    assert not Passkeys.is_in(tmp_path / "nowhere")
-    (tmp_path / "passkeys.json").write_text('{"max_length": 90, "kees": 2}')
-    with pytest.raises(ValueError, match="takes no argument 'kees'; did you mean 'keys'"):
-        Passkeys.load(tmp_path)
     with pytest.raises(ValueError, match=r"max_length=24: .* have up to 25 tokens"):
         Passkeys(max_length=24)

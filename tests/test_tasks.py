@@ -28,7 +28,7 @@ from arithmetic.grid import GridQuestions
 from tape import TapeConfig, TapeForCausalLM
 from tape.evaluation import workers
 from tape.evaluation.decoding import greedy
-from tape.evaluation.journal import FILE, Shard, read
+from tape.evaluation.journal import FILE, Shard
 from tape.evaluation.questions import Question, Questions
 from tape.model.checkpoint import load
 from tape.results import heatmap
@@ -213,19 +213,6 @@ def test_one_pass_marks_as_greedy_decoding_does(made):
     assert [each.text for each in given[::2]] == [*map(tokenizer.decode, written[::2])]
 
 
-def test_abacus_answers_alike_with_and_without_a_cache(tmp_path, monkeypatch):
-    digits = [character_tokenizer().get_vocab()[digit] for digit in "0123456789"]
-    position = {"name": "abacus", "length": 8, "digits": digits}
-    model, tokenizer = load(make_run(tmp_path, "addition", position))
-    questions = replace(CASES["addition"].questions, max_length=2, samples=2)
-    batches = questions.plan(tokenizer, batch_size=7)
-    cached = [questions.answers(model, tokenizer, batch) for batch in batches]
-    whole = lambda *given, use_cache: greedy(*given, use_cache=False)  # noqa: E731
-    monkeypatch.setattr("tape.evaluation.questions.greedy", whole)
-    assert cached == [questions.answers(model, tokenizer, batch) for batch in batches]
-    assert any(any(map(str.isdigit, each.text)) for batch in cached for each in batch)
-
-
 @all_cases
 def test_how_a_batch_is_made_up_does_not_matter(name, tmp_path):
     """Neither does a random draw of positions."""
@@ -381,29 +368,6 @@ def test_several_processes_equal_one_and_end_with_it(name, folder, made, tmp_pat
     assert not psutil.wait_procs(children, timeout=60)[1]
     evaluate(folder, name, "--processes 2")
     assert contents(place) == contents(whole / CASES[name].place)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["addition"])
-def test_a_killed_process_is_continued(name, folder, made, tmp_path):
-    dies = """
-import os, signal, sys
-from tape.evaluation.questions import Questions
-from tape.tasks import evaluate
-before, left = Questions.answers, iter([True] * 3)
-def answers(*given):
-    next(left, False) or os.kill(os.getpid(), signal.SIGKILL)
-    return before(*given)
-Questions.answers = answers
-evaluate.main(sys.argv[1:])
-"""
-    words = [sys.executable, "-c", dies, *command(folder, name)]
-    killed = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert len(read(journal(folder / "grid"))[1]) == 3
-    whole = shutil.copytree(made[name], tmp_path / "whole" / "run")
-    evaluate(whole, name), evaluate(folder, name)
-    assert contents(folder / "grid") == contents(whole / "grid")
 
 
 @pytest.mark.slow

@@ -107,15 +107,13 @@ class Journal:
         self.path = shard.folder(results) / FILE
         self.rows: list[dict[str, Any]] = []
         header = header | {"shard": str(shard)}
-        found = journals(results)
+        headers = {path: begun for path, (begun, _) in journals(results).items()}
         if self.path.exists():
-            begun, self.rows, size = read(self.path)
+            _, self.rows, size = read(self.path)
             os.truncate(self.path, size)
-        if self.rows:
-            found[self.path] = begun, self.rows
-        else:  # nothing has been answered yet
-            found[self.path] = header, []
-        _owners({path: begun for path, (begun, _) in found.items()}, header)
+        if not self.rows:  # nothing has been answered yet
+            headers[self.path] = header
+        _owners(headers, header)
         if not self.rows:
             write_text(self.path, json.dumps(header) + "\n")
 

@@ -27,8 +27,7 @@ from tape.model.checkpoint import load
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import locked
 
-Loaded = tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]
-Load = Callable[[Path], Loaded]
+Load = Callable[[Path], tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]]
 Answer = Callable[[TapeForCausalLM, PreTrainedTokenizerBase | None, Any], Any]
 Answered = Callable[[dict[int, Any]], Iterator[tuple[int, Any]]]
 
@@ -55,10 +54,9 @@ def complete_shard(
         done = {row["batch"] for row in journal.rows}
         own = shard.numbers(len(batches))
         missing = {number: batches[number] for number in own if number not in done}
-        total = sum(batches[number].cost for number in own)
-        left = sum(batch.cost for batch in missing.values())
+        before, total = (sum(batches[n].cost for n in numbers) for numbers in (done, own))
         how = {"unit": "token", "unit_scale": True, "disable": None}
-        with tqdm(total=total, initial=total - left, **how) as bar:
+        with tqdm(total=total, initial=before, **how) as bar:
             for number, given in answered(missing):
                 batch = batches[number]
                 bar.set_postfix_str(title(batch))

@@ -8,6 +8,7 @@ the fraction of the garbage before it: 0 right after the description, 1 right be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,19 +31,25 @@ NAMES = (
 Count = Callable[[str], int]
 
 
+@dataclass(frozen=True)
 class Text:
-    """
+    """A wording of prompts.
+
     Attributes:
         lines, questions: for one value, and for several.
-        spelled: spelling of a name.
+        garbage: returns so many units of it.
+        join: joins description, garbage (which may be empty) and lines in turn, and question.
         units_per_token: approximate number of garbage units per token.
+        spelled: spelling of a name.
     """
 
     description: str
     lines: tuple[str, str]
     questions: tuple[str, str]
-    spelled = staticmethod(str)
+    garbage: Callable[[int, np.random.Generator], str]
+    join: Callable[[list[str]], str]
     units_per_token: float
+    spelled: Callable[[str], str] = str
 
     def line(self, name: str | None, value: str, several: bool) -> str:
         """Returns the line with a value, the only one or one of `several`; None: without names."""
@@ -54,84 +61,71 @@ class Text:
     def _of(self, name: str | None) -> str:
         return f" of {self.spelled(name)}" if name else ""
 
-    def garbage(self, units: int, rng: np.random.Generator) -> str:
-        raise NotImplementedError
 
-    def join(self, parts: list[str]) -> str:
-        """Joins description, garbage and lines in turn, and question; garbage may be empty."""
-        raise NotImplementedError
-
-
-class Benchmark(Text):
-    """Wording of Landmark Attention (Mohtashami and Jaggi 2023, arXiv 2305.16300), also used by
-    LongLoRA and the TAPE paper, which have one key without a name; the wording for several is ours.
-    """
-
-    description = (
+# Wording of Landmark Attention (Mohtashami and Jaggi 2023, arXiv 2305.16300), also used by LongLoRA
+# and the TAPE paper, which have one key without a name; the wording for several is ours.
+BENCHMARK = Text(
+    description=(
         "There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
         "them. I will quiz you about the important information there."
-    )
-    filler = (
-        "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
-    )
-    lines = (
+    ),
+    lines=(
         "The pass key{of} is {value}. Remember it. {value} is the pass key{of}.",
         "One pass key{of} is {value}. Remember it. {value} is one pass key{of}.",
-    )
-    questions = (
+    ),
+    questions=(
         "What is the pass key{of}? The pass key{of} is",
         "What are the pass keys{of}? The pass keys{of} are",
-    )
-    spelled = staticmethod(str.capitalize)
-    units_per_token = 3.75
+    ),
+    garbage=lambda units, rng: (FILLER * (units // len(FILLER) + 1))[:units],
+    join="\n".join,
+    units_per_token=3.75,
+    spelled=str.capitalize,
+)
+FILLER = (
+    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+)
 
-    def garbage(self, units, rng):
-        return (self.filler * (units // len(self.filler) + 1))[:units]
 
-    def join(self, parts):
-        return "\n".join(parts)
+def sentences(units: int, rng: np.random.Generator) -> str:
+    """Returns the first words of random sentences."""
+    count = units // len(SENTENCE.split()) + 1
+    drawn = rng.integers((len(NOUNS), len(ADJECTIVES)), size=(count, 2)).tolist()
+    text = " ".join(SENTENCE.format(NOUNS[n], ADJECTIVES[a]) for n, a in drawn)
+    return " ".join(text.split(" ")[:units])
 
 
-class Plain(Text):
-    """A small vocabulary of single-token words; garbage is random sentences, so that only the line
-    itself reveals a key's place."""
-
-    description = "find the pass key ."
-    sentence = "the {} is {} ."
-    nouns = (
-        "bird", "boat", "book", "door", "fish", "hill", "house", "lake", "moon", "road", "rock",
-        "sea", "sky", "star", "sun", "tree",
-    )  # fmt: skip
-    adjectives = (
-        "bright", "calm", "cold", "dark", "deep", "far", "high", "long", "low", "new", "old", "red",
-        "small", "still", "warm", "wide",
-    )  # fmt: skip
-    lines = ("the pass key{of} is {value} .", "one pass key{of} is {value} .")
-    questions = (
+# A small vocabulary of single-token words; garbage is random sentences, so that only the line
+# itself reveals a key's place.
+PLAIN = Text(
+    description="find the pass key .",
+    lines=("the pass key{of} is {value} .", "one pass key{of} is {value} ."),
+    questions=(
         "what is the pass key{of} ? the pass key{of} is",
         "what are the pass keys{of} ? the pass keys{of} are",
-    )
-    units_per_token = 1.0
-
-    def garbage(self, units, rng):
-        count = units // len(self.sentence.split()) + 1
-        drawn = rng.integers((len(self.nouns), len(self.adjectives)), size=(count, 2)).tolist()
-        sentences = [self.sentence.format(self.nouns[n], self.adjectives[a]) for n, a in drawn]
-        return " ".join(" ".join(sentences).split(" ")[:units])
-
-    def join(self, parts):
-        return " ".join(filter(None, parts))
-
-    def words(self) -> list[str]:
-        """Returns all distinct words of prompts and answers."""
-        texts = [self.description, *map(self.sentence.format, self.nouns, self.adjectives)]
-        for name in (None, *NAMES):
-            for several in (False, True):
-                texts += [self.line(name, "", several), self.question(name, several)]
-        return list(dict.fromkeys(" ".join([*texts, ","]).split()))
+    ),
+    garbage=sentences,
+    join=lambda parts: " ".join(filter(None, parts)),
+    units_per_token=1.0,
+)
+SENTENCE = "the {} is {} ."
+NOUNS = (
+    "bird", "boat", "book", "door", "fish", "hill", "house", "lake", "moon", "road", "rock", "sea",
+    "sky", "star", "sun", "tree",
+)  # fmt: skip
+ADJECTIVES = (
+    "bright", "calm", "cold", "dark", "deep", "far", "high", "long", "low", "new", "old", "red",
+    "small", "still", "warm", "wide",
+)  # fmt: skip
 
 
-BENCHMARK, PLAIN = Benchmark(), Plain()
+def plain_words() -> list[str]:
+    """Returns all distinct words of plain prompts and answers."""
+    texts = [PLAIN.description, *map(SENTENCE.format, NOUNS, ADJECTIVES)]
+    for name in (None, *NAMES):
+        for several in (False, True):
+            texts += [PLAIN.line(name, "", several), PLAIN.question(name, several)]
+    return list(dict.fromkeys(" ".join([*texts, ","]).split()))
 
 
 def plain_tokenizer() -> PreTrainedTokenizerFast:
@@ -139,7 +133,7 @@ def plain_tokenizer() -> PreTrainedTokenizerFast:
     word or number belongs to its first token."""
     first = PLAIN.description.split()[0]
     tokens = [END, PADDING, *"0123456789", *(f" {digit}" for digit in "0123456789"), first]
-    tokens += [f" {word}" for word in PLAIN.words()]
+    tokens += [f" {word}" for word in plain_words()]
     split = pre_tokenizers.Split(Regex(r" ?\d| ?[^\s\d]+"), "isolated")
     return word_tokenizer(tokens, split, decoders.Fuse())
 
