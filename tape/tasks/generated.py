@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar, Self
@@ -65,6 +66,7 @@ class Source:
         FILE: in the folder of the model.
         DROPPED: fields of former versions, which may be null there.
         CHUNK: sequences that are generated at a time.
+        tokenizer: returns that of all such sequences.
         length: tokens of a training sequence.
         trained: the last trained value of each condition of a question; None if it is not limited.
     """
@@ -72,12 +74,9 @@ class Source:
     FILE: ClassVar[str]
     DROPPED: ClassVar[tuple[str, ...]] = ()
     CHUNK: ClassVar[int]
+    tokenizer: ClassVar[Callable[[], PreTrainedTokenizerBase]]
     length: int
     trained: tuple[int | None, ...]
-
-    @staticmethod
-    def tokenizer() -> PreTrainedTokenizerBase:
-        raise NotImplementedError
 
     def chunk(
         self, number: int, count: int, seed: int, held_out: bool

@@ -82,38 +82,19 @@ def completed(before: np.ndarray, answer: np.ndarray) -> Block:
     return np.hstack((before, answer)), np.hstack((np.full_like(before, NO_LABEL), answer))
 
 
-def ended(word: np.ndarray) -> np.ndarray:
-    return np.hstack((word, np.full((len(word), 1), EOS)))
-
-
-def copy(draws: Draws, length: int) -> Block:
-    """The same `length` letters, and EOS.
+def rearranged(draws: Draws, length: int, how: Callable[[np.ndarray], np.ndarray]) -> Block:
+    """The `length` letters once more, from the last to the first, or in the order of the alphabet,
+    and EOS.
 
     >>> example("copy", 3)
     ('q s k = q s k <|endoftext|>', 'q s k <|endoftext|>')
-    """
-    word = LETTER + draws.integers(26, length)
-    return answered(word, ended(word))
-
-
-def reverse(draws: Draws, length: int) -> Block:
-    """The `length` letters from the last to the first, and EOS.
-
     >>> example("reverse", 3)
     ('q s k = k s q <|endoftext|>', 'k s q <|endoftext|>')
-    """
-    word = LETTER + draws.integers(26, length)
-    return answered(word, ended(word[:, ::-1]))
-
-
-def sort(draws: Draws, length: int) -> Block:
-    """The `length` letters in the order of the alphabet, and EOS.
-
     >>> example("sort", 3)
     ('q s k = k q s <|endoftext|>', 'k q s <|endoftext|>')
     """
     word = LETTER + draws.integers(26, length)
-    return answered(word, ended(np.sort(word, axis=1)))
+    return answered(word, np.hstack((how(word), np.full((len(word), 1), EOS))))
 
 
 def add(draws: Draws, length: int) -> Block:
@@ -132,24 +113,17 @@ def add(draws: Draws, length: int) -> Block:
     return answered(np.hstack((DIGIT + first, sign, DIGIT + second)), DIGIT + digits)
 
 
-def parity(draws: Draws, length: int) -> Block:
-    """Whether the number of ones among `length` bits is odd.
+def digit_sum(draws: Draws, length: int, base: int) -> Block:
+    """The sum of `length` digits modulo their base: whether the number of ones is odd, or the last
+    digit.
 
     >>> example("parity", 5)
     ('1 1 0 1 1 = 0', '0')
-    """
-    bits = draws.integers(2, length)
-    return answered(DIGIT + bits, DIGIT + bits.sum(axis=1, keepdims=True) % 2)
-
-
-def modular_sum(draws: Draws, length: int) -> Block:
-    """The sum of `length` digits modulo 10.
-
     >>> example("modular_sum", 5)
     ('6 7 3 6 7 = 9', '9')
     """
-    digits = draws.integers(10, length)
-    return answered(DIGIT + digits, DIGIT + digits.sum(axis=1, keepdims=True) % 10)
+    digits = draws.integers(base, length)
+    return answered(DIGIT + digits, DIGIT + digits.sum(axis=1, keepdims=True) % base)
 
 
 def counting(draws: Draws, length: int) -> Block:
@@ -318,12 +292,12 @@ class Task(NamedTuple):
 
 
 TASKS: dict[str, Task] = {
-    "copy": Task(copy, 4.7, 1, 20, 80),
-    "reverse": Task(reverse, 4.7, 1, 20, 80),
-    "sort": Task(sort, 3, 1, 20, 80),
+    "copy": Task(partial(rearranged, how=np.array), 4.7, 1, 20, 80),
+    "reverse": Task(partial(rearranged, how=np.fliplr), 4.7, 1, 20, 80),
+    "sort": Task(partial(rearranged, how=np.sort), 3, 1, 20, 80),
     "add": Task(add, 6.6, 1, 10, 40),
-    "parity": Task(parity, 1, 1, 20, 80),
-    "modular_sum": Task(modular_sum, 3.3, 1, 20, 80),
+    "parity": Task(partial(digit_sum, base=2), 1, 1, 20, 80),
+    "modular_sum": Task(partial(digit_sum, base=10), 3.3, 1, 20, 80),
     "counting": Task(counting, 1, 1, 20, 80),
     "s3": Task(partial(group_words, points=3), 2.5, 1, 128, 512),
     "s5": Task(partial(group_words, points=5), 6.9, 1, 16, 64),
