@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import product
+from typing import Any
 
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
 from arithmetic.problems import Problems
 from tape.evaluation.accuracy import Accuracy, Measure
-from tape.evaluation.questions import Answer, Question, Questions, check_count
+from tape.evaluation.questions import Answer, Batch, Question, Questions, check_count
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View
+from tape.model.checkpoint import check_length
+from tape.model.modeling import TapeForCausalLM
+from tape.positions.abacus import Abacus
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,26 @@ class GridQuestions(Questions):
     def __post_init__(self):
         count = self.max_length**2 * self.samples
         check_count(count, f"max_length={self.max_length} and samples={self.samples}")
+
+    def settings(self) -> dict[str, Any]:
+        asked = asdict(self)
+        problems = asked.pop("problems")
+        return {f"problems.{name}": value for name, value in problems.items()} | asked
+
+    def check(self, model: TapeForCausalLM, batches: list[Batch], purpose: str = "") -> None:
+        """Abacus has a row for each digit of a number, and other encodings one for each token."""
+        encoding, problems = model.base_model.position, self.problems
+        if not isinstance(encoding, Abacus):
+            super().check(model, batches, purpose)
+            return
+        if problems.spaces:
+            raise ValueError(
+                f"data.spaces={problems.spaces} with position=abacus: a space would end a number; "
+                "set it to 0 or take another encoding"
+            )
+        needed = problems.digits(self.max_length, self.max_length) + 1
+        purpose += f"max_length={self.max_length}"
+        check_length(model, needed, purpose, len(encoding.table))
 
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> Collection[list[Question]]:
         groups: dict[int, list[Question]] = defaultdict(list)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from arithmetic.tasks import TASKS, Task, significant
 from tape.data.tokenizer import END, PADDING
-from tape.tasks.generated import NO_LABEL, Source
+from tape.tasks.generated import NO_LABEL, Source, word_tokenizer
 from tape.validation import check_flag, check_integer, look_up
 
 GAP, EOS = 0, 1
@@ -30,13 +30,7 @@ TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # random streams of a seed
 def character_tokenizer() -> PreTrainedTokenizerFast:
     """Returns a tokenizer with one token per character: digits, '=', '-', ',', space, the symbol of
     every task, and EOS and padding. It refuses other characters."""
-    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, padding_side="right"
-    )
+    return word_tokenizer(VOCABULARY, pre_tokenizers.Split(Regex("."), "isolated"), decoders.Fuse())
 
 
 @dataclass(frozen=True)
@@ -47,14 +41,12 @@ class Problems(Source):
     up to m digits. Operands other than 0 have no leading zeros.
 
     Args:
-        task: one of `TASKS`, which has an example of each.
         max_first, max_second: training draws uniformly from the cells 1..max_first x
             1..max_second.
         reverse: whether numbers are written least significant digit first.
         leading_zeros: whether operands may have leading zeros; answers are then padded with zeros
             to the longest answer of the cell (a '-' is extra).
-        spaces: probability of a space after each character in training. Spaces after '=' count in
-            the loss like other characters.
+        spaces: probability of a space after each character in training, in answers too.
 
     Raises:
         ValueError: for an unknown task, or values that are not allowed.
@@ -133,9 +125,7 @@ class Problems(Source):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draws prompts and answers of cells n, m (B,): bytes (B, characters and gaps) each."""
         task = TASKS[self.task]
-        operands, lengths = task.draw(
-            rng, n, m, leading_zeros=self.leading_zeros, held_out=held_out
-        )
+        operands, lengths = task.draw(rng, n, m, self.leading_zeros, held_out)
         answers, widths = task.answer(operands), task.answer_widths(n, m)
         if not self.leading_zeros:
             widths = np.minimum(widths, significant(answers))

@@ -15,8 +15,8 @@ import math
 import numpy as np
 
 from tape.hashing import splitmix64
+from tape.tasks.generated import is_held_out
 
-HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
 MIN_SPLIT_STRINGS = 10_000  # digit strings per cell; smaller cells have no held-out problems
 
 
@@ -29,6 +29,7 @@ class Task:
 
     symbol: str  # one ASCII character, between the operands
     base = 10
+    longer = 0  # digits of the answer beyond those of the longer operand
     signed = False  # whether answers may be negative
     ragged = False  # whether operands may be shorter than their widths, uniformly in length
 
@@ -36,7 +37,7 @@ class Task:
         return np.stack((n, m), axis=-1)
 
     def answer_widths(self, n: np.ndarray | int, m: np.ndarray | int) -> np.ndarray:
-        raise NotImplementedError
+        return np.maximum(n, m)[..., None] + self.longer
 
     def answer(self, operands: np.ndarray) -> np.ndarray:
         """Maps operands (B, K, W) to answers (B, numbers, digits)."""
@@ -47,7 +48,6 @@ class Task:
         rng: np.random.Generator,
         n: np.ndarray,
         m: np.ndarray,
-        *,
         leading_zeros: bool,
         held_out: bool,
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -66,7 +66,7 @@ class Task:
         while missing.size:
             drawn = self._numbers(rng, widths[missing], digits.shape[-1], leading_zeros)
             digits[missing], lengths[missing] = drawn
-            wrong = is_held_out(*drawn) != held_out
+            wrong = are_held_out(*drawn) != held_out
             if held_out:  # none that training draws for a smaller cell, which is not split
                 wrong |= ~self._is_split(count[missing] * drawn[1].max(axis=1))
             missing = missing[wrong & split[missing]]
@@ -95,9 +95,7 @@ class Addition(Task):
     """`21+3=51` is 12 + 3 = 15."""
 
     symbol = "+"
-
-    def answer_widths(self, n, m):
-        return np.maximum(n, m)[..., None] + 1
+    longer = 1
 
     def answer(self, operands):
         return carried(operands[:, 0] + operands[:, 1])[:, None]
@@ -108,9 +106,6 @@ class Subtraction(Task):
 
     symbol = "-"
     signed = True
-
-    def answer_widths(self, n, m):
-        return np.maximum(n, m)[..., None]
 
     def answer(self, operands):
         columns = operands[:, 0] - operands[:, 1]
@@ -162,9 +157,6 @@ class BitwiseOr(Task):
     symbol = "|"
     base = 2
 
-    def answer_widths(self, n, m):
-        return np.maximum(n, m)[..., None]
-
     def answer(self, operands):
         return (operands[:, 0] | operands[:, 1])[:, None]
 
@@ -194,7 +186,7 @@ def significant(numbers: np.ndarray) -> np.ndarray:
     return np.max((numbers != 0) * np.arange(1, numbers.shape[-1] + 1), axis=-1, initial=1)
 
 
-def is_held_out(digits: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def are_held_out(digits: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Returns which problems (B,) are for evaluation only, by a hash of the operands, for any seed.
 
     The hash sums a random 64-bit number per operand and place, multiplied by the digit.
@@ -203,5 +195,4 @@ def is_held_out(digits: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     operand = np.arange(operands, 0, -1, dtype=np.uint64)[:, None]  # from the last, see Task
     place = np.arange(places, dtype=np.uint64)
     written = np.where(place < lengths[..., None], digits + 1, 0).astype(np.uint64)
-    hashes = (written * splitmix64(operand << 32 | place)).sum(axis=(1, 2))
-    return splitmix64(hashes) >> (64 - HELD_OUT_BITS) == 0
+    return is_held_out((written * splitmix64(operand << 32 | place)).sum(axis=(1, 2)))

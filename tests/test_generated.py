@@ -4,18 +4,14 @@ import json
 import shutil
 
 import pytest
-import torch
 from commands import run_command
-from conftest import composed, make_model, random_tokens
+from conftest import composed
 from test_training import assert_same_weights, losses, weights
 from transformers import AutoTokenizer
 
-from arithmetic import Problems, fault
+from arithmetic import Problems
 from tape.commands import train
-from tape.model import checkpoint
 from tape.results.compare import read
-from tape.results.rows import check_given
-from tape.results.runs import Run, settings_of
 from tape.runs.metrics import read_metrics
 from tape.tasks.passkey.sequences import Passkeys
 from tape.tasks.synthetic.problems import Synthetic
@@ -147,7 +143,7 @@ def test_abacus_positions_reach_as_far_as_they_were_moved(start):
     short = folder.with_name("short")
     with pytest.raises(ValueError, match=r"training .* needs 7 positions, .* 'abacus' has 6"):
         start("addition", *abacus, "position.length=6", folder=short)
-    with pytest.raises(ValueError, match=r"twice the trained lengths needs 6 positions, .* has 5"):
+    with pytest.raises(ValueError, match=r"validation with max_length=4 needs 6 .* has 5"):
         start("addition", "position=abacus", "position.offset=1", "position.length=5", folder=short)
     with pytest.raises(ValueError, match=r"spaces=0.1 with position=abacus: a space would end"):
         start("addition", *abacus, "data.spaces=0.1", "length=19", folder=short)
@@ -161,33 +157,13 @@ def test_the_passkey_experiment_composes():
     assert composed("position=randpe").position.length is None
 
 
-@pytest.mark.slow
-def test_a_model_learns_to_retrieve(start):
-    """The comparison in docs/retrieval.md is the same at its full size. Models learn retrieval
-    abruptly, and some seeds need more steps."""
-    folder = start(
-        "passkey",
-        *("seed=2", "position=alibi", "length=54", "data.max_length=48", "trainer.max_steps=700"),
-        *("trainer.per_device_train_batch_size=16", "trainer.eval_steps=700", "task.samples=5"),
-        *("model.hidden_size=128", "model.intermediate_size=256", "trainer.save_steps=700"),
-    )
-    summary = json.loads((folder / "report" / "report.json").read_text())
-    assert summary["accuracy"]["48"] > 0.9
-
-
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
-        ("addition", "position=learned", r"twice the .* needs 16 positions, .* 'learned' has 10"),
+        ("addition", "position=learned", r"max_length=4 needs 16 positions, .* 'learned' has 10"),
         ("addition", "data.task=addition_", r"unknown data\.task 'addition_'; did you mean 'addi"),
         ("addition", "length=9", r"length=9: these problems have 10 tokens; give length=10"),
         ("addition", "data.max_first=0", r"max_first=0 must be an integer"),
-        ("addition", "task.original_fault=1", "task.original_fault=1 must be true or null"),
-        (
-            "addition",
-            "position=alibi task.original_fault=true",
-            "position=alibi: only encodings that rotate",
-        ),
         ("passkey", "length=40", r"length=40: these prompts have 38 tokens"),
         ("passkey", "data.max_length=20", r"max_length=20: .* without garbage"),
         ("passkey", "data.keys=x", "keys='x' must be an integer"),
@@ -195,7 +171,7 @@ def test_a_model_learns_to_retrieve(start):
         (
             "passkey",
             "position=randpe position.length=200",
-            r"up to 8 times the trained length needs 265 positions, .* 'randpe' has 200",
+            r"validation with max_tokens=256 needs 265 positions, .* 'randpe' has 200",
         ),
         ("synthetic", "length=5", r"length=5: these problems have 4 tokens; give length=4"),
         ("synthetic", "task.samples=0", r"task\.samples=0 must be an integer"),
@@ -211,7 +187,7 @@ def test_a_model_learns_to_retrieve(start):
         (
             "synthetic",
             "position=learned position.length=4",
-            r"twice the trained length needs 6 positions, .* 'learned' has 4",
+            r"max_length=4 needs 6 positions, .* 'learned' has 4",
         ),
     ],
 )
@@ -224,44 +200,3 @@ def test_data_of_another_task_are_refused(tmp_path):
     settings = composed("experiment=synthetic", "data=addition", f"output_dir={tmp_path / 'run'}")
     with pytest.raises(ValueError, match="data makes Problems: this task needs Synthetic; choose"):
         train.run(settings)
-
-
-def test_other_problems_in_the_same_folder_are_refused(start):
-    start("addition")
-    with pytest.raises(ValueError, match=r"data\.reverse: True -> False"):
-        start("addition", "data.reverse=false")
-
-
-def test_with_the_fault_of_the_original_code_tape_is_nope(start, tmp_path):
-    """The state has no effect, in training, in the report and in the evaluation; and other
-    commands do not have the fault."""
-    shape = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
-    tape = make_model("tape", **shape).eval()
-    nope = make_model("nope", **shape).eval()
-    nope.load_state_dict(tape.state_dict(), strict=False)
-    tokens = random_tokens(2, 12)
-    with torch.no_grad():
-        assert not torch.allclose(tape(tokens).logits, nope(tokens).logits, atol=1e-3)
-        fault.leave_unrotated(tape)
-        torch.testing.assert_close(tape(tokens).logits, nope(tokens).logits)
-    folder = start("addition", "position=tape", "task.original_fault=true")
-    trained, untouched = weights(folder), weights(folder / "checkpoint-4")
-    idle = [name for name in trained if ".mix." in name or ".up." in name]
-    assert idle and all(torch.equal(trained[name], untouched[name]) for name in idle)
-    faulty, plain = fault.load(folder)[0], checkpoint.load(folder)[0]
-    with torch.no_grad():
-        tokens %= faulty.config.vocab_size
-        assert not torch.allclose(faulty(tokens).logits, plain(tokens).logits, atol=1e-4)
-    with pytest.raises(ValueError, match=r"trained with task\.original_fault=true: its attention"):
-        fault.load(folder, "initial")
-    grid = ["max_length=3", "samples=2", "processes=1"]
-    words = ("tape.tasks.evaluate", folder, "--task", "addition", *grid)
-    outcome = run_command("-m", *words, folder=tmp_path)
-    assert outcome.status == 0, outcome.err
-    without = start("addition", "position=nope", folder=tmp_path / "nope")
-    with pytest.raises(ValueError, match=r"different settings: task\.original_fau"):
-        check_given([settings_run(without), settings_run(folder)])
-
-
-def settings_run(folder):
-    return Run(folder, *settings_of(folder))

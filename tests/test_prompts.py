@@ -9,13 +9,20 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, processo
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
-from tape.saved_settings import load, save
 from tape.tasks.generated import GeneratedSequences
-from tape.tasks.passkey.prompts import Draft, Needles, original_prompt, token_counter
+from tape.tasks.passkey.prompts import (
+    BENCHMARK,
+    FILLER,
+    PLAIN,
+    Draft,
+    check_needles,
+    original_prompt,
+    plain_tokenizer,
+    token_counter,
+)
 from tape.tasks.passkey.sequences import Passkeys
-from tape.tasks.passkey.texts import BENCHMARK, PLAIN, plain_tokenizer
 
-WORDS = BENCHMARK.description, BENCHMARK.filler, BENCHMARK.question(None, False), "Remember it."
+WORDS = BENCHMARK.description, FILLER, BENCHMARK.question(None, False), "Remember it."
 
 
 def byte_level():
@@ -71,7 +78,7 @@ each_text = pytest.mark.parametrize(
 @pytest.mark.parametrize("depth", [0.0, 0.13, 0.5, 1.0])
 def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokenizer, depth):
     for n, length in enumerate((211, 222, 345, 700)):
-        prompt = Draft(text, Needles(), depth, (0, n)).fitted(length, token_counter(tokenizer))
+        prompt = Draft(text, depth, (0, n)).fitted(length, token_counter(tokenizer))
         assert len(tokenizer(prompt.text)["input_ids"]) == length
         (key,) = prompt.values
         line, question = text.line(None, key, False), text.question(None, False)
@@ -89,7 +96,7 @@ def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokeni
 
 @each_text
 def test_several_keys_have_names_and_one_is_asked_for(text, tokenizer):
-    draft = Draft(text, Needles(keys=3, values=2), 0.5, (0, 1))
+    draft = Draft(text, 0.5, (0, 1), keys=3, values=2)
     prompt = draft.fitted(600, token_counter(tokenizer))
     assert len(tokenizer(prompt.text)["input_ids"]) == 600
     name = re.search(r"pass keys of (\w+)", prompt.text, re.IGNORECASE)[1]
@@ -102,7 +109,7 @@ def test_several_keys_have_names_and_one_is_asked_for(text, tokenizer):
 
 def test_one_of_the_values_asked_for_is_at_the_depth():
     for n in range(20):
-        draft = Draft(PLAIN, Needles(keys=2, values=2), 0.25, (0, n))
+        draft = Draft(PLAIN, 0.25, (0, n), keys=2, values=2)
         text = draft.fitted(500, token_counter(plain_tokenizer())).text
         words = re.sub(r"one pass key of \w+ is \d+ \.", "KEY", text).split()
         garbage, depths = 500 - 5 - 4 * 13 - 14, []
@@ -115,7 +122,7 @@ def test_one_of_the_values_asked_for_is_at_the_depth():
 @each_text
 def test_a_prompt_too_short_for_its_key_is_refused(text, tokenizer):
     count = token_counter(tokenizer)
-    draft = Draft(text, Needles(), 0.5, (0, 0))
+    draft = Draft(text, 0.5, (0, 0))
     bare = count(draft.prompt([0, 0]).text)
     assert count(draft.fitted(bare, count).text) == bare
     with pytest.raises(ValueError, match=f"{bare - 1} tokens has no room .* which take {bare}"):
@@ -152,13 +159,13 @@ def test_the_original_rule():
 )
 def test_needles_that_cannot_be(numbers, message):
     with pytest.raises(ValueError, match=message):
-        Needles(*numbers)
+        check_needles(*numbers)
 
 
 def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():
     tokenizer = plain_tokenizer()
     for keys, values in ((1, 1), (3, 1), (1, 2), (24, 2)):
-        draft = Draft(PLAIN, Needles(keys, values), 0.5, (keys, values))
+        draft = Draft(PLAIN, 0.5, (keys, values), keys, values)
         prompt = draft.fitted(1000, token_counter(tokenizer))
         ids = tokenizer(prompt.text + prompt.answer)["input_ids"]
         assert tokenizer.decode(ids) == prompt.text + prompt.answer
@@ -168,54 +175,21 @@ def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():
         tokenizer("find the treasure")
 
 
-def test_sequences_are_functions_of_their_index():
+def test_sequences_are_prompts_with_their_answers():
     passkeys, tokenizer = Passkeys(max_length=48), plain_tokenizer()
-    sequences = GeneratedSequences(passkeys, 300, seed=3)
-    again = GeneratedSequences(passkeys, 300, seed=3)
-    assert again[299]["input_ids"].tolist() == sequences[299]["input_ids"].tolist()
-    others = [
-        GeneratedSequences(passkeys, 300, seed=4),
-        GeneratedSequences(passkeys, 300, seed=3, held_out=True),
-    ]
     lengths, depths = [], []
-    for n in range(300):
-        row = sequences[n]
-        assert row["input_ids"].shape == row["labels"].shape == (passkeys.length,)
+    for row in GeneratedSequences(passkeys, 300, seed=3):
         text = tokenizer.decode(row["input_ids"])
         prompt, key, rest = re.fullmatch(
             r"(find .* \? the pass key is) (\d+)<\|endoftext\|>((?:<\|padding\|>)*)", text
         ).groups()
         assert f"the pass key is {key} ." in prompt
-        length = len(tokenizer(prompt)["input_ids"])
         learned = row["labels"][row["labels"] != -100]
         assert tokenizer.decode(learned) == f"{prompt} {key}<|endoftext|>"
-        assert len(learned) + rest.count("<") == passkeys.length
-        lengths.append(length)
+        assert len(learned) + rest.count("<") == passkeys.length == len(row["labels"])
+        lengths.append(len(tokenizer(prompt)["input_ids"]))
         depths.append(prompt.index(key) / len(prompt))
-        assert all(text != tokenizer.decode(other[n]["input_ids"]) for other in others)
     assert set(lengths) == set(range(passkeys.shortest, 49))
     assert np.histogram(depths, 4, (0, 1))[0][1:3].min() > 30
-    with pytest.raises(IndexError):
-        sequences[300]
-
-
-def test_passkeys_are_kept_beside_the_model(tmp_path):
-    passkeys = Passkeys(max_length=90, keys=2)
-    passkeys.save(tmp_path)
-    assert Passkeys.load(tmp_path) == passkeys
-    assert not Passkeys.is_in(tmp_path / "nowhere")
-    (tmp_path / "passkeys.json").write_text('{"max_length": 90, "kees": 2}')
-    with pytest.raises(ValueError, match="takes no argument 'kees'; did you mean 'keys'"):
-        Passkeys.load(tmp_path)
     with pytest.raises(ValueError, match=r"max_length=24: .* have up to 25 tokens"):
         Passkeys(max_length=24)
-
-
-def test_settings_in_a_file(tmp_path):
-    path = tmp_path / "needles.json"
-    save(Needles(2, 3), path)
-    assert load(Needles, path) == Needles(2, 3)
-    for text, message in {"{": "is damaged", "[]": "a JSON object", "3": "a JSON object"}.items():
-        path.write_text(text)
-        with pytest.raises(ValueError, match=rf"needles\.json:? .*{message}"):
-            load(Needles, path)

@@ -7,10 +7,9 @@ import pytest
 from arithmetic import TASKS as ARITHMETIC
 from arithmetic import Problems
 from tape.tasks.generated import GeneratedSequences
-from tape.tasks.passkey.passkey_questions import PasskeyQuestions
-from tape.tasks.passkey.prompts import Draft, Needles, original_prompt
+from tape.tasks.passkey.passkey_task import PasskeyQuestions
+from tape.tasks.passkey.prompts import BENCHMARK, Draft, original_prompt
 from tape.tasks.passkey.sequences import Passkeys
-from tape.tasks.passkey.texts import BENCHMARK
 from tape.tasks.synthetic.generators import TASKS
 from tape.tasks.synthetic.problems import Synthetic
 
@@ -33,11 +32,11 @@ def questions(source):
         blocks = (source.evaluation(n, 5, 1) for n in (source.min_length, source.max_length))
         return [rows for block in blocks for rows in block]
     length = 2 * source.max_length
-    asked = PasskeyQuestions(length, length, 2, 3, 1, source.needles, plain=True)
+    asked = PasskeyQuestions(length, length, 2, 3, 1, source.keys, source.values, plain=True)
     (group,) = asked.groups(source.tokenizer())
     prompts = [(each.prompt, each.answer.answer) for each in group]
     others = [original_prompt(1000, n) for n in range(3)]
-    others += [Draft(BENCHMARK, Needles(n, n), 0.3, (0, n)).fitted(2000, len) for n in (1, 2)]
+    others += [Draft(BENCHMARK, 0.3, (0, n), n, n).fitted(2000, len) for n in (1, 2)]
     return [text for pair in (*prompts, *((x.text, x.answer) for x in others)) for text in pair]
 
 
@@ -59,3 +58,45 @@ def test_streams_never_change(name, expected):
         for each in questions(source):
             digests[2].update(each.encode() if isinstance(each, str) else each.tobytes())
     assert tuple(digest.hexdigest()[:16] for digest in digests) == expected
+
+
+each_source = pytest.mark.parametrize(
+    "source", [Problems(spaces=0.1), Passkeys(90, keys=2), Synthetic("copy", 1, 9)], ids=type
+)
+
+
+@each_source
+def test_a_sequence_is_the_same_whenever_it_is_read(source):
+    total = min(2 * source.CHUNK, 2048) + 10
+    data, again = (GeneratedSequences(source, n, seed=7) for n in (total, 10 * total))
+    for i in (total - 1, 0, total // 2, 3):
+        assert data[i]["input_ids"].tolist() == again[i]["input_ids"].tolist()
+        assert data[i]["labels"].shape == (source.length,)
+    others = GeneratedSequences(source, 20, 8), GeneratedSequences(source, 20, 7, held_out=True)
+    rows, *other = ([x[i]["input_ids"].tolist() for i in range(12)] for x in (data, *others))
+    assert rows not in other
+    with pytest.raises(IndexError):
+        data[total]
+    for arguments, message in {(10, -1): "seed=-1 must be an int", (0, 0): "total=0 must"}.items():
+        with pytest.raises(ValueError, match=message):
+            GeneratedSequences(source, *arguments)
+
+
+@each_source
+def test_settings_are_saved_beside_a_model(source, tmp_path):
+    source.save(tmp_path)
+    assert type(source).load(tmp_path) == source
+    file = tmp_path / source.FILE
+    if isinstance(source, Problems):
+        file.write_text('{"max_first": 3, "abacus_offset": null}')  # of a former version
+        assert Problems.load(tmp_path) == Problems(max_first=3)
+    for text, message in {
+        '{"max_lenth": 3}': "takes no argument 'max_lenth'",
+        "[]": "must be a JSON object, not list",
+        "{": "is damaged",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            type(source).load(tmp_path)
+    with pytest.raises(ValueError, match=f"has no {source.FILE}"):
+        type(source).load(tmp_path / "elsewhere")

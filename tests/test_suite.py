@@ -18,7 +18,7 @@ from tape.results.report import main as report
 from tape.results.report import read_run
 from tape.runs.metrics import read_metrics
 from tape.settings.groups import options
-from tape.tasks.synthetic import synthetic_questions
+from tape.tasks.synthetic import synthetic_task
 from tape.tasks.synthetic.generators import TASKS
 from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.results import accuracies, has_reached, longest_solved
@@ -31,7 +31,7 @@ from tape.tasks.synthetic.suite import (
     short,
     suite,
 )
-from tape.tasks.synthetic.synthetic_questions import lengths_to
+from tape.tasks.synthetic.synthetic_task import lengths_to
 from tape.training import criterion
 from tape.training.criterion import last_step, reached
 
@@ -113,7 +113,7 @@ def test_a_run_that_fails_its_criterion_says_so(start, tmp_path):
 
 
 def test_lengths_are_half_octaves_from_half_the_trained_length():
-    found = doctest.testmod(synthetic_questions)
+    found = doctest.testmod(synthetic_task)
     assert found.attempted and not found.failed
     assert lengths_to(Synthetic("parity", 8, 16), 40) == [8, 11, 16, 23, 32, 40]
     assert lengths_to(Synthetic("recall", 4, 500), None)[-1] == 1039

@@ -4,7 +4,6 @@ import csv
 import json
 import logging
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -30,16 +29,15 @@ from tape import TapeConfig, TapeForCausalLM
 from tape.evaluation import workers
 from tape.evaluation.decoding import greedy
 from tape.evaluation.figures import heat_map
-from tape.evaluation.journal import FILE, Shard, read
+from tape.evaluation.journal import FILE, Shard
 from tape.evaluation.questions import Question, Questions
 from tape.model.checkpoint import load
-from tape.tasks.passkey.passkey_questions import PasskeyQuestions
-from tape.tasks.passkey.passkey_task import questions_for
+from tape.tasks.passkey.passkey_task import PasskeyQuestions, PasskeyTask
 from tape.tasks.passkey.prompts import Prompt
 from tape.tasks.passkey.sequences import Passkeys
+from tape.tasks.synthetic.generators import words_tokenizer
 from tape.tasks.synthetic.problems import Synthetic
-from tape.tasks.synthetic.synthetic_questions import SyntheticQuestions
-from tape.tasks.synthetic.words import words_tokenizer
+from tape.tasks.synthetic.synthetic_task import SyntheticQuestions
 
 refused = partial(pytest.raises, ValueError)
 
@@ -126,14 +124,20 @@ def folder(made, name, tmp_path):
     return shutil.copytree(made[name], tmp_path / "run")
 
 
+@pytest.fixture
+def no_folder(monkeypatch):
+    """Command lines are read though there is no such model."""
+    monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
+
+
 def command(folder, name, *flags):
     case = CASES[name]
-    return [str(folder), "--task", case.task, *case.flags.split(), "--processes", "1", *flags]
+    words = [word for each in flags for word in each.split()]
+    return [str(folder), "--task", case.task, *case.flags.split(), "--processes", "1", *words]
 
 
 def evaluate(folder, name, *flags):
-    words = [word for each in flags for word in each.split()]
-    return entry.evaluate(entry.parsed(command(folder, name, *words)))
+    return entry.evaluate(entry.parsed(command(folder, name, *flags)))
 
 
 def contents(results):
@@ -143,6 +147,10 @@ def contents(results):
 
 def journal(results):
     return results / "shard-1-of-1" / FILE
+
+
+def asked(questions, tokenizer=None):
+    return [each for group in questions.groups(tokenizer) for each in group]
 
 
 def saying(monkeypatch, text):
@@ -166,7 +174,7 @@ def truth(question, end):
 
 @torch.no_grad()
 @decoded
-@pytest.mark.parametrize("position", ["tape", "fire", {"name": "randpe", "length": 900}])
+@pytest.mark.parametrize("position", ["tape", {"name": "randpe", "length": 900}])
 def test_answers_are_those_of_a_loop(name, position, tmp_path):
     """Over one prompt at a time, without a cache."""
     model, tokenizer = load(make_run(tmp_path, name, position))
@@ -204,19 +212,6 @@ def test_one_pass_marks_as_greedy_decoding_does(made):
     assert [each.text for each in given[::2]] == [*map(tokenizer.decode, written[::2])]
 
 
-def test_abacus_answers_alike_with_and_without_a_cache(tmp_path, monkeypatch):
-    digits = [character_tokenizer().get_vocab()[digit] for digit in "0123456789"]
-    position = {"name": "abacus", "length": 8, "digits": digits}
-    model, tokenizer = load(make_run(tmp_path, "addition", position))
-    questions = replace(CASES["addition"].questions, max_length=2, samples=2)
-    batches = questions.plan(tokenizer, batch_size=7)
-    cached = [questions.answers(model, tokenizer, batch) for batch in batches]
-    whole = lambda *given, use_cache: greedy(*given, use_cache=False)  # noqa: E731
-    monkeypatch.setattr("tape.evaluation.questions.greedy", whole)
-    assert cached == [questions.answers(model, tokenizer, batch) for batch in batches]
-    assert any(any(map(str.isdigit, each.text)) for batch in cached for each in batch)
-
-
 @all_cases
 def test_how_a_batch_is_made_up_does_not_matter(name, tmp_path):
     """Neither does a random draw of positions."""
@@ -224,14 +219,9 @@ def test_how_a_batch_is_made_up_does_not_matter(name, tmp_path):
     questions, given = CASES[name].questions, []
     for size in (1, 3, 1000):
         batches = questions.plan(tokenizer, batch_size=size)
-        pairs = [
-            (str(question.prompt), answer)
-            for batch in batches
-            for question, answer in zip(
-                batch.questions, questions.answers(model, tokenizer, batch), strict=True
-            )
-        ]
-        given.append(sorted(pairs, key=str))
+        answers = [each for x in batches for each in questions.answers(model, tokenizer, x)]
+        prompts = [str(each.prompt) for batch in batches for each in batch.questions]
+        given.append(sorted(zip(prompts, answers, strict=True), key=str))
     assert given[0] == given[1] == given[2]
 
 
@@ -240,92 +230,67 @@ def test_a_plan_asks_everything_once_and_the_costliest_first(name):
     case = CASES[name]
     groups = [*case.questions.groups(case.tokenizer)]
     batches = case.questions.plan(case.tokenizer, batch_tokens=200)
-    asked = [str(each) for batch in batches for each in batch.questions]
-    assert sorted(asked) == sorted(str(each) for group in groups for each in group)
+    planned = [str(each) for batch in batches for each in batch.questions]
+    assert sorted(planned) == sorted(str(each) for group in groups for each in group)
     assert [batch.cost for batch in batches] == sorted((x.cost for x in batches), reverse=True)
     for batch in batches:
         assert len(batch.questions) == 1 or batch.cost <= 200
         assert batch.length >= max(each.tokens for each in batch.questions) + batch.new_tokens
         assert batch.new_tokens == max(each.room for each in batch.questions)
     assert len(case.questions.plan(case.tokenizer, batch_size=10**6)) == len(groups)
-    assert len(case.questions.plan(case.tokenizer, batch_size=1)) == len(asked)
 
 
 def test_questions_are_those_of_the_cells():
-    prompts = CASES["passkey"].questions.groups(CASES["passkey"].tokenizer)
-    cells = [each.cell for group in prompts for each in group]
-    assert cells == [(n, d) for n in (30, 60) for d in (0, 0.5, 1) for _ in range(4)]
-    assert len({each.prompt for group in prompts for each in group}) == 24
-    assert {each.room for group in prompts for each in group} == {5 + 4}
-    problems = CASES["addition"].source
-    grid = [each for group in CASES["addition"].questions.groups(None) for each in group]
+    prompts = asked(CASES["passkey"].questions, CASES["passkey"].tokenizer)
+    assert [each.cell for each in prompts] == [
+        (n, depth) for n in (30, 60) for depth in (0, 0.5, 1) for _ in range(4)
+    ]
+    assert len({each.prompt for each in prompts}) == 24
+    assert {each.room for each in prompts} == {5 + 4}
+    problems, grid = CASES["addition"].source, asked(CASES["addition"].questions)
     digits = [(n, m) for n in (1, 2, 3) for m in (1, 2, 3)]
     expected = [(cell, *q) for cell in digits for q in problems.evaluation(*cell, 4, 0)]
     assert sorted(each[:3] for each in grid) == sorted(expected)
     assert all(each.room == max(each.cell) + 2 for each in grid)
 
 
+KEY = Question((300, None), "The pass key is", Prompt("", ("123",)), 5, 9)
+KEYS = Question((300, 0.0), "the pass keys are", Prompt("", ("12", "345")), 5, 9)
+SUM = Question((1, 2), "5+59=", "001", 5, 4)
+END = "<|endoftext|>"
+
+
 @pytest.mark.parametrize(
-    ("name", "spoil", "right"),
+    ("name", "question", "written", "right", "found"),
     [
-        ("addition", lambda answer, end: answer + end, True),
-        ("addition", lambda answer, end: answer, False),  # no end
-        ("addition", lambda answer, end: answer[:-1] + end, False),
-        ("addition", lambda answer, end: answer + "0" + end, False),
-        ("addition", lambda answer, end: " " + answer + end, False),
-        ("addition", lambda answer, end: answer[:-1] + chr(ord(answer[-1]) ^ 1) + end, False),
-        ("addition", lambda answer, end: "", False),
-        ("passkey", lambda answer, end: answer + end, True),
-        ("passkey", lambda answer, end: answer + " . the", True),
-        ("passkey", lambda answer, end: " the pass key is" + answer + " .", True),
-        ("passkey", lambda answer, end: answer[:-1] + end, False),
-        ("passkey", lambda answer, end: answer + "0" + end, False),
-        ("passkey", lambda answer, end: " 11 ." + answer + end, False),
-        ("passkey", lambda answer, end: " the lake is" + answer, False),  # it may go on
-        ("passkey", lambda answer, end: " the lake", False),
+        ("addition", SUM, f"001{END}", True, 1),
+        *(
+            ("addition", SUM, written, False, 0)
+            for written in ("001", f"00{END}", f"0010{END}", f" 001{END}", f"000{END}", "")
+        ),
+        *(
+            ("passkey", KEY, written, True, 1)
+            for written in (f" 123{END}", " 123 . the", " the pass key is 123 .")
+        ),
+        *(
+            ("passkey", KEY, written, False, 0)
+            for written in (f" 12{END}", f" 1230{END}", f" 11 . 123{END}", " the lake is 123", " 1")
+        ),
+        ("passkey", KEYS, f" 345 , 12{END}", True, 2),
+        ("passkey", KEYS, f" 12 , 12{END}", False, 1),
+        ("passkey", KEYS, f" 12 , 9 , 345{END}", False, 1),
+        ("passkey", KEYS, f" 7 , 8{END}", False, 0),
+        ("original", KEY, " 123.", True, 1),  # its tokens, whatever follows
+        ("original", KEY, " 123", True, 1),
+        ("original", KEY, " 1234.", False, 0),
+        ("original", KEY, " is 123.", False, 0),
     ],
 )
-def test_which_answers_are_right(name, spoil, right):
+def test_which_answers_are_right(name, question, written, right, found):
     tokenizer, questions = CASES[name].tokenizer, CASES[name].questions
-    for question in [each for group in questions.groups(tokenizer) for each in group][::5]:
-        text = spoil(truth(question, ""), tokenizer.eos_token)
-        answer = questions.mark(question, tokenizer(text)["input_ids"], tokenizer)
-        assert answer.right == right and answer.text == text, text
-        assert answer.shown["given"] == text
-
-
-@pytest.mark.parametrize(
-    ("written", "right", "first_number"),
-    [
-        (" 123.", True, True),
-        (" 1234.", False, False),
-        (" is 123.", False, True),
-        (" 123", True, False),
-    ],
-)
-def test_the_original_marks_tokens(written, right, first_number):
-    tokenizer, questions = CASES["original"].tokenizer, CASES["original"].questions
-    question = Question((300, None), "The pass key is", Prompt("", ("123",)), 5, 9)
-    ids = tokenizer(written)["input_ids"]
-    assert questions.mark(question, ids, tokenizer).right == right
-    assert CASES["passkey"].questions.mark(question, ids, tokenizer).right == first_number
-
-
-@pytest.mark.parametrize(
-    ("written", "found"),
-    [
-        (" 345 , 12<|endoftext|>", 2),
-        (" 12 , 12<|endoftext|>", 1),
-        (" 12 , 9 , 345<|endoftext|>", 1),
-        (" 7 , 8<|endoftext|>", 0),
-    ],
-)
-def test_the_first_numbers_are_the_answer(written, found):
-    tokenizer, questions = CASES["passkey"].tokenizer, CASES["passkey"].questions
-    (question, *_), _ = questions.groups(tokenizer)
-    question = question._replace(answer=question.answer._replace(values=("12", "345")))
     answer = questions.mark(question, tokenizer(written)["input_ids"], tokenizer)
-    assert answer.counts == (1, found == 2, found, 30) and answer.right == (found == 2)
+    assert (answer.right, answer.text, answer.shown["given"]) == (right, written, written)
+    assert answer.counts == ((found, 1) if name == "addition" else (1, right, found, 5))
 
 
 def test_spaces_are_no_mistakes_of_a_model_that_learned_them():
@@ -333,10 +298,10 @@ def test_spaces_are_no_mistakes_of_a_model_that_learned_them():
     tokenizer = character_tokenizer()
     for spaces, room, text in ((0.0, 3, "5 1 "), (0.5, 6, "51")):
         questions = GridQuestions(Problems(spaces=spaces), 1, 3)
-        (group,) = questions.groups(tokenizer)
-        assert group[0].room == room  # " 5 1 " and EOS
+        question = asked(questions)[0]
+        assert question.room == room  # " 5 1 " and EOS
         written = tokenizer(f"5 1 {tokenizer.eos_token}")["input_ids"]
-        assert questions.mark(group[0], written, tokenizer).text == text + tokenizer.eos_token
+        assert questions.mark(question, written, tokenizer).text == text + tokenizer.eos_token
 
 
 # ---- resuming, shards, processes
@@ -346,11 +311,11 @@ def test_spaces_are_no_mistakes_of_a_model_that_learned_them():
 def test_a_torn_journal_is_continued_to_the_same_results(name, folder, monkeypatch):
     case = CASES[name]
     evaluate(folder, name)
-    results, asked = folder / case.place, []
+    results, batches = folder / case.place, []
     whole, written = contents(results), journal(results).read_bytes()
     assert {case.file, "summary.json", "wrong.jsonl"} <= whole.keys()
     kind, answers = type(case.questions), type(case.questions).answers
-    counted = lambda *given: asked.append(given) or answers(*given)  # noqa: E731
+    counted = lambda *given: batches.append(given) or answers(*given)  # noqa: E731
     monkeypatch.setattr(kind, "answers", counted)
     lines = written.splitlines(keepends=True)
     assert len(lines) > 3
@@ -360,9 +325,9 @@ def test_a_torn_journal_is_continued_to_the_same_results(name, folder, monkeypat
         for file in whole:
             (results / file).unlink()
         journal(results).write_bytes(written[:size])
-        asked.clear()
+        batches.clear()
         evaluate(folder, name)
-        assert len(asked) == len(lines) - 1 - kept
+        assert len(batches) == len(lines) - 1 - kept
         assert contents(results) == whole and journal(results).read_bytes() == written
 
 
@@ -388,7 +353,7 @@ def test_shards_give_the_same_as_one(name, folder, made, tmp_path):
 def test_several_processes_equal_one_and_end_with_it(name, folder, made, tmp_path):
     whole = shutil.copytree(made[name], tmp_path / "whole" / "run")
     evaluate(whole, name)
-    several = [*command(folder, name), "--processes", "2"]
+    several = command(folder, name, "--processes 2")
     started = subprocess.Popen([sys.executable, "-m", "tape.tasks.evaluate", *several], cwd=ROOT)
     place = folder / CASES[name].place
     while started.poll() is None and not (place.exists() and journal(place).exists()):
@@ -402,28 +367,6 @@ def test_several_processes_equal_one_and_end_with_it(name, folder, made, tmp_pat
     assert not psutil.wait_procs(children, timeout=60)[1]
     evaluate(folder, name, "--processes 2")
     assert contents(place) == contents(whole / CASES[name].place)
-
-
-@pytest.mark.parametrize("name", ["addition"])
-def test_a_killed_process_is_continued(name, folder, made, tmp_path):
-    dies = """
-import os, signal, sys
-from tape.evaluation.questions import Question, Questions
-from tape.tasks import evaluate
-before, left = Questions.answers, iter([True] * 3)
-def answers(*given):
-    next(left, False) or os.kill(os.getpid(), signal.SIGKILL)
-    return before(*given)
-Questions.answers = answers
-evaluate.main(sys.argv[1:])
-"""
-    words = [sys.executable, "-c", dies, *command(folder, name)]
-    killed = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert len(read(journal(folder / "grid"))[1]) == 3
-    whole = shutil.copytree(made[name], tmp_path / "whole" / "run")
-    evaluate(whole, name), evaluate(folder, name)
-    assert contents(folder / "grid") == contents(whole / "grid")
 
 
 @pytest.mark.slow
@@ -440,7 +383,7 @@ def die(batch):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [1, 3, 7])
 def test_shards_share_the_cost(count):
     questions = GridQuestions(Problems(), 8, 5)
     costs = [batch.cost for batch in questions.plan(character_tokenizer(), batch_size=9)]
@@ -460,11 +403,11 @@ def test_shards_that_do_not_exist(text):
 def test_what_does_not_belong_together_is_refused(name, folder, tmp_path):
     case = CASES[name]
     evaluate(folder, name)
-    with refused(match=r"(samples|num_tests): \d -> \d"):
+    with refused(match=r"holds another evaluation \(.*(samples|num_tests): \d -> \d"):
         evaluate(folder, name, case.more)
     with refused(match=r"overlap: batch 1 belongs to both"):
         evaluate(folder, name, "--shard 2/2")
-    with refused(match=r"different evaluations \(seed: 0 -> 1\)"):
+    with refused(match=r"shard-1-of-1/parts.jsonl holds another evaluation \(seed: 0 -> 1\)"):
         evaluate(folder, name, "--shard 2/2 --seed 1")
     assert [path.parent.name for path in folder.glob(f"*/*/{FILE}")] == ["shard-1-of-1"]
     make_run(tmp_path / "other", name, seed=1)
@@ -489,9 +432,9 @@ def test_a_model_whose_state_is_not_updated_answers_as_rope(name, processes, fol
     model.load_state_dict(load(folder)[0].state_dict(), strict=False)
     model.save_pretrained(rope)
     evaluate(rope, name, more), evaluate(folder, name, more)
-    expected = rope / place / "wrong.jsonl"
-    assert (folder / f"{place}_initial" / "wrong.jsonl").read_text() == expected.read_text()
-    assert (folder / place / "wrong.jsonl").read_text() != expected.read_text()
+    expected = (rope / place / "wrong.jsonl").read_text()
+    assert (folder / f"{place}_initial" / "wrong.jsonl").read_text() == expected
+    assert (folder / place / "wrong.jsonl").read_text() != expected
     with refused(match="position 'rope': give a model with tape or tape_yarn"):
         evaluate(rope, name, "--intervention phases")
     with refused(match="intervention"):
@@ -531,40 +474,35 @@ def test_rows_are_the_first_operand(name, folder, monkeypatch):
     frame = axes.patches[0].get_bbox()  # 2 x 1 digits in training
     assert (frame.x0, frame.x1, frame.y0, frame.y1) == (-0.5, 0.5, -0.5, 1.5)
     summary = json.loads((results / "summary.json").read_text())
-    inside, outside = summary["inside"], summary["outside"]
-    assert (inside["correct"], inside["total"]) == (4, 8)
-    assert (outside["correct"], outside["total"]) == (20, 28)
+    parts = [(summary[part]["correct"], summary[part]["total"]) for part in ("inside", "outside")]
+    assert parts == [(4, 8), (20, 28)]
     assert [cell["accuracy"] for cell in summary["diagonal"]] == [1, 0, 1]
     assert summary["evaluated"]["samples"] == 4 and len(summary["evaluated"]["model"]) == 64
 
 
 @pytest.mark.parametrize("name", ["passkey"])
-def test_rows_and_pictures_are_lengths_and_depths(name, folder, monkeypatch):
+def test_rows_are_lengths_and_depths(name, folder, monkeypatch):
     """Wrong at depth 0.5 of 60 tokens; the training went to 40."""
     saying(monkeypatch, lambda each, end: "" if each.cell == (60, 0.5) else truth(each, end))
     evaluate(folder, name)
     rows = [*csv.DictReader((folder / "passkey" / "passkey.csv").open(newline=""))]
     assert [tuple(row.values()) for row in rows[-6:]] == [
-        ("accuracy", "60", "0.5", "0.0", "4", "share"),
-        ("found", "60", "0.5", "0.0", "4", "share"),
-        ("tokens", "60", "0.5", "60.0", "4", "tokens"),
-        ("accuracy", "60", "1.0", "1.0", "4", "share"),
-        ("found", "60", "1.0", "1.0", "4", "share"),
-        ("tokens", "60", "1.0", "60.0", "4", "tokens"),
+        (measure, "60", depth, value, "4", unit)
+        for depth, right in (("0.5", "0.0"), ("1.0", "1.0"))
+        for measure, value, unit in (
+            ("accuracy", right, "share"),
+            ("found", right, "share"),
+            ("tokens", "60.0", "tokens"),
+        )
     ]
     summary = json.loads((folder / "passkey" / "summary.json").read_text())
-    assert (summary["inside"]["correct"], summary["inside"]["total"]) == (12, 12)
-    assert (summary["outside"]["correct"], summary["outside"]["total"]) == (8, 12)
+    parts = [(summary[part]["correct"], summary[part]["total"]) for part in ("inside", "outside")]
+    assert parts == [(12, 12), (8, 12)]
     assert summary["lengths"][1]["accuracy"] == summary["lengths"][1]["found"] == 8 / 12
     wrong = (folder / "passkey" / "wrong.jsonl").read_text().splitlines()
     assert len(wrong) == 3 and all(json.loads(row)["depth"] == 0.5 for row in wrong)
     axes, bar = drawn(name, folder / "passkey").axes
     np.testing.assert_array_equal(axes.images[0].get_array(), [[1, 1], [1, 0], [1, 1]])
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "0.5", "1"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["30", "60"]
-    frame = axes.patches[0].get_bbox()  # between the columns of 30 and 60, over all depths
-    assert (frame.x0, frame.x1, frame.y0, frame.y1) == (-0.5, 0.5, -0.5, 2.5)
-    assert "0.833" in axes.get_title() and bar.get_ylabel()
 
 
 @pytest.mark.parametrize("name", ["passkey"])
@@ -591,26 +529,25 @@ def test_the_original_rule_has_no_depths(name, folder):
 # ---- the command
 
 
-def test_the_papers_command_line(monkeypatch):
-    monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
+def test_the_papers_command_line(made, no_folder):
     line = "--context_size 8192 --base_model output/llama_adape --max_tokens 8192 --interval 1000"
     given = entry.parsed(["--task", "passkey", *line.split()])
-    questions = questions_for(given, None)
+    questions, name = PasskeyTask.asked(given, given.run, load(made["original"])[0])
     assert [*questions.lengths] == [*range(1000, 8001, 1000)]
     assert (questions.num_tests, questions.plain, questions.original) == (20, False, False)
     batches = replace(questions, num_tests=1, depths=1).plan(byte_level(), 16384)
-    assert max(batch.length for batch in batches) <= given.context_size
+    assert max(batch.length for batch in batches) <= given.context_size and name == "passkey"
     for words in ("max_length=10 shard=1/4", "--max_length 10 --shard=1/4"):  # script/eval_add.sh
         given = entry.parsed(["output/add_tape", "--task", "addition", *words.split()])
         assert (str(given.run), given.max_length, given.shard) == ("output/add_tape", 10, "1/4")
 
 
-def test_needles_of_the_training_are_those_that_are_asked(monkeypatch):
-    monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
-    given = entry.parsed(["output/passkey", "--task", "passkey"])
-    questions = questions_for(given, Passkeys(max_length=90, keys=2))
-    assert (questions.needles.keys, questions.needles.values, questions.plain) == (2, 1, True)
-    assert (questions.max_tokens, questions.interval) == (720, 90)
+def test_needles_of_the_training_are_those_that_are_asked(tmp_path, no_folder):
+    Passkeys(max_length=90, keys=2).save(tmp_path)
+    given = entry.parsed([str(tmp_path), "--task", "passkey"])
+    questions, name = PasskeyTask.asked(given, tmp_path, None)
+    assert (questions.keys, questions.values, questions.plain, name) == (2, 1, True, "passkey")
+    assert (questions.max_tokens, questions.interval, questions.trained) == (720, 90, 90)
 
 
 def test_the_commands(made, tmp_path, caplog):
@@ -643,29 +580,21 @@ def test_a_base_model_keeps_its_files(made, tmp_path, monkeypatch):
     ("name", "flags", "message"),
     [
         ("addition", "--shard 5/4", "shard='5/4' must be i/n"),
-        ("addition", "--samples many", "--samples: 'many' must be an integer >= 1"),
-        ("addition", "--max_length 0", "--max_length: '0' must be an integer >= 1"),
-        ("addition", "--max_length 1001", "--max_length: 1001 is more than 1,000"),
         ("addition", "--samples 2000000", "max_length=3 and samples=2000000: 18,000,000 quest"),
-        ("addition", "--seed -1", "--seed: '-1' must be an integer >= 0"),
         ("addition", "--name report", "--name='report' is used by"),
-        ("addition", "--depths 3", "unrecognized arguments: --depths 3"),
+        ("addition", "--context_size 8", r"context_size=8 is shorter .*, 8 \+ 5 tokens: .*_length"),
         ("passkey", "--interval 20", r"prompt of 20 tokens has no room .* which take 2\d"),
         ("passkey", "--context_size 64", r"context_size=64 is shorter .*, 60 \+ 9 tokens"),
         ("passkey", "--interval 70", "interval=70, the shortest length, is more than max_tokens"),
-        ("passkey", "--num_tests 0", "--num_tests: '0' must be an integer >= 1"),
         ("passkey", "--keys 25", "keys=25 must be an integer in 1..24"),
-        ("passkey", "--original", "trained on plain prompts, but the original rule uses the word"),
-        ("original", "--values 2", "one key and one value: leave out --original"),
+        ("passkey", "--original", "one key and one value, and this .*: leave out --original"),
+        ("original", "--values 2", "one key and one value, and this .*: leave out --original"),
         ("synthetic", "--max_length 0", "max_length=0: problems of copy have lengths in 1..100000"),
-        ("synthetic", "--samples 0", "--samples: '0' must be an integer >= 1"),
     ],
 )
-def test_refusals(name, flags, message, folder, tmp_path):
-    words = ("tape.tasks.evaluate", *command(folder, name, *flags.split()))
-    done = run_command("-m", *words, folder=tmp_path)
-    assert done.status and len(done.lines) == 1
-    assert re.search(message, done.lines[0])
+def test_refusals(name, flags, message, folder):
+    with refused(match=message):
+        evaluate(folder, name, flags)
     assert not [path for path in folder.iterdir() if path.is_dir()]
 
 
@@ -677,15 +606,16 @@ def test_refusals(name, flags, message, folder, tmp_path):
         ("--task addition", "has no problems.json: give the folder of a run on this task"),
         ("--task synthetic", "has no synthetic.json: give the folder of a run on this task"),
         ("--task passkey", "error: give --max_tokens"),
+        ("--task addition --samples many", "--samples: 'many' must be an integer >= 1"),
+        ("--task addition --max_length 1001", "--max_length: 1001 is more than 1,000"),
+        ("--task addition --depths 3", "unrecognized arguments: --depths 3"),
+        ("--task synthetic --seed -1", "--seed: '-1' must be an integer >= 0"),
     ],
 )
-def test_models_of_something_else_are_refused(words, message, made, tmp_path):
-    done = run_command(
-        *("-m", "tape.tasks.evaluate", made["original"], *words.split()), folder=tmp_path
-    )
-    assert done.status and message in done.lines[-1]
-    done = run_command("eval_retrieval.py", "--base_model", tmp_path, folder=tmp_path)
-    assert done.status and "has no model.safetensors" in done.lines[-1]
+def test_command_lines_are_refused_in_one_line(words, message, made, tmp_path):
+    words = ("tape.tasks.evaluate", made["original"], *words.split())
+    done = run_command("-m", *words, folder=tmp_path)
+    assert done.status and len(done.lines) == 1 and message in done.lines[0]
 
 
 @pytest.mark.parametrize(

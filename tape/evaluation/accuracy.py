@@ -8,9 +8,9 @@ answers of each cell).
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from tape.evaluation.tables import read_table
 from tape.evaluation.view import Asked, Evaluation, View
 from tape.files import read_object, reading, write_text
 from tape.statistics import with_interval
-from tape.validation import check_integer
 
 SUMMARY = "summary.json"
 
@@ -59,6 +58,10 @@ class Accuracy:
     listed: Callable[[pd.DataFrame], pd.Series]
     line: str = ""
 
+    @property
+    def columns(self) -> list[str]:
+        return ["measure", *self.cell.values(), "value", "n", "unit"]
+
     def record(self, batch: Batch, answers: Iterable[Answer], keep: int) -> dict[str, Any]:
         """Returns the journal's record of a batch: counts per cell, and the first `keep` wrong
         answers of each."""
@@ -69,20 +72,13 @@ class Accuracy:
             cells[question.cell] = [a + b for a, b in zip(before, answer.counts, strict=True)]
             if not answer.right:
                 wrong.append(dict(zip(self.cell, question.cell, strict=True)) | answer.shown)
-        return {
-            "cells": [[*cell, *counts] for cell, counts in cells.items()],
-            "wrong": self._first_of_each(wrong, keep),
-        }
+        counts = [[*cell, *counts] for cell, counts in cells.items()]
+        return {"cells": counts, "wrong": self._first_of_each(wrong, keep)}
 
-    def _first_of_each(self, answers: Iterable[dict[str, Any]], keep: int) -> list[dict[str, Any]]:
+    def _first_of_each(self, answers: list[dict[str, Any]], keep: int) -> list[dict[str, Any]]:
         """Returns up to `keep` wrong answers of each cell."""
-        seen, found = Counter(), []
-        for answer in answers:
-            cell = tuple(answer[name] for name in self.cell)
-            seen[cell] += 1
-            if seen[cell] <= keep:
-                found.append(answer)
-        return found
+        cells = pd.Series([str([each[name] for name in self.cell]) for each in answers], dtype=str)
+        return [*compress(answers, cells.groupby(cells).cumcount() < keep)]
 
     def gather(self, results: Path) -> Evaluation:
         """Writes the results of all shards in a folder.
@@ -102,33 +98,34 @@ class Accuracy:
         """Writes the results from the records of all batches, in any order."""
         rows = sorted(rows, key=lambda row: row["batch"])
         with reading(folder):
-            conditions = [*self.cell.values()]
-            cells = pd.DataFrame(
-                [cell for row in rows for cell in row["cells"]], columns=[*conditions, *self.counts]
-            ).astype(float)
-            cells[conditions] = cells[conditions].round(4)
-            sums = cells.groupby(conditions, dropna=False).sum().reset_index()
-            tables = []
-            for name, (count, of, unit, times) in self.measures.items():
-                n = sums[of] * (1 if times is None else asked[times])
-                found = {"measure": name, "value": sums[count] / n, "n": n, "unit": unit}
-                tables.append(sums[conditions].assign(**found))
-            table = pd.concat(tables).sort_values(conditions, kind="stable", ignore_index=True)
-            table = table[["measure", *conditions, "value", "n", "unit"]]
-            _check(table)
+            table = self._table(asked, [cell for row in rows for cell in row["cells"]])
             wrong = sorted(
                 (answer for row in rows for answer in row["wrong"]),
                 key=lambda answer: [answer[name] or 0.0 for name in self.cell],
             )
-        whole = [*conditions, "n"]  # integers are written as such
-        shown = table.assign(**table[whole].convert_dtypes())
-        write_text(folder / self.file, shown.to_csv(index=False, lineterminator="\n"))
         evaluation = Evaluation(asked, table)
         summary = self.summary(evaluation) | {"evaluated": asked}
-        write_text(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
         kept = self._first_of_each(wrong, asked["wrong"])  # of batches that share a cell
+        whole = [*self.cell.values(), "n"]  # integers are written as such
+        shown = table.assign(**table[whole].convert_dtypes())
+        write_text(folder / self.file, shown.to_csv(index=False, lineterminator="\n"))
+        write_text(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
         write_text(folder / "wrong.jsonl", "".join(json.dumps(each) + "\n" for each in kept))
         return evaluation
+
+    def _table(self, asked: Asked, cells: list[list[float | None]]) -> pd.DataFrame:
+        """Returns the measures of each cell from its counts in all batches."""
+        conditions = [*self.cell.values()]
+        counts = pd.DataFrame(cells, columns=[*conditions, *self.counts]).astype(float)
+        counts[conditions] = counts[conditions].round(4)
+        sums = counts.groupby(conditions, dropna=False).sum().reset_index()
+        tables = []
+        for name, (count, of, unit, times) in self.measures.items():
+            n = sums[of] * (1 if times is None else asked[times])
+            found = {"measure": name, "value": sums[count] / n, "n": n, "unit": unit}
+            tables.append(sums[conditions].assign(**found))
+        table = pd.concat(tables).sort_values(conditions, kind="stable", ignore_index=True)
+        return _checked(table[self.columns])
 
     def read(self, folder: Path) -> Evaluation:
         """Reads the results that `write` wrote.
@@ -139,21 +136,15 @@ class Accuracy:
         path, beside = folder / self.file, folder / SUMMARY
         if not path.is_file():
             raise ValueError(f"{folder} has no {self.file}: evaluate that run first")
-        summary, conditions = read_object(beside), [*self.cell.values()]
+        summary = read_object(beside)
         with reading(beside):
-            asked, whole = summary["evaluated"], summary["all"]
-            if not isinstance(asked["model"], str):
-                raise ValueError(f"model={asked['model']!r} must be the hash of its weights")
-            for last in self.view.heatmap.trained(asked):
-                if last is not None:
-                    check_integer("the last trained condition", last)
-        columns = ("measure", *conditions, "value", "n", "unit")
-        rows = read_table(path, columns, whole=("n",), real=("value",))
+            asked, whole, _ = summary["evaluated"], summary["all"], summary["evaluated"]["model"]
+        rows = read_table(path, tuple(self.columns), whole=("n",), real=("value",))
         with reading(path):
-            table = pd.DataFrame(rows, columns=columns).astype({"value": float, "n": float})
-            table[conditions] = table[conditions].apply(pd.to_numeric).astype(float)
-            _check(table)
-            if share(table) != whole:
+            numbers = [*self.cell.values(), "value", "n"]
+            table = pd.DataFrame(rows, columns=self.columns)
+            table[numbers] = table[numbers].apply(pd.to_numeric).astype(float)
+            if share(_checked(table)) != whole:
                 raise ValueError(f"its accuracy is not that of {SUMMARY}: evaluate again")
         return Evaluation(asked, table)
 
@@ -177,10 +168,10 @@ class Accuracy:
         """Formats a line per accuracy of the summary, with its interval and counts."""
         summary = self.summary(evaluation)
         listed = summary.pop(self.listing) if self.line else []
-        shares = {self.line.format(**each): each for each in listed} | summary
+        shares = {self.line.format(**each): each for each in listed}
+        shares |= {name: summary[name] for name in ("all", "inside", "outside") if summary[name]}
         lines = []
-        for name in (name for name in shares if name != self.listing and shares[name]):
-            each = shares[name]
+        for name, each in shares.items():
             lines.append(
                 f"{name}: {each['accuracy']:.3f} ({each['low']:.3f} to {each['high']:.3f}), "
                 f"{each['correct']:,} of {each['total']:,}"
@@ -203,9 +194,11 @@ def share(rows: pd.DataFrame) -> dict[str, float] | None:
     return with_interval(int(right), int(rows["n"].sum()))
 
 
-def _check(table: pd.DataFrame) -> None:
+def _checked(table: pd.DataFrame) -> pd.DataFrame:
     shares = table["unit"] == "share"
-    if not ((table["n"] > 0) & (table["value"] >= 0)).all() or (table["value"][shares] > 1).any():
-        raise ValueError("value must be >= 0, a share at most 1, and n > 0; evaluate again")
-    if table.empty or table.duplicated([*table.columns[:-3]]).any():
-        raise ValueError("the table is empty or has duplicate rows; evaluate again")
+    possible = (table["n"] > 0) & (table["value"] >= 0) & ~(shares & (table["value"] > 1))
+    if table.empty or not possible.all() or table.duplicated([*table.columns[:-3]]).any():
+        raise ValueError(
+            "it must have distinct rows with value >= 0, shares <= 1, and n > 0; evaluate again"
+        )
+    return table

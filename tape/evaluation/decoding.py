@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from tape.model.modeling import TapeForCausalLM
@@ -15,13 +16,10 @@ from tape.model.modeling import TapeForCausalLM
 
 def left_padded(prompts: Sequence[Sequence[int]], padding: int) -> tuple[Tensor, Tensor]:
     """(B, T) tokens and their mask, zero at the padding: all prompts end where answers begin."""
-    longest = max(map(len, prompts))
-    ids = torch.full((len(prompts), longest), padding)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.as_tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    return ids, mask
+    rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=padding, padding_side="left")
+    lengths = torch.tensor([len(row) for row in rows])[:, None]
+    return ids, (torch.arange(ids.shape[1]) >= ids.shape[1] - lengths).long()
 
 
 @contextmanager

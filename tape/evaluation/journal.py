@@ -99,27 +99,23 @@ class Journal:
         header: the model, the settings, and the number of `batches`.
 
     Raises:
-        ValueError: if the file is that of another model or other settings, or if the shard does not
-            fit the others; names every difference.
+        ValueError: if the folder holds an evaluation of another model or with other settings, or
+            shards that overlap with this one; names every difference.
     """
 
     def __init__(self, results: Path, shard: Shard, header: dict[str, Any]):
-        header = header | {"shard": str(shard)}
         self.path = shard.folder(results) / FILE
-        others = {path: begun for path, (begun, _) in journals(results).items()}
-        _owners(others | {self.path: header})  # or they could not be joined in the end
         self.rows: list[dict[str, Any]] = []
-        found = None
+        header = header | {"shard": str(shard)}
+        headers = {path: begun for path, (begun, _) in journals(results).items()}
         if self.path.exists():
-            found, self.rows, size = read(self.path)
+            _, self.rows, size = read(self.path)
             os.truncate(self.path, size)
-        if found is None or not self.rows:  # nothing has been answered yet
+        if not self.rows:  # nothing has been answered yet
+            headers[self.path] = header
+        _owners(headers, header)
+        if not self.rows:
             write_text(self.path, json.dumps(header) + "\n")
-        elif changes := _changes(found, header):
-            raise ValueError(
-                f"{self.path} holds another evaluation ({'; '.join(changes)}); choose another "
-                f"folder for this one, or remove {results} and the files created from it"
-            )
 
     def append(self, row: dict[str, Any]) -> None:
         """Adds a batch; `batch` is its number."""
@@ -146,39 +142,34 @@ def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     found = journals(results)
     if not found:
         raise ValueError(f"{results} contains no evaluation")
-    belongs = _owners({path: header for path, (header, _) in found.items()})
-    evaluated = {k: v for k, v in next(iter(found.values()))[0].items() if k != "shard"}
-    done = {row["batch"] for _, rows in found.values() for row in rows}
-    if missing := sorted(set(range(evaluated["batches"])) - done):
-        where = sorted({str(belongs.get(number, "a shard not started")) for number in missing})
+    headers = {path: header for path, (header, _) in found.items()}
+    first = next(iter(headers.values()))
+    owners = _owners(headers, first)
+    rows = [row for _, rows in found.values() for row in rows]
+    if missing := set(range(first["batches"])) - {row["batch"] for row in rows}:
+        where = sorted({str(owners.get(number, "a shard not started")) for number in missing})
         raise Incomplete(
-            f"{len(missing)} of {evaluated['batches']} batches are missing: run the evaluation of "
+            f"{len(missing)} of {first['batches']} batches are missing: run the evaluation of "
             f"{', '.join(where)} to its end"
         )
-    return evaluated, [row for _, rows in found.values() for row in rows]
+    return {key: value for key, value in first.items() if key != "shard"}, rows
 
 
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Lists the differences between headers; those of earlier versions have no hash of the model's
-    configuration."""
-    if "config" not in before.keys() & now.keys():
-        before, now = ({**header, "config": None} for header in (before, now))
-    return differences(before, now)
-
-
-def _owners(headers: dict[Path, dict[str, Any]]) -> dict[int, Path]:
+def _owners(headers: dict[Path, dict[str, Any]], expected: dict[str, Any]) -> dict[int, Path]:
     """Returns the journal of each batch.
 
     Raises:
-        ValueError: if two journals are of different evaluations, or have a batch in common.
+        ValueError: if a journal is not of the `expected` evaluation, or two have a batch in common.
     """
     found: dict[int, Path] = {}
-    first, expected = next(iter(headers.items()))
     for path, header in headers.items():
-        if changes := _changes(expected | {"shard": header["shard"]}, header):
+        before, now = header | {"shard": expected["shard"]}, expected
+        if "config" not in before.keys() & now.keys():  # earlier versions have no hash of it
+            before, now = ({**each, "config": None} for each in (before, now))
+        if changes := differences(before, now):
             raise ValueError(
-                f"{first} and {path} belong to different evaluations ({'; '.join(changes)}); use "
-                "the same settings, give one of them another name=..., or remove one"
+                f"{path} holds another evaluation ({'; '.join(changes)}): give this one another "
+                f"name=... or folder, or remove {path.parents[1]} and the files created from it"
             )
         numbers = Shard.parse(header["shard"]).numbers(header["batches"])
         if shared := found.keys() & set(numbers):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, ClassVar, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from tape.evaluation.decoding import greedy
+from tape.model.checkpoint import check_length
 from tape.model.modeling import TapeForCausalLM
 
 MOST = 10**7  # questions of an evaluation
@@ -62,7 +64,14 @@ class Batch(NamedTuple):
 
 
 class Questions:
-    """The questions of a task, in groups of prompts that are about equally long."""
+    """The questions of a task, in groups of prompts that are about equally long: a frozen dataclass
+    of what is asked.
+
+    Attributes:
+        LIMIT: the field with the largest length.
+    """
+
+    LIMIT: ClassVar[str] = "max_length"
 
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> Iterable[list[Question]]:
         raise NotImplementedError
@@ -72,6 +81,15 @@ class Questions:
     ) -> Answer:
         """Marks the tokens that a model wrote, with EOS unless it came too late."""
         raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what is asked, for the journal and the summary."""
+        return asdict(self)
+
+    def check(self, model: TapeForCausalLM, batches: list[Batch], purpose: str = "") -> None:
+        """Raises a ValueError if the model's encoding has too few positions."""
+        limit = f"{purpose}{self.LIMIT}={getattr(self, self.LIMIT)}"
+        check_length(model, max(batch.length for batch in batches), limit)
 
     def answers(
         self, model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, batch: Batch
@@ -106,8 +124,3 @@ def check_count(asked: int, settings: str) -> None:
     """Raises a ValueError for more than `MOST` questions."""
     if asked > MOST:
         raise ValueError(f"{settings}: {asked:,} questions; at most {MOST:,} are allowed")
-
-
-def is_within(cell: Sequence[float | None], trained: Sequence[float | None]) -> bool:
-    """Returns whether each condition is at most the last trained value; None: not limited."""
-    return all(last is None or at <= last for at, last in zip(cell, trained, strict=True))

@@ -11,10 +11,11 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
@@ -26,17 +27,7 @@ from tape.model.checkpoint import load
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import locked
 
-
-class Batch(Protocol):
-    """Questions that are answered together."""
-
-    @property
-    def cost(self) -> int:
-        """Tokens to run, roughly proportional to time."""
-
-
-Loaded = tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]
-Load = Callable[[Path], Loaded]
+Load = Callable[[Path], tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]]
 Answer = Callable[[TapeForCausalLM, PreTrainedTokenizerBase | None, Any], Any]
 Answered = Callable[[dict[int, Any]], Iterator[tuple[int, Any]]]
 
@@ -45,7 +36,7 @@ def complete_shard(
     results: Path,
     shard: Shard,
     header: dict[str, Any],
-    batches: Sequence[Batch],
+    batches: Sequence[Any],
     answered: Answered,
     row: Callable[[Any, Any], dict[str, Any]],
     title: Callable[[Any], str] = lambda batch: "",
@@ -53,6 +44,7 @@ def complete_shard(
     """Answers the batches of one shard of an evaluation that are not in its journal yet.
 
     Args:
+        batches: each with its `cost`, the tokens to run, roughly proportional to time.
         answered: yields the numbers of batches, in any order, with their answers.
         row: returns the record of a batch and its answers.
         title: returns a text to show beside the progress bar.
@@ -62,10 +54,9 @@ def complete_shard(
         done = {row["batch"] for row in journal.rows}
         own = shard.numbers(len(batches))
         missing = {number: batches[number] for number in own if number not in done}
-        total = sum(batches[number].cost for number in own)
-        left = sum(batch.cost for batch in missing.values())
+        before, total = (sum(batches[n].cost for n in numbers) for numbers in (done, own))
         how = {"unit": "token", "unit_scale": True, "disable": None}
-        with tqdm(total=total, initial=total - left, **how) as bar:
+        with tqdm(total=total, initial=before, **how) as bar:
             for number, given in answered(missing):
                 batch = batches[number]
                 bar.set_postfix_str(title(batch))
@@ -90,30 +81,27 @@ def answering(
     if processes is None:
         processes = torch.get_num_threads() if model.device.type == "cpu" else 1
     if processes > 1:
-        return side_by_side(folder, answer, processes, load)
+        return partial(_side_by_side, processes, (folder, answer, load))
     return lambda batches: ((n, answer(model, tokenizer, x)) for n, x in batches.items())
 
 
-def side_by_side(folder: Path, answer: Answer, processes: int, load: Load = load) -> Answered:
-    """Answers in `processes` that load the model in `folder`; yields each batch when it is done."""
-
-    def answered(batches: dict[int, Any]) -> Iterator[tuple[int, Any]]:
-        begin = (folder, answer, load)
-        most = min(processes, max(1, len(batches)))
-        with ProcessPoolExecutor(most, get_context("spawn"), _begin, begin) as pool:
-            try:
-                numbers = {pool.submit(_answer, batch): number for number, batch in batches.items()}
-                for done in as_completed(numbers):
-                    yield numbers[done], done.result()
-            except BrokenProcessPool as error:
-                raise ChildProcessError(
-                    "a worker process was killed, perhaps for lack of memory; repeat the command "
-                    "to resume, with fewer processes=... if necessary"
-                ) from error
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    return answered
+def _side_by_side(
+    processes: int, work: tuple[Path, Answer, Load], batches: dict[int, Any]
+) -> Iterator[tuple[int, Any]]:
+    """Answers in processes that load the model; yields each batch when it is done."""
+    most = min(processes, max(1, len(batches)))
+    with ProcessPoolExecutor(most, get_context("spawn"), _begin, work) as pool:
+        try:
+            numbers = {pool.submit(_answer, batch): number for number, batch in batches.items()}
+            for done in as_completed(numbers):
+                yield numbers[done], done.result()
+        except BrokenProcessPool as error:
+            raise ChildProcessError(
+                "a worker process was killed, perhaps for lack of memory; repeat the command to "
+                "resume, with fewer processes=... if necessary"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _begin(folder: Path, answer: Answer, load: Load) -> None:

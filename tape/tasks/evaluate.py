@@ -16,11 +16,11 @@ from importlib import import_module
 
 import transformers
 
-from tape.analysis.intervene import INTERVENTIONS
+from tape.analysis.intervene import INTERVENTIONS, load
 from tape.command import Parser, expected_errors, folder_name, integer, model_folder
 from tape.evaluation.figures import heat_map, write_figure
 from tape.evaluation.journal import Incomplete, Shard, place_of
-from tape.evaluation.questions import Batch
+from tape.evaluation.questions import Batch, Questions
 from tape.evaluation.view import Evaluation
 from tape.evaluation.workers import answering, complete_shard
 from tape.model.checkpoint import identified
@@ -45,24 +45,27 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     """Answers the questions of one shard that are not in its journal yet; writes the results and
     returns them if all other shards are complete."""
     task, folder, shard = task_of(given.task), given.run, Shard.parse(given.shard)
-    load = partial(task.load, intervention=given.intervention)
-    model, tokenizer = load(folder)
-    asked = task.ask(given, folder, model, tokenizer)
-    header = {**identified(folder), **asked.settings, "batches": len(asked.batches)}
-    name = asked.name
+    from_folder = partial(load, intervention=given.intervention)
+    model, tokenizer = from_folder(folder)
+    questions, name = task.asked(given, folder, model)
+    batching = {task.batching[0]: getattr(given, task.batching[0])}
+    batches = questions.plan(tokenizer, **batching)
+    check_context(given.context_size, questions, batches)
+    questions.check(model, batches)
+    header = identified(folder) | questions.settings() | batching
+    header |= {"wrong": given.wrong, "batches": len(batches)}
     if given.intervention is not None:
         header["intervention"] = given.intervention
         name += f"_{given.intervention}"
     results = place_of(folder_for_results(folder), "--name", given.name or name)
-    answers = asked.questions.answers
     complete_shard(
         results,
         shard,
         header,
-        asked.batches,
-        answering(folder, model, tokenizer, answers, given.processes, load),
+        batches,
+        answering(folder, model, tokenizer, questions.answers, given.processes, from_folder),
         partial(task.results.record, keep=given.wrong),
-        title=lambda batch: title(task, batch),
+        title=partial(title, task),
     )
     try:
         evaluation = task.results.gather(results)
@@ -83,6 +86,16 @@ def title(task: type[GeneratedTask], batch: Batch) -> str:
     return ", ".join(f"{name} {value}" for name, value in cell)
 
 
+def check_context(size: int | None, questions: Questions, batches: list[Batch]) -> None:
+    """Raises a ValueError if prompts and answers are longer than the tokens that are available."""
+    needed, new = max((batch.length, batch.new_tokens) for batch in batches)
+    if size is not None and needed > size:
+        raise ValueError(
+            f"context_size={size} is shorter than the longest prompt and its answer, "
+            f"{needed - new} + {new} tokens: raise it, or lower {questions.LIMIT}"
+        )
+
+
 def parsed(words: list[str]) -> argparse.Namespace:
     """Parses a command line. The first word is the folder of the model, as is the value of --model
     and --base_model; `samples=10` is short for `--samples=10`."""
@@ -90,10 +103,9 @@ def parsed(words: list[str]) -> argparse.Namespace:
     if words and not words[0].startswith("-"):
         words.insert(0, "--model")
     first = Parser(add_help=False)
-    first.add_argument(
-        "--task", choices=[*TASKS], help="what is asked: each has options of its own"
-    )
-    task = first.parse_known_args(words)[0].task
+    about = "what is asked: each has options of its own"
+    first.add_argument("--task", choices=[*TASKS], help=about)
+    name = first.parse_known_args(words)[0].task
     parser = Parser(
         prog="tape evaluate RUN",
         description="Accuracy on a generated task.",
@@ -110,10 +122,15 @@ def parsed(words: list[str]) -> argparse.Namespace:
     add("--processes", type=integer(1), help=about)
     add("--shard", default="1/1", help="i/n: the i-th of n shards; the last one writes the results")
     add("--wrong", type=integer(0), default=3, help="wrong answers of each cell to keep")
-    if task is not None:
-        task_of(task).add_options(parser)
+    add("--context_size", type=integer(1), help="tokens available for prompt and answer")
+    if name is not None:
+        task = task_of(name)
+        option, usual = task.batching
+        about = f"{option.removeprefix('batch_')} of a batch; a GPU takes thousands of questions"
+        add(f"--{option}", type=integer(1), default=usual, help=about)
+        task.add_options(parser)
     given = parser.parse_args(words)
-    if task is None:
+    if name is None:
         parser.error(f"give --task, one of {', '.join(TASKS)}")
     return given
 

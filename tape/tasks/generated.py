@@ -1,23 +1,27 @@
-"""Training on sequences that are generated, with questions answered at each validation."""
+"""Tasks whose sequences and questions are generated: training, validation, evaluation."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, models
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, TrainingArguments
 
-from tape.analysis import intervene
+from tape.data.tokenizer import END, PADDING
 from tape.evaluation.accuracy import Accuracy
-from tape.evaluation.questions import Batch, Question, Questions, is_within
+from tape.evaluation.questions import Answer, Question, Questions
+from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import Evaluation
+from tape.hashing import splitmix64
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.metrics import read_metrics
 from tape.saved_settings import load, save
@@ -29,6 +33,30 @@ from tape.training.task import Task
 from tape.validation import check_integer
 
 NO_LABEL = -100
+HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
+Answered = list[tuple[Question, Answer]]
+
+
+def is_held_out(hashes: np.ndarray) -> np.ndarray:
+    """Returns which problems are for evaluation only, from uint64 sums over their tokens."""
+    return splitmix64(hashes) >> (64 - HELD_OUT_BITS) == 0
+
+
+def word_tokenizer(words: list[str], split: Any, decoder: Any = None) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer with one token per word, which refuses all others.
+
+    Args:
+        words: the vocabulary, in order; EOS and padding are among them.
+        split: divides a text into words.
+        decoder: joins words; None: with spaces.
+    """
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
+    tokenizer.pre_tokenizer = split
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, padding_side="right"
+    )
 
 
 class Source:
@@ -38,25 +66,17 @@ class Source:
         FILE: in the folder of the model.
         DROPPED: fields of former versions, which may be null there.
         CHUNK: sequences that are generated at a time.
+        tokenizer: returns that of all such sequences.
+        length: tokens of a training sequence.
+        trained: the last trained value of each condition of a question; None if it is not limited.
     """
 
     FILE: ClassVar[str]
     DROPPED: ClassVar[tuple[str, ...]] = ()
     CHUNK: ClassVar[int]
-
-    @property
-    def length(self) -> int:
-        """Tokens of a training sequence."""
-        raise NotImplementedError
-
-    @property
-    def trained(self) -> tuple[int | None, ...]:
-        """The last trained value of each condition of a question; None if it is not limited."""
-        raise NotImplementedError
-
-    @staticmethod
-    def tokenizer() -> PreTrainedTokenizerBase:
-        raise NotImplementedError
+    tokenizer: ClassVar[Callable[[], PreTrainedTokenizerBase]]
+    length: int
+    trained: tuple[int | None, ...]
 
     def chunk(
         self, number: int, count: int, seed: int, held_out: bool
@@ -116,26 +136,6 @@ class GeneratedSequences(Dataset):
         return {"input_ids": tokens[place], "labels": labels[place]}
 
 
-class Answered(NamedTuple):
-    question: Question
-    given: str
-    right: bool
-
-
-class Asked(NamedTuple):
-    """What a command asks of a model.
-
-    Attributes:
-        settings: of the questions and the training, for the journal and the summary.
-        name: of the folder for the results.
-    """
-
-    questions: Questions
-    batches: list[Batch]
-    settings: dict[str, Any]
-    name: str
-
-
 class GeneratedTask(Task):
     """A task whose sequences and questions are generated. Each validation answers a fixed sample of
     questions. `accuracy in` and `accuracy out` are the fractions answered correctly within and
@@ -143,10 +143,10 @@ class GeneratedTask(Task):
 
     Attributes:
         kind: of the source.
+        name: of the task on the command line.
         unit: of the sequences, plural.
-        template: of the report.
         results: of an evaluation.
-        load: returns the model in a folder with a change of its state, and its tokenizer.
+        batching: the argument of `Questions.plan`, an option of the command, and its default.
 
     Args:
         source: settings of the sequences.
@@ -158,10 +158,10 @@ class GeneratedTask(Task):
     """
 
     kind: type[Source]
+    name: str
     unit: str
-    template: str
     results: Accuracy
-    load = staticmethod(intervene.load)
+    batching: tuple[str, int] = ("batch_tokens", 16_384)
 
     def __init__(
         self, source: Source, settings: RunSettings, arguments: TrainingArguments, samples: int
@@ -187,35 +187,46 @@ class GeneratedTask(Task):
         sets = GeneratedSequences(source, 1, seed=0), self.evaluation
         written = "".join(self.tokenizer.decode(of[0]["input_ids"]) for of in sets)
         self.fingerprints = {unit: hashlib.sha256(written.encode()).hexdigest()[:16]}
-        self.questions, self.batches = self.plan(samples)
+        how = dict([self.batching])
+        self.planned = [(q, q.plan(self.tokenizer, **how)) for q in self.questions(samples)]
 
-    def plan(self, samples: int) -> tuple[Questions, list[Batch]]:
-        """Returns the questions of a validation, and their batches."""
+    def questions(self, samples: int) -> list[Questions]:
+        """Returns the questions of a validation."""
         raise NotImplementedError
 
-    def answer(self, model: TapeForCausalLM) -> list[Answered]:
+    def check(self, model: TapeForCausalLM) -> None:
+        for questions, batches in self.planned:
+            questions.check(model, batches, "the validation with ")
+
+    def answer(self, model: TapeForCausalLM) -> Answered:
         return [
-            Answered(question, answer.text, answer.right)
-            for batch in self.batches
-            for question, answer in zip(
-                batch.questions, self.questions.answers(model, self.tokenizer, batch), strict=True
+            pair
+            for questions, batches in self.planned
+            for batch in batches
+            for pair in zip(
+                batch.questions, questions.answers(model, self.tokenizer, batch), strict=True
             )
         ]
 
-    def summarize(self, answered: list[Answered]) -> dict[str, Any]:
+    def measure(self, model: TapeForCausalLM) -> dict[str, float]:
+        return self.accuracies(self.answer(model))
+
+    def accuracies(self, answered: Answered) -> dict[str, float]:
         """Returns the accuracies within and beyond the trained lengths."""
         parts: dict[str, list[bool]] = {"accuracy_in": [], "accuracy_out": []}
-        for question, _, right in answered:
-            inside = is_within(question.cell, self.source.trained)
-            parts["accuracy_in" if inside else "accuracy_out"].append(right)
+        for question, answer in answered:
+            limits = zip(question.cell, self.source.trained, strict=True)
+            inside = all(last is None or at <= last for at, last in limits)
+            parts["accuracy_in" if inside else "accuracy_out"].append(answer.right)
         return {name: mean(right) for name, right in parts.items()}
 
-    def fill(self, summary: dict[str, Any], answered: list[Answered]) -> dict[str, str]:
-        """Returns further values for the template of the report."""
-        raise NotImplementedError
+    def summarize(self, answered: Answered) -> dict[str, Any]:
+        """Returns the accuracies for report.json."""
+        return self.accuracies(answered)
 
-    def measure(self, model: TapeForCausalLM) -> dict[str, float]:
-        return GeneratedTask.summarize(self, self.answer(model))
+    def told(self, summary: dict[str, Any], answered: Answered) -> str:
+        """Returns what the report tells of the answers."""
+        raise NotImplementedError
 
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
         self.source.save(folder)
@@ -224,15 +235,13 @@ class GeneratedTask(Task):
         summary = facts(model, metrics) | self.summarize(answered)
         if self.criterion is not None:
             summary["criterion_step"] = reached(metrics, self.criterion)
-        values = {
-            **summary,
-            "folder": folder,
-            "name": folder.name,
-            "headline": headline(summary),
-            "questions": len(answered),
-            **self.fill(summary, answered),
-        }
-        text = self.template.format_map(values)
+        parts = [
+            f"# {folder.name}",
+            headline(summary),
+            self.told(summary, answered),
+            f"More {self.unit} and a picture: tape evaluate {folder} --task {self.name}",
+        ]
+        text = "\n\n".join(parts) + "\n"
         publish(folder, metrics, summary, text)
         return text
 
@@ -242,16 +251,13 @@ class GeneratedTask(Task):
         raise NotImplementedError
 
     @staticmethod
-    def ask(
-        given: argparse.Namespace,
-        folder: Path,
-        model: TapeForCausalLM,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> Asked:
-        """Returns what a command asks of the model in a folder.
+    def asked(
+        given: argparse.Namespace, folder: Path, model: TapeForCausalLM
+    ) -> tuple[Questions, str]:
+        """Returns what a command asks of the model in a folder, and the name of the results.
 
         Raises:
-            ValueError: if the options do not go together, or the model does not support them.
+            ValueError: if the options do not go together.
         """
         raise NotImplementedError
 
@@ -260,9 +266,14 @@ class GeneratedTask(Task):
         """Writes pictures of results besides the heat map."""
 
 
-def by_length(answered: list[Answered]) -> dict[int, float]:
+def by_length(answered: Answered) -> dict[int, float]:
     """Returns the share of right answers by the first condition, ascending."""
     right: dict[int, list[bool]] = {}
-    for question, _, is_right in answered:
-        right.setdefault(question.cell[0], []).append(is_right)
+    for question, answer in answered:
+        right.setdefault(question.cell[0], []).append(answer.right)
     return {length: mean(right[length]) for length in sorted(right)}
+
+
+def table_by_length(answered: Answered, title: str) -> str:
+    rows = [(length, f"{share:.1%}") for length, share in by_length(answered).items()]
+    return markdown_table([(title, "right answers"), *rows])

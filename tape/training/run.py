@@ -102,7 +102,6 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
         kernel = model.config._attn_implementation
         del trainer, model  # the report uses the saved model
         saved = load_model(folder, attn_implementation=kernel)
-        task.alter(saved)
         report = task.report(folder, saved.to(arguments.device))
     print(report)
     log.info("model, tokenizer and report are in %s", folder)
@@ -161,7 +160,6 @@ def initial_model(
         model = build_model(config, settings.model, task.tokenizer)
     if model.base_model.position.ordered:
         check_length(model, settings.length, f"length={settings.length}")
-    task.alter(model)
     task.check(model)
     return model
 

@@ -35,9 +35,6 @@ class Task:
         """Describes the amount of data, for the console."""
         raise NotImplementedError
 
-    def alter(self, model: TapeForCausalLM) -> None:
-        """Changes the model, new or loaded, in what no setting of the package does."""
-
     def check(self, model: TapeForCausalLM) -> None:
         """Raises a ValueError before training if `measure` or `report` does not support the
         model."""

@@ -1,7 +1,8 @@
-"""Passkey prompts with an exact number of tokens: lines with pass keys within garbage text.
+"""Prompts with pass keys: a description, garbage with lines with values, and a question.
 
-The depth of a line is the fraction of the garbage before it: 0 right after the description, 1 right
-before the question.
+There are two wordings: the benchmark's, and one of a small vocabulary for small models. Garbage is
+counted in units: characters in the benchmark's text, words in the plain one. The depth of a line is
+the fraction of the garbage before it: 0 right after the description, 1 right before the question.
 """
 
 from __future__ import annotations
@@ -12,32 +13,140 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Regex, decoders, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from tape.tasks.passkey.texts import BENCHMARK, NAMES, Text
+from tape.data.tokenizer import END, PADDING
+from tape.tasks.generated import word_tokenizer
 from tape.validation import check_integer
 
 LOW, HIGH = 1, 50_000  # keys are in range(LOW, HIGH)
 MAX_ESTIMATES = 3  # estimates of the amount of garbage for a number of tokens
 MAX_CHANGE = 100  # units around the last estimate that are tried
+NAMES = (
+    "alice", "bob", "carol", "david", "emma", "frank", "grace", "henry", "iris", "jack", "kate",
+    "leo", "mary", "nick", "olivia", "peter", "quinn", "rose", "sam", "tina", "umar", "vera",
+    "will", "yara",
+)  # fmt: skip
 Count = Callable[[str], int]
 
 
 @dataclass(frozen=True)
-class Needles:
-    """Values hidden in a prompt: `values` for each of `keys` names. The question asks for all
-    values of one name; a single key has no name.
+class Text:
+    """A wording of prompts.
 
-    Raises:
-        ValueError: for numbers below 1, or more keys than there are names.
+    Attributes:
+        lines, questions: for one value, and for several.
+        garbage: returns so many units of it.
+        join: joins description, garbage (which may be empty) and lines in turn, and question.
+        units_per_token: approximate number of garbage units per token.
+        spelled: spelling of a name.
     """
 
-    keys: int = 1
-    values: int = 1
+    description: str
+    lines: tuple[str, str]
+    questions: tuple[str, str]
+    garbage: Callable[[int, np.random.Generator], str]
+    join: Callable[[list[str]], str]
+    units_per_token: float
+    spelled: Callable[[str], str] = str
 
-    def __post_init__(self):
-        check_integer("keys", self.keys, most=len(NAMES))
-        check_integer("values", self.values, most=(HIGH - LOW) // self.keys)
+    def line(self, name: str | None, value: str, several: bool) -> str:
+        """Returns the line with a value, the only one or one of `several`; None: without names."""
+        return self.lines[several].format(of=self._of(name), value=value)
+
+    def question(self, name: str | None, several: bool) -> str:
+        return self.questions[several].format(of=self._of(name))
+
+    def _of(self, name: str | None) -> str:
+        return f" of {self.spelled(name)}" if name else ""
+
+
+# Wording of Landmark Attention (Mohtashami and Jaggi 2023, arXiv 2305.16300), also used by LongLoRA
+# and the TAPE paper, which have one key without a name; the wording for several is ours.
+BENCHMARK = Text(
+    description=(
+        "There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
+        "them. I will quiz you about the important information there."
+    ),
+    lines=(
+        "The pass key{of} is {value}. Remember it. {value} is the pass key{of}.",
+        "One pass key{of} is {value}. Remember it. {value} is one pass key{of}.",
+    ),
+    questions=(
+        "What is the pass key{of}? The pass key{of} is",
+        "What are the pass keys{of}? The pass keys{of} are",
+    ),
+    garbage=lambda units, rng: (FILLER * (units // len(FILLER) + 1))[:units],
+    join="\n".join,
+    units_per_token=3.75,
+    spelled=str.capitalize,
+)
+FILLER = (
+    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+)
+
+
+def sentences(units: int, rng: np.random.Generator) -> str:
+    """Returns the first words of random sentences."""
+    count = units // len(SENTENCE.split()) + 1
+    drawn = rng.integers((len(NOUNS), len(ADJECTIVES)), size=(count, 2)).tolist()
+    text = " ".join(SENTENCE.format(NOUNS[n], ADJECTIVES[a]) for n, a in drawn)
+    return " ".join(text.split(" ")[:units])
+
+
+# A small vocabulary of single-token words; garbage is random sentences, so that only the line
+# itself reveals a key's place.
+PLAIN = Text(
+    description="find the pass key .",
+    lines=("the pass key{of} is {value} .", "one pass key{of} is {value} ."),
+    questions=(
+        "what is the pass key{of} ? the pass key{of} is",
+        "what are the pass keys{of} ? the pass keys{of} are",
+    ),
+    garbage=sentences,
+    join=lambda parts: " ".join(filter(None, parts)),
+    units_per_token=1.0,
+)
+SENTENCE = "the {} is {} ."
+NOUNS = (
+    "bird", "boat", "book", "door", "fish", "hill", "house", "lake", "moon", "road", "rock", "sea",
+    "sky", "star", "sun", "tree",
+)  # fmt: skip
+ADJECTIVES = (
+    "bright", "calm", "cold", "dark", "deep", "far", "high", "long", "low", "new", "old", "red",
+    "small", "still", "warm", "wide",
+)  # fmt: skip
+
+
+def plain_words() -> list[str]:
+    """Returns all distinct words of plain prompts and answers."""
+    texts = [PLAIN.description, *map(SENTENCE.format, NOUNS, ADJECTIVES)]
+    for name in (None, *NAMES):
+        for several in (False, True):
+            texts += [PLAIN.line(name, "", several), PLAIN.question(name, several)]
+    return list(dict.fromkeys(" ".join([*texts, ","]).split()))
+
+
+def plain_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of plain prompts, one token per word and per digit. The space before a
+    word or number belongs to its first token."""
+    first = PLAIN.description.split()[0]
+    tokens = [END, PADDING, *"0123456789", *(f" {digit}" for digit in "0123456789"), first]
+    tokens += [f" {word}" for word in plain_words()]
+    split = pre_tokenizers.Split(Regex(r" ?\d| ?[^\s\d]+"), "isolated")
+    return word_tokenizer(tokens, split, decoders.Fuse())
+
+
+def token_counter(tokenizer: PreTrainedTokenizerBase) -> Count:
+    """Returns a function that counts the tokens of a text, including BOS and EOS if added."""
+    return lambda text: len(tokenizer(text)["input_ids"])
+
+
+def check_needles(keys: int, values: int) -> None:
+    """Raises a ValueError for numbers of names and values that no prompt can have."""
+    check_integer("keys", keys, most=len(NAMES))
+    check_integer("values", values, most=(HIGH - LOW) // keys)
 
 
 class Prompt(NamedTuple):
@@ -50,34 +159,29 @@ class Prompt(NamedTuple):
         return " " + " , ".join(self.values)
 
 
-def token_counter(tokenizer: PreTrainedTokenizerBase) -> Count:
-    """Returns a function that counts the tokens of a text, including BOS and EOS if added."""
-    return lambda text: len(tokenizer(text)["input_ids"])
-
-
 class Draft:
-    """A prompt with garbage of variable length.
+    """A prompt with garbage of variable length. It hides `values` for each of `keys` names and asks
+    for all values of one name; a single key has no name.
 
     Args:
         depth: of a line with a value of the question; all other depths are random.
         seed: of numbers, names, depths and sentences.
     """
 
-    def __init__(self, text: Text, needles: Needles, depth: float, seed: tuple[int, ...]):
+    def __init__(
+        self, text: Text, depth: float, seed: tuple[int, ...], keys: int = 1, values: int = 1
+    ):
         rng = np.random.default_rng(seed)
         self.text, self.seed = text, seed
-        names = rng.permutation(NAMES)[: needles.keys].tolist() if needles.keys > 1 else [None]
-        drawn = rng.choice(HIGH - LOW, needles.keys * needles.values, replace=False) + LOW
-        values = [str(value) for value in drawn]
-        several = needles.values > 1
-        lines = [
-            text.line(names[n // needles.values], value, several) for n, value in enumerate(values)
-        ]
+        names = rng.permutation(NAMES)[:keys].tolist() if keys > 1 else [None]
+        drawn = [str(n + LOW) for n in rng.choice(HIGH - LOW, keys * values, replace=False)]
+        several = values > 1
+        lines = [text.line(names[n // values], value, several) for n, value in enumerate(drawn)]
         depths = [depth, *rng.random(len(lines) - 1)]
         order = np.argsort(depths, kind="stable")
         self.depths = [depths[n] for n in order]
         self.lines = [lines[n] for n in order]
-        self.values = tuple(values[n] for n in order if n < needles.values)
+        self.values = tuple(drawn[n] for n in order if n < values)
         self.question = text.question(names[0], several)
 
     def stretches(self, units: int) -> list[int]:

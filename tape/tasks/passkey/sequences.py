@@ -8,17 +8,24 @@ from functools import cached_property
 import numpy as np
 
 from tape.tasks.generated import NO_LABEL, Source
-from tape.tasks.passkey.prompts import HIGH, Draft, Needles, token_counter
-from tape.tasks.passkey.texts import NAMES, PLAIN, plain_tokenizer
+from tape.tasks.passkey.prompts import (
+    HIGH,
+    NAMES,
+    PLAIN,
+    Draft,
+    check_needles,
+    plain_tokenizer,
+    token_counter,
+)
 from tape.validation import check_integer
 
-TRAINING, EVALUATION = range(2)  # random streams of a seed
+TRAINING, EVALUATION, QUESTIONS = range(3)  # random streams of a seed
 
 
 @dataclass(frozen=True)
 class Passkeys(Source):
-    """Training prompts of up to `max_length` tokens, uniform in length and in key depth. `keys` and
-    `values` are those of `Needles`.
+    """Training prompts of up to `max_length` tokens, uniform in length and in key depth, with
+    `values` for each of `keys` names.
 
     Raises:
         ValueError: for values that are not allowed, or if there is no room for garbage.
@@ -34,28 +41,24 @@ class Passkeys(Source):
 
     def __post_init__(self):
         check_integer("data.max_length", self.max_length)
-        if self.max_length <= self.shortest:  # also validates the needles
+        check_needles(self.keys, self.values)
+        if self.max_length <= self.shortest:
             raise ValueError(
                 f"data.max_length={self.max_length}: prompts with keys={self.keys} and "
                 f"values={self.values} have up to {self.shortest} tokens without garbage; raise it"
             )
 
-    @property
-    def needles(self) -> Needles:
-        return Needles(self.keys, self.values)
-
     @cached_property
     def shortest(self) -> int:
         """Maximum number of tokens of a prompt without garbage."""
-        name, several = NAMES[0] if self.needles.keys > 1 else None, self.values > 1
-        line = PLAIN.line(name, str(HIGH - 1), several)
-        lines = [line] * (self.keys * self.values)
+        name, several = NAMES[0] if self.keys > 1 else None, self.values > 1
+        lines = [PLAIN.line(name, str(HIGH - 1), several)] * (self.keys * self.values)
         parts = [PLAIN.description, *lines, PLAIN.question(name, several)]
         return token_counter(self._tokenizer)(PLAIN.join(parts))
 
     @property
     def length(self) -> int:
-        """Tokens of a training sequence: the longest prompt, its answer and EOS."""
+        """Tokens of the longest prompt, its answer and EOS."""
         digits = len(str(HIGH - 1))
         return self.max_length + self.values * digits + self.values - 1 + 1
 
@@ -71,7 +74,7 @@ class Passkeys(Source):
         key = (seed, EVALUATION if held_out else TRAINING, number)
         rng, tokenizer = np.random.default_rng((*key, 0)), self._tokenizer
         tokens = int(rng.integers(self.shortest, self.max_length, endpoint=True))
-        draft = Draft(PLAIN, self.needles, rng.random(), (*key, 1))
+        draft = Draft(PLAIN, rng.random(), (*key, 1), self.keys, self.values)
         prompt = draft.fitted(tokens, token_counter(tokenizer))
         written = tokenizer(prompt.text + prompt.answer)["input_ids"]
         written.append(tokenizer.eos_token_id)

@@ -1,4 +1,4 @@
-"""Synthetic tasks: blocks of problems of one length.
+"""Synthetic tasks: blocks of problems of one length, in a vocabulary that all tasks share.
 
 A generator takes `Draws` for B problems and a length. It returns tokens (B, T) and labels (B, T):
 labels[:, t] is the token to predict from tokens[:, :t], or `NO_LABEL`. Examples are written with
@@ -8,72 +8,93 @@ labels[:, t] is the token to predict from tokens[:, :t], or `NO_LABEL`. Examples
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
+from tokenizers import pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from tape.tasks.generated import NO_LABEL
-from tape.tasks.synthetic.words import (
-    BLANK,
-    DIGIT,
-    EOS,
-    EQUALS,
-    LETTER,
-    NAMES,
-    PAD,
-    SEPARATOR,
-    SYMBOL,
-    SYMBOLS,
-    Draws,
-    keys_of,
+from tape.data.tokenizer import END, PADDING
+from tape.hashing import splitmix64
+from tape.tasks.generated import NO_LABEL, word_tokenizer
+from tape.validation import look_up
+
+SYMBOLS = 128
+NAMES = (
+    *(PADDING, END, "=", "|", ".", *string.digits, *string.ascii_lowercase),
+    *(f"s{n}" for n in range(SYMBOLS)),
 )
-from tape.validation import check_integer, look_up
-
+PAD, EOS, EQUALS, SEPARATOR, BLANK = range(5)
+DIGIT, LETTER, SYMBOL = (NAMES.index(first) for first in ("0", "a", "s0"))
+STEP = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64
 MAX_LENGTH = 100_000
 Block = tuple[np.ndarray, np.ndarray]
 
 
+def words_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer with one token per word of `NAMES`, in that order."""
+    return word_tokenizer(NAMES, pre_tokenizers.WhitespaceSplit())
+
+
+def in_words(tokens: Iterable[int]) -> str:
+    return " ".join(NAMES[n] for n in tokens)
+
+
+def keys_of(*parts: np.ndarray | int) -> np.ndarray:
+    """Hashes integers >= 0, of shapes that broadcast to (B,), to keys (B,)."""
+    key = np.zeros(1, dtype=np.uint64)
+    for part in parts:
+        key = splitmix64(key + np.asarray(part, dtype=np.uint64))
+    return key
+
+
+class Draws:
+    """Random numbers of B problems: the outputs of SplitMix64, started from each key (B,)."""
+
+    def __init__(self, keys: np.ndarray):
+        self.keys, self.used = keys[:, None], 0
+
+    def bits(self, count: int) -> np.ndarray:
+        """(B, count) of uint64."""
+        places = np.arange(self.used, self.used + count, dtype=np.uint64)
+        self.used += count
+        return splitmix64(self.keys + places * STEP)
+
+    def integers(self, bound: int, count: int) -> np.ndarray:
+        """(B, count) in 0..bound-1, of equal probability up to bound / 2**32."""
+        return ((self.bits(count) >> 32) * np.uint64(bound) >> 32).astype(np.int64)
+
+    def permutation(self, count: int) -> np.ndarray:
+        """(B, count): 0..count-1 in random order."""
+        return np.argsort(self.bits(count), axis=1, kind="stable")
+
+
 def answered(prompt: np.ndarray, answer: np.ndarray) -> Block:
     """Joins prompts (B, P), '=' and answers (B, A), which alone are labels."""
-    equals = np.full((len(prompt), 1), EQUALS)
-    before = np.full((len(prompt), prompt.shape[1] + 1), NO_LABEL)
-    return np.hstack((prompt, equals, answer)), np.hstack((before, answer))
+    return completed(np.hstack((prompt, np.full((len(prompt), 1), EQUALS))), answer)
 
 
-def ended(word: np.ndarray) -> np.ndarray:
-    return np.hstack((word, np.full((len(word), 1), EOS)))
+def completed(before: np.ndarray, answer: np.ndarray) -> Block:
+    """Joins tokens (B, P) and answers (B, A), which alone are labels."""
+    return np.hstack((before, answer)), np.hstack((np.full_like(before, NO_LABEL), answer))
 
 
-def copy(draws: Draws, length: int) -> Block:
-    """The same `length` letters, and EOS.
+def rearranged(draws: Draws, length: int, how: Callable[[np.ndarray], np.ndarray]) -> Block:
+    """The `length` letters once more, from the last to the first, or in the order of the alphabet,
+    and EOS.
 
     >>> example("copy", 3)
     ('q s k = q s k <|endoftext|>', 'q s k <|endoftext|>')
-    """
-    word = LETTER + draws.integers(26, length)
-    return answered(word, ended(word))
-
-
-def reverse(draws: Draws, length: int) -> Block:
-    """The `length` letters from the last to the first, and EOS.
-
     >>> example("reverse", 3)
     ('q s k = k s q <|endoftext|>', 'k s q <|endoftext|>')
-    """
-    word = LETTER + draws.integers(26, length)
-    return answered(word, ended(word[:, ::-1]))
-
-
-def sort(draws: Draws, length: int) -> Block:
-    """The `length` letters in the order of the alphabet, and EOS.
-
     >>> example("sort", 3)
     ('q s k = k q s <|endoftext|>', 'k q s <|endoftext|>')
     """
     word = LETTER + draws.integers(26, length)
-    return answered(word, ended(np.sort(word, axis=1)))
+    return answered(word, np.hstack((how(word), np.full((len(word), 1), EOS))))
 
 
 def add(draws: Draws, length: int) -> Block:
@@ -92,24 +113,17 @@ def add(draws: Draws, length: int) -> Block:
     return answered(np.hstack((DIGIT + first, sign, DIGIT + second)), DIGIT + digits)
 
 
-def parity(draws: Draws, length: int) -> Block:
-    """Whether the number of ones among `length` bits is odd.
+def digit_sum(draws: Draws, length: int, base: int) -> Block:
+    """The sum of `length` digits modulo their base: whether the number of ones is odd, or the last
+    digit.
 
     >>> example("parity", 5)
     ('1 1 0 1 1 = 0', '0')
-    """
-    bits = draws.integers(2, length)
-    return answered(DIGIT + bits, DIGIT + bits.sum(axis=1, keepdims=True) % 2)
-
-
-def modular_sum(draws: Draws, length: int) -> Block:
-    """The sum of `length` digits modulo 10.
-
     >>> example("modular_sum", 5)
     ('6 7 3 6 7 = 9', '9')
     """
-    digits = draws.integers(10, length)
-    return answered(DIGIT + digits, DIGIT + digits.sum(axis=1, keepdims=True) % 10)
+    digits = draws.integers(base, length)
+    return answered(DIGIT + digits, DIGIT + digits.sum(axis=1, keepdims=True) % base)
 
 
 def counting(draws: Draws, length: int) -> Block:
@@ -170,8 +184,7 @@ def flip_flop(draws: Draws, length: int, ignored: int) -> Block:
     reads[:, [0, -1]], writes[:, [0, -1]] = (False, True), (True, False)
     latest = np.maximum.accumulate(np.where(writes, np.arange(length), 0), axis=1)
     bits = DIGIT + np.where(reads, np.take_along_axis(bits, latest, axis=1), bits)
-    letters = (NAMES.index(letter) for letter in "rwi")
-    read, write, ignore = letters
+    read, write, ignore = (NAMES.index(letter) for letter in "rwi")
     words = np.where(reads, read, np.where(writes, write, ignore))
     labels = np.stack((np.full_like(bits, NO_LABEL), np.where(reads, bits, NO_LABEL)), axis=-1)
     return np.stack((words, bits), axis=-1).reshape(len(bits), -1), labels.reshape(len(bits), -1)
@@ -234,11 +247,8 @@ def induction(draws: Draws, length: int) -> Block:
     prefix = np.take_along_axis(words, place, axis=1)
     last = length - 2 - np.argmax(words[:, -2::-1] == prefix, axis=1, keepdims=True)
     answer = SYMBOL + np.take_along_axis(words, last + 1, axis=1)
-    asked = np.hstack((np.full_like(prefix, EQUALS), SYMBOL + prefix))
-    tokens = np.hstack((SYMBOL + words, asked, answer))
-    labels = np.full_like(tokens, NO_LABEL)
-    labels[:, -1:] = answer
-    return tokens, labels
+    asked = np.full_like(prefix, EQUALS), SYMBOL + prefix
+    return completed(np.hstack((SYMBOL + words, *asked)), answer)
 
 
 def indirect(draws: Draws, length: int) -> Block:
@@ -253,11 +263,8 @@ def indirect(draws: Draws, length: int) -> Block:
     place = place[np.arange(len(name)), np.argmax(place < length - k, axis=1)][:, None]
     np.put_along_axis(words, place, name, axis=1)
     answer = SYMBOL + np.take_along_axis(words, place + k, axis=1)
-    asked = np.hstack((np.full_like(name, EQUALS), SYMBOL + name, DIGIT + k))
-    tokens = np.hstack((SYMBOL + words, asked, answer))
-    labels = np.full_like(tokens, NO_LABEL)
-    labels[:, -1:] = answer
-    return tokens, labels
+    asked = np.full_like(name, EQUALS), SYMBOL + name, DIGIT + k
+    return completed(np.hstack((SYMBOL + words, *asked)), answer)
 
 
 class Task(NamedTuple):
@@ -285,12 +292,12 @@ class Task(NamedTuple):
 
 
 TASKS: dict[str, Task] = {
-    "copy": Task(copy, 4.7, 1, 20, 80),
-    "reverse": Task(reverse, 4.7, 1, 20, 80),
-    "sort": Task(sort, 3, 1, 20, 80),
+    "copy": Task(partial(rearranged, how=np.array), 4.7, 1, 20, 80),
+    "reverse": Task(partial(rearranged, how=np.fliplr), 4.7, 1, 20, 80),
+    "sort": Task(partial(rearranged, how=np.sort), 3, 1, 20, 80),
     "add": Task(add, 6.6, 1, 10, 40),
-    "parity": Task(parity, 1, 1, 20, 80),
-    "modular_sum": Task(modular_sum, 3.3, 1, 20, 80),
+    "parity": Task(partial(digit_sum, base=2), 1, 1, 20, 80),
+    "modular_sum": Task(partial(digit_sum, base=10), 3.3, 1, 20, 80),
     "counting": Task(counting, 1, 1, 20, 80),
     "s3": Task(partial(group_words, points=3), 2.5, 1, 128, 512),
     "s5": Task(partial(group_words, points=5), 6.9, 1, 16, 64),
@@ -314,6 +321,5 @@ def example(name: str, length: int, seed: int = 0) -> tuple[str, str]:
     """
     task = look_up("data.task", name, TASKS)
     task.check(name, length)
-    check_integer("seed", seed, least=0)
-    tokens, labels = (rows[0] for rows in task.make(Draws(keys_of(seed)), length))
-    return tuple(" ".join(NAMES[n] for n in row if n >= 0) for row in (tokens, labels))
+    block = task.make(Draws(keys_of(seed)), length)
+    return tuple(in_words(n for n in rows[0] if n != NO_LABEL) for rows in block)

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from tape.hashing import splitmix64
-from tape.tasks.generated import Source
-from tape.tasks.synthetic.generators import NO_LABEL, TASKS, Block, Task
-from tape.tasks.synthetic.words import PAD, Draws, keys_of, words_tokenizer
+from tape.tasks.generated import NO_LABEL, Source, is_held_out
+from tape.tasks.synthetic.generators import (
+    PAD,
+    TASKS,
+    Block,
+    Draws,
+    Task,
+    keys_of,
+    words_tokenizer,
+)
 from tape.validation import check_integer, look_up
 
-HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
-SPLIT_BITS = 14  # log2 of the number of problems from which a length is split so
+SPLIT_BITS = 14  # log2 of the number of problems from which a length has held-out ones
 LENGTHS, TRAINING, HELD_OUT, EVALUATION = range(4)  # random streams of a seed
 
 
@@ -69,7 +75,7 @@ class Synthetic(Source):
         tokens, labels = self.of.make(Draws(keys_of(seed, stream, numbers, length, 0)), length)
         attempt, missing = 0, np.arange(len(numbers))
         while split:
-            missing = missing[is_held_out(tokens[missing]) != (stream != TRAINING)]
+            missing = missing[held_out(tokens[missing]) != (stream != TRAINING)]
             if not missing.size:
                 break
             attempt += 1
@@ -109,8 +115,7 @@ class Synthetic(Source):
         return self.training(seed, HELD_OUT if held_out else TRAINING, numbers)
 
 
-def is_held_out(tokens: np.ndarray) -> np.ndarray:
+def held_out(tokens: np.ndarray) -> np.ndarray:
     """Returns which problems (B,) of tokens (B, T) are for evaluation only, for any seed."""
     weights = splitmix64(np.arange(tokens.shape[1], dtype=np.uint64))
-    sums = ((tokens + 1).astype(np.uint64) * weights).sum(axis=1)
-    return splitmix64(sums) >> np.uint64(64 - HELD_OUT_BITS) == 0
+    return is_held_out(((tokens + 1).astype(np.uint64) * weights).sum(axis=1))

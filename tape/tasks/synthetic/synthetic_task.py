@@ -1,34 +1,116 @@
-"""Synthetic problems: training to a criterion, and the questions of an evaluation by length."""
+"""Synthetic problems: training to a criterion, and questions of every length.
+
+Greedy decoding gives the right answer exactly if every token of it is the most probable one after
+the right tokens before it: one forward pass scores all of them.
+"""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from tape.command import integer
-from tape.evaluation.questions import Batch
-from tape.evaluation.tables import markdown_table
-from tape.model.checkpoint import check_length
+from tape.evaluation.questions import Answer, Batch, Question, Questions, check_count
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.settings.run import RunSettings
-from tape.tasks.generated import NO_LABEL, Answered, Asked, GeneratedTask, by_length
+from tape.tasks.generated import NO_LABEL, Answered, GeneratedTask, table_by_length
+from tape.tasks.synthetic.generators import EQUALS, in_words
 from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.results import FOLDER, SYNTHETIC
-from tape.tasks.synthetic.synthetic_questions import SyntheticQuestions, lengths_to, words
-from tape.tasks.synthetic.words import EQUALS
 from tape.training.criterion import reached
 from tape.validation import check_fraction
 
 INSIDE = 8  # trained lengths of a validation
-BATCH_TOKENS = 16_384
+TIMES = 4  # the trained length: the default longest length, where the suite has no other
 FROM_THE_LAST_RATE = ("reduce_lr_on_plateau", "greedy")  # schedules
+
+
+def lengths_to(problems: Synthetic, longest: int | None) -> list[int]:
+    """Returns the lengths of an evaluation: the longest trained length times powers of sqrt(2),
+    from its half, up to `longest`; by default the suite's, or four times the trained length.
+
+    >>> lengths_to(Synthetic("parity", 2, 20), None)
+    [10, 14, 20, 28, 40, 57, 80]
+
+    Raises:
+        ValueError: if the task has no problems of length `longest`.
+    """
+    task, trained = problems.of, problems.max_length
+    if longest is None:
+        longest = task.tested if trained == task.trained else min(TIMES * trained, task.longest)
+    task.check(problems.task, longest, "max_length")
+    found = [round(trained * 2 ** (n / 2)) for n in range(-2, 64)]
+    return sorted({*(n for n in found if problems.min_length <= n < longest), longest})
+
+
+@dataclass(frozen=True)
+class SyntheticQuestions(Questions):
+    """
+    Args:
+        samples: problems of each length.
+        criterion, criterion_step: of the training, and the step at which it was reached, or None.
+
+    Raises:
+        ValueError: for more than `MOST` problems.
+    """
+
+    problems: Synthetic
+    lengths: tuple[int, ...]
+    samples: int
+    seed: int
+    criterion: float | None = None
+    criterion_step: int | None = None
+
+    def __post_init__(self):
+        check_count(self.samples * len(self.lengths), f"samples={self.samples}")
+
+    @property
+    def max_length(self) -> int:
+        return max(self.lengths)
+
+    def settings(self) -> dict[str, Any]:
+        asked = asdict(self) | {"trained": self.problems.max_length}
+        del asked["lengths"]
+        return asked.pop("problems") | asked | {"max_length": self.max_length}
+
+    def groups(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[Question]]:
+        has_reached = self.criterion is None or self.criterion_step is not None
+        for length in self.lengths:
+            cell = length, int(has_reached)
+            rows = zip(*self.problems.evaluation(length, self.samples, self.seed), strict=True)
+            yield [Question(cell, tokens, labels, len(tokens), 0) for tokens, labels in rows]
+
+    @torch.no_grad()
+    def answers(
+        self, model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, batch: Batch
+    ) -> list[Answer]:
+        """Takes the most probable token wherever there is a label."""
+        tokens = torch.from_numpy(np.stack([each.prompt for each in batch.questions]))
+        model.eval()
+        with model.evaluation_length(batch.length):
+            logits = model(tokens.to(model.device), use_cache=False).logits
+        pairs = zip(batch.questions, logits[:, :-1].argmax(-1).cpu().numpy(), strict=True)
+        return [self.mark(question, written, tokenizer) for question, written in pairs]
+
+    def mark(
+        self, question: Question, written: np.ndarray, tokenizer: PreTrainedTokenizerBase
+    ) -> Answer:
+        """Marks the tokens (T - 1,) given for each but the first one of a problem."""
+        is_asked = question.answer[1:] != NO_LABEL
+        expected, given = question.answer[1:][is_asked], written[is_asked]
+        found = int((expected == given).sum())
+        right = found == len(expected)
+        shown = {"expected": in_words(expected), "given": in_words(given)}
+        return Answer(shown["given"], right, (1, int(right), len(expected), found), shown)
 
 
 class SyntheticTask(GeneratedTask):
@@ -36,23 +118,9 @@ class SyntheticTask(GeneratedTask):
     longest one, where the task has such problems."""
 
     kind = Synthetic
+    name = "synthetic"
     unit = "problems"
     results = SYNTHETIC
-    template = """\
-# {name}
-
-{headline}
-
-{outcome}
-
-{table}
-
-{questions:,} problems. One of the shortest, and what the model answers:
-
-> {problem} -> **{given}**
-
-All lengths and their picture: tape evaluate {folder} --task synthetic
-"""
 
     def __init__(
         self,
@@ -73,13 +141,12 @@ All lengths and their picture: tape evaluate {folder} --task synthetic
         self.criterion = criterion
         super().__init__(problems, settings, arguments, samples)
 
-    def plan(self, samples: int) -> tuple[SyntheticQuestions, list[Batch]]:
+    def questions(self, samples: int) -> list[SyntheticQuestions]:
         problems = self.source
         trained = np.linspace(problems.min_length, problems.max_length, INSIDE)
         twice = min(2 * problems.max_length, problems.of.longest)
         lengths = sorted({*map(int, trained.round()), twice})
-        questions = SyntheticQuestions(problems, tuple(lengths), samples, seed=1)
-        return questions, questions.plan(self.tokenizer, BATCH_TOKENS)
+        return [SyntheticQuestions(problems, tuple(lengths), samples, seed=1)]
 
     def describe(self) -> str:
         problems = self.source
@@ -88,13 +155,8 @@ All lengths and their picture: tape evaluate {folder} --task synthetic
             f"{len(self.train):,} problems"
         )
 
-    def check(self, model: TapeForCausalLM) -> None:
-        needed = max(batch.length for batch in self.batches)
-        check_length(model, needed, "measuring the accuracy at twice the trained length")
-
-    def fill(self, summary: dict[str, Any], answered: list[Answered]) -> dict[str, str]:
-        rows = [(length, f"{share:.1%}") for length, share in by_length(answered).items()]
-        question, given, _ = min(answered, key=lambda each: each.question.cell)
+    def told(self, summary: dict[str, Any], answered: Answered) -> str:
+        question, answer = min(answered, key=lambda each: each[0].cell)
         tokens = question.prompt
         if EQUALS in tokens:  # the answer follows
             tokens = tokens[: int(np.argmax(question.answer != NO_LABEL))]
@@ -102,50 +164,28 @@ All lengths and their picture: tape evaluate {folder} --task synthetic
         if self.criterion is not None:
             wanted = f"{self.criterion:.0%} right answers in the trained lengths"
             outcome = f"Reached {wanted} at step {step}." if step else f"Failed to reach {wanted}."
-        return {
-            "outcome": outcome,
-            "table": markdown_table([("length", "right answers"), *rows]),
-            "problem": words(tokens),
-            "given": given,
-        }
+        return (
+            f"{outcome}\n\n{table_by_length(answered, 'length')}\n\n"
+            f"{len(answered):,} problems. One of the shortest, and what the model answers:\n\n"
+            f"> {in_words(tokens)} -> **{answer.text}**"
+        )
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
-        add, whole = parser.add_argument, integer(1)
         about = "of the problems; by default the suite's, or 4 times the trained one"
-        add("--max_length", type=integer(0), help=about)
-        add("--samples", type=whole, default=100, help="problems per length")
-        add("--batch_tokens", type=whole, default=BATCH_TOKENS, help="tokens per batch")
+        parser.add_argument("--max_length", type=integer(0), help=about)
+        about = "problems per length"
+        parser.add_argument("--samples", type=integer(1), default=100, help=about)
         parser.set_defaults(processes=1)
 
     @staticmethod
-    def ask(
-        given: argparse.Namespace,
-        folder: Path,
-        model: TapeForCausalLM,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> Asked:
+    def asked(
+        given: argparse.Namespace, folder: Path, model: TapeForCausalLM
+    ) -> tuple[SyntheticQuestions, str]:
         problems, trained = Synthetic.load(folder), read_configuration(folder, TRAINED)
-        lengths = lengths_to(problems, given.max_length)
         criterion, most = trained["task.criterion"], trained["trainer.max_steps"]
         rows = read_metrics(folder / MetricsFile.FILE)  # some may be of a continuation
         step = reached((row for row in rows if row["step"] <= most), criterion)
-        has_reached = criterion is None or step is not None
-        questions = SyntheticQuestions(
-            problems, tuple(lengths), given.samples, given.seed, has_reached
-        )
-        batches = questions.plan(tokenizer, given.batch_tokens)
-        needed = max(batch.length for batch in batches)
-        check_length(model, needed, f"max_length={lengths[-1]}")
-        settings = {
-            **asdict(problems),
-            "trained": problems.max_length,
-            "max_length": lengths[-1],
-            "criterion": criterion,
-            "criterion_step": step,
-            "samples": given.samples,
-            "seed": given.seed,
-            "wrong": given.wrong,
-            "batch_tokens": given.batch_tokens,
-        }
-        return Asked(questions, batches, settings, FOLDER)
+        lengths = tuple(lengths_to(problems, given.max_length))
+        asked = SyntheticQuestions(problems, lengths, given.samples, given.seed, criterion, step)
+        return asked, FOLDER
