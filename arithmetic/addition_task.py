@@ -13,6 +13,7 @@ from tape.evaluation.tables import markdown_table
 from tape.model.checkpoint import check_length
 from tape.model.modeling import TapeForCausalLM
 from tape.positions.abacus import Abacus
+from tape.runs.folder import TRAINED, read_configuration
 from tape.tasks.generated import Answered, GeneratedTask
 
 MAX_DIGITS = 1000  # digits of an operand; the grid has their square
@@ -68,6 +69,12 @@ class ArithmeticTask(GeneratedTask):
     def asked(
         given: argparse.Namespace, folder: Path, model: TapeForCausalLM
     ) -> tuple[GridQuestions, str]:
+        recorded = read_configuration(folder, TRAINED) if (folder / TRAINED).is_file() else {}
+        if recorded.get("task.original_fault"):
+            raise ValueError(
+                f"{folder} was trained with task.original_fault=true, which this version lacks: "
+                "its attention ignored the state; evaluate it with the version that trained it"
+            )
         problems = Problems.load(folder)
         longest = given.max_length or 2 * max(problems.trained)
         return GridQuestions(problems, longest, given.samples, given.seed), "grid"

@@ -338,6 +338,7 @@ def test_shards_give_the_same_as_one(name, folder, made, tmp_path):
     other = shutil.copytree(made[name], tmp_path / "shards" / "run")
     place = other / case.place
     assert evaluate(other, name, "--shard 2/3") is None
+    assert evaluate(other, name, "--shard 2/6") is None  # again what the first has answered
     results = entry.task_of(case.task).results
     with refused(match=r"batches are missing.* a shard not started"):
         results.gather(place)
@@ -399,14 +400,19 @@ def test_shards_that_do_not_exist(text):
         Shard.parse(text)
 
 
+@pytest.mark.parametrize("name", ["addition"])
+def test_a_run_trained_with_a_fault_that_is_gone_is_refused(name, folder):
+    (folder / "trained.json").write_text(json.dumps({"task": {"original_fault": True}}))
+    with refused(match="was trained with task.original_fault=true, which this version lacks"):
+        evaluate(folder, name)
+
+
 @all_cases
 def test_what_does_not_belong_together_is_refused(name, folder, tmp_path):
     case = CASES[name]
     evaluate(folder, name)
     with refused(match=r"holds another evaluation \(.*(samples|num_tests): \d -> \d"):
         evaluate(folder, name, case.more)
-    with refused(match=r"overlap: batch 1 belongs to both"):
-        evaluate(folder, name, "--shard 2/2")
     with refused(match=r"shard-1-of-1/parts.jsonl holds another evaluation \(seed: 0 -> 1\)"):
         evaluate(folder, name, "--shard 2/2 --seed 1")
     assert [path.parent.name for path in folder.glob(f"*/*/{FILE}")] == ["shard-1-of-1"]

@@ -36,15 +36,11 @@ COMMANDS = {
         "state": ("tape.analysis.state", "how TAPE's learned state differs from RoPE's"),
         "gallery": ("tape.analysis.gallery", "pictures of what every encoding adds to scores"),
         "cost": ("tape.analysis.cost", "FLOPs, parameters and memory of every encoding"),
+        "speed": ("benchmarks.speed", "time layers, training steps, decoding and adapters"),
     },
     "develop": {
         "new-encoding": ("tape.commands.new_encoding", "make the files of a new encoding"),
-    },
-    "export": {
         "export": ("tape.export", "save a model with its code, or as a plain Llama"),
-    },
-    "benchmark": {
-        "speed": ("benchmarks.speed", "time layers, training steps, decoding and adapters"),
     },
 }
 TARGETS = {name: target for group in COMMANDS.values() for name, (target, _) in group.items()}

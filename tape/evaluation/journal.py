@@ -99,8 +99,8 @@ class Journal:
         header: the model, the settings, and the number of `batches`.
 
     Raises:
-        ValueError: if the folder holds an evaluation of another model or with other settings, or
-            shards that overlap with this one; names every difference.
+        ValueError: if the folder holds an evaluation of another model or with other settings;
+            names every difference.
     """
 
     def __init__(self, results: Path, shard: Shard, header: dict[str, Any]):
@@ -133,7 +133,8 @@ def journals(results: Path) -> dict[Path, tuple[dict[str, Any], list[dict[str, A
 
 
 def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the header of the evaluation in a folder, and the batches of all shards.
+    """Returns the header of the evaluation in a folder, and the batches of all shards. Of a batch
+    that two shards have answered, as those of 1/1 and 2/4, the first answer counts.
 
     Raises:
         Incomplete: if batches are missing.
@@ -145,21 +146,23 @@ def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     headers = {path: header for path, (header, _) in found.items()}
     first = next(iter(headers.values()))
     owners = _owners(headers, first)
-    rows = [row for _, rows in found.values() for row in rows]
-    if missing := set(range(first["batches"])) - {row["batch"] for row in rows}:
+    rows: dict[int, dict[str, Any]] = {}
+    for _, answered in found.values():
+        rows = {row["batch"]: row for row in answered} | rows
+    if missing := set(range(first["batches"])) - rows.keys():
         where = sorted({str(owners.get(number, "a shard not started")) for number in missing})
         raise Incomplete(
             f"{len(missing)} of {first['batches']} batches are missing: run the evaluation of "
             f"{', '.join(where)} to its end"
         )
-    return {key: value for key, value in first.items() if key != "shard"}, rows
+    return {key: value for key, value in first.items() if key != "shard"}, [*rows.values()]
 
 
 def _owners(headers: dict[Path, dict[str, Any]], expected: dict[str, Any]) -> dict[int, Path]:
-    """Returns the journal of each batch.
+    """Returns the first journal of each batch.
 
     Raises:
-        ValueError: if a journal is not of the `expected` evaluation, or two have a batch in common.
+        ValueError: if a journal is not of the `expected` evaluation.
     """
     found: dict[int, Path] = {}
     for path, header in headers.items():
@@ -172,10 +175,5 @@ def _owners(headers: dict[Path, dict[str, Any]], expected: dict[str, Any]) -> di
                 f"name=... or folder, or remove {path.parents[1]} and the files created from it"
             )
         numbers = Shard.parse(header["shard"]).numbers(header["batches"])
-        if shared := found.keys() & set(numbers):
-            raise ValueError(
-                f"{found[min(shared)]} and {path} overlap: batch {min(shared)} belongs to both; "
-                f"remove one of them"
-            )
-        found |= dict.fromkeys(numbers, path)
+        found = dict.fromkeys(numbers, path) | found
     return found
