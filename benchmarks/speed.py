@@ -1,8 +1,8 @@
 """Times encodings, attention backends and adapters: layers, training steps, decoding.
 
-python benchmarks/speed.py                               # layers and decoders, on two cores minutes
-python benchmarks/speed.py --case train_step decode --shape base --methods rope tape llama
-python benchmarks/speed.py --case adapters decode --shape llama2_7b --methods lora adape rope tape
+tape speed                               # layers and decoders, on two cores minutes
+tape speed --case train_step decode --shape base --methods rope tape llama
+tape speed --case adapters decode --shape llama2_7b --methods lora adape rope tape
 
 The methods of a case take turns in one process; ratios are those to the first of them. Each
 comparison is saved before the next begins: the same command resumes.

@@ -7,7 +7,7 @@
 #   model_name   the model is output/${model_name}; llama_adape by default
 #   model_path   model folder, in place of model_name
 #   seq_len      tokens of the windows, one number or several; default: 1024 2048 4096 8192
-#   options      of python -m tape.evaluation.perplexity, e.g. --convention paper --dtype bfloat16
+#   options      of tape perplexity, e.g. --convention paper --dtype bfloat16
 #
 # Results are in perplexity.csv, in ${model_path} or, if that is no run of train.py, in output/.
 # Rerunning the command resumes the work.

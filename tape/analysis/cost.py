@@ -1,7 +1,7 @@
 """Cost of every encoding: arithmetic, parameters and memory, next to the paper's Table 3.
 
-python -m tape.analysis.cost                                     # the paper's model: seconds
-python -m tape.analysis.cost --layers 32 --hidden 4096 --heads 32 --mlp 11008 --length 4096
+tape cost                                     # the paper's model: seconds
+tape cost --layers 32 --hidden 4096 --heads 32 --mlp 11008 --length 4096
 
 torch counts the operations and the memory of a forward pass on fake tensors without data.
 """
@@ -245,7 +245,7 @@ def memory(costs: pd.DataFrame) -> str:
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
     about = "Cost of every encoding: arithmetic, parameters and memory."
-    parser = Parser(prog="python -m tape.analysis.cost", description=about)
+    parser = Parser(prog="tape cost", description=about)
     for name, default in SHAPE.items():
         about = HELP.get(name, "") + ("" if default is None else f" (default: {default})")
         parser.add_argument(f"--{name}", type=int, default=default, help=about)

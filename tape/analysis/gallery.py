@@ -1,7 +1,7 @@
 """Pictures of what every encoding adds to attention scores before training.
 
-python -m tape.analysis.gallery                                # the result: docs/results/gallery
-python -m tape.analysis.gallery --encodings rope alibi mine --length 256 --out pictures
+tape gallery                                # the result: docs/results/gallery
+tape gallery --encodings rope alibi mine --length 256 --out pictures
 
 One layer with its initial weights reads one token again and again, with unit projections of queries
 and keys: without an encoding, all scores of a query are equal. A picture shows each score minus the
@@ -131,7 +131,7 @@ def run(names: Sequence[str], length: int, out: Path) -> None:
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
     about = "Pictures of what every encoding adds to attention scores before training."
-    parser = Parser(prog="python -m tape.analysis.gallery", description=about)
+    parser = Parser(prog="tape gallery", description=about)
     # Each layer of a mixture has the encoding of an entry.
     every = [name for name in ENCODINGS if name != "mixed"]
     add = parser.add_argument

@@ -1,6 +1,6 @@
 """Figures of a model's attention and positions (the paper's Fig. 7).
 
-python -m tape.analysis.visualize --model output/rope_local output/adape_local --data local
+tape visualize --model output/rope_local output/adape_local --data local
 
 Runs that differ only in their seed are grouped. Curves are means over windows and seeds; maps show
 the first window of the first seed.

@@ -1,8 +1,8 @@
 """Tasks of the Language Model Evaluation Harness (lm-eval), by default without examples.
 
-python -m tape.evaluation.lm_eval --model output/llama_adape --tasks mmlu,arc_challenge,arc_easy
-python -m tape.evaluation.lm_eval --model output/llama_lora --tasks ruler_vt --lengths 4096
-python -m tape.evaluation.lm_eval --table output/*/zero_shot.csv
+tape lm-eval --model output/llama_adape --tasks mmlu,arc_challenge,arc_easy
+tape lm-eval --model output/llama_lora --tasks ruler_vt --lengths 4096
+tape lm-eval --table output/*/zero_shot.csv
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def names(text: str) -> list[str]:
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m tape.evaluation.lm_eval",
+        prog="tape lm-eval",
         description="Tasks of the Language Model Evaluation Harness (lm-eval).",
     )
     what, tables = parser.add_mutually_exclusive_group(required=True), "compare these tables"

@@ -1,13 +1,13 @@
 """Perplexity of a model on a text, with windows of several lengths.
 
-python -m tape.evaluation.perplexity --model output/adape_local --data local --lengths 512 1024
-python -m tape.evaluation.perplexity --model output/llama_adape --data ../data/proof_pile.bin
-python -m tape.evaluation.perplexity --plot output/*/perplexity.csv --out comparison.png
+tape perplexity --model output/adape_local --data local --lengths 512 1024
+tape perplexity --model output/llama_adape --data ../data/proof_pile.bin
+tape perplexity --plot output/*/perplexity.csv --out comparison.png
 
 LongPPL, of the tokens that need a long context (tape/evaluation/long_perplexity.py):
 
-python -m tape.evaluation.perplexity --model output/llama_ft --data x.bin --choose keys.json
-python -m tape.evaluation.perplexity --model output/llama_adape --data x.bin --keys keys.json
+tape perplexity --model output/llama_ft --data x.bin --choose keys.json
+tape perplexity --model output/llama_adape --data x.bin --keys keys.json
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m tape.evaluation.perplexity",
+        prog="tape perplexity",
         description="Perplexity of a model on a text, with windows of several lengths.",
         epilog=f"Default of --lengths: {' '.join(map(str, LENGTHS))}; with --choose {LONG}.",
     )

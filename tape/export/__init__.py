@@ -1,6 +1,6 @@
 """Exports a trained model to a folder that loads without this package.
 
-python -m tape.export output/adape_local --out adape-small
+tape export output/adape_local --out adape-small
 """
 
 from __future__ import annotations

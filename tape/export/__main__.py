@@ -1,4 +1,4 @@
-"""python -m tape.export FOLDER --out DIR [--format tape|llama]"""
+"""tape export FOLDER --out DIR [--format tape|llama]"""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tape.export import FORMATS, export
 @expected_errors()
 def main() -> None:
     parser = Parser(
-        prog="python -m tape.export",
+        prog="tape export",
         description="Export a trained model to a folder that loads without this package.",
     )
     parser.add_argument("folder", type=Path, help="a run, one of its checkpoints, or a saved model")

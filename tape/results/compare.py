@@ -1,7 +1,7 @@
 """Compares finished runs over seeds: table, statistics, curves and heat maps.
 
-    python -m tape.results.compare output/encodings_*_[0-9] --baseline rope
-    python -m tape.results.compare docs/results/encodings output/encodings_mine_[0-9] \\
+    tape compare output/encodings_*_[0-9] --baseline rope
+    tape compare docs/results/encodings output/encodings_mine_[0-9] \\
         --out output/mine
 
 Runs with the same settings but the seed are one row. Results of an earlier comparison (its folder,
@@ -55,7 +55,7 @@ def compare(
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
     parser = Parser(
-        prog="python -m tape.results.compare", description="Compare finished runs over seeds."
+        prog="tape compare", description="Compare finished runs over seeds."
     )
     add = parser.add_argument
     add(

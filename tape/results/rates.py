@@ -1,7 +1,7 @@
 """Chooses the learning rate of each encoding or method: that of the lowest validation loss.
 
-    python sweep.py sweep=rates
-    python -m tape.results.rates output/rates_* --into config/rates/text.yaml
+    tape sweep sweep=rates
+    tape rates output/rates_* --into config/rates/text.yaml
 
 The seeds of these runs are for the choice only; a comparison takes others.
 """
@@ -168,7 +168,7 @@ def write_choice(found: Choices, target: Path) -> None:
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
     description = "Choose the learning rate of each encoding by validation loss."
-    parser = Parser(prog="python -m tape.results.rates", description=description)
+    parser = Parser(prog="tape rates", description=description)
     add = parser.add_argument
     add("runs", type=Path, nargs="+", help="folders of runs, or of results of this command")
     add("--out", type=result_folder, default="output/rates", help="for the results")

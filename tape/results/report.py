@@ -251,7 +251,7 @@ def records(rows: Iterable[dict[str, Any]]) -> str:
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
     parser = Parser(
-        prog="python -m tape.results.report",
+        prog="tape report",
         description="The results under some folders on one page of html.",
     )
     add = parser.add_argument

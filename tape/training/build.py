@@ -103,7 +103,7 @@ def adapted_config(
     if (Path(base) / ADAPTER).is_file():
         raise ValueError(
             f"base_model={base} is an adapter; merge it into its base first: "
-            f"python -m tape.export {base} --out FOLDER"
+            f"tape export {base} --out FOLDER"
         )
     before = _settled(f"base_model={base}", lambda: TapeConfig.from_pretrained(base))
     if getattr(before, "quantization_config", None) is not None:

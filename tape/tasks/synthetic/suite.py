@@ -1,6 +1,6 @@
 """All encodings on all tasks: one table and one heat map per encoding.
 
-python -m tape.tasks.synthetic.suite output/suite_* --beside docs/results/suite \\
+tape suite output/suite_* --beside docs/results/suite \\
     --out output/compare_suite
 """
 
@@ -248,7 +248,7 @@ def suite(
 @expected_errors()
 def main() -> None:
     parser = Parser(
-        prog="python -m tape.tasks.synthetic.suite", description="All encodings on all tasks."
+        prog="tape suite", description="All encodings on all tasks."
     )
     add = parser.add_argument
     add("runs", type=Path, nargs="+", help="folders of runs, or of saved results")
