@@ -171,7 +171,7 @@ def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
     and task.
 
     Raises:
-        ValueError: if there are no predictions.
+        ValueError: if there are no predictions, or files with names that cannot be written.
     """
     out, found = given.metrics_output_dir, {}
     for task in BENCHMARK if given.all else [given.dataset_name]:
@@ -179,6 +179,8 @@ def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
         files = {path.stem: path for path in sorted(place.glob("[!.]*.json"))}
         if place.is_file():
             files = {"": place}
+        if unnamed := [path for path in files.values() if not str(path).isprintable()]:
+            raise ValueError(f"{str(unnamed[0])!r} has a name that is not UTF-8: rename it")
         for kind, report in evaluate_task(task, files, given).items() if files else ():
             found.setdefault(kind, {})[task] = report
     if not found:

@@ -302,8 +302,8 @@ def test_a_foreign_pickle_in_a_checkpoint(again, here, name):
     torch.save(Foreign(), checkpoint / name, pickle_module=pickle)
     (checkpoint / HASHES).unlink()
     finalize_checkpoint(checkpoint.rename(again.run / "work"), checkpoint)
-    line, stem = line_of(train.run, again()), name.split(".")[0]
-    assert re.search(rf"^error: \S+checkpoint-1: .*{stem}\S* .*which are not loaded", line)
+    line = line_of(train.run, again())
+    assert re.search(r"^error: \S+checkpoint-1 contains .* which are not loaded; remove that", line)
     assert not (here / "loaded").exists()
 
 
@@ -390,8 +390,6 @@ ARGUMENTS = [
     (command.integer(1, 1000), "1001 99999999999999", "is more than 1,000"),
     (command.folder_name, "../x .lock '' a/b", "it must be a single folder name of letters"),
     (command.path, "''", "'' must be a path"),
-    (command.picture, ". .. /", "must be a file, without .png and .svg"),
-    (command.picture, "/proc/x", "the folder /proc cannot be written to"),
     (command.result_folder, "/proc/x /dev/null/x", "cannot be created"),
 ]
 

@@ -7,11 +7,9 @@ import sys
 import pytest
 from commands import ROOT, run_command
 from hydra._internal.config_repository import CachingConfigRepository
-from omegaconf import OmegaConf
 
 import tape.commands.__main__ as cli
-from tape.settings import groups
-from tape.settings.groups import CONFIG, options
+from tape.settings.groups import options
 
 
 def test_help_lists_the_commands_without_heavy_imports():
@@ -50,11 +48,6 @@ def test_help_of_settings_is_composed_once(tmp_path, monkeypatch):
     assert "\n  name: fire\n" in text and "\n  logging_steps: 10\n" in text
     wrong = run_command("train.py", "--help", "position=fier", folder=tmp_path)
     assert wrong.status == 1 and "did you mean 'fire'" in wrong.err
-
-
-def test_no_registered_group_is_a_setting_of_a_generation():
-    """Hydra would take `model=...` for an entry of the group, in every command."""
-    assert not groups._entries.keys() & OmegaConf.load(CONFIG / "scrolls" / "generate.yaml").keys()
 
 
 @pytest.mark.parametrize("name", cli.TARGETS)

@@ -15,7 +15,7 @@ from tape.files import write_text
 from tape.results.compare import compare, main, read
 from tape.results.figures import curves
 from tape.results.rows import row_labels
-from tape.results.table import markdown
+from tape.results.typesetting import markdown
 from tape.runs.folder import TRAINED, register_run
 from tape.tasks.passkey.results import PASSKEY
 

@@ -12,6 +12,7 @@ from tape.analysis import state
 from tape.analysis.inside import look_inside
 from tape.analysis.intervene import INTERVENTIONS, intervene
 from tape.analysis.state import losses_of, phase_by_distance
+from tape.positions.rotary import RotaryLayer
 
 
 def logits(model, ids):
@@ -68,17 +69,17 @@ def test_queries_and_keys_are_rotated_by_the_changed_state(name, change, monkeyp
     """Without rotations, so that they do not change the state of later layers."""
     used = []
 
-    def record(x, e):
+    def record(self, q, k, e):
         used.append(torch.complex(*e.unbind(-2)))
-        return x
+        return q, k
 
-    monkeypatch.setattr("tape.positions.rotary.apply_rotary", record)
+    monkeypatch.setattr(RotaryLayer, "rotate", record)
     ids = random_tokens(2, 12)
     logits(make_model("tape", num_hidden_layers=3), ids)
     expected = [change(e, used[0]) if len(e) > 1 else e for e in used]
     used.clear()
     logits(changed(name), ids)
-    assert len(used) == len(expected) == 6
+    assert len(used) == len(expected) == 3
     for found, e in zip(used, expected, strict=True):
         torch.testing.assert_close(found, e)
 

@@ -19,7 +19,7 @@ from tape.files import write_text
 from tape.results.comparison import Comparison, read
 from tape.results.figures import write_figures
 from tape.results.runs import end, write_runs
-from tape.results.table import latex, markdown, tables_of
+from tape.results.typesetting import latex, markdown, tables_of
 
 
 def compare(
@@ -54,9 +54,7 @@ def compare(
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    parser = Parser(
-        prog="tape compare", description="Compare finished runs over seeds."
-    )
+    parser = Parser(prog="tape compare", description="Compare finished runs over seeds.")
     add = parser.add_argument
     add(
         "folders",

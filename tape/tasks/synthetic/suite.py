@@ -247,9 +247,7 @@ def suite(
 
 @expected_errors()
 def main() -> None:
-    parser = Parser(
-        prog="tape suite", description="All encodings on all tasks."
-    )
+    parser = Parser(prog="tape suite", description="All encodings on all tasks.")
     add = parser.add_argument
     add("runs", type=Path, nargs="+", help="folders of runs, or of saved results")
     add("--beside", type=Path, help="saved results of other encodings; nothing if missing")
