@@ -103,11 +103,15 @@ REPRESENTED = {
     *("cope", "pope", "selective", "tape_yarn", "mixed"),
     *(name for name in POSITIONS if name not in ENCODINGS and name != "mixed_tape"),
 }
-IN_MODES = [
-    pytest.param(name, marks=pytest.mark.slow) if name in REPRESENTED else name
-    for name in POSITIONS
-]
-in_modes = pytest.mark.parametrize("position", IN_MODES)
+
+
+def represented(names, *before):
+    """Parameters of a test, `before` and a name, of which those of REPRESENTED are slow."""
+    slow = {name: pytest.mark.slow if name in REPRESENTED else () for name in names}
+    return [pytest.param(*before, name, marks=mark) for name, mark in slow.items()]
+
+
+in_modes = pytest.mark.parametrize("position", represented(POSITIONS))
 both_kernels = pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 
 
@@ -148,6 +152,8 @@ def supported_by(backend: str) -> list[str]:
 
 
 FLEX, FLASH = supported_by("flex_attention"), supported_by("flash_attention_2")
+with_flex = pytest.mark.parametrize("position", represented(FLEX))
+with_flash = pytest.mark.parametrize("position", represented(FLASH))
 
 
 def make_model(position="tape", *, kernel="sdpa", seed=0, dtype=torch.float32, **changes):

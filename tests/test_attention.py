@@ -4,7 +4,16 @@ unfused form, and what is ours around flash-attn with its functions by their doc
 import flash_reference
 import pytest
 import torch
-from conftest import FLASH, FLEX, make_config, make_model, random_tokens
+from conftest import (
+    FLASH,
+    FLEX,
+    make_config,
+    make_model,
+    random_tokens,
+    represented,
+    with_flash,
+    with_flex,
+)
 from torch.nn.attention import flex_attention
 from transformers import DynamicCache, StaticCache, masking_utils
 
@@ -78,13 +87,13 @@ def assert_equals_eager(switch, position, static=False, **changes):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", FLEX)
+@with_flex
 def test_flex_equals_eager(position, flex):
     assert_equals_eager(flex, position, static=True)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", FLASH)
+@with_flash
 def test_flash_equals_eager(position, flash_attn):
     assert_equals_eager(flash_attn, position)
 
@@ -108,7 +117,7 @@ def gradients(model):
 
 @pytest.mark.parametrize(
     ("kernel", "position"),
-    [("flex", name) for name in FLEX] + [("flash_attn", name) for name in FLASH],
+    represented(FLEX, "flex") + represented(FLASH, "flash_attn"),
 )
 def test_gradients_equal_those_of_eager(kernel, position, request, monkeypatch):
     """torch refuses gradients of flex on a CPU, although its unfused form has them: the terms on

@@ -313,7 +313,20 @@ def taken(command: str) -> str:
     return command
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command.split()))
+MANY_RUNS = re.compile(r"_rates|sweep=rates|suite\.sh|gpu/all\.sh")  # to compose each takes time
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            command,
+            id=" ".join(command.split()),
+            marks=pytest.mark.slow if MANY_RUNS.search(command) else (),
+        )
+        for command in COMMANDS
+    ],
+)
 def test_a_documented_command_has_these_arguments(command, project):
     check_variables(command)
     calls = called_by(taken(command), project)

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from conftest import FLASH, FLEX, POSITIONS, VOCABULARY, in_modes, make_model, random_tokens
+from conftest import (
+    FLASH,
+    FLEX,
+    POSITIONS,
+    VOCABULARY,
+    in_modes,
+    make_model,
+    random_tokens,
+    represented,
+)
 from test_attention import EXACT, flash_attn, flex, pytestmark  # noqa: F401
 from torch.nn.attention import flex_attention
 
@@ -68,8 +77,8 @@ def test_as_alone(position, kernel, padded):
 
 @pytest.mark.parametrize(
     ("kernel", "position"),
-    [("flex", name) for name in FLEX if name in ENCODINGS]
-    + [("flash_attn", name) for name in FLASH if name in ENCODINGS],
+    represented([name for name in FLEX if name in ENCODINGS], "flex")
+    + represented([name for name in FLASH if name in ENCODINGS], "flash_attn"),
 )
 @pytest.mark.parametrize("padded", [False, True])
 def test_as_alone_in_fused_kernels(kernel, position, padded, request, monkeypatch):

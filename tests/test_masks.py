@@ -5,7 +5,7 @@ import itertools
 import pytest
 import test_contract
 import torch
-from conftest import FLASH, FLEX, in_modes, make_config, make_model, random_tokens
+from conftest import in_modes, make_config, make_model, random_tokens, with_flash, with_flex
 from test_attention import EXACT, assert_equals_eager, flash_attn, flex, pytestmark  # noqa: F401
 from test_contract import check_against_loops, loops_of
 from transformers import MistralConfig, MistralForCausalLM
@@ -26,13 +26,13 @@ def test_equals_the_loops(position):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", FLEX)
+@with_flex
 def test_flex_equals_eager(position, flex):  # noqa: F811
     assert_equals_eager(flex, position, static=True, **WINDOW)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", FLASH)
+@with_flash
 def test_flash_equals_eager(position, flash_attn):  # noqa: F811
     assert_equals_eager(flash_attn, position, **WINDOW)
 

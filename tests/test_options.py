@@ -3,7 +3,7 @@
 import pytest
 import test_contract
 import torch
-from conftest import FLASH, FLEX, VOCABULARY, make_config, make_model, random_tokens
+from conftest import VOCABULARY, make_config, make_model, random_tokens, with_flash, with_flex
 from test_attention import EXACT, assert_equals_eager, flash_attn, flex, pytestmark  # noqa: F401
 from test_contract import check_against_loops, loops_of
 from transformers import Llama4ForCausalLM, Llama4TextConfig, Qwen3Config, Qwen3ForCausalLM
@@ -33,13 +33,13 @@ def test_equals_the_loops(position):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", FLEX)
+@with_flex
 def test_flex_equals_eager(position, flex):  # noqa: F811
     assert_equals_eager(flex, position, static=True, **options_of(position))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", FLASH)
+@with_flash
 def test_flash_equals_eager(position, flash_attn):  # noqa: F811
     assert_equals_eager(flash_attn, position, **options_of(position))
 

@@ -3,7 +3,7 @@
 import pytest
 import test_contract
 import torch
-from conftest import FLEX, all_positions, in_modes, make_config, make_model, random_tokens
+from conftest import all_positions, in_modes, make_config, make_model, random_tokens, with_flex
 from test_contract import check_against_loops, loops_of
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -40,7 +40,7 @@ def test_checkpointed(model):
     test_contract.test_checkpointed(model.double(), reentrant=True)
 
 
-@pytest.mark.parametrize("position", FLEX)
+@with_flex
 def test_flex_equals_eager(position):
     models = [make_model(position, kernel=name, **SHAPE) for name in ("eager", "flex_attention")]
     tokens = random_tokens(2, 12)
