@@ -202,9 +202,10 @@ def check_variables(command: str) -> None:
 
 def tiny_run(settings: list[str]) -> list[str] | None:
     """What makes a training run tiny, and independent of the hub; None for a multirun, and where it
-    goes on from a trained model."""
+    needs a trained model or its tokenizer."""
     given, new = " ".join(settings), ["output_dir=output/new"]
-    if "-m" in settings or re.search(r"base_model=|experiment=(\w*extend|scrolls)", given):
+    trained = r"base_model=|tokenizer=|experiment=(\w*extend|scrolls)"
+    if "-m" in settings or re.search(trained, given):
         return None
     if "experiment=addition" in given:
         problems = ["data.max_first=2", "data.max_second=2", "length=10", "task.samples=1"]
