@@ -18,7 +18,7 @@ from conftest import VOCABULARY, make_config, make_model, perturb, random_tokens
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape import TapeForCausalLM
-from tape.data import TextCorpus, tokenize_corpus, train_tokenizer
+from tape.data import TextCorpus, load_tokenizer, tokenize_corpus, train_tokenizer
 from tape.evaluation import lm_eval, scoring
 from tape.evaluation import perplexity as entry
 from tape.evaluation.curves import COLUMNS, POSITION_COLUMNS
@@ -277,6 +277,45 @@ def test_bad_texts_are_refused(data, files, message, trained, tmp_path):
         data = str(tmp_path / "bad.bin")
     with pytest.raises(ValueError, match=message):
         open_text(data, files, trained, tmp_path).check(VOCABULARY)
+
+
+def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, tmp_path):
+    """With the same split, also if that is not the usual one."""
+    run = run_quick("data.validation_fraction=0.2", folder=tmp_path / "run")
+    text = open_text("run", None, run, tmp_path)
+    settings = json.loads((run / "trained.json").read_text())["data"]
+    files, share = settings["files"], settings["validation_fraction"]
+    corpus = TextCorpus(files, validation_fraction=share)
+    stream = tokenize_corpus(corpus, "validation", load_tokenizer(str(run)), tmp_path)
+    assert text.name == "text (validation)" and share == 0.2
+    np.testing.assert_array_equal(text.tokens, stream.tokens)
+    usual = open_text("text", [files], run, tmp_path)
+    assert usual.fingerprint() != text.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "message"),
+    [
+        (None, "run has no trained.json; give the text's name or file"),
+        ({"_target_": "arithmetic.problems.Problems"}, "run was not trained on a text"),
+        ({"_target_": "tape.data.tokenize_corpus"}, "run was not trained on a text"),
+        ({"files": "a"}, "trained.json"),
+    ],
+)
+def test_a_run_that_names_no_text_is_refused(recorded, message, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    if recorded is not None:
+        (run / "trained.json").write_text(json.dumps({"data": recorded}))
+    with pytest.raises(ValueError, match=message):
+        open_text("run", None, run, tmp_path)
+
+
+def test_text_is_not_read_as_token_ids(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"text": "some"}')
+    with pytest.raises(ValueError, match=r"holds text, not token ids: give --data text --files"):
+        open_text(str(path), None, tmp_path, tmp_path)
 
 
 def test_a_refused_evaluation_leaves_nothing_behind(folder, text_file, tmp_path):

@@ -124,8 +124,9 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     plot = "draw these tables, and measure nothing"
     what.add_argument("--plot", type=Path, nargs="+", action=Distinct, help=plot)
     add = parser.add_argument
-    corpora = ", ".join(CORPORA)
-    add("--data", help=f"a file of uint16 token ids, or the validation split of {corpora}")
+    corpora = ", ".join(name for name in CORPORA if name != "run")
+    about = f"a file of uint16 token ids, or the validation split of its own text (run), {corpora}"
+    add("--data", help=about)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
     add("--lengths", type=integer(2), nargs="+", help="tokens of the windows")
     add("--convention", choices=CONVENTIONS, default="sliding")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import tape.data
 from tape.data import (
     BigramCorpus,
     C4Corpus,
@@ -31,13 +32,16 @@ from tape.evaluation import scoring
 from tape.evaluation.journal import Shard, join
 from tape.evaluation.windows import Batch
 from tape.evaluation.workers import answering, complete_shard
-from tape.files import reading
+from tape.files import read_object, reading
 from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
+from tape.runs.folder import TRAINED
 from tape.validation import suggestion
 
 CHUNK_TOKENS = 2**24  # tokens to check or hash
-CORPORA = ("local", "text", "c4", "bigrams")
+CORPORA = ("run", "local", "text", "c4", "bigrams")
+# Of files that hold text: read as token ids, any would seem to be some.
+OF_TEXT = {".txt", ".md", ".rst", ".py", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst"}
 Record = Callable[[Batch, np.ndarray], dict[str, Any]]  # of a batch and its losses
 
 
@@ -88,7 +92,8 @@ def open_text(
     """Opens a file of tokens, or the validation split of a corpus.
 
     Args:
-        data: path of a file of uint16 as LongLoRA publishes them, or the name of a corpus.
+        data: path of a file of uint16 as LongLoRA publishes them, or the name of a corpus; "run":
+            that which the model was trained on, with the same validation split.
         files: files of that corpus.
         model: folder whose tokenizer encodes the corpus.
         most: number of tokens to take, from the beginning; None: all.
@@ -100,15 +105,19 @@ def open_text(
     if files is not None and data not in ("text", "c4"):
         raise ValueError(f"--files goes with --data text and --data c4, not with --data {data}")
     if data in CORPORA:
-        corpus = corpus_of(data, files)
+        corpus = trained_on(model) if data == "run" else corpus_of(data, files)
         stream = tokenize_corpus(corpus, "validation", load_tokenizer(str(model)), cache_dir)
         path, dtype = Path(stream.tokens.filename), stream.tokens.dtype.str
-        text = Text(f"{data} (validation)", path, dtype, len(stream))
+        text = Text(f"{corpus.name} (validation)", path, dtype, len(stream))
     else:
         path = Path(data)
         if not path.is_file():
             hint = suggestion(data, CORPORA)
             raise ValueError(f"--data {data} is neither a file nor a corpus{hint}")
+        if path.suffix in OF_TEXT:
+            raise ValueError(
+                f"--data {data} holds text, not token ids: give --data text --files {data}"
+            )
         size = path.stat().st_size
         if size % 2 or not size:
             reason = "an odd number" if size else "none"
@@ -130,6 +139,23 @@ def corpus_of(name: str, files: list[str] | None) -> Corpus:
             raise ValueError(f"--data c4 takes one folder of shards, not {len(files)} --files")
         return C4Corpus(files and files[0])
     return LocalCorpus() if name == "local" else BigramCorpus()
+
+
+def trained_on(folder: Path) -> Corpus:
+    """Returns the corpus that a run was trained on.
+
+    Raises:
+        ValueError: if it is not recorded, or was no text.
+    """
+    if not (folder / TRAINED).is_file():
+        raise ValueError(f"--data run: {folder} has no {TRAINED}; give the text's name or file")
+    with reading(folder / TRAINED):
+        settings = dict(read_object(folder / TRAINED)["data"])
+        package, _, kind = settings.pop("_target_").rpartition(".")
+    corpus = getattr(tape.data, kind, None) if package == tape.data.__name__ else None
+    if not (isinstance(corpus, type) and issubclass(corpus, Corpus)):
+        raise ValueError(f"--data run: {folder} was not trained on a text; give --data local")
+    return corpus(**settings)
 
 
 def opened(arguments: argparse.Namespace, longest: int) -> tuple[TapeForCausalLM, Text]:
