@@ -110,10 +110,6 @@ VIEW = View(
         Column("whole grid, %", "accuracy", PERCENT),
     ],
     best=_beyond,
-    about=lambda asked: {
-        "trained to digits": f"{asked['problems.max_first']} x {asked['problems.max_second']}",
-        "tested to digits": f"{asked['max_length']} x {asked['max_length']}",
-    },
     heatmap=HEAT,
 )
 

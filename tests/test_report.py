@@ -226,4 +226,4 @@ def test_what_cannot_be_reported_is_refused(output, tmp_path, capsys):
     shutil.rmtree(out)
     for _ in range(2):  # a report may be made again
         main([str(output), "--out", str(out)])
-    assert html.mark("tape.results.report") in (out / "index.html").read_text()
+    assert html.MARK in (out / "index.html").read_text()

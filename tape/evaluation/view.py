@@ -129,13 +129,11 @@ class View:
         best: from the settings of a run, a query of the rows whose mean orders the table; all rows
             of the measure if it takes none of any run.
         measure: which is of the best: a loss is better if it is lower.
-        about: facts of one evaluation, by title.
     """
 
     keys: tuple[str, ...]
     columns: Callable[[list[Asked], pd.DataFrame], list[Column]]
     best: Callable[[Asked], str]
     measure: str = "accuracy"
-    about: Callable[[Asked], dict[str, str]] = lambda asked: {}
     panels: tuple[Panel, ...] = ()
     heatmap: HeatMap | None = None

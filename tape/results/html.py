@@ -1,6 +1,6 @@
-"""Pages of HTML that need nothing but themselves, from page.html and templates that extend it.
+"""A page of HTML that needs nothing but itself, from page.html.
 
-Jinja2 and markdown-it escape all values. A policy in the head of a page allows no script.
+Jinja2 and markdown-it escape all values. A policy in the head of the page allows no script.
 """
 
 from __future__ import annotations
@@ -15,33 +15,23 @@ from markupsafe import Markup
 
 from tape.training.report import printable
 
-TEMPLATE = Path(__file__).with_name("page.html")
+# Identifies the pages of this program.
+MARK = '<meta name="generator" content="tape.results.report">'
 BEGIN, END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 # Tables, headings, lists and indented code; within a line, text is text and nothing else.
 PARSER = MarkdownIt("zero").enable(["table", "heading", "list", "code"])
 
 
-def mark(program: str) -> str:
-    """Returns the tag that identifies the pages of a program."""
-    return f'<meta name="generator" content="{program}">'
-
-
-def page(template: Path, program: str, title: str, **given: Any) -> str:
-    """Renders page.html or a template that extends it.
-
-    Args:
-        program: name of the generating program.
-        given: variables of the template.
-    """
+def page(**given: Any) -> str:
+    """Renders the template, of which `given` are the variables."""
     environment = Environment(
-        loader=FileSystemLoader([template.parent, TEMPLATE.parent]),
+        loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
     )
     environment.filters["rendered"] = lambda text: Markup(PARSER.render(printable(text)))
-    found = environment.get_template(template.name)
-    return found.render(program=program, title=title, mark=mark, **given)
+    return environment.get_template("page.html").render(mark=Markup(MARK), **given)
 
 
 def embedded(path: Path) -> str:

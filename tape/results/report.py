@@ -24,12 +24,11 @@ from tape.command import Parser, expected_errors, in_one_line
 from tape.evaluation.journal import Incomplete, join
 from tape.evaluation.tables import markdown_table
 from tape.files import check_folder, check_replaceable, read_object, write_text
-from tape.results.html import TEMPLATE, embedded, mark, page
+from tape.results.html import MARK, embedded, page
 from tape.runs.folder import CONFIGURATION, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.training.criterion import last_step, reached
 
-PROGRAM = "tape.results.report"
 INDEX = "index.html"
 # Checkpoints of runs and journals of evaluations: their results are beside them.
 INTERNAL_FOLDERS = re.compile(r"\..*|checkpoint-\d+|shard-\d+-of-\d+|__pycache__")
@@ -66,7 +65,7 @@ def run(folders: Sequence[Path], out: Path) -> str:
         ValueError, OSError: if there are no results, or `out` holds another index.html.
     """
     check_folder(out)
-    check_replaceable("--out", out / INDEX, mark(PROGRAM))
+    check_replaceable("--out", out / INDEX, MARK)
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(
@@ -88,9 +87,7 @@ def run(folders: Sequence[Path], out: Path) -> str:
         raise ValueError(f"no results in {names}: to create the first, run tape train")
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     text = page(
-        TEMPLATE,
-        PROGRAM,
-        f"Results in {names}",
+        title=f"Results in {names}",
         about=f"Made {now} at commit {provenance.commit() or 'unknown'} on {provenance.machine()}.",
         faults=records(map(Fault._asdict, faults)) if faults else "",
         # Runs that report the same measurements share a table.

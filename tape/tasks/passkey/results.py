@@ -79,10 +79,6 @@ VIEW = View(
     ),
     columns=_columns,
     best=lambda asked: f"length > {asked['trained']}",
-    about=lambda asked: {
-        "keys x values": f"{asked['keys']} x {asked['values']}",
-        "trained length": str(asked["trained"]),
-    },
     panels=(
         Panel(
             lambda rows: select(rows, "accuracy"),

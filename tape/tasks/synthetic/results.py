@@ -49,7 +49,6 @@ VIEW = View(
     keys=("task", "trained", "max_length", "samples", "seed"),
     columns=_columns,
     best=lambda asked: REACHED,
-    about=lambda asked: {"task": asked["task"], "trained length": str(asked["trained"])},
     panels=(
         Panel(
             lambda rows: select(rows, "accuracy", REACHED),
