@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
@@ -43,23 +42,22 @@ def is_expected(error: Exception) -> bool:
     return isinstance(error, EXPECTED) or memory or package in ("safetensors_rust", "wandb")
 
 
-def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
+def call(main: Callable[[], None], name: str) -> None:
     """Calls what `hydra.main` made of a function. What Hydra or OmegaConf refuses ends the process
     with one line, where Hydra would print several, unless debug=true asks for all of it.
 
     Args:
-        name: configuration file in `folder`.
+        name: configuration file in CONFIG.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise, and do not print
-    if (folder, name) != (CONFIG, "train") and any(
-        word == "-m" or word.startswith("--mu") for word in sys.argv[1:]
-    ):
+    multirun = any(word == "-m" or word.startswith("--mu") for word in sys.argv[1:])
+    if name != "train" and multirun:
         refuse("--multirun is for train.py: repeat this command for each of the values")
     sys.argv[1:] = with_fields(sys.argv[1:], name)
     try:
-        check_added(sys.argv[1:], name, folder)
+        check_added(sys.argv[1:], name)
         if {"-h", "--help"} & {*sys.argv}:
-            print(help_of(sys.argv[1:], name, folder))
+            print(help_of(sys.argv[1:], name))
         else:
             main()
     except BrokenPipeError:
@@ -69,7 +67,7 @@ def call(main: Callable[[], None], name: str, folder: Path = CONFIG) -> None:
             raise
         if isinstance(error, OSError) and error.filename:  # those of `main` did not come here
             error = f"hydra.run.dir, hydra.sweep.dir: no folder {error.filename} can be made"
-        refuse(unknown(sys.argv[1:], name, folder) or error)
+        refuse(unknown(sys.argv[1:], name) or error)
 
 
 def refuse(error: object) -> NoReturn:
@@ -95,24 +93,24 @@ def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _names(value, f"{prefix}{key}.")
 
 
-def check_added(words: list[str], name: str, folder: Path) -> None:
+def check_added(words: list[str], name: str) -> None:
     """Raises a ValueError for a setting that is added (+) outside the groups of settings and the
     empty mappings of the configuration file, where nothing would read it."""
-    tree = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+    tree = OmegaConf.to_container(OmegaConf.load(CONFIG / f"{name}.yaml"))
     known = {*_names(tree)}
-    groups = {"hydra", *groups_of(folder), *(key for key, value in tree.items() if value == {})}
+    groups = {"hydra", *groups_of(), *(key for key, value in tree.items() if value == {})}
     for override in parsed(words):
         outside = re.split(r"[./]", override.key_or_group)[0] not in groups
         if is_added(override) and outside and override.key_or_group not in known:
             raise ValueError(no_setting(override, known))
 
 
-def help_of(words: list[str], name: str, folder: Path) -> str:
+def help_of(words: list[str], name: str) -> str:
     """Returns all groups of settings and the settings that a command composes. Hydra's own text
     takes seconds: it copies all entries for each of the groups."""
-    groups = [f"{group}: {listed(options(group, folder))}" for group in groups_of(folder)]
+    groups = [f"{group}: {listed(options(group))}" for group in groups_of()]
     overrides = [each.input_line for each in parsed(words)]
-    settings = OmegaConf.to_yaml(composed(overrides, name, folder))
+    settings = OmegaConf.to_yaml(composed(overrides, name))
     return "\n".join(
         [
             "usage: group=entry chooses an entry of a group, setting=value changes a setting",
@@ -123,10 +121,10 @@ def help_of(words: list[str], name: str, folder: Path) -> str:
     )
 
 
-def composed(words: list[str], name: str, folder: Path = CONFIG) -> DictConfig:
-    """The configuration that a command composes of its file in `folder` and overrides."""
+def composed(words: list[str], name: str) -> DictConfig:
+    """The configuration that a command composes of its file in CONFIG and overrides."""
     GlobalHydra.instance().clear()  # that of a running command
-    with initialize_config_dir(version_base=None, config_dir=str(folder)):
+    with initialize_config_dir(version_base=None, config_dir=str(CONFIG)):
         return compose(name, with_fields(words, name))
 
 
@@ -141,10 +139,10 @@ def with_fields(words: list[str], name: str) -> list[str]:
     ]
 
 
-def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
+def unknown(words: list[str], name: str) -> str | None:
     """What is wrong with the first override that names no setting or no file of a group, if any."""
     overrides = parsed(words)
-    entries = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))["defaults"]
+    entries = OmegaConf.to_container(OmegaConf.load(CONFIG / f"{name}.yaml"))["defaults"]
     usable = {group for entry in entries if isinstance(entry, dict) for group in entry}
     groups = {}
     lists = [each for each in overrides if isinstance(each.value(), list)]
@@ -155,7 +153,7 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
                 pair = f"{override.input_line} beside {above.input_line}"
                 return f"{pair.replace('++', '')}: give one of the two"
         value = override.input_line.partition("=")[2]
-        if group in usable and (names := options(group, folder)):
+        if group in usable and (names := options(group)):
             choices = value.split(",")
             for choice in {*choices} - names:
                 if choice == "null":
@@ -163,7 +161,7 @@ def unknown(words: list[str], name: str, folder: Path = CONFIG) -> str | None:
                 return f"unknown {group} {choice!r}{suggestion(choice, names)}"
             groups[group] = choices[0]
     chosen = [f"{group}={choice}" for group, choice in groups.items()]
-    known = {*_names(OmegaConf.to_container(composed(chosen, name, folder)))}
+    known = {*_names(OmegaConf.to_container(composed(chosen, name)))}
     if name == "train":
         known |= {f"trainer.{field}" for field in trainer_fields()}
     for override in overrides:

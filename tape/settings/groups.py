@@ -24,18 +24,16 @@ ABLATIONS = OmegaConf.load(CONFIG / "sweep" / "ablations.yaml")
 _entries: dict[str, set[str]] = defaultdict(set)  # by group
 
 
-def options(group: str, folder: Path = CONFIG) -> set[str]:
-    """Returns the names that a group of configuration files has: those of its files in `folder`,
-    and in the folder of train.py those that are registered here."""
-    files = {path.stem for path in (folder / group).glob("*.yaml")}
-    return files | (_entries.get(group, set()) if folder == CONFIG else set())
+def options(group: str) -> set[str]:
+    """Returns the names that a group of settings has: those of its files, and those that are
+    registered here."""
+    return {path.stem for path in (CONFIG / group).glob("*.yaml")} | _entries.get(group, set())
 
 
-def groups_of(folder: Path = CONFIG) -> list[str]:
+def groups_of() -> list[str]:
     """Returns the groups that `options` has entries of."""
-    groups = {path.name for path in folder.iterdir()}
-    groups |= _entries.keys() if folder == CONFIG else set()
-    return sorted(group for group in groups if options(group, folder))
+    groups = {path.name for path in CONFIG.iterdir()} | _entries.keys()
+    return sorted(group for group in groups if options(group))
 
 
 def _register(group: str, name: str, content: Any, package: str | None = "_global_") -> None:

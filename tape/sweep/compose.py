@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tape.settings import schema
 from tape.settings.composition import check_added, composed, listed, parsed, unknown
-from tape.settings.groups import ABLATIONS, CONFIG, options
+from tape.settings.groups import ABLATIONS, options
 from tape.settings.schema import Kind, optional, shown
 from tape.sweep.receipt import Run
 
@@ -112,7 +112,7 @@ def compose_run(settings: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
         ValueError: for settings that `tape train` would refuse before it reads any data.
     """
     try:
-        check_added([*settings], "train", CONFIG)
+        check_added([*settings], "train")
         found = composed([*settings], "train")
         schema.check_groups(OmegaConf.to_container(found))
         values = OmegaConf.to_container(found, resolve=True)
