@@ -31,8 +31,7 @@ def cached_extras(
             f"position '{encoding}' with a cache that rounds or drops cached tokens: it keeps more "
             "of each token than keys and values; use a cache of all tokens that is not quantized"
         )
-    if keys.shape[-1] != head_dim + width:
-        check_channels(encoding, "keys", keys, head_dim + width)
+    check_channels(encoding, "keys", keys, head_dim + width)
     return keys[..., -width:]
 
 
@@ -50,20 +49,17 @@ def stored(
     keys = k if extras is None else torch.cat((k, extras), dim=-1)
     all_values = values.concat()
     if layer_idx < len(cache.layers) and (layer := cache.layers[layer_idx]).is_initialized:
-        if layer.keys.shape[-1] != keys.shape[-1]:
-            check_channels(encoding, "keys", layer.keys, keys.shape[-1])
-        if layer.values.shape[-1] != all_values.shape[-1]:
-            check_channels(encoding, "values", layer.values, all_values.shape[-1])
+        check_channels(encoding, "keys", layer.keys, keys.shape[-1])
+        check_channels(encoding, "values", layer.values, all_values.shape[-1])
     keys, all_values = cache.update(keys, all_values, layer_idx)
     if extras is not None:
         keys, extras = keys.split((k.shape[-1], extras.shape[-1]), dim=-1)
-    width = values.width
-    return keys, extras, Values.of_joined(all_values, width) if width else Values(all_values)
+    return keys, extras, Values.of_joined(all_values, values.width)
 
 
 def check_channels(encoding: str, kind: str, cached: Tensor, count: int) -> None:
     """Raises a ValueError for cached tokens with other than `count` channels, if there are any."""
-    if cached.numel():
+    if cached.shape[-1] != count and cached.numel():
         raise ValueError(
             f"position '{encoding}' with cached {kind} of {cached.shape[-1]} channels per head, as "
             f"from prefix tuning or a cache made before: it caches {count}, because it keeps more "

@@ -55,10 +55,10 @@ class TapeGenerationMixin(GenerationMixin):
         makes 4-D masks, in which tokens cannot be counted."""
         given = model_kwargs.get("past_key_values")
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache, mask = (model_kwargs.get(name) for name in ("past_key_values", "attention_mask"))
+        cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
         made = type(cache) is DynamicCache and given is None
         if made and generation_config.cache_implementation is None:
             model_kwargs["past_key_values"] = GrowingCache()
-        counted = model_kwargs.get("position_ids") is None and mask is not None
-        if counted and cache is not None and cache.is_compileable:
+        static = cache is not None and cache.is_compileable
+        if static and mask is not None and model_kwargs.get("position_ids") is None:
             model_kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
