@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from arithmetic.problems import Problems
 from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.questions import Answer, Batch, Question, Questions, check_count
-from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View
+from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View, Where
 from tape.model.checkpoint import check_length
 from tape.model.modeling import TapeForCausalLM
 from tape.positions.abacus import Abacus
@@ -93,8 +94,8 @@ HEAT = HeatMap(
 )
 
 
-def _beyond(asked: Asked) -> str:
-    return f"not ({HEAT.inside(asked)})"
+def _beyond(asked: Asked) -> Where:
+    return lambda rows: ~HEAT.within(asked, rows)
 
 
 VIEW = View(
@@ -105,7 +106,7 @@ VIEW = View(
         *(f"problems.{field.name}" for field in fields(Problems) if field.name not in OF_TRAINING),
     ),
     columns=lambda asked, rows: [
-        Column("trained lengths, %", "accuracy", PERCENT, HEAT.inside(asked[0])),
+        Column("trained lengths, %", "accuracy", PERCENT, partial(HEAT.within, asked[0])),
         Column("beyond them, %", "accuracy", PERCENT, _beyond(asked[0]), "beyond"),
         Column("whole grid, %", "accuracy", PERCENT),
     ],

@@ -2,10 +2,13 @@
 
 import csv
 import json
+import re
 import shutil
+from contextlib import suppress
 
 import pandas as pd
 import pytest
+from commands import ROOT
 
 from arithmetic import Problems
 from arithmetic.grid import GRID
@@ -344,6 +347,23 @@ def test_the_table_of_lengths_has_means_and_intervals_over_seeds(tmp_path):
     lines = {line.get_label(): line.get_ydata() for line in axes.lines}
     assert list(lines["rope"]) == pytest.approx([1, 0.4, 0.2, 0])
     assert len(axes.collections) == 1  # one seed has no interval
+
+
+@pytest.mark.parametrize("name", ["passkey", "addition", "needle"])
+def test_what_was_asked_is_not_run_as_code(name, tmp_path):
+    """Saved results may be those of others."""
+    folder = shutil.copytree(ROOT / "docs" / "results" / name, tmp_path / name)
+    settings, made = folder / "settings.json", tmp_path / "made"
+    code = f"1 and @pd.io.common.os.mkdir('{made}')"
+    text, count = re.subn(
+        r'"(trained|problems\.max_first)": \d+',
+        lambda found: f'"{found[1]}": {json.dumps(code)}',
+        settings.read_text(),
+    )
+    settings.write_text(text)
+    with suppress(TypeError, ValueError):  # text is compared with numbers
+        compare([folder], tmp_path / "out")
+    assert count and not made.exists()
 
 
 @pytest.mark.parametrize("size", [1, 10, 20, 37, 80, 300])

@@ -26,6 +26,7 @@ from tape.evaluation.view import (
     Evaluation,
     Panel,
     View,
+    Where,
     select,
 )
 
@@ -148,7 +149,7 @@ def by_middle(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns the bins of positions, with their middle as `position`, that are scored in at least
     half as many windows as any of their run: under `sliding`, all but the last `stride` positions
     are those of a single window."""
-    bins = select(rows, "loss", "first.notna()")
+    bins = select(rows, "loss", lambda rows: rows["first"].notna())
     windows = _scoring(bins)
     shown = windows >= windows.groupby(bins["run"]).transform("max") / 2
     return bins.assign(position=(bins["first"] * bins["last"]) ** 0.5)[shown]
@@ -201,9 +202,14 @@ def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
     return [gain | {"n": int(part["n"].sum())}]
 
 
+def _whole(length: int) -> Where:
+    """Takes the loss over whole windows of a length, which has no positions."""
+    return lambda rows: (rows["length"] == length) & rows["first"].isna()
+
+
 def _by_length(rows: pd.DataFrame) -> pd.DataFrame:
     """The perplexity of whole windows."""
-    windows = select(rows, "loss", "first.isna()")
+    windows = select(rows, "loss", lambda rows: rows["first"].isna())
     return windows.assign(value=windows["value"].map(exp))
 
 
@@ -214,7 +220,7 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
             f"perplexity {length:,}",
             "loss",
             PERPLEXITY,
-            f"length == {length} and first.isna()",
+            _whole(length),
             compared=f"{length:,}" if length in (lengths[0], lengths[-1]) else "",
         )
         for length in lengths
@@ -231,7 +237,7 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
 VIEW = View(
     keys=(*(name for name in ABOUT if name not in ("model", "model_hash", "length")), "lengths"),
     columns=_columns,
-    best=lambda asked: f"length == {asked['lengths'][-1]} and first.isna()",
+    best=lambda asked: _whole(asked["lengths"][-1]),
     measure="loss",
     panels=(
         Panel(

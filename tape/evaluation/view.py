@@ -1,6 +1,7 @@
 """How the rows of one kind of evaluation are shown, as data: columns of a table, curves, heat map.
 
-Rows are selected by queries of pandas, such as "length == 256 and first.isna()".
+Rows are selected by functions, and not by queries of pandas: these are code, and what an evaluation
+was asked comes from files of others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pandas as pd
 from tape.evaluation.scoring import exp
 
 Asked = dict[str, Any]
+Where = Callable[[pd.DataFrame], pd.Series]  # whether each row is taken
 
 
 class Evaluation(NamedTuple):
@@ -42,17 +44,17 @@ AS_IT_IS = Scale(float, 2)
 WHOLE = Scale(float, 0)
 
 
-def select(rows: pd.DataFrame, measure: str, where: str = "") -> pd.DataFrame:
-    """Returns the rows of a measure, of those a query takes if there is one."""
+def select(rows: pd.DataFrame, measure: str, where: Where | None = None) -> pd.DataFrame:
+    """Returns the rows of a measure, those that `where` takes if it is given."""
     rows = rows[rows["measure"] == measure]
-    return rows.query(where, engine="python") if where and len(rows) else rows
+    return rows if where is None or rows.empty else rows[where(rows)]
 
 
 class Column(NamedTuple):
     """A column of the table: the mean of some rows of a run, weighted by their `n`.
 
     Attributes:
-        where: a query of rows of the measure; all of them if it is empty.
+        where: takes rows of the measure; None: all of them.
         compared: the condition, for the table of differences (of unscaled values) to a baseline;
             empty for none.
         cost: whether it is a cost of the run rather than a result.
@@ -61,7 +63,7 @@ class Column(NamedTuple):
     title: str
     measure: str
     scale: Scale
-    where: str = ""
+    where: Where | None = None
     compared: str = ""
     cost: bool = False
 
@@ -104,14 +106,13 @@ class HeatMap(NamedTuple):
     labels: tuple[str, str]
     trained: Callable[[Asked], tuple[float | None, float | None]]
 
-    def inside(self, asked: Asked) -> str:
-        """Returns a query of the trained conditions."""
-        limits = zip((self.down, self.across), self.trained(asked), strict=True)
-        return " and ".join(f"{name} <= {last}" for name, last in limits if last is not None)
-
     def within(self, asked: Asked, rows: pd.DataFrame) -> pd.Series:
         """Returns whether each row is of trained conditions."""
-        return rows.eval(self.inside(asked), engine="python")
+        found = pd.Series(True, rows.index)
+        for condition, last in zip((self.down, self.across), self.trained(asked), strict=True):
+            if last is not None:
+                found &= rows[condition] <= last
+        return found
 
     def cells(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Returns the accuracies that are over both conditions; none if rows lack one."""
@@ -126,14 +127,14 @@ class View:
     Attributes:
         keys: settings of the evaluation that must be equal for all runs.
         columns: of the table, from these settings of each run and the rows of all.
-        best: from the settings of a run, a query of the rows whose mean orders the table; all rows
+        best: from the settings of a run, what takes the rows whose mean orders the table; all rows
             of the measure if it takes none of any run.
         measure: which is of the best: a loss is better if it is lower.
     """
 
     keys: tuple[str, ...]
     columns: Callable[[list[Asked], pd.DataFrame], list[Column]]
-    best: Callable[[Asked], str]
+    best: Callable[[Asked], Where]
     measure: str = "accuracy"
     panels: tuple[Panel, ...] = ()
     heatmap: HeatMap | None = None

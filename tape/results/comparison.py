@@ -53,7 +53,7 @@ class Comparison:
                 for label, runs in groups.items()
             }
             best = {
-                label: rows[label].query(view.best(runs[0].asked[kind]), engine="python")
+                label: rows[label][view.best(runs[0].asked[kind])(rows[label])]
                 for label, runs in groups.items()
             }
             sign = 1 if view.measure == "loss" else -1

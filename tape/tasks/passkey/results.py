@@ -56,13 +56,15 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
         columns = [_at(length, f"keys {length:,}, %") for length in lengths]
         return [*columns[:-1], columns[-1]._replace(compared=f"{lengths[-1]:,}")]
     (end,) = trained
-    within = Column(f"up to {end:,} tokens, %", "accuracy", PERCENT, f"length <= {end}")
+    within = Column(
+        f"up to {end:,} tokens, %", "accuracy", PERCENT, lambda rows: rows["length"] <= end
+    )
     beyond = [_at(n * end, f"{n * end:,} ({n}x), %") for n in TIMES if n * end in lengths]
     return [within, *(column._replace(compared=column.title[:-3]) for column in beyond)]
 
 
 def _at(length: int, title: str) -> Column:
-    return Column(title, "accuracy", PERCENT, f"length == {length}")
+    return Column(title, "accuracy", PERCENT, lambda rows: rows["length"] == length)
 
 
 VIEW = View(
@@ -78,7 +80,7 @@ VIEW = View(
         "original",
     ),
     columns=_columns,
-    best=lambda asked: f"length > {asked['trained']}",
+    best=lambda asked: lambda rows: rows["length"] > asked["trained"],
     panels=(
         Panel(
             lambda rows: select(rows, "accuracy"),

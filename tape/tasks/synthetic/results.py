@@ -16,7 +16,6 @@ from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, s
 
 SOLVED = 0.9  # exact match at a length that counts as solved
 FOLDER = "synthetic"  # of an evaluation, in that of the run
-REACHED = "reached == 1"  # the rows that comparisons average
 
 
 def accuracies(rows: pd.DataFrame) -> dict[int, float]:
@@ -36,22 +35,34 @@ def has_reached(rows: pd.DataFrame) -> bool:
     return bool(rows["reached"].max() == 1)
 
 
+def reached(rows: pd.DataFrame) -> pd.Series:
+    """Takes the rows that comparisons average."""
+    return rows["reached"] == 1
+
+
 def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     end = asked[0]["trained"]
+
+    def trained(rows: pd.DataFrame) -> pd.Series:
+        return (rows["length"] <= end) & reached(rows)
+
+    def twice(rows: pd.DataFrame) -> pd.Series:
+        return (rows["length"] == 2 * end) & reached(rows)
+
     return [
-        Column("trained lengths, %", "accuracy", PERCENT, f"length <= {end} and {REACHED}"),
-        Column("twice, %", "accuracy", PERCENT, f"length == {2 * end} and {REACHED}", "twice"),
-        Column("all lengths, %", "accuracy", PERCENT, REACHED),
+        Column("trained lengths, %", "accuracy", PERCENT, trained),
+        Column("twice, %", "accuracy", PERCENT, twice, "twice"),
+        Column("all lengths, %", "accuracy", PERCENT, reached),
     ]
 
 
 VIEW = View(
     keys=("task", "trained", "max_length", "samples", "seed"),
     columns=_columns,
-    best=lambda asked: REACHED,
+    best=lambda asked: reached,
     panels=(
         Panel(
-            lambda rows: select(rows, "accuracy", REACHED),
+            lambda rows: select(rows, "accuracy", reached),
             "length",
             ("length of the problem", "exact match"),
             log="x",
