@@ -79,19 +79,6 @@ def causal_blocks(T: int, window: int | None, device: torch.device) -> BlockMask
         return create(seen, None, None, T, T, device=device)
 
 
-def unpadded_blocks(
-    window: int | None, x_BTC: Tensor, cache: Cache | None
-) -> tuple[bool, BlockMask | None]:
-    """Returns whether FlexAttention needs no mask of this text, and of this text only, and the one
-    that serves any: None for one token, which sees all of a dynamic cache."""
-    if is_compiling():
-        return False, None
-    T = x_BTC.shape[1]
-    if cache is None:
-        return True, causal_blocks(T, window, x_BTC.device)
-    return T == 1 and window is None and not cache.is_compileable, None
-
-
 def build_mask(
     config: PretrainedConfig, window: int | None, batch: Batch
 ) -> Tensor | BlockMask | None:
@@ -99,13 +86,15 @@ def build_mask(
     does, with a window and documents (`restrict`). Flash attention takes these two as arguments of
     its own."""
     x_BTC, attention_mask, cache, slots, real, documents = batch
+    plain = attention_mask is None and documents is None
+    decoding = x_BTC.shape[1] == 1 and cache is not None and not cache.is_compileable
+    if plain and decoding and window is None:
+        return None  # the token sees all of the cache
     if window is not None and attention_mask is not None and attention_mask.ndim == 4:
         attention_mask, window = narrowed(attention_mask, slots, window), None
     implementation, allowed = config._attn_implementation, None
-    if implementation == "flex_attention" and attention_mask is None and documents is None:
-        serves, blocks = unpadded_blocks(window, x_BTC, cache)
-        if serves:
-            return blocks
+    if implementation == "flex_attention" and plain and cache is None and not is_compiling():
+        return causal_blocks(x_BTC.shape[1], window, x_BTC.device)
     if window is not None or documents is not None:
         allowed = restrict(window, real, documents, num_slots(x_BTC, cache))
     given = {

@@ -91,15 +91,16 @@ class GrowableBuffer:
         that are still referenced are never overwritten. (Autograd counts in-place writes behind a
         view, too: so backpropagate through cached tensors before the next append.)
         """
+        count = new.shape[-2]
         start = content.shape[-2] if content.ndim > 1 else 0  # empty tensors have one axis
-        stop = start + new.shape[-2]
+        stop = start + count
         if content is not self.content or not self._fits(new, stop):
             spare = new.new_empty((*new.shape[:-2], 64 + stop // 8, new.shape[-1]))
             self.memory = torch.cat((content, new, spare), dim=-2)
             self.inference = torch.is_inference_mode_enabled()
         else:
-            self.memory[..., start:stop, :] = new
-        self.content = self.memory[..., :stop, :]
+            self.memory.narrow(-2, start, count).copy_(new)
+        self.content = self.memory.narrow(-2, 0, stop)
         return self.content
 
     def _fits(self, new: Tensor, stop: int) -> bool:

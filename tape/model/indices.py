@@ -55,8 +55,11 @@ def token_indices(
     padded = attention_mask is not None and attention_mask.ndim == 2
     static = isinstance(past, Tensor)
     new = torch.arange(T, device=device) + past if static else slice(past, past + T)
-    # A count is an index plus one; padding has the count of the token before it.
     counted = isinstance(kept_length, int) and kept_length == 0
+    if counted and position_ids is None and not padded:
+        key = torch.arange(S, device=device)[None]
+        return key[:, new], key, None
+    # A count is an index plus one; padding has the count of the token before it.
     if counted:
         counts = torch.arange(1, S + 1, device=device)[None]
         if padded:

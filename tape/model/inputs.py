@@ -65,35 +65,33 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         ValueError: for arguments that contradict each other, or that the backend or the encoding
             does not support.
     """
-    position, shard, recurrences = model.position, model.shard, model.config.num_recurrences
-    layer_windows = [layer.context.window for layer in model.layers]
+    position, shard = model.position, model.shard
+    windows = [layer.context.window for layer in model.layers]
     batch, index = _batch(model, call)
     if model.s2_group_size is not None and model.training and batch.cache is None:
         kernels = {None: backends.shifted(model.config, model.s2_group_size, batch)}
     else:
         kernels = {
-            window: backends.kernel_and_mask(model.config, window, batch)
-            for window in {*layer_windows}
+            window: backends.kernel_and_mask(model.config, window, batch) for window in {*windows}
         }
     positions, cached_indices = _coordinates(model, batch, call, index)
     x_BTC, real, slots, local_positions = batch.x_BTC, batch.real, batch.slots, positions
     if shard is not None:  # local: the tokens of this process
         x_BTC, positions, local_positions, real, slots = shard.own(x_BTC, positions, real, slots)
         kernels = shard.kernels(kernels, batch.cache, call.output_attentions)
-    x_BTC, states, biases = position(x_BTC, local_positions, positions, len(model.layers))
+    x_BTC, states, biases = position(x_BTC, local_positions, positions, len(windows))
     if model.config._attn_implementation == "flash_attention_2":
         bias = next((bias for bias in biases if bias is not None), None)
         backends.check_flash(batch, call.position_ids, positions.key, bias)
     if cached_indices is not None:  # after all checks
-        T = x_BTC.shape[1]
-        indices.keep_indices(batch.cache, len(model.layers) * recurrences, cached_indices, T)
+        indices.keep_indices(batch.cache, model.indices_layer, cached_indices, x_BTC.shape[1])
     sum_before = None if shard is None else shard.sum_before
     seen = batch.mask[:, 0] if batch.mask is not None and batch.mask.ndim == 4 else None
     tokens = [
         Tokens(local_positions, bias, real, slots, batch.documents, seen, sum_before)
         for bias in biases
     ]
-    applied = [*zip(layer_windows, tokens, strict=True)] * recurrences
+    applied = [*zip(windows, tokens, strict=True)] * (model.indices_layer // len(windows))
     return Inputs(
         x_BTC,
         states,
@@ -107,13 +105,12 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
 
 def _batch(model: PreTrainedModel, call: Call) -> tuple[Batch, Tensor | None]:
     """Returns the tokens of a call, and their indices if it has documents."""
-    implementation = model.config._attn_implementation
     if (call.input_ids is None) == (call.inputs_embeds is None):
         raise ValueError("give exactly one of input_ids and inputs_embeds")
-    if call.output_attentions and implementation != "eager":
+    if call.output_attentions and (kind := model.config._attn_implementation) != "eager":
         raise ValueError(
-            f"output_attentions=True with attn_implementation={implementation!r}, which does not "
-            "return attention weights; use 'eager'"
+            f"output_attentions=True with attn_implementation={kind!r}, which does not return "
+            "attention weights; use 'eager'"
         )
     cache, use_cache = call.past_key_values, call.use_cache
     x_BTC = call.inputs_embeds
@@ -170,7 +167,6 @@ def _coordinates(
         index: (B, T) token indices within documents, or None.
     """
     position, ids, cached = model.position, call.position_ids, None
-    indices_layer = len(model.layers) * model.config.num_recurrences  # in the cache
     if ids is not None and ids.is_floating_point():
         raise ValueError(
             f"position_ids of {ids.dtype}: allowed: integers; to interpolate positions, give the "
@@ -179,7 +175,7 @@ def _coordinates(
     if ids is not None and ids.shape[1] > 1 and not position.ordered and batch.mask is None:
         indices.refuse_restarts(ids)
     if position.reads:
-        last = indices.last_index(batch.cache, indices_layer, batch.slots)
+        last = indices.last_index(batch.cache, model.indices_layer, batch.slots)
         new = None if batch.real is None else batch.real[:, batch.slots]
         ids = index = position.read(call.input_ids, new, last, batch.documents)
     if batch.documents is not None:
@@ -188,7 +184,7 @@ def _coordinates(
         query = key = batch.slots[None]
     else:
         query, key, cached = indices.token_indices(
-            batch, ids, indices_layer, ordered=position.ordered, training=model.training
+            batch, ids, model.indices_layer, ordered=position.ordered, training=model.training
         )
     sampler = position.sampler
     if sampler.draw is not None:

@@ -34,11 +34,12 @@ class RMSNorm(LlamaRMSNorm):
     rounds identically."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == self.weight.dtype and x.dtype in (torch.float32, torch.float64):
-            return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+        weight, eps = self.weight, self.variance_epsilon
+        if x.dtype == weight.dtype and x.dtype in (torch.float32, torch.float64):
+            return F.rms_norm(x, weight.shape, weight, eps)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * wide.to(x.dtype)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * wide.to(x.dtype)
 
 
 class Attention(nn.Module):

@@ -126,6 +126,8 @@ class TapeModel(TapePreTrainedModel):
             for layer_idx in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        # The layer of a cache that keeps token indices, after those of all recurrences.
+        self.indices_layer = config.num_hidden_layers * config.num_recurrences
         self.s2_group_size: int | None = None  # set by `set_shifted_attention`
         self.shard: Shard | None = None  # set by `tape.model.sequence_parallel.shard_sequence`
         self.gradient_checkpointing = False
@@ -161,9 +163,16 @@ class TapeModel(TapePreTrainedModel):
         Raises:
             ValueError: for contradictory arguments, and for what the backend does not support.
         """
-        ids, embeds = input_ids, inputs_embeds
-        call = Call(ids, embeds, attention_mask, position_ids, past_key_values, use_cache)
-        call = call._replace(output_attentions=output_attentions, document_ids=document_ids)
+        call = Call(
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            use_cache,
+            output_attentions,
+            document_ids,
+        )
         inputs = layer_inputs(self, call)
         x_BTC, states = inputs.x_BTC, inputs.states
         layers = [*self.layers]

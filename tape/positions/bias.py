@@ -20,6 +20,7 @@ from tape.positions.base import (
     Positions,
     WideLinear,
     distances,
+    without_autocast,
 )
 from tape.positions.sampling import SAMPLERS
 from tape.positions.scores import ScoreBias, ScoreMod, lookup
@@ -99,8 +100,7 @@ class LearnedBias(ScoreBias):
         self.layer, self.positions = layer, positions
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        device = self.positions.query.device.type
-        with torch.autocast(device, enabled=False):  # bfloat16 cannot represent positions
+        with without_autocast(self.positions.query):  # bfloat16 cannot represent positions
             return self.layer(self.positions).to(dtype)
 
 

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear, distances
+from tape.positions.base import (
+    LayerPosition,
+    PositionEncoding,
+    Tokens,
+    WideLinear,
+    distances,
+    without_autocast,
+)
 from tape.positions.bias import DENSE_BACKENDS
 from tape.positions.scores import ScoreBias
 
@@ -52,7 +59,7 @@ class ProfileLayer(LayerPosition):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Returns the profiles of the queries, (B, H, T, E)."""
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
-        with torch.autocast(x_BTC.device.type, enabled=False):
+        with without_autocast(x_BTC):
             r = self.reader(x_BTC.to(wide))
             r_BHTR = r.unflatten(-1, (-1, len(self.profiles))).transpose(1, 2)
             return r_BHTR @ self.profiles.to(wide)

@@ -35,14 +35,19 @@ def rotated(x: Tensor, e: Tensor) -> Tensor:
 
 
 def factors(e: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (cosine, cosine) and (-sine, sine) of all frequencies, each (.., D)."""
-    cosine, sine = e.unbind(-2)
-    return torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
+    """Returns (cosine, cosine) and (-sine, sine) of all frequencies, each (.., D). They are kept
+    with e, which the layers of RoPE share."""
+    if (found := getattr(e, "rotary_factors", None)) is None:
+        cosine, sine = e.unbind(-2)
+        found = torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
+        if not is_compiling():
+            e.rotary_factors = found
+    return found
 
 
 def turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Returns `apply_rotary` of x, given its `factors`."""
-    return x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
+    return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, dims=-1), sines)
 
 
 class _ApplyRotary(torch.autograd.Function):
@@ -143,9 +148,10 @@ class RoPE(PositionEncoding):
         return arguments
 
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
-        with torch.autocast(self.inv_freq.device.type, enabled=False):
-            phases = positions.query.to(dtype)[..., None] * self.inv_freq.to(dtype)  # (B|1, T, F)
-            return torch.stack((phases.cos(), phases.sin()), dim=-2)[:, None] * self.magnitude
+        # Autocast, which would round a product of matrices, leaves these operations as they are.
+        phases = positions.query.to(dtype)[..., None] * self.inv_freq.to(dtype)  # (B|1, T, F)
+        waves = torch.stack((phases.cos(), phases.sin()), dim=-2)[:, None]
+        return waves if self.magnitude == 1 else waves * self.magnitude
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return RotaryLayer()

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionModule
+from tape.positions.base import LayerPosition, PositionModule, without_autocast
 from tape.positions.rotary import RoPE, RotaryLayer, YaRN
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class TapeLayer(RotaryLayer):
         return e.flatten(-2).to(dtype) if self.attends else None  # (B|1, K|1, T, 2 F)
 
     def next_state(self, e: Tensor, attended_e: Tensor | None, mlp_out: Tensor) -> Tensor:
-        with torch.autocast(mlp_out.device.type, enabled=False):
+        with without_autocast(mlp_out):
             shape = (len(mlp_out), self.num_heads, *e.shape[2:])  # B, K, T, 2, F
             state = self._arrange(e.expand(shape), self.mixed)
             if self.attends:
@@ -135,13 +135,12 @@ class TapeLayer(RotaryLayer):
             mlp_out = mlp_out.to(weight.dtype)
         gate = F.silu(self.gate(mlp_out)).flatten(0, 1).to(state.dtype)
         if self.tensorial:
-            # One small matrix per token, 1 + W2 diag(gate) W1, linear in the gate: with M heads and
+            # One small matrix per token, W2 diag(gate) W1, linear in the gate: with M heads and
             # I = width it costs I M^2 + M^2 N multiply-adds and saves M^2 numbers for the backward
             # pass; applying W1 and W2 in turn costs 2 I M N and saves I N.
             products = W2.mT[..., None] * W1[..., None, :]  # (.., I, M, M)
-            identity = torch.eye(self.mixed, dtype=state.dtype, device=state.device)
-            maps = gate @ products.flatten(-2) + identity.flatten()  # (.., B T, M M)
-            return maps.view(*state.shape[:-1], -1) @ state
+            maps = (gate @ products.flatten(-2)).view(*state.shape[:-1], -1)  # (.., B T, M, M)
+            return torch.baddbmm(state, maps, state) if state.ndim == 3 else state + maps @ state
         up = torch.einsum("...im,...tmn->...tin", W1, state)
         return add_product(state, W2, gate[..., None] * up)
 
