@@ -102,6 +102,13 @@ ROPES = {
     "partial, default": {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
     "partial, old": {"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}},
 }
+OF_OTHERS = {  # fields that a Llama ignores, such as those of the Mistral that it was made from
+    "window": {"sliding_window": 4},
+    "recurrences": {"num_recurrences": 2},
+    "temperature": {"query_temperature": {"scale": 1.0, "length": 2}},
+    "norm": {"qk_norm": True},
+    "sink": {"attention_sink": True},
+}
 VARYING = {
     "dynamic": {"factor": 4.0},
     "longrope": {
@@ -122,9 +129,9 @@ def llama_folder(folder, rope):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ROPES)
-def test_a_llama_rotates_as_in_the_library(tmp_path, kind):
-    folder, tokens = llama_folder(tmp_path, ROPES[kind]), random_tokens(2, 23)
+@pytest.mark.parametrize("kind", [*ROPES, *OF_OTHERS])
+def test_a_llama_computes_as_in_the_library(tmp_path, kind):
+    folder, tokens = llama_folder(tmp_path, (ROPES | OF_OTHERS)[kind]), random_tokens(2, 23)
     expected = LlamaForCausalLM.from_pretrained(folder).eval()(tokens).logits
     for position in ("rope", "tape", {"name": "mixed", "pattern": ["rope", "tape"]}):
         model = TapeForCausalLM.from_pretrained(folder, position=position).eval()
