@@ -208,7 +208,8 @@ class TapeConfig(LlamaConfig):
             raise OSError(f"{pretrained_model_name_or_path} has no config.json, or an empty one")
         family = config_dict.get("model_type", cls.model_type)
         if family == "llama":
-            known = cls._known() - {"architectures"}  # a Llama ignores other names
+            # A Llama ignores other names, such as the window of a Mistral that it was made from.
+            known = {field.name for field in fields(LlamaConfig)} - {"architectures"} | ARGUMENTS
             config_dict = {name: config_dict[name] for name in config_dict.keys() & known}
             config_dict |= {"model_type": cls.model_type, "position": "rope"}
             _ignore_partial_default(config_dict)

@@ -47,7 +47,7 @@ def factors(e: Tensor) -> tuple[Tensor, Tensor]:
 
 def turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Returns `apply_rotary` of x, given its `factors`."""
-    return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, dims=-1), sines)
+    return x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
 
 
 class _ApplyRotary(torch.autograd.Function):
