@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import in_modes, make_model, random_tokens
+from test_scrolls import byte_tokenizer
 from transformers import DynamicCache, MistralConfig, StaticCache
 from transformers.cache_utils import DynamicLayer
 
@@ -304,3 +305,17 @@ def test_a_cache_of_another_draw_is_refused(position):
     with pytest.raises(ValueError, match=r"cached tokens in training .* drawn anew"):
         model(tokens[:, 5:], past_key_values=cache)
     model.eval()(tokens[:, 5:], past_key_values=cache)
+
+
+def test_generation_stops_at_a_string():
+    """transformers hands the tokenizer of `stop_strings` on to the model."""
+    tokenizer = byte_tokenizer()
+    model = make_model("rope", vocab_size=len(tokenizer))
+    prompt = random_tokens(1, 5)
+    found = model.generate(prompt, max_new_tokens=8, do_sample=False)[0, 5:]
+    stop = tokenizer.decode(found[2])
+    stopped = model.generate(
+        prompt, max_new_tokens=8, do_sample=False, stop_strings=[stop], tokenizer=tokenizer
+    )[0, 5:]
+    first = found.tolist().index(found[2].item())
+    assert stopped.tolist() == found[: first + 1].tolist()
