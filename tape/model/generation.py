@@ -22,6 +22,10 @@ class TapeGenerationMixin(GenerationMixin):
             "positions of this decoder do not support; use generate() with a padded batch"
         )
 
+    def prepare_inputs_for_generation(self, *args, tokenizer=None, **kwargs):
+        """As in transformers, which hands the tokenizer of `stop_strings` on to the model."""
+        return super().prepare_inputs_for_generation(*args, **kwargs)
+
     def _get_stopping_criteria(self, *args, **kwargs):
         """As in transformers, without the warning at the training length, which is not a limit."""
         criteria = super()._get_stopping_criteria(*args, **kwargs)

@@ -226,7 +226,9 @@ class TapeForCausalLM(TapePreTrainedModel, TapeGenerationMixin):
 
         Args:
             labels: (B, T) token ids, shifted inside; -100 is ignored. With document_ids, the label
-                of a document's first token is predicted from the last one of the document before.
+                of a document's first token is predicted from the last one of the document before,
+                and with padding on the left a row's first token from padding, as in a Llama: set
+                the labels of these to -100, or pad on the right.
             logits_to_keep: number of last tokens, or their indices, to compute logits for; 0: all.
             num_items_in_batch: divisor of the summed loss; the number of labels by default.
             skip_logits: return the loss alone, for which the head is applied to chunks of tokens:
