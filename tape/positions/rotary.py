@@ -35,13 +35,17 @@ def rotated(x: Tensor, e: Tensor) -> Tensor:
 
 
 def factors(e: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (cosine, cosine) and (-sine, sine) of all frequencies, each (.., D). They are kept
-    with e, which the layers of RoPE share."""
+    """Returns (cosine, cosine) and (-sine, sine) of all frequencies, each (.., D)."""
+    cosine, sine = e.unbind(-2)
+    return torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
+
+
+def kept_factors(e: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns `factors` without gradients, and keeps them with e, which all layers of RoPE get."""
+    if is_compiling():
+        return factors(e)
     if (found := getattr(e, "rotary_factors", None)) is None:
-        cosine, sine = e.unbind(-2)
-        found = torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
-        if not is_compiling():
-            e.rotary_factors = found
+        found = e.rotary_factors = factors(e)
     return found
 
 
@@ -108,7 +112,7 @@ class RotaryLayer(LayerPosition):
             per_query = e.repeat_interleave(H // K, dim=1)
         if torch.is_grad_enabled():
             return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e)
-        of_keys = factors(e)
+        of_keys = kept_factors(e)
         of_queries = of_keys if per_query is e else factors(per_query)
         return turned(q_BHTD, *of_queries), turned(k_BKTD, *of_keys)
 
