@@ -147,6 +147,7 @@ def test_shift_moves_the_origin_in_training_only():
     origins = {int(positions.query[0, 0]) for positions in seen[1:]}
     assert all(torch.equal(p.query - p.query[:, :1], torch.arange(8)[None]) for p in seen)
     assert min(origins) >= 0 and max(origins) <= 2 * TRAIN_LENGTH and len(origins) > 20
+    assert all(torch.equal(p.key, p.query) for p in seen)  # or biases would see other distances
 
 
 def test_samplers_are_saved_with_their_numbers(tmp_path):
