@@ -20,7 +20,7 @@ from tape.model.checkpoint import fingerprint, load_model
 from tape.model.sequence_parallel import shard_sequence
 from tape.runs.metrics import read_metrics
 from tape.training.arguments import check_training, sequences_per_step, share_sequences, sharing
-from tape.training.trainer import CausalLMCollator
+from tape.training.trainer import collated
 
 ROOT = Path(__file__).parent.parent
 # Five validation sequences divide by nothing.
@@ -333,7 +333,7 @@ def test_batches_are_filled_up_for_all_processes():
     sequences = [{"input_ids": torch.arange(5), "labels": torch.arange(5)}] * 2
     for mask in (torch.ones(5), torch.tensor([0, 1, 1, 1, 1])):
         given = [each | {"attention_mask": mask} for each in sequences]
-        batch = CausalLMCollator(default_data_collator, 4)(given)
+        batch = collated(given, default_data_collator, 4)
         assert batch["input_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 0, 0]] * 2
         assert batch["labels"].tolist() == [[0, 1, 2, 3, 4, -100, -100, -100]] * 2
         assert batch["predicted_positions"].tolist() == [[1, 2, 3, 4]] * 2

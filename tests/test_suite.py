@@ -33,7 +33,7 @@ from tape.tasks.synthetic.suite import (
 )
 from tape.tasks.synthetic.synthetic_task import lengths_to
 from tape.training import criterion
-from tape.training.criterion import last_step, reached
+from tape.training.callbacks import last_step, reached
 
 SETTINGS = [
     *("experiment=synthetic", "data.min_length=1", "data.max_length=2", "length=4"),
