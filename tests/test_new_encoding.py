@@ -93,9 +93,20 @@ TAKEN = {
     "adape": "the encoding adape",
     "keep": "config/position/keep.yaml",
     "score_bias": "the class ScoreBias",
-    "none": "the class None",
 }
-WRONG = ("Wave", "wave-1", "1wave", "_wave", "wave form", "../wave", "wäve", "", "lambda", "w" * 31)
+WRONG = (
+    "Wave",
+    "wave-1",
+    "1wave",
+    "_wave",
+    "wave form",
+    "../wave",
+    "wäve",
+    "",
+    "lambda",
+    "none",
+    "w" * 31,
+)
 
 
 def test_names_that_cannot_be_are_refused():
