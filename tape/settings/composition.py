@@ -105,8 +105,9 @@ def check_added(words: list[str], name: str) -> None:
     known = {*_names(tree)}
     groups = {"hydra", *groups_of(), *(key for key, value in tree.items() if value == {})}
     for override in parsed(words):
-        outside = re.split(r"[./]", override.key_or_group)[0] not in groups
-        if is_added(override) and outside and override.key_or_group not in known:
+        setting = override.key_or_group
+        outside = re.split(r"[./]", setting)[0] not in groups and setting not in known
+        if outside and override.input_line.startswith("+"):
             raise ValueError(no_setting(override, known))
 
 
@@ -145,9 +146,8 @@ def with_fields(words: list[str], name: str) -> list[str]:
 def unknown(words: list[str], name: str) -> str | None:
     """What is wrong with the first override that names no setting or no file of a group, if any."""
     overrides = parsed(words)
-    usable = {
-        group for entry in _file(name)["defaults"] if isinstance(entry, dict) for group in entry
-    }
+    entries = (entry for entry in _file(name)["defaults"] if isinstance(entry, dict))
+    usable = {group for entry in entries for group in entry}
     lists = [each for each in overrides if isinstance(each.value(), list)]
     groups = {}
     for override in overrides:
@@ -170,7 +170,7 @@ def unknown(words: list[str], name: str) -> str | None:
     for override in overrides:
         setting = override.key_or_group
         there = setting in groups or setting in known or setting.startswith("hydra")
-        if not (there or is_added(override)):
+        if not (there or override.input_line.startswith("+")):
             of_runs = "; settings of the runs follow --" if name == "sweep" else ""
             return no_setting(override, known) + of_runs
     return None
@@ -179,11 +179,6 @@ def unknown(words: list[str], name: str) -> str | None:
 def no_setting(override: Override, known: Iterable[str]) -> str:
     hint = suggestion(override.key_or_group, known).partition(" Known: ")[0]
     return f"{override.input_line}: there is no such setting{hint} --help lists all"
-
-
-def is_added(override: Override) -> bool:
-    """Returns whether an override begins with + or ++."""
-    return override.is_add() or override.is_force_add()
 
 
 def listed(words: Iterable[str]) -> str:

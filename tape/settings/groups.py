@@ -39,9 +39,11 @@ def groups_of() -> list[str]:
 
 
 def described(group: str) -> dict[str, str]:
-    """Returns the first line of the comment on each entry of a file or of config/variants.yaml."""
+    """Returns the first line of the comment on each entry of a file, if it has one, or of
+    config/variants.yaml."""
     files = {path.stem: path.read_text() for path in (CONFIG / group).glob("*.yaml")}
-    found = {name: re.search(r"^# (?!@)(.*)", text, re.M)[1] for name, text in files.items()}
+    lines = {name: re.findall(r"^# (?!@)(.*)", text, re.M) for name, text in files.items()}
+    found = {name: comments[0] if comments else "" for name, comments in lines.items()}
     (variants,) = re.findall(rf"^{group}:.*\n((?: .*\n)+)", VARIANTS.read_text(), re.M)
     return found | dict(re.findall(r"^  (\w+): # (.*)", variants, re.M))
 

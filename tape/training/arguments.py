@@ -92,17 +92,6 @@ def check_training(arguments: TrainingArguments) -> None:
         raise ValueError("trainer.save_strategy=best: a run resumes from its last checkpoint")
     if arguments.fp16 and arguments.device.type == "cpu":
         raise ValueError("trainer.fp16=True: float16 needs a GPU; use trainer.bf16=true")
-    check_decay(arguments)
-    for name in arguments.report_to:
-        if name not in get_available_reporting_integrations():
-            raise ValueError(
-                f"trainer.report_to={name}: not known, or not installed and set up; install it, or "
-                "give none"
-            )
-
-
-def check_decay(arguments: TrainingArguments) -> None:
-    """Raises a ValueError for steps of decay that do not fit between warm-up and end."""
     steps, decay = arguments.max_steps, (arguments.lr_scheduler_kwargs or {}).get("num_decay_steps")
     most = steps - arguments.get_warmup_steps(steps)
     if decay is not None and not (type(decay) is int and 0 <= decay <= most):
@@ -110,6 +99,12 @@ def check_decay(arguments: TrainingArguments) -> None:
             f"trainer.lr_scheduler_kwargs.num_decay_steps={decay!r} must be an integer >= 0 and at "
             f"most {most}, the steps of trainer.max_steps={steps} after warm-up"
         )
+    for name in arguments.report_to:
+        if name not in get_available_reporting_integrations():
+            raise ValueError(
+                f"trainer.report_to={name}: not known, or not installed and set up; install it, or "
+                "give none"
+            )
 
 
 def share_sequences(arguments: TrainingArguments, size: int, length: int) -> None:

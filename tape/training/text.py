@@ -79,16 +79,10 @@ class TextTask(Task):
         )
 
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
-        return write_report(
-            folder,
-            model,
-            self.tokenizer,
-            self.validation,
-            self.settings.length,
-            self.settings.report["tokens"],
-            self.settings.seed,
-            seen=self.train.seen(COUNTED) if isinstance(self.train, TrainingOrder) else None,
-        )
+        seen = self.train.seen(COUNTED) if isinstance(self.train, TrainingOrder) else None
+        length, seed = self.settings.length, self.settings.seed
+        tokens, text = self.settings.report["tokens"], self.validation
+        return write_report(folder, model, self.tokenizer, text, length, tokens, seed, seen)
 
 
 def follow_stream(
