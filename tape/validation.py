@@ -56,7 +56,7 @@ def check_integer(name: str, value: object, least: int = 1, most: int | None = N
 
 def is_number(value: object) -> bool:
     """Returns whether `value` is a finite number; true and false are none."""
-    return type(value) in (int, float) and abs(value) < math.inf
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def check_fraction(name: str, value: object) -> None:

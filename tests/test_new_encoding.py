@@ -94,19 +94,7 @@ TAKEN = {
     "keep": "config/position/keep.yaml",
     "score_bias": "the class ScoreBias",
 }
-WRONG = (
-    "Wave",
-    "wave-1",
-    "1wave",
-    "_wave",
-    "wave form",
-    "../wave",
-    "wäve",
-    "",
-    "lambda",
-    "none",
-    "w" * 31,
-)
+WRONG = ["", "wave form", "w" * 31, *"Wave wave-1 1wave _wave ../wave wäve lambda none".split()]
 
 
 def test_names_that_cannot_be_are_refused():

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from tape.settings.groups import options
-from tape.validation import is_number, suggestion
+from tape.validation import suggestion
 
 LOCAL = ("output", ".", "..", "")  # first parts of local paths, never of hub names
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
@@ -49,7 +49,9 @@ def integer(least: int, most: int | None = None) -> Kind:
 
 def number(words: str, admits: Callable[[float], bool]) -> Kind:
     """Returns the kind of finite numbers that `admits` accepts."""
-    return Kind(f"a number {words}", lambda x: is_number(x) and admits(x))
+    return Kind(
+        f"a number {words}", lambda x: type(x) in (int, float) and abs(x) < math.inf and admits(x)
+    )
 
 
 def optional(kind: Kind) -> Kind:
