@@ -25,8 +25,7 @@ if [[ $DATASET_NAME == sample ]]; then
 fi
 name=${output_name:-$TYPE}
 base=output/${name}_c4 local=output/${name}_local
-# Earlier versions linked the first name to the second.
-if [[ -d $local && (! -e $base || $base -ef $local) && " $*" != *" base_model="* ]]; then
+if [[ -d $local && ! -e $base && " $*" != *" base_model="* ]]; then
     echo "there is no model trained on C4 ($base): fine-tuning $local, trained on Python's library" >&2
     base=$local
 fi

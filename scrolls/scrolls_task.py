@@ -23,7 +23,7 @@ from tape.model.checkpoint import check_length
 from tape.model.loss import IGNORED
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.metrics import read_metrics
-from tape.settings.run import RunSettings
+from tape.settings.schema import RunSettings
 from tape.training.arguments import sequences_per_step, training_order
 from tape.training.report import facts, headline, printable, publish
 from tape.training.task import Task

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,69 +27,43 @@ from tape.commands.train import STOPPED
 from tape.runs.folder import checkpoints, unfinished
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = [
-    "experiment=quick",
-    "trainer.save_steps=1",
-    "trainer.logging_steps=1",
-]
+SETTINGS = ["experiment=quick", "trainer.save_steps=1", "trainer.logging_steps=1"]
 
 
-class Run:
-    """One run, as often as it is started."""
-
-    def __init__(self, folder: Path, settings: list[str]):
-        self.folder, self.settings = folder, settings
-
-    def start(self) -> subprocess.Popen:
-        """The process, at the moment when its training begins."""
-        command = [sys.executable, "train.py", *self.settings, f"output_dir={self.folder}"]
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self.said = []
-        for line in process.stdout:
-            self.said.append(line)
-            if line.startswith(("continuing from", "position")):
-                break
-        return process
-
-    def finish(self, process: subprocess.Popen) -> int:
-        """Its exit status, when it has ended."""
-        for line in process.stdout:
-            self.said.append(line)
-            if line.startswith("step"):
-                self.last_step = time.perf_counter()
-        return process.wait()
+def start(folder: Path, settings: list[str]) -> tuple[subprocess.Popen, list[str]]:
+    """The process of a run when its training begins, and what it has said."""
+    command = [sys.executable, "train.py", *settings, f"output_dir={folder}"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith(("continuing from", "position")):
+            break
+    return process, said
 
 
 def kill_until_done(
-    run: Run, name: str, kills: Counter, steps: int, seconds: float, random_: random.Random
-):
-    """Start the run and kill it, again and again, until it ends or the kills are used up. What has
-    trained to the end is left alone: there would be nothing more to see."""
-    trained = False
+    folder: Path, settings: list[str], left: list[signal.Signals], wait: Callable[[], float]
+) -> None:
+    """Starts the run and kills it, again and again, until it ends or no signals are left."""
     while True:
-        process = run.start()
-        wanted = next((kind for kind in sorted(kills, key=kills.get)[::-1] if kills[kind]), None)
-        if trained:
-            wanted = None
+        process, said = start(folder, settings)
+        wanted = left[-1] if left else None
         if wanted is not None:
-            time.sleep(random_.uniform(0, seconds))
+            time.sleep(wait())
             process.send_signal(wanted)
-        status = run.finish(process)
+        said += process.stdout
+        status = process.wait()
         if status == 0:
             return
         if wanted is None or status not in (-wanted, STOPPED):
-            sys.exit(f"{name}: unexpected exit status {status}\n{''.join(run.said)}")
-        kills[wanted] -= 1
-        saved = [path.name for path in checkpoints(run.folder)]
-        trained = f"checkpoint-{steps}" in saved
-        half = unfinished(run.folder).exists()
-        print(
-            f"{name}: {signal.Signals(wanted).name} -> status {status}, has "
-            f"{', '.join(saved) or 'no checkpoint'}{', and one half-written' if half else ''}",
-            flush=True,
-        )
+            sys.exit(f"{folder.name}: unexpected exit status {status}\n{''.join(said)}")
+        left.pop()
+        saved = ", ".join(path.name for path in checkpoints(folder)) or "no checkpoint"
+        half = ", and one half-written" if unfinished(folder).exists() else ""
+        print(f"{folder.name}: {wanted.name} -> status {status}, has {saved}{half}", flush=True)
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
@@ -105,28 +80,27 @@ def main(kills: int, steps: int, settings: list[str], seed: int = 0) -> None:
         *settings,
     ]
     with tempfile.TemporaryDirectory() as work:
-        whole = Run(Path(work) / "whole", settings)
-        began = whole.start()
-        start = time.perf_counter()
-        if whole.finish(began) != 0:
-            sys.exit("".join(whole.said))
-        seconds = 1.1 * (whole.last_step - start)  # a few of the moments are after training
-        expected = load_file(whole.folder / "model.safetensors")
-        left = Counter({signal.SIGKILL: (kills + 1) // 2, signal.SIGTERM: kills // 2})
-        number = 0
-        while any(left.values()):
-            number += 1
-            run = Run(Path(work) / f"run{number}", settings)
-            before = left.total()
-            kill_until_done(run, f"run {number}", left, steps, seconds, random_)
-            if left.total() == before:  # too late: the machine has become faster
+        whole = Path(work) / "whole"
+        process, said = start(whole, settings)
+        began = time.perf_counter()
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("step"):
+                seconds = 1.1 * (time.perf_counter() - began)  # some moments are after training
+        if process.wait() != 0:
+            sys.exit("".join(said))
+        expected = load_file(whole / "model.safetensors")
+        left, number = [(signal.SIGKILL, signal.SIGTERM)[n % 2] for n in range(kills)][::-1], 0
+        while left:
+            before, number = len(left), number + 1
+            folder = Path(work) / f"run{number}"
+            kill_until_done(folder, settings, left, partial(random_.uniform, 0, seconds))
+            if len(left) == before:  # too late: the machine has become faster
                 seconds *= 0.8
-            found = load_file(run.folder / "model.safetensors")
+            found = load_file(folder / "model.safetensors")
             differing = [name for name in expected if not torch.equal(expected[name], found[name])]
-            if differing or losses(run.folder) != losses(whole.folder):
-                sys.exit(
-                    f"run {number} differs from the uninterrupted one: {differing or 'losses'}"
-                )
+            if differing or losses(folder) != losses(whole):
+                sys.exit(f"run {number} differs from the whole one: {differing or 'losses'}")
             print(f"run {number}: weights and losses equal the uninterrupted run's", flush=True)
 
 

@@ -111,8 +111,8 @@ def adapted(base, method, *overrides):
     settings = OmegaConf.to_container(cfg, resolve=True)
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    before, config = adapted_config(str(base), settings["model"], settings["position"])
-    model = adapt_model(str(base), before, config, tokenizer)
+    config = adapted_config(str(base), settings["model"], settings["position"])
+    model = adapt_model(str(base), config, tokenizer)
     return adapt(model, Method.of(settings["peft"]), str(base), identity(str(base)))
 
 

@@ -88,20 +88,21 @@ RECORDER = """#!/bin/sh
 case "$1" in -c | -V) exec "$PYTHON" "$@" ;; esac
 printf '%s\\0' "$(($# + 1))" "${0##*/}" "$@" >>"$CALLS"
 """
-TINY_MODEL = [
-    *("model.hidden_size=16", "model.intermediate_size=24", "model.num_hidden_layers=2"),
-    *("model.num_attention_heads=2", "vocab_size=300"),
-]
-ONE_STEP = [
-    *("eval_blocks=2", "report.tokens=64", "trainer.bf16=false"),
-    *("trainer.max_steps=2", "trainer.save_steps=2", "trainer.logging_steps=1"),
-    "trainer.warmup_steps=1",
-    *("trainer.per_device_train_batch_size=1", "trainer.gradient_accumulation_steps=1"),
-    "trainer.per_device_eval_batch_size=1",
-]
-TEXT = ["data=text", "data.files=corpus"]
-DECAY = ["trainer.lr_scheduler_kwargs.num_decay_steps=1"]
-PARITY = ["data=parity", "data.max_length=2", "length=4", "task.samples=1"]
+TINY = """
+model.hidden_size=16 model.intermediate_size=24 model.num_hidden_layers=2 vocab_size=300
+model.num_attention_heads=2 eval_blocks=2 report.tokens=64 output_dir=output/new
+trainer.max_steps=2 trainer.save_steps=2 trainer.logging_steps=1 trainer.warmup_steps=1
+trainer.per_device_train_batch_size=1 trainer.gradient_accumulation_steps=1
+trainer.per_device_eval_batch_size=1 trainer.bf16=false
+"""
+SMALL_DATA = {  # by what is given
+    "experiment=addition": "data.max_first=2 data.max_second=2 length=10 task.samples=1",
+    "experiment=synthetic": "data=parity data.max_length=2 length=4 task.samples=1",
+    "experiment=passkey": "task.samples=1",
+    "experiment=c4": "length=64 data.window=2 data.tokenizer_documents=50 data.dir=shards "
+    "data.validation_documents=20",
+    "": "length=64 data=text data.files=corpus",
+}
 # Runs that globs of the documents find.
 GLOBBED = """
 adape_local/perplexity.csv llama_adape/zero_shot.csv extend/text_lora_0 checkpoints/all_0
@@ -203,24 +204,13 @@ def check_variables(command: str) -> None:
 def tiny_run(settings: list[str]) -> list[str] | None:
     """What makes a training run tiny, and independent of the hub; None for a multirun, and where it
     needs a trained model or its tokenizer."""
-    given, new = " ".join(settings), ["output_dir=output/new"]
+    given = " ".join(settings)
     trained = r"base_model=|tokenizer=|experiment=(\w*extend|scrolls)"
     if "-m" in settings or re.search(trained, given):
         return None
-    if "experiment=addition" in given:
-        problems = ["data.max_first=2", "data.max_second=2", "length=10", "task.samples=1"]
-        return [*TINY_MODEL, *ONE_STEP, *problems, *new]
-    if "experiment=synthetic" in given:
-        return [*TINY_MODEL, *ONE_STEP, *PARITY, *new]
-    if "experiment=passkey" in given:
-        return [*TINY_MODEL, *ONE_STEP, "task.samples=1", *new]
-    text = ["length=64", *([] if "experiment=c4" in given else TEXT)]
-    if "experiment=c4" in given:
-        window = ["data.window=2", "data.tokenizer_documents=50", "data.validation_documents=20"]
-        text += ["data.dir=shards", *window]
-    if "schedule=wsd" in given:
-        text += DECAY
-    return [*TINY_MODEL, *ONE_STEP, *text, *new]
+    data = next(small for words, small in SMALL_DATA.items() if words in given)
+    decay = "trainer.lr_scheduler_kwargs.num_decay_steps=1" * ("schedule=wsd" in given)
+    return f"{TINY} {data} {decay}".split()
 
 
 FILES = {  # of the commands that one starts as files
@@ -233,7 +223,8 @@ FILES = {  # of the commands that one starts as files
 def check_call(program: str, words: list[str], project: Path) -> None:
     """One call, by the parser of its program."""
     if program == "hf":
-        check_hf(words)
+        command = [sys.executable, "-m", "huggingface_hub.cli.hf", *words, "--help"]
+        subprocess.run(command, check=True, capture_output=True)
     elif program == "tape":
         name, *given = words
         check_ours(["-m", cli.TARGETS[name], *given], project)
@@ -251,11 +242,6 @@ def check_call(program: str, words: list[str], project: Path) -> None:
         assert importlib.util.find_spec(words[1]), words
     else:
         check_ours(words, project)
-
-
-def check_hf(words: list[str]) -> None:
-    command = [sys.executable, "-m", "huggingface_hub.cli.hf", *words, "--help"]
-    subprocess.run(command, check=True, capture_output=True)
 
 
 def check_ours(words: list[str], project: Path) -> None:

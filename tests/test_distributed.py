@@ -12,7 +12,7 @@ import torch
 from conftest import composed, make_model
 from shards import write_shards
 from test_training import assert_same_weights, checkpoint_names, losses, weights
-from transformers import AutoModelForCausalLM, default_data_collator
+from transformers import default_data_collator
 from unequal_labels import sequence
 
 from tape.commands import train
@@ -20,56 +20,61 @@ from tape.model.checkpoint import fingerprint, load_model
 from tape.model.sequence_parallel import shard_sequence
 from tape.runs.metrics import read_metrics
 from tape.training.arguments import check_training, sequences_per_step, share_sequences, sharing
-from tape.training.trainer import CausalLMCollator
+from tape.training.trainer import collated
 
 ROOT = Path(__file__).parent.parent
 # Five validation sequences divide by nothing.
 SETTINGS = ["position=tape", "trainer.logging_steps=1", "eval_blocks=5"]
+STEPS = ["trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4"]
 
 
 @pytest.fixture
-def start_two(text, cache, tmp_path):
-    """The quick experiment in two processes with half of the batch each."""
+def two(text, cache, tmp_path):
+    """Starts the quick experiment in processes of its own."""
 
-    def start(*overrides, data=("data=text", f"data.files={text}"), processes=2):
-        settings = [
-            *("experiment=quick", *data, f"cache_dir={cache}", f"output_dir={tmp_path / 'two'}"),
-            *("vocab_size=300", "trainer.max_steps=8", "trainer.save_steps=4"),
-            *("trainer.eval_steps=4", "trainer.per_device_train_batch_size=2"),
-            *(*SETTINGS, *overrides),
-        ]
-        outcome = subprocess.run(
-            ["bash", "script/train.sh", *settings],
+    def two(*settings, data=("data=text", f"data.files={text}"), processes=2):
+        where = [f"cache_dir={cache}", f"output_dir={tmp_path / 'two'}", "vocab_size=300"]
+        return subprocess.Popen(
+            ["bash", "script/train.sh", "experiment=quick", *data, *where, *SETTINGS, *settings],
             cwd=ROOT,
             env={**os.environ, "NGPUS": str(processes), "TYPE": "tape", "VIRTUAL_ENV": sys.prefix},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
-        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-        assert outcome.stdout.count("step 8/8  loss") == 1  # one process speaks
+
+    return two
+
+
+@pytest.fixture
+def start_two(two, tmp_path):
+    """Runs it to its end, with half of the batch in each of two processes; returns its folder."""
+
+    def start(*overrides, **how):
+        run = two(*STEPS, "trainer.per_device_train_batch_size=2", *overrides, **how)
+        said, _ = run.communicate()
+        assert run.returncode == 0, said
+        assert said.count("step 8/8  loss") == 1  # one process speaks
         return tmp_path / "two"
 
     return start
 
 
 @pytest.mark.slow
-def test_processes_that_are_told_to_stop_print_no_traceback(text, cache, tmp_path):
-    settings = ["experiment=quick", "data=text", f"data.files={text}", f"cache_dir={cache}"]
-    settings += [f"output_dir={tmp_path / 'two'}", "vocab_size=300", "trainer.max_steps=500"]
-    environment = {**os.environ, "NGPUS": "2", "TYPE": "tape", "VIRTUAL_ENV": sys.prefix}
-    run = subprocess.Popen(
-        ["bash", "script/train.sh", *settings, *SETTINGS],
-        **{"cwd": ROOT, "env": environment, "text": True},
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
-    )
-    said = []
+def test_processes_that_are_told_to_stop_print_no_traceback(two):
+    run, said = two("trainer.max_steps=500"), ""
     for line in run.stdout:
-        said.append(line)
+        said += line
         if line.startswith("step 1/"):
             run.terminate()
-    assert run.wait() == 75, "".join(said)
-    assert "which is saved: the same command continues" in "".join(said)
-    assert "Traceback" not in "".join(said), "".join(said)
+    assert run.wait() == 75, said
+    assert "which is saved: the same command continues" in said and "Traceback" not in said, said
+
+
+def assert_same_logits(one, two):
+    tokens = torch.randint(10, 300, (2, 40), generator=torch.Generator().manual_seed(0))
+    logits = [load_model(folder)(tokens).logits for folder in (one, two)]
+    torch.testing.assert_close(logits[0], logits[1], atol=2e-4, rtol=0)
 
 
 def assert_same_losses(one, two, within=1e-5):
@@ -89,10 +94,7 @@ def test_two_processes_equal_one(start, start_two, tmp_path, launcher, optimizer
 
     # The checkpoint of the two loads on one process, with the logits that the two had.
     assert_same_weights(weights(two), weights(two / "checkpoint-8"))
-    tokens = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(0))
-    models = [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (one, two)]
-    logits = [model(tokens).logits for model in models]
-    torch.testing.assert_close(logits[0], logits[1], atol=2e-4, rtol=0)
+    assert_same_logits(one, two)
     assert evaluations(one) == pytest.approx(evaluations(two), abs=1e-5)
 
 
@@ -145,9 +147,7 @@ def test_training_with_shared_sequences_equals_one_process(
     two = start_two(*shared, *own, processes=processes)
     assert_same_losses(one, two)
     assert evaluations(one) == pytest.approx(evaluations(two), abs=1e-5)
-    tokens = torch.randint(10, (2, 40), generator=torch.Generator().manual_seed(0))
-    logits = [load_model(folder)(tokens).logits for folder in (one, two)]
-    torch.testing.assert_close(logits[0], logits[1], atol=2e-4, rtol=0)
+    assert_same_logits(one, two)
 
 
 @pytest.mark.slow
@@ -160,9 +160,7 @@ def test_two_processes_adapt_a_base_as_one_does(start, start_two, tmp_path, laun
     one = start(*SETTINGS, *adapting, folder=tmp_path / "one")
     two = start_two(f"launcher={launcher}", *adapting)
     assert_same_losses(one, two)
-    tokens = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(0))
-    logits = [load_model(folder)(tokens).logits for folder in (one, two)]
-    torch.testing.assert_close(logits[0], logits[1], atol=2e-4, rtol=0)
+    assert_same_logits(one, two)
 
 
 @pytest.mark.slow
@@ -195,8 +193,7 @@ def test_processes_share_a_stream(start_two, cache, tmp_path, processes, shared,
     shards = write_shards(tmp_path / "en")
     data = ("data=c4", f"data.dir={shards}", "data.window=7", *further)
     settings = ["experiment=quick", *data, f"cache_dir={cache}", f"output_dir={tmp_path / 'one'}"]
-    steps = ["trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4"]
-    train.run(composed(*settings, "vocab_size=300", *steps, *SETTINGS))
+    train.run(composed(*settings, "vocab_size=300", *STEPS, *SETTINGS))
     sequences = 4 if shared and processes == 2 else 2
     own = [f"trainer.per_device_train_batch_size={sequences}", *shared]
     own += ["launcher=fsdp2"] if shared else []
@@ -210,47 +207,43 @@ def test_processes_share_a_stream(start_two, cache, tmp_path, processes, shared,
         assert_same_losses(tmp_path / "one", two)
 
 
-@pytest.mark.slow
-def test_tensor_parallelism_equals_one_process_or_is_refused(tmp_path):
-    folders = [str(tmp_path / name) for name in ("untied", "tied", "tape")]
-    models = [make_model("rope"), make_model("rope", tie_word_embeddings=True), make_model("tape")]
-    for model, folder in zip(models, folders, strict=True):
-        model.save_pretrained(folder)
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    outcome = subprocess.run(
-        [sys.executable, *start, str(ROOT / "tests" / "tensor_parallel.py"), *folders],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert outcome.returncode == 0, outcome.stderr
-    untied, tied, tape = outcome.stdout.splitlines()
-    assert untied == tied == "equal" and tape.startswith("tp_size=2 with position 'tape', ")
-
-
-@pytest.mark.parametrize(
-    ("processes", "encodings"),
-    [
-        (2, "tape fox"),
-        pytest.param(2, "rope nope alibi fire t5 learned abacus", marks=pytest.mark.slow),
-        pytest.param(4, "tape rope alibi fire nope fox xpos kerple", marks=pytest.mark.slow),
-    ],
-)
-def test_processes_that_share_a_text_equal_one(processes, encodings):
+def verdicts_of(script, processes, *words):
+    """The lines that a script of the tests prints, in processes of torchrun."""
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    refused = ["randpe", "path"] if processes == 2 else []
     outcome = subprocess.run(
-        [sys.executable, *start, "tests/sequence_parallel.py", *encodings.split(), *refused],
+        [sys.executable, *start, f"tests/{script}.py", *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
     assert outcome.returncode == 0, outcome.stderr
-    verdicts = outcome.stdout.splitlines()
-    equal, others = verdicts[: len(encodings.split())], verdicts[len(encodings.split()) :]
-    assert equal == ["equal"] * len(equal)
-    for name, verdict in zip(refused, others, strict=True):
+    return outcome.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_tensor_parallelism_equals_one_process_or_is_refused(tmp_path):
+    folders = [str(tmp_path / name) for name in ("untied", "tied", "tape")]
+    models = [make_model("rope"), make_model("rope", tie_word_embeddings=True), make_model("tape")]
+    for model, folder in zip(models, folders, strict=True):
+        model.save_pretrained(folder)
+    untied, tied, tape = verdicts_of("tensor_parallel", 2, *folders)
+    assert untied == tied == "equal" and tape.startswith("tp_size=2 with position 'tape', ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "encodings"),
+    [
+        (2, "tape fox rope nope alibi fire t5 learned abacus"),
+        (4, "tape rope alibi fire nope fox xpos kerple"),
+    ],
+)
+def test_processes_that_share_a_text_equal_one(processes, encodings):
+    allowed, refused = encodings.split(), ["randpe", "path"] if processes == 2 else []
+    found = verdicts_of("sequence_parallel", processes, *allowed, *refused)
+    assert found[: len(allowed)] == ["equal"] * len(allowed)
+    for name, verdict in zip(refused, found[len(allowed) :], strict=True):
         assert f"with position '{name}': allowed" in verdict
 
 
@@ -333,7 +326,7 @@ def test_batches_are_filled_up_for_all_processes():
     sequences = [{"input_ids": torch.arange(5), "labels": torch.arange(5)}] * 2
     for mask in (torch.ones(5), torch.tensor([0, 1, 1, 1, 1])):
         given = [each | {"attention_mask": mask} for each in sequences]
-        batch = CausalLMCollator(default_data_collator, 4)(given)
+        batch = collated(given, default_data_collator, 4)
         assert batch["input_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 0, 0]] * 2
         assert batch["labels"].tolist() == [[0, 1, 2, 3, 4, -100, -100, -100]] * 2
         assert batch["predicted_positions"].tolist() == [[1, 2, 3, 4]] * 2

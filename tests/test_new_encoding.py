@@ -93,14 +93,13 @@ TAKEN = {
     "adape": "the encoding adape",
     "keep": "config/position/keep.yaml",
     "score_bias": "the class ScoreBias",
-    "none": "the class None",
 }
-WRONG = ("Wave", "wave-1", "1wave", "_wave", "wave form", "../wave", "wäve", "", "lambda", "w" * 31)
+WRONG = ("Wave", "wave-1", "1wave", "_wave", "wave form", "../wave", "wäve", "", "lambda", "none")
 
 
 def test_names_that_cannot_be_are_refused():
     messages = {name: f"{taken} exists; choose another name" for name, taken in TAKEN.items()}
-    messages |= dict.fromkeys(WRONG, "must be 1 to 30 lower-case letters, digits")
+    messages |= dict.fromkeys((*WRONG, "w" * 31), "must be 1 to 30 lower-case letters, digits")
     for name, message in messages.items():
         with pytest.raises(ValueError, match=rf"^name '{name}':? {message}"):
             new_encoding.check(name)

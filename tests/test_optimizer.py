@@ -25,7 +25,6 @@ from tape.training.trainer import LanguageModelTrainer
 
 HIDDEN = re.compile(r"model\.layers\.\d\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
 
-
 OWN = re.compile(r"model\.position\..*|model\.layers\.\d\.context\..*")
 
 
@@ -39,25 +38,24 @@ def test_what_cannot_have_its_own_rate_is_refused(tmp_path):
 
 
 @all_positions
-@pytest.mark.parametrize("factor", [None, 10])
-@pytest.mark.parametrize("muon", [None, 0.02])
-def test_each_parameter_has_one_optimizer_and_rate(position, muon, factor, tmp_path):
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"matrix_learning_rate": 0.02}, {"matrix_learning_rate": 0.02, "encoding_factor": 10}],
+)
+def test_each_parameter_has_one_optimizer_and_rate(position, given, tmp_path):
     model = make_model(position, attention_bias=True)
     names = {parameter: name for name, parameter in model.named_parameters()}
+    factor, muon = (given.get(key) for key in ("encoding_factor", "matrix_learning_rate"))
     own = {name for name in names.values() if OWN.fullmatch(name)} if factor else set()
+    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
     if factor and not own:
         with pytest.raises(ValueError, match=r"encoding_factor=10: the encoding has no parameters"):
-            check_factor(factor, TrainingArguments(str(tmp_path), use_cpu=True), model)
+            check_factor(factor, arguments, model)
         return
+    check_factor(factor, arguments, model)
     trainer = LanguageModelTrainer(
-        model=model,
-        args=TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True),
-        length=16,
-        measure=lambda _: {},
-        matrix_learning_rate=muon,
-        encoding_factor=factor,
+        model=model, args=arguments, length=16, measure=lambda _: {}, rates=given
     )
-    check_factor(factor, trainer.args, model)
     groups = trainer.create_optimizer().param_groups
     found = [{names[p] for p in group["params"]} for group in groups]
     rates, decays = [5e-5, 5e-5], [0.1, 0]

@@ -32,8 +32,8 @@ from tape.tasks.synthetic.suite import (
     suite,
 )
 from tape.tasks.synthetic.synthetic_task import lengths_to
-from tape.training import criterion
-from tape.training.criterion import last_step, reached
+from tape.training import callbacks
+from tape.training.callbacks import last_step, reached
 
 SETTINGS = [
     *("experiment=synthetic", "data.min_length=1", "data.max_length=2", "length=4"),
@@ -55,7 +55,7 @@ def start(tmp_path):
 
 
 def test_the_criterion_takes_two_successive_validations():
-    assert doctest.testmod(criterion).attempted == 2 and not doctest.testmod(criterion).failed
+    assert doctest.testmod(callbacks).attempted == 2 and not doctest.testmod(callbacks).failed
     rows = [{"step": 10 * n, "eval_accuracy_in": x} for n, x in enumerate((1, 0.5, 1, 0.5, 0.9))]
     assert reached(rows, 0.95) is None
     assert reached([*rows, {"step": 50, "eval_accuracy_in": 0.9}], 0.9) == 50

@@ -1,7 +1,6 @@
 """Runs from a composed configuration to the report: what they write, continue from and refuse."""
 
 import dataclasses
-import io
 import json
 import os
 import re
@@ -16,7 +15,6 @@ from pathlib import Path
 import hydra
 import pytest
 import torch
-from commands import run_command
 from conftest import composed
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -29,6 +27,7 @@ from transformers import (
 )
 
 from tape import TapeConfig
+from tape.commands import train
 from tape.data import EpochOrder, TextCorpus, train_tokenizer
 from tape.positions import ALIASES, ENCODINGS
 from tape.runs.folder import (
@@ -42,8 +41,13 @@ from tape.runs.metrics import read_metrics
 from tape.settings import composition as command
 from tape.settings.groups import options
 from tape.training.arguments import FIXED, check_training
-from tape.training.console import Console, peak_flops
-from tape.training.guard import NonFiniteLoss, StopAndNaNCallback, Stopped
+from tape.training.callbacks import (
+    Console,
+    NonFiniteLoss,
+    StopAndNaNCallback,
+    Stopped,
+    peak_flops,
+)
 from tape.training.trainer import LanguageModelTrainer
 
 ROOT = Path(__file__).parent.parent
@@ -62,10 +66,7 @@ def test_every_position_builds_with_known_arguments(position):
     settings = OmegaConf.to_container(composed(f"position={position}"), resolve=True)
     config = TapeConfig(**settings["model"] | {"position": settings["position"], "vocab_size": 99})
     assert config.position["name"] == (PRESETS | ALIASES).get(position, position)
-
-
-def test_there_is_an_entry_for_every_encoding_and_alias():
-    assert choices("position") == sorted([*ENCODINGS, *ALIASES, *PRESETS, "keep"])
+    assert position in {*ENCODINGS, *ALIASES, *PRESETS}
 
 
 @pytest.mark.parametrize(
@@ -89,12 +90,21 @@ def test_every_field_of_training_arguments_is_a_setting(prefix):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_machine_without_a_gpu_trains_on_its_cpu(start):
-    settings = ("trainer.bf16=true", "trainer.max_steps=2", "trainer.adam_beta2=0.9")
-    folder = start(*settings)
-    recorded = json.loads((folder / "run.json").read_text())["trainer"]
-    assert recorded["adam_beta2"] == 0.9 and "use_cpu" not in recorded
-    start(*settings, "trainer.use_cpu=true")
+def test_a_machine_without_a_gpu_trains_on_its_cpu(start, finished):
+    recorded = json.loads((finished / "run.json").read_text())["trainer"]
+    assert "use_cpu" not in recorded
+    start("trainer.use_cpu=true", "trainer.max_steps=9")
+
+
+def test_addition_is_tried_in_seconds(tmp_path):
+    folder = tmp_path / "run"
+    train.run(composed("experiment=addition_quick", f"output_dir={folder}"))
+    assert "Right answers: " in (folder / "report" / "report.md").read_text()
+
+
+def test_runs_of_a_sweep_have_their_own_folders():
+    sweep = [composed(), composed("position=rope"), composed("seed=1"), composed("data=text")]
+    assert len({cfg.output_dir for cfg in sweep}) == 4
 
 
 def test_an_experiment_overrides_the_defaults_and_the_command_line_both():
@@ -125,29 +135,12 @@ def test_the_papers_recipes(experiment, length, batch, steps, rate, schedule, wa
     assert (arguments.warmup_steps, arguments.weight_decay) == (warmup, decay)
 
 
-@pytest.mark.parametrize("settings", [["position=keep"], ["model=keep", "~model.hidden_size"]])
-def test_there_has_to_be_a_model_to_keep_something_of(start, settings):
-    with pytest.raises(ValueError, match=r"position=keep and model=keep need a base_model=\.\.\."):
-        start(*settings)
-
-
-def test_runs_of_a_sweep_have_their_own_folders():
-    sweep = [
-        composed(f"position={position}", f"seed={seed}", f"data={data}")
-        for position in ("tape", "rope")
-        for seed in (0, 1)
-        for data in ("local", "text")
-    ]
-    assert len({cfg.output_dir for cfg in sweep}) == 8
-
-
-@pytest.mark.parametrize("position", ["tape", "randpe", "fire"])
 @pytest.mark.usefixtures("whole_sample")
-def test_a_run_ends_in_a_model_and_a_report(start, position, capsys):
-    folder = start(f"position={position}")
+def test_a_run_ends_in_a_model_and_a_report(start, capsys):
+    folder = start("position=tape")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert model.config.position["name"] == position
+    assert model.config.position["name"] == "tape"
     assert model.config.eos_token_id == tokenizer.eos_token_id
     assert not list(folder.glob("*.bin"))
     assert model.config.use_cache  # off in training alone
@@ -192,28 +185,18 @@ def test_mfu_is_the_share_of_a_known_gpus_peak(monkeypatch):
     assert peak_flops(torch.device("cpu"), torch.bfloat16) is None
 
 
-def test_the_share_of_time_spent_waiting_for_data_is_measured(start, monkeypatch):
+def test_a_run_shorter_than_logging_steps_has_a_loss_and_measures(start, monkeypatch):
     item = EpochOrder.__getitem__
     slow = lambda self, n: time.sleep(0.05) or item(self, n)  # noqa: E731
     monkeypatch.setattr(EpochOrder, "__getitem__", slow)  # each of the four sequences of a step
-    folder = start("position=rope", "trainer.max_steps=2", "trainer.logging_steps=2")
+    folder = start("position=rope", "trainer.max_steps=2", "trainer.logging_steps=50")
     (row,) = (row for row in read_metrics(folder / "metrics.jsonl") if "loss" in row)
     steps = 2 * 4 * 64 / row["tokens_per_second"]  # seconds
+    assert row["step"] == 2 and row["loss"] > 0
     assert row["data_share"] >= 0.4 / (0.4 + steps) - 0.01
     text = (folder / "report" / "report.md").read_text()
     assert f", {row['data_share']:.1%} of its time waiting for data (median)" in text
-
-
-def test_a_run_whose_scalars_decayed_does_not_go_on(start, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.delattr(LanguageModelTrainer, "get_decay_parameter_names")
-        folder = start("position=fire")
-    start("position=fire")  # has finished: it reports
-    with pytest.raises(
-        ValueError, match="parameter group that doesn't match the size of optimizer's group"
-    ):
-        start("position=fire", "trainer.max_steps=12")
-    assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
+    assert json.loads((folder / "report" / "report.json").read_text())["peak_memory_gib"] > 0
 
 
 def weights(folder):
@@ -233,10 +216,10 @@ def losses(folder):
 @pytest.mark.parametrize(
     ("position", "workers", "optimizer"),
     [
-        *(("tape", 0, "adamw"), ("randpe", 1, "adamw"), ("tape", 0, "muon")),
+        ("randpe", 1, "adamw"),
+        ("tape", 0, "muon"),
+        pytest.param("tape", 0, "adamw", marks=pytest.mark.slow),
         pytest.param("tape", 1, "adamw", marks=pytest.mark.slow),
-        pytest.param("randpe", 0, "adamw", marks=pytest.mark.slow),
-        pytest.param("randpe", 0, "muon", marks=pytest.mark.slow),
     ],
 )
 def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, workers, optimizer):
@@ -246,29 +229,26 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, 
         "trainer.logging_steps=3",  # the checkpoint lies between two log entries
         f"trainer.dataloader_num_workers={workers}",
     ]
-    whole = start(*settings, folder=tmp_path / "whole")
-    for again in range(2):
-        killed = tmp_path / f"killed{again}"
-        shutil.copytree(whole, killed)
-        # As if killed while it saved step 8: its folder has not got its name yet.
-        unfinished(killed).mkdir()
-        (killed / "checkpoint-8").rename(unfinished(killed) / "checkpoint-8")
-        (killed / "model.safetensors").unlink()
-        with (killed / "metrics.jsonl").open("a") as file:
-            file.write('{"step": 8, "lo')
-        start(*settings, folder=killed)
-        assert_same_weights(weights(whole), weights(killed))
-        assert losses(killed) == losses(whole)
-        assert not unfinished(killed).exists()
+    whole, killed = start(*settings, folder=tmp_path / "whole"), tmp_path / "killed"
+    shutil.copytree(whole, killed)
+    # As if killed while it saved step 8: its folder has not got its name yet.
+    unfinished(killed).mkdir()
+    (killed / "checkpoint-8").rename(unfinished(killed) / "checkpoint-8")
+    (killed / "model.safetensors").unlink()
+    with (killed / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "lo')
+    start(*settings, folder=killed)
+    assert_same_weights(weights(whole), weights(killed))
+    assert losses(killed) == losses(whole)
+    assert not unfinished(killed).exists()
 
 
 def checkpoint_names(folder):
     return sorted(path.name for path in folder.glob("checkpoint-*"))
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "polynomial"])
-def test_a_finished_run_only_reports_again(start, schedule):
-    settings = [f"trainer.lr_scheduler_type={schedule}"]
+def test_a_finished_run_only_reports_again(start):
+    settings = ["trainer.lr_scheduler_type=polynomial"]
     folder = start(*settings)
     before, metrics = weights(folder), (folder / "metrics.jsonl").read_text()
     (folder / "model.safetensors").unlink()  # as if killed before the model was saved
@@ -281,14 +261,6 @@ def test_a_finished_run_only_reports_again(start, schedule):
         assert json.loads((folder / "report" / "report.json").read_text())["steps"] == 8
     with pytest.raises(ValueError, match=r"checkpoint-8 is beyond trainer\.max_steps=6"):
         start(*settings, "trainer.max_steps=6")
-
-
-def test_a_run_shorter_than_logging_steps_has_a_loss_and_memory(start):
-    folder = start("trainer.max_steps=2", "trainer.logging_steps=50")
-    (row,) = [row for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
-    assert row["step"] == 2 and row["loss"] > 0 and row["tokens_per_second"] > 0
-    summary = json.loads((folder / "report" / "report.json").read_text())
-    assert summary["peak_memory_gib"] > 0
 
 
 def test_a_finished_run_may_go_on(start, finished):
@@ -330,9 +302,8 @@ input()
 """
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_two_processes_cannot_work_in_one_folder(start, tmp_path, monkeypatch, rank):
-    monkeypatch.setenv("RANK", rank)  # of torchrun, whose processes the run does not see
+def test_two_processes_cannot_work_in_one_folder(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")  # of torchrun, whose processes the run does not see
     (tmp_path / "run").mkdir()
     words = [sys.executable, "-c", HOLD, tmp_path / "run" / ".lock"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
@@ -344,17 +315,14 @@ def test_two_processes_cannot_work_in_one_folder(start, tmp_path, monkeypatch, r
 
 
 @pytest.mark.usefixtures("whole_sample")
-def test_a_range_shorter_than_the_sample_still_reports(start):
-    folder = start("position=randpe", "length=32", "position.length=64")
-    summary = json.loads((folder / "report" / "report.json").read_text())
-    assert [row["length"] for row in summary["perplexity"]] == [32, 64]
-
-
-def test_a_tokenizer_without_padding_trains(start, text, cache, tmp_path):
+def test_a_range_shorter_than_the_sample_and_no_padding(start, text, cache, tmp_path):
     tokenizer = train_tokenizer(TextCorpus(text), 300, cache)
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    folder = start(f"tokenizer={tmp_path / 'tokenizer'}")
+    given = [f"tokenizer={tmp_path / 'tokenizer'}", "length=32", "position.length=64"]
+    folder = start("position=randpe", *given)
+    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert [row["length"] for row in summary["perplexity"]] == [32, 64]
     assert AutoModelForCausalLM.from_pretrained(folder).config.pad_token_id is None
 
 
@@ -368,8 +336,15 @@ def flip_a_byte(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "sha256.json"])
-@pytest.mark.parametrize("harm", [cut_short, flip_a_byte, Path.unlink])
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("optimizer.pt", cut_short),
+        ("model.safetensors", flip_a_byte),
+        ("optimizer.pt", Path.unlink),
+        ("sha256.json", Path.unlink),
+    ],
+)
 def test_a_damaged_checkpoint_is_named_and_left_out(start, finished, caplog, name, harm):
     folder = finished
     expected = weights(folder)
@@ -509,15 +484,6 @@ def test_kills_at_random_moments_change_nothing(text, cache):
     assert outcome.stdout.rstrip().endswith("equal the uninterrupted run's")
 
 
-def test_another_configuration_in_the_same_folder_is_refused(start, finished):
-    folder = finished
-    before = (folder / "run.json").read_text()
-    with pytest.raises(ValueError, match=r"trainer\.learning_rate: 0\.002 -> 0\.1") as refusal:
-        start("trainer.learning_rate=0.1", "position=rope")
-    assert "position.name: tape -> rope" in str(refusal.value)
-    assert (folder / "run.json").read_text() == before
-
-
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="not a run's folder"):
@@ -552,59 +518,6 @@ def test_fields_that_a_run_fixes_are_refused(field, tmp_path):
         check_training(arguments)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["trainer.output_dir=elsewhere"], r"output_dir=elsewhere and output_dir="),
-        (
-            ["model.vocab_size=50"],
-            r"tokenizer has ids up to 299, too many for model\.vocab_size=50",
-        ),
-        (["data.files=null"], r"data=text needs data\.files"),
-        (["length=100000"], r"fewer than one block of length=100000"),
-        (["tokenizer=no/such"], r"tokenizer='no/such' is neither"),
-        (
-            ["position=fire", "model.attn_implementation=flash_attention_2"],
-            r"'fire'.*no score bias other than",
-        ),
-        (["model.attn_implementation=flash_attention_3"], r"'flash_attention_3'.*no such"),
-        (["+position.widht=3"], r"takes no argument 'widht'; did you mean 'width'"),
-        (["+model.hiden_size=3"], r"takes no argument 'hiden_size'; did you mean 'hidden_size'"),
-        (["model.num_attention_heads=5"], r"hidden size \(32\) is not a multiple .*heads \(5\)"),
-        (["data.files=/no/such/folder"], r"data\.files: nothing matches"),
-    ],
-)
-def test_bad_settings_are_refused(start, overrides, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        start(*overrides)
-
-
-def test_the_command_line_says_what_is_wrong_in_one_line(tmp_path):
-    outcome = run_command("train.py", "position=alibii", folder=tmp_path)
-    assert outcome.status == 1
-    assert outcome.err.startswith("error: unknown position 'alibii'; did you mean 'alibi'?")
-    data = ("data=text", "data.files=/no/such")
-    outcome = run_command("train.py", f"output_dir={tmp_path / 'run'}", *data, folder=tmp_path)
-    assert outcome.status == 1
-    assert outcome.lines[-1] == "error: data.files: nothing matches '/no/such'"
-    assert "Traceback" not in outcome.err
-    assert not (tmp_path / "run" / "run.json").exists()
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize(("logging_steps", "bar"), [(1, False), (2, True)])
-def test_a_terminal_has_a_bar_where_steps_have_no_line(logging_steps, bar, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    console, state = Console(), TrainerState(max_steps=4, logging_steps=logging_steps)
-    console.on_train_begin(None, state, None)
-    console.on_train_end(None, state, None)
-    assert ("0/4 [" in terminal.getvalue()) == bar
-
-
 def test_a_line_has_step_loss_rate_speed_and_time_left(capsys):
     console, state = Console(), TrainerState(max_steps=4, global_step=2, is_world_process_zero=True)
     console.tokens, console.seconds, console.steps = 3000, 2.0, 2
@@ -633,8 +546,3 @@ def test_sigterm_before_the_first_step_has_the_same_status(tmp_path):
     )
     assert ended.returncode == 75 and told.read_text() == "75", ended.stderr
     assert ended.stderr == "stopped outside of its steps: the same command continues\n"
-
-
-def test_wandb_is_not_imported_unless_asked_for():
-    script = "import sys, train; sys.exit('wandb' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0

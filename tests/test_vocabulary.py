@@ -95,4 +95,4 @@ def test_a_vocabulary_may_have_gaps(largest, tmp_path):
         build_model(config, {"vocab_size": largest}, tokenizer)
     config.vocab_size = largest
     with pytest.raises(ValueError, match=f"ids up to {largest:,}.*base_model=base {largest:,}"):
-        adapt_model("base", config, config, tokenizer)
+        adapt_model("base", config, tokenizer)

@@ -56,11 +56,15 @@ def usage() -> str:
 
 
 def main() -> None:
-    """Runs a command. If the reader of its output has ended, as `head` does, so does the command,
-    without an error message."""
+    """Runs a command in this process, like `python -m MODULE`. If the reader of its output has
+    ended, as `head` does, so does the command, without an error message."""
+    name, *arguments = sys.argv[1:] or ["--help"]
     try:
         try:
-            run()
+            if name in ("-h", "--help"):
+                print(usage())
+            else:
+                run(name, arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -68,25 +72,19 @@ def main() -> None:
         sys.exit(1)
 
 
-def run() -> None:
-    """Runs a command in this process, like `python -m MODULE`."""
-    name, *arguments = sys.argv[1:] or ["--help"]
-    if name in ("-h", "--help"):
-        print(usage())
-        return
+def run(name: str, arguments: list[str]) -> None:
     if name not in TARGETS:
         close = difflib.get_close_matches(name, TARGETS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "tape --help lists the commands"
         sys.exit(f"error: unknown command {name!r}; {hint}")
-    here = Path.cwd() / "tape" / "commands"
+    here, root = Path.cwd() / "tape" / "commands", FOLDER.parent.parent
     if here.is_dir() and not here.samefile(FOLDER):  # another checkout than the installed one
         os.execv(sys.executable, [sys.executable, "-m", "tape.commands", *sys.argv[1:]])
-    target, root = TARGETS[name], FOLDER.parent.parent
-    if target.startswith("benchmarks") and not (root / "benchmarks").is_dir():
+    if TARGETS[name].startswith("benchmarks") and not (root / "benchmarks").is_dir():
         sys.exit(f"error: {name} times a checkout of the repository; run it there")
     sys.argv = [name, *arguments]
     sys.path[:0] = [str(Path.cwd()), str(root)]
-    runpy.run_module(target, run_name="__main__", alter_sys=True)
+    runpy.run_module(TARGETS[name], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import keyword
 import re
 from pathlib import Path
@@ -76,17 +75,16 @@ def class_of(name: str) -> str:
 
 def check(name: str) -> None:
     """Raises ValueError unless `name` can be that of a new encoding."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,29}", name) or keyword.iskeyword(name):
+    python = keyword.iskeyword(name) or keyword.iskeyword(class_of(name))
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,29}", name) or python:
         raise ValueError(
             f"name '{name}' must be 1 to 30 lower-case letters, digits and _, with a letter first, "
             "and no word of Python; choose another name"
         )
-    kind = class_of(name)
-    classes = vars(positions) | vars(base) | vars(builtins)
     files = (f"tape/positions/{name}.py", f"config/position/{name}.yaml")
     taken = [file for file in files if (ROOT / file).exists()]
     taken += [f"the encoding {name}"] * (name in ENCODINGS or name in ALIASES)
-    taken += [f"the class {kind}"] * (kind in classes)
+    taken += [f"the class {class_of(name)}"] * (class_of(name) in vars(positions) | vars(base))
     if taken:
         raise ValueError(f"name '{name}': {taken[0]} exists; choose another name")
 
@@ -111,15 +109,15 @@ def create(name: str) -> list[str]:
     if not (ROOT / LOOPS).is_file():
         raise ValueError("new-encoding writes to a checkout of the repository; run it there")
     check(name)
-    texts = {
+    files = {
         f"tape/positions/{name}.py": MODULE.replace("CLASS", class_of(name)),
         f"config/position/{name}.yaml": YAML.replace("NAME", name),
         REGISTRY: registered((ROOT / REGISTRY).read_text(), name),
         LOOPS: with_loop((ROOT / LOOPS).read_text(), name),
     }
-    for file, text in texts.items():
+    for file, text in files.items():
         write_text(ROOT / file, text)
-    return [*texts]
+    return [*files]
 
 
 @expected_errors()

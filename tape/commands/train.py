@@ -17,8 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tape.settings.composition import call, is_expected, refuse
 from tape.settings.groups import CONFIG
-from tape.settings.run import RunSettings
-from tape.settings.schema import check_base, check_groups, check_settings
+from tape.settings.schema import RunSettings, check_base, check_groups, check_settings
 
 STOPPED = os.EX_TEMPFAIL  # 75: the run was told to stop, and the same command continues it
 log = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ class Terminated(BaseException):
 
 
 def settings_of(cfg: DictConfig) -> dict[str, Any]:
-    """The settings of a run as plain values.
+    """Returns the settings of a run as plain values.
 
     Raises:
         ValueError: for the first one that is missing or out of bounds.
@@ -41,7 +40,7 @@ def settings_of(cfg: DictConfig) -> dict[str, Any]:
 
 
 def instantiate(settings: dict[str, Any]) -> Any:
-    """What a `_target_` makes of its settings, with its own error and not hydra's around it."""
+    """Returns what a `_target_` makes of its settings, or raises its own error and not Hydra's."""
     try:
         return hydra.utils.instantiate(settings, _convert_="all")
     except InstantiationException as error:
@@ -53,13 +52,12 @@ def instantiate(settings: dict[str, Any]) -> Any:
 
 
 def run(cfg: DictConfig) -> str:
-    """One run, from its configuration to the text of its report."""
+    """Carries out a run; returns the text of its report."""
     settings = settings_of(cfg)
     check_base(settings["base_model"])
-    # It takes seconds to import: what is wrong with the settings is said before.
-    from tape.training.run import run
+    from tape.training.run import run  # takes seconds: wrong settings are refused before
 
-    return run(RunSettings.of(settings), instantiate)
+    return run(RunSettings(**settings), instantiate)
 
 
 @hydra.main(version_base=None, config_path=str(CONFIG), config_name="train")
@@ -67,15 +65,12 @@ def composed(cfg: DictConfig) -> None:
     try:
         run(cfg)
     except KeyboardInterrupt:
-        log.info(
-            "interrupted: the same command continues from the last checkpoint, if there is one"
-        )
+        log.info("interrupted: the same command continues from the last checkpoint, if any")
         leave(130)
     except Exception as error:
         if is_expected(error) and cfg.debug is not True:
             refuse(error)
-        # It takes seconds to import, which the refusal of a wrong setting does not wait for.
-        from tape.training.guard import NonFiniteLoss, Stopped
+        from tape.training.callbacks import NonFiniteLoss, Stopped  # takes seconds
 
         if isinstance(error, Stopped):
             log.info("%s: the same command continues", error)
@@ -87,8 +82,8 @@ def composed(cfg: DictConfig) -> None:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Exits with STOPPED on SIGTERM, except during the steps, where `Guard` answers it: they are
-    saved first."""
+    """Exits with STOPPED on SIGTERM, except during the steps, where `StopAndNaNCallback` answers
+    it: they are saved first."""
     process = os.getpid()
 
     def end(number, frame) -> None:
@@ -108,7 +103,7 @@ def terminable() -> Iterator[None]:
 
 
 def leave(status: int) -> NoReturn:
-    """Exits; torchrun, which has a status of its own, is told of this one in a file.
+    """Exits. The file TAPE_STATUS is given the status, because torchrun replaces it.
 
     One of several processes ends without Python's last clean-up: threads of gloo that are still
     there when it begins abort the process now and then, and the run would count as failed.

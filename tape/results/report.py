@@ -27,7 +27,7 @@ from tape.files import check_folder, check_replaceable, read_object, write_text
 from tape.results.html import MARK, embedded, page
 from tape.runs.folder import CONFIGURATION, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
-from tape.training.criterion import last_step, reached
+from tape.training.callbacks import last_step, reached
 
 INDEX = "index.html"
 # Checkpoints of runs and journals of evaluations: their results are beside them.

@@ -33,7 +33,7 @@ NO_INFLUENCE = (
     r"name|output_dir|trainer\.output_dir|cache_dir|debug|launcher|sequence_parallel",
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
     r"report\..*|eval_blocks|task\.samples",
-    r"code|accept_new_code",  # `check_code`
+    r"code|accept_new_code",  # `_check_same`
     r"encodings\..*|longest",  # defaults of position.*
     r"alias|trunk|tape_sampler|randpe_length|data\.max_bad",  # of earlier versions
     r"learning_rates(\..*)?|rates_of",  # of which trainer.learning_rate is one
@@ -61,18 +61,9 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
     recorded = folder / CONFIGURATION
     if recorded.exists():
         before, now = read_configuration(folder), dict(_flat(configuration))
-        changes = conflicts(before, now)
-        begun = checkpoints(folder) or (folder / "metrics.jsonl").exists()
-        if changes and begun:
-            raise ValueError(
-                f"{folder} holds a run with another configuration:\n"
-                + "\n".join(f"  {change}" for change in changes)
-                + "\ngive this run its own name=... or output_dir=..., or remove that folder."
-            )
-        if begun:
-            check_code(folder, before, now)
-            earlier = before.get(EARLIER) or []
-            steps = before.get("trainer.max_steps")
+        if checkpoints(folder) or (folder / "metrics.jsonl").exists():
+            _check_same(folder, before, now)
+            earlier, steps = before.get(EARLIER) or [], before.get("trainer.max_steps")
             if steps != now.get("trainer.max_steps"):
                 earlier = [*earlier, steps]
             if earlier:
@@ -84,6 +75,24 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
         )
     write_text(recorded, json.dumps(configuration, indent=1) + "\n")
     return configuration
+
+
+def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises a ValueError if flat settings of a run that has begun differ where it matters, or the
+    code that computes its model has changed, unless the settings accept that."""
+    changes = differences(_without(MAY_CHANGE, before), _without(MAY_CHANGE, now))
+    if changes:
+        raise ValueError(
+            f"{folder} holds a run with another configuration:\n"
+            + "\n".join(f"  {change}" for change in changes)
+            + "\ngive this run its own name=... or output_dir=..., or remove that folder."
+        )
+    # Earlier versions did not record the code.
+    if before.get("code") not in (None, now.get("code")) and not now.get("accept_new_code"):
+        raise ValueError(
+            f"{folder}: the code of its encoding or of the decoder has changed; give the new run "
+            "its own name=... or output_dir=..., or continue this one with accept_new_code=true"
+        )
 
 
 def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any]:
@@ -117,25 +126,6 @@ def _without(patterns: tuple[str, ...], settings: dict[str, Any]) -> dict[str, A
         for key, value in settings.items()
         if re.fullmatch(kept, key) or not any(re.fullmatch(pattern, key) for pattern in patterns)
     }
-
-
-def conflicts(
-    before: dict[str, Any], now: dict[str, Any], further: tuple[str, ...] = ()
-) -> list[str]:
-    """Lists the `differences` between flat settings that a resumed run must not have, except for
-    `further` patterns."""
-    allowed = (*MAY_CHANGE, *further)
-    return differences(_without(allowed, before), _without(allowed, now))
-
-
-def check_code(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises a ValueError if the code that computes the model of a run has changed since `before`,
-    unless the settings accept that. Earlier versions did not record it."""
-    if before.get("code") not in (None, now.get("code")) and not now.get("accept_new_code"):
-        raise ValueError(
-            f"{folder}: the code of its encoding or of the decoder has changed; give the new run "
-            "its own name=... or output_dir=..., or continue this one with accept_new_code=true"
-        )
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ class MetricsFile(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         path = Path(args.output_dir) / self.FILE
         if state.is_world_process_zero and path.exists():
-            kept = [row for row in read_metrics(path) if row["step"] <= state.global_step]
+            kept = (row for row in read_metrics(path) if row["step"] <= state.global_step)
             write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -59,30 +59,27 @@ def metric_rows(folder: Path) -> list[dict[str, Any]]:
         ValueError: if the file is damaged, or has no training loss.
     """
     path = folder / MetricsFile.FILE
-    if not path.exists():
-        return []
-    logged = read_metrics(path)
-    if not any("loss" in row for row in logged):
+    logged = read_metrics(path) if path.exists() else []
+    losses = [row for row in logged if "loss" in row]
+    if path.exists() and not losses:
         raise ValueError(f"{path} contains no training loss")
     rows = []
     with reading(path):
         for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):
-            for row in logged:
-                if key in row:
-                    value = _measured(key, row[key])
-                    rows.append(
-                        {"measure": name, "step": row["step"], "value": value, "unit": "nats"}
-                    )
+            for row in (each for each in logged if key in each):
+                measured = {"step": row["step"], "value": _measured(key, row)}
+                rows.append({"measure": name, **measured, "unit": "nats"})
         for name, key, of, unit in (
             ("speed", "tokens_per_second", median, "tokens/s"),
             ("peak memory", "peak_memory_gib", max, "GiB"),
         ):
-            values = [_measured(key, row[key]) for row in logged if "loss" in row]
-            rows.append({"measure": name, "value": of(values), "unit": unit})
+            if losses:
+                value = of(_measured(key, row) for row in losses)
+                rows.append({"measure": name, "value": value, "unit": unit})
     return [row | {"n": 1} for row in rows]
 
 
-def _measured(key: str, value: Any) -> float:
-    if not 0 <= float(value) < math.inf:
+def _measured(key: str, row: dict[str, Any]) -> float:
+    if not 0 <= float(row[key]) < math.inf:
         raise ValueError(f"{key} must be finite and not negative")
-    return float(value)
+    return float(row[key])

@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tape.settings.groups import CONFIG, groups_of, options
+from tape.settings.groups import CONFIG, described, groups_of, options
 from tape.settings.schema import trainer_fields
 from tape.validation import suggestion
 
@@ -50,24 +50,24 @@ def call(main: Callable[[], None], name: str) -> None:
         name: configuration file in CONFIG.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise, and do not print
-    multirun = any(word == "-m" or word.startswith("--mu") for word in sys.argv[1:])
-    if name != "train" and multirun:
-        refuse("--multirun is for train.py: repeat this command for each of the values")
-    sys.argv[1:] = with_fields(sys.argv[1:], name)
+    words = with_fields(sys.argv[1:], name)
+    sys.argv[1:] = words
     try:
-        check_added(sys.argv[1:], name)
-        if {"-h", "--help"} & {*sys.argv}:
-            print(help_of(sys.argv[1:], name))
+        if name != "train" and any(word == "-m" or word.startswith("--mu") for word in words):
+            raise ValueError("--multirun is for train.py: repeat this command for each value")
+        check_added(words, name)
+        if {"-h", "--help"} & {*words}:
+            print(help_of(words, name))
         else:
             main()
     except BrokenPipeError:
         raise  # the reader of a pipe has ended
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
-        if "debug=true" in sys.argv:
+        if "debug=true" in words:
             raise
         if isinstance(error, OSError) and error.filename:  # those of `main` did not come here
             error = f"hydra.run.dir, hydra.sweep.dir: no folder {error.filename} can be made"
-        refuse(unknown(sys.argv[1:], name) or error)
+        refuse(unknown(words, name) or error)
 
 
 def refuse(error: object) -> NoReturn:
@@ -93,32 +93,36 @@ def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _names(value, f"{prefix}{key}.")
 
 
+def _file(name: str) -> dict[str, Any]:
+    """A configuration file as it is written."""
+    return OmegaConf.to_container(OmegaConf.load(CONFIG / f"{name}.yaml"))
+
+
 def check_added(words: list[str], name: str) -> None:
     """Raises a ValueError for a setting that is added (+) outside the groups of settings and the
     empty mappings of the configuration file, where nothing would read it."""
-    tree = OmegaConf.to_container(OmegaConf.load(CONFIG / f"{name}.yaml"))
+    tree = _file(name)
     known = {*_names(tree)}
     groups = {"hydra", *groups_of(), *(key for key, value in tree.items() if value == {})}
     for override in parsed(words):
-        outside = re.split(r"[./]", override.key_or_group)[0] not in groups
-        if is_added(override) and outside and override.key_or_group not in known:
+        setting = override.key_or_group
+        outside = re.split(r"[./]", setting)[0] not in groups and setting not in known
+        if outside and override.input_line.startswith("+"):
             raise ValueError(no_setting(override, known))
 
 
 def help_of(words: list[str], name: str) -> str:
-    """Returns all groups of settings and the settings that a command composes. Hydra's own text
-    takes seconds: it copies all entries for each of the groups."""
-    groups = [f"{group}: {listed(options(group))}" for group in groups_of()]
+    """Returns all groups of settings, what the experiments are and the settings that a command
+    composes. Hydra's own text takes seconds: it copies all entries for each of the groups."""
+    groups = (f"{group}: {listed(options(group))}" for group in groups_of())
+    about = (f"{each}: {what}" for each, what in sorted(described("experiment").items()))
+    parts = {"groups": "\n".join(groups)}
+    parts |= {"experiments": "\n".join(about)} if name == "train" else {}
     overrides = [each.input_line for each in parsed(words)]
-    settings = OmegaConf.to_yaml(composed(overrides, name))
-    return "\n".join(
-        [
-            "usage: group=entry chooses an entry of a group, setting=value changes a setting",
-            *("", "groups:", "", *groups),
-            *("", "settings:", "", settings),
-            "--hydra-help lists the flags of Hydra",
-        ]
-    )
+    parts["settings"] = OmegaConf.to_yaml(composed(overrides, name))
+    usage = "usage: group=entry chooses an entry of a group, setting=value changes a setting\n"
+    shown = "\n".join(f"\n{title}:\n\n{text}" for title, text in parts.items())
+    return f"{usage}{shown}\n--hydra-help lists the flags of Hydra"
 
 
 def composed(words: list[str], name: str) -> DictConfig:
@@ -142,19 +146,18 @@ def with_fields(words: list[str], name: str) -> list[str]:
 def unknown(words: list[str], name: str) -> str | None:
     """What is wrong with the first override that names no setting or no file of a group, if any."""
     overrides = parsed(words)
-    entries = OmegaConf.to_container(OmegaConf.load(CONFIG / f"{name}.yaml"))["defaults"]
-    usable = {group for entry in entries if isinstance(entry, dict) for group in entry}
-    groups = {}
+    entries = (entry for entry in _file(name)["defaults"] if isinstance(entry, dict))
+    usable = {group for entry in entries for group in entry}
     lists = [each for each in overrides if isinstance(each.value(), list)]
+    groups = {}
     for override in overrides:
         group = override.key_or_group
         for above in lists:
             if group.startswith(f"{above.key_or_group}."):
                 pair = f"{override.input_line} beside {above.input_line}"
                 return f"{pair.replace('++', '')}: give one of the two"
-        value = override.input_line.partition("=")[2]
         if group in usable and (names := options(group)):
-            choices = value.split(",")
+            choices = override.input_line.partition("=")[2].split(",")
             for choice in {*choices} - names:
                 if choice == "null":
                     return f"{group}=null: leave {group} out, or choose one of {listed(names)}"
@@ -167,7 +170,7 @@ def unknown(words: list[str], name: str) -> str | None:
     for override in overrides:
         setting = override.key_or_group
         there = setting in groups or setting in known or setting.startswith("hydra")
-        if not (there or is_added(override)):
+        if not (there or override.input_line.startswith("+")):
             of_runs = "; settings of the runs follow --" if name == "sweep" else ""
             return no_setting(override, known) + of_runs
     return None
@@ -176,11 +179,6 @@ def unknown(words: list[str], name: str) -> str | None:
 def no_setting(override: Override, known: Iterable[str]) -> str:
     hint = suggestion(override.key_or_group, known).partition(" Known: ")[0]
     return f"{override.input_line}: there is no such setting{hint} --help lists all"
-
-
-def is_added(override: Override) -> bool:
-    """Returns whether an override begins with + or ++."""
-    return override.is_add() or override.is_force_add()
 
 
 def listed(words: Iterable[str]) -> str:

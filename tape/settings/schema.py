@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from tape.settings.groups import options
@@ -28,6 +29,16 @@ class Kind(NamedTuple):
 
     words: str
     admits: Callable[[Any], bool]
+
+
+class RunSettings(SimpleNamespace):
+    """Settings of a run that `check_settings` has accepted, by their names; config/train.yaml says
+    what each one is. Groups such as `model` and `trainer` are dictionaries."""
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """All settings as they were composed, for the record of the run, but for `evaluate`."""
+        return {name: value for name, value in vars(self).items() if name != "evaluate"}
 
 
 def integer(least: int, most: int | None = None) -> Kind:
@@ -47,15 +58,14 @@ def optional(kind: Kind) -> Kind:
     return Kind(f"{kind.words}, or null", lambda x: x is None or kind.admits(x))
 
 
-def _are_commands(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        each is None or isinstance(each, Mapping) for each in value.values()
-    )
-
-
 TEXT = Kind("text", lambda x: isinstance(x, str) and x.strip() != "")
 SWITCH = Kind("true or false", lambda x: isinstance(x, bool))
+COMMANDS = Kind(
+    "a mapping of commands to arguments",
+    lambda x: isinstance(x, Mapping) and all(isinstance(y, Mapping | None) for y in x.values()),
+)
 NOT_NEGATIVE = number(">= 0", lambda x: x >= 0)
+BELOW_ONE = number("in [0, 1)", lambda x: 0 <= x < 1)
 # Intervals of logging, evaluation and saving: steps, or fractions of trainer.max_steps.
 INTERVAL = Kind(
     "an integer >= 1, or a number in (0, 1)",
@@ -80,7 +90,7 @@ SETTINGS = {
     "vocab_size": integer(258, 2**31 - 1),  # every byte and two special tokens
     "eval_blocks": optional(integer(1, 2**31 - 1)),
     "report.tokens": integer(1),
-    "evaluate": optional(Kind("a mapping of commands to arguments", _are_commands)),
+    "evaluate": optional(COMMANDS),
     "task.samples": integer(1),
     "optimizer.matrix_learning_rate": NOT_NEGATIVE,
     "optimizer.encoding_factor": NOT_NEGATIVE,
@@ -91,8 +101,8 @@ SETTINGS = {
     "trainer.learning_rate": NOT_NEGATIVE,
     "trainer.warmup_steps": NOT_NEGATIVE,
     "trainer.weight_decay": NOT_NEGATIVE,
-    "trainer.adam_beta1": number("in [0, 1)", lambda x: 0 <= x < 1),
-    "trainer.adam_beta2": number("in [0, 1)", lambda x: 0 <= x < 1),
+    "trainer.adam_beta1": BELOW_ONE,
+    "trainer.adam_beta2": BELOW_ONE,
     "trainer.adam_epsilon": NOT_NEGATIVE,
     "trainer.max_grad_norm": NOT_NEGATIVE,
     "trainer.logging_steps": INTERVAL,
@@ -141,7 +151,10 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     check_trainer(settings["trainer"])
     warmup, steps = (settings["trainer"].get(key, 0) for key in ("warmup_steps", "max_steps"))
     if warmup > steps:
-        raise ValueError(f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}")
+        raise ValueError(
+            f"trainer.warmup_steps={warmup} is more than trainer.max_steps={steps}: give at most "
+            f"trainer.warmup_steps={steps}, or a fraction such as trainer.warmup_steps=0.05"
+        )
 
 
 def check_base(base: str | None) -> None:
@@ -170,26 +183,15 @@ def trainer_fields() -> dict[str, frozenset[str]]:
     """Returns the fields of TrainingArguments and the names of the types that each admits, such as
     int, str or dict. They are read from its source: importing it takes seconds."""
     source = Path(find_spec("transformers").origin).with_name("training_args.py")
-    body = next(
-        node.body
-        for node in ast.parse(source.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
-    )
-    types = {
-        line.target.id: frozenset(_types(line.annotation))
+    classes = (x for x in ast.parse(source.read_text("utf-8")).body if isinstance(x, ast.ClassDef))
+    body = next(each.body for each in classes if each.name == "TrainingArguments")
+    return {
+        line.target.id: frozenset(
+            re.findall(r"\w+", re.sub(r"\[.*?\]", "", ast.unparse(line.annotation)))
+        )
         for line in body
-        if isinstance(line, ast.AnnAssign)
+        if isinstance(line, ast.AnnAssign) and not line.target.id.startswith("_")
     }
-    return {name: found for name, found in types.items() if not name.startswith("_")}
-
-
-def _types(annotation: ast.expr) -> set[str]:
-    """The types of a union; a subscripted one without its subscript."""
-    if isinstance(annotation, ast.BinOp):
-        return _types(annotation.left) | _types(annotation.right)
-    if isinstance(annotation, ast.Subscript):
-        return _types(annotation.value)
-    return {ast.unparse(annotation)}
 
 
 def check_trainer(settings: Mapping[str, Any]) -> None:

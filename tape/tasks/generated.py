@@ -25,9 +25,9 @@ from tape.hashing import splitmix64
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.metrics import read_metrics
 from tape.saved_settings import load, save
-from tape.settings.run import RunSettings
+from tape.settings.schema import RunSettings
 from tape.training.arguments import training_order
-from tape.training.criterion import reached
+from tape.training.callbacks import reached
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task
 from tape.validation import check_integer

@@ -12,16 +12,18 @@ from typing import Any
 import torch
 from accelerate import ParallelismConfig
 from transformers import TrainingArguments
-from transformers.integrations import (
-    get_available_reporting_integrations,
-    get_reporting_integration_callbacks,
-)
+from transformers.integrations import get_available_reporting_integrations
 
 from tape.model.adapters import without_deprecations
-from tape.settings.run import RunSettings
+from tape.settings.schema import RunSettings
 
 ORDER = "the training order is fixed and counted in steps; leave it at its default"
 ONE_SIZE = "all steps must have one batch size; set trainer.per_device_train_batch_size"
+RESUMES = "a run resumes from the last complete checkpoint in its folder; leave it null"
+WHOLE = "a run cannot be resumed without its optimizer state; give false"
+LAST = "a run ends with its last weights; trainer.save_total_limit=null keeps all checkpoints"
+NO_LOGITS = "a run computes its loss without logits, which smoothing needs; give 0"
+SHARING = "not supported; for processes that share sequences give sequence_parallel=..."
 # Field of TrainingArguments -> the value that a run has, and why.
 FIXED = {
     "num_train_epochs": (3, "give trainer.max_steps"),
@@ -30,24 +32,11 @@ FIXED = {
     "dataloader_drop_last": (False, ORDER),
     "auto_find_batch_size": (False, ONE_SIZE),
     "accelerator_config.split_batches": (False, ONE_SIZE),
-    "resume_from_checkpoint": (
-        None,
-        "a run resumes from the last complete checkpoint in its folder; leave it null",
-    ),
-    "save_only_model": (False, "a run cannot be resumed without its optimizer state; give false"),
-    "load_best_model_at_end": (
-        False,
-        "a run ends with its last weights; to choose one later, keep all checkpoints with "
-        "trainer.save_total_limit=null",
-    ),
-    "label_smoothing_factor": (
-        0,
-        "a run computes its loss without logits, which smoothing needs; give 0",
-    ),
-    "parallelism_config": (
-        None,
-        "not supported; for processes that share sequences give sequence_parallel=...",
-    ),
+    "resume_from_checkpoint": (None, RESUMES),
+    "save_only_model": (False, WHOLE),
+    "load_best_model_at_end": (False, LAST),
+    "label_smoothing_factor": (0, NO_LOGITS),
+    "parallelism_config": (None, SHARING),
     "push_to_hub": (False, "upload an export instead, see docs/export.md"),
 }
 
@@ -103,20 +92,6 @@ def check_training(arguments: TrainingArguments) -> None:
         raise ValueError("trainer.save_strategy=best: a run resumes from its last checkpoint")
     if arguments.fp16 and arguments.device.type == "cpu":
         raise ValueError("trainer.fp16=True: float16 needs a GPU; use trainer.bf16=true")
-    check_decay(arguments)
-    reporters = arguments.report_to
-    try:
-        get_reporting_integration_callbacks(reporters)
-        available = get_available_reporting_integrations() if reporters else ()
-        for name in reporters:
-            if name not in available:
-                raise ValueError(f"{name} is not installed or not set up; install it, or give none")
-    except (ImportError, ValueError) as error:
-        raise ValueError(f"trainer.report_to={','.join(reporters)}: {error}") from error
-
-
-def check_decay(arguments: TrainingArguments) -> None:
-    """Raises a ValueError for steps of decay that do not fit between warm-up and end."""
     steps, decay = arguments.max_steps, (arguments.lr_scheduler_kwargs or {}).get("num_decay_steps")
     most = steps - arguments.get_warmup_steps(steps)
     if decay is not None and not (type(decay) is int and 0 <= decay <= most):
@@ -124,6 +99,12 @@ def check_decay(arguments: TrainingArguments) -> None:
             f"trainer.lr_scheduler_kwargs.num_decay_steps={decay!r} must be an integer >= 0 and at "
             f"most {most}, the steps of trainer.max_steps={steps} after warm-up"
         )
+    for name in arguments.report_to:
+        if name not in get_available_reporting_integrations():
+            raise ValueError(
+                f"trainer.report_to={name}: not known, or not installed and set up; install it, or "
+                "give none"
+            )
 
 
 def share_sequences(arguments: TrainingArguments, size: int, length: int) -> None:
@@ -147,8 +128,7 @@ def share_sequences(arguments: TrainingArguments, size: int, length: int) -> Non
         )
     if length % size:
         raise ValueError(f"{trying} with length={length}: the length must be a multiple of {size}")
-    groups = ParallelismConfig(cp_size=size, dp_shard_size=processes // size)
-    arguments.parallelism_config = groups
+    arguments.parallelism_config = ParallelismConfig(cp_size=size, dp_shard_size=processes // size)
 
 
 def sharing(arguments: TrainingArguments) -> int:

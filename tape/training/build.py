@@ -84,11 +84,9 @@ def build_model(
     return TapeForCausalLM(config)
 
 
-def adapted_config(
-    base: str, shape: dict[str, Any], position: dict[str, Any]
-) -> tuple[TapeConfig, TapeConfig]:
-    """Returns the configuration of a checkpoint, and a copy with another training length and
-    optionally another encoding.
+def adapted_config(base: str, shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
+    """Returns the configuration of a checkpoint with another training length and optionally another
+    encoding.
 
     Args:
         base: folder or name on the hub.
@@ -100,41 +98,34 @@ def adapted_config(
         ValueError: if there is no such checkpoint, or for settings that do not fit it.
     """
     _check_fields(shape)
+    owner = f"base_model={base}"
     if (Path(base) / ADAPTER).is_file():
         raise ValueError(
-            f"base_model={base} is an adapter; merge it into its base first: "
-            f"tape export {base} --out FOLDER"
+            f"{owner} is an adapter; merge it into its base first: tape export {base} --out FOLDER"
         )
-    before = _settled(f"base_model={base}", lambda: TapeConfig.from_pretrained(base))
+    before = _settled(owner, lambda: TapeConfig.from_pretrained(base))
     if getattr(before, "quantization_config", None) is not None:
         raise ValueError(
-            f"base_model={base} holds quantized weights; use the original model "
-            f"with frozen=int8 or nf4"
+            f"{owner} holds quantized weights; use the original model with frozen=int8 or nf4"
         )
     if position["name"] == KEEP:
         position = position | {"name": before.position["name"]}
     changes = {name: value for name, value in shape.items() if value is not None}
     position = _extended(position, before, changes.get("max_position_embeddings"))
     changes["adaptation"] = None  # the checkpoint's own is completed
-    config = _settled(
-        f"base_model={base}",
-        lambda: TapeConfig.from_pretrained(base, position=position, **changes),
-    )
+    given = changes | {"position": position}
+    config = _settled(owner, lambda: TapeConfig.from_pretrained(base, **given))
     for name in changes.keys() & SIZES:
         if changes[name] != getattr(before, name):
             raise ValueError(
                 f"model.{name}={changes[name]}, but {base} has {getattr(before, name)}; "
                 f"use model=keep, and model.{name}=null if the experiment sets it"
             )
-    return before, config
+    return config
 
 
 def adapt_model(
-    base: str,
-    before: TapeConfig,
-    config: TapeConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    frozen: str | None = None,
+    base: str, config: TapeConfig, tokenizer: PreTrainedTokenizerBase, frozen: str | None = None
 ) -> TapeForCausalLM:
     """Loads a checkpoint into another configuration, see `adapted_config`. Weights that an encoding
     adds are initialised; all others are the checkpoint's.
@@ -146,6 +137,7 @@ def adapt_model(
         ValueError: if weights are missing, or for a tokenizer that does not fit.
     """
     _check_vocabulary(tokenizer, config.vocab_size, f"base_model={base} ")
+    before = TapeConfig.from_pretrained(base)
     changed = config.position != before.position
     try:
         model, left = with_weights(base, config, new_encoding=changed, **loading(frozen))
@@ -154,14 +146,10 @@ def adapt_model(
     check_finite(f"base_model={base}", model)
     if left := [key for key in left if "inv_freq" not in key]:
         log.info("weights of %s that are not used: %s", base, ", ".join(left))
-    log.info(
-        "base %s (%s), trained on %s tokens; now %s with %s",
-        base,
-        before.position["name"],
-        f"{before.max_position_embeddings:,}",
-        config.position["name"],
-        f"{config.max_position_embeddings:,}",
+    (old, from_), (new, to) = (
+        (each.position["name"], f"{each.max_position_embeddings:,}") for each in (before, config)
     )
+    log.info("base %s (%s), trained on %s tokens; now %s with %s", base, old, from_, new, to)
     return model
 
 
@@ -188,8 +176,7 @@ def identity(base: str) -> str:
     """Identifies a base model by a hash of its weights or by its revision."""
     if Path(base).is_dir():
         return fingerprint(Path(base))
-    where = cached_file(base, "config.json")
-    return str(extract_commit_hash(where, None))
+    return str(extract_commit_hash(cached_file(base, "config.json"), None))
 
 
 def _check_fields(shape: dict[str, Any]) -> None:

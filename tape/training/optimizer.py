@@ -17,19 +17,17 @@ from tape.positions.base import LayerPosition, PositionEncoding, PositionModule
 
 def check_muon(rate: float | None, arguments: TrainingArguments, method: Method | None) -> None:
     """Raises a ValueError for settings that are in conflict with a `rate` of Muon."""
-    conflicts = {
-        "trainer.deepspeed": (arguments.deepspeed, "which flattens matrices; take launcher=ddp"),
-        "peft": (method and method.name, "which trains few or no hidden matrices; take peft=null"),
-        "trainer.optim": (
-            arguments.optim if "adamw_torch" not in arguments.optim else None,
-            "but all other parameters are AdamW's; take trainer.optim=adamw_torch",
-        ),
-    }
-    for name, (value, reason) in conflicts.items():
-        if rate is not None and value:
-            raise ValueError(
-                f"optimizer=muon with {name}={value}, {reason}; or take optimizer=adamw"
-            )
+    reason = ""
+    if arguments.deepspeed:
+        reason = f"trainer.deepspeed={arguments.deepspeed}, which flattens matrices; take "
+        reason += "launcher=ddp"
+    elif method:
+        reason = f"peft={method.name}, which trains few or no hidden matrices; take peft=null"
+    elif "adamw_torch" not in arguments.optim:
+        reason = f"trainer.optim={arguments.optim}, but all other parameters are AdamW's; take "
+        reason += "trainer.optim=adamw_torch"
+    if rate is not None and reason:
+        raise ValueError(f"optimizer=muon with {reason}; or take optimizer=adamw")
 
 
 def check_factor(factor: float | None, arguments: TrainingArguments, model: nn.Module) -> None:
@@ -74,13 +72,10 @@ def decayed(model: nn.Module) -> list[str]:
     """Returns the names of the parameters with weight decay: matrices and tables, but of an
     encoding only the matrices that multiply tokens (`PositionModule.decays`)."""
     spared = encoding_parameters(model)
-    for module in model.modules():
-        if isinstance(module, PositionModule):
-            spared -= {
-                parameter
-                for name, parameter in module.named_parameters()
-                if name.split(".")[0] in module.decays
-            }
+    for module in (each for each in model.modules() if isinstance(each, PositionModule)):
+        for name, parameter in module.named_parameters():
+            if name.split(".")[0] in module.decays:
+                spared.discard(parameter)
     return [name for name, p in model.named_parameters() if p.ndim > 1 and p not in spared]
 
 

@@ -52,7 +52,6 @@ def scored_windows(
 ) -> dict[int, list[Window]]:
     """Returns windows of 1x, 2x and 4x the training length that score the same tokens, as far as
     the text and the encoding's range allow."""
-    stride = length // 2
     longest = model.model.position.max_positions or len(stream)
     lengths = [n * length for n in (1, 2, 4) if n * length <= min(longest, len(stream))]
     if not lengths:
@@ -60,7 +59,7 @@ def scored_windows(
             f"windows of length={length} do not fit the validation text of {len(stream):,} tokens, "
             f"or the {longest:,} positions of the encoding"
         )
-    return {n: spread(len(stream), n, lengths[-1], stride, tokens) for n in lengths}
+    return {n: spread(len(stream), n, lengths[-1], length // 2, tokens) for n in lengths}
 
 
 def places(windows: list[Window]) -> np.ndarray:
@@ -79,11 +78,8 @@ def counted(
     """
     context = min(window.first - window.start for window in windows)
     orders = {name: n for name, n in ORDERS.items() if n <= min(context + 1, seen.shape[1])}
-    if not orders:
-        return {}
-    model = NGrams(seen, vocabulary, max(orders.values()))
-    scored = places(windows)
-    found = {}
+    model = NGrams(seen, vocabulary, max(orders.values())) if orders else None
+    scored, found = places(windows), {}
     for name, n in orders.items():
         grams = stream.tokens[scored[:, None] + np.arange(1 - n, 1)]
         nll = -np.log(model.probabilities(grams, n)).mean()
@@ -157,50 +153,43 @@ def write_report(
     sequences, adds n-gram models of these."""
     model.eval()
     windows = scored_windows(model, validation, length, tokens)
-    found = {
-        f"{n} ({n // length}x)": perplexity(model, validation.tokens, windows[n], n)
-        for n in windows
-    }
-    scored_tokens = next(iter(found.values())).tokens
-    scored_bytes = text_bytes(tokenizer, validation.tokens, places(windows[length]))
+    found = {n: perplexity(model, validation.tokens, windows[n], n) for n in windows}
+    scored = places(windows[length])
+    scored_bytes = text_bytes(tokenizer, validation.tokens, scored)
     prompt, added = continuation(model, tokenizer, validation, seed)
     metrics = read_metrics(folder / "metrics.jsonl")
+    lines = [["window", "validation perplexity", "bits per byte"]]
 
-    def scores(each: Perplexity) -> dict[str, float | None]:
+    def scores(name: str, each: Perplexity) -> dict[str, float | None]:
         bits = each.bits_per_byte(scored_bytes)
+        lines.append([name, f"{each.perplexity:.2f}", "-" if bits is None else f"{bits:.4f}"])
         return {"perplexity": each.perplexity, "bits_per_byte": bits}
 
     summary = facts(model, metrics) | {
-        "scored_tokens": scored_tokens,
+        "scored_tokens": len(scored),
         "scored_bytes": scored_bytes,
         "perplexity": [
-            {"length": each.length, "times": each.length // length, **scores(each)}
-            for each in found.values()
+            {"length": n, "times": n // length, **scores(f"{n} ({n // length}x)", each)}
+            for n, each in found.items()
         ],
     }
-    grams, about_grams = {}, ""
+    curves, about_grams = {folder.name: [(n, each.perplexity) for n, each in found.items()]}, ""
     if seen is not None:
         grams = counted(seen, model.config.vocab_size, validation, windows[length])
-        models = [{"model": name, **scores(each)} for name, each in grams.items()]
+        models = [{"model": name, **scores(name, each)} for name, each in grams.items()]
         summary["ngrams"] = {"tokens": seen.size, "models": models}
-        about_grams = ABOUT_GRAMS.format(seen.size) * bool(grams)
-    lines = [["window", "validation perplexity", "bits per byte"]]
-    for name, each in (found | grams).items():
-        bits = each.bits_per_byte(scored_bytes)
-        shown = "-" if bits is None else f"{bits:.4f}"
-        lines.append([name, f"{each.perplexity:.2f}", shown])
+        about_grams = ABOUT_GRAMS.format(seen.size) if grams else ""
+        curves |= {name: [(n, each.perplexity) for n in windows] for name, each in grams.items()}
     text = TEXT.format(
         name=folder.name,
         headline=headline(summary),
         table=markdown_table(lines),
         stride=length // 2,
-        tokens=scored_tokens,
+        tokens=len(scored),
         grams=about_grams,
         sample=textwrap.indent(printable(f"{prompt}|{added}"), "    ", lambda line: True),
     )
     publish(folder, metrics, summary, text)
-    curves = {folder.name: [(each.length, each.perplexity) for each in found.values()]}
-    curves |= {name: [(n, each.perplexity) for n in windows] for name, each in grams.items()}
     axes = {"xlabel": "window (tokens)", "ylabel": "validation perplexity", "xticks": [*windows]}
     draw(folder / "report" / "perplexity", curves, folder.name, **axes)
     return text
@@ -237,6 +226,4 @@ def draw(target: Path, curves: dict[str, list[tuple[float, float]]], title: str,
 
 def printable(text: str) -> str:
     """Escapes control characters, which generated text may contain, for the terminal."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

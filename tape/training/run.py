@@ -23,7 +23,7 @@ from tape.model.modeling import TapeForCausalLM
 from tape.model.sequence_parallel import check_sharing
 from tape.runs.folder import last_complete, locked, register_run, step_of
 from tape.runs.metrics import MetricsFile, read_metrics
-from tape.settings.run import RunSettings
+from tape.settings.schema import RunSettings
 from tape.training.arguments import sequences_per_step, training_arguments
 from tape.training.build import (
     adapt_model,
@@ -33,11 +33,10 @@ from tape.training.build import (
     identity,
     new_config,
 )
-from tape.training.criterion import ToCriterion, last_step, reached
-from tape.training.guard import Stopped
+from tape.training.callbacks import Stopped, ToCriterion, last_step, reached
 from tape.training.optimizer import check_factor, check_muon
-from tape.training.streaming import ContinuedStream, Repeated, follow_stream
 from tape.training.task import Task
+from tape.training.text import ContinuedStream, Repeated, follow_stream
 from tape.training.trainer import LanguageModelTrainer
 
 log = logging.getLogger(__name__)
@@ -57,9 +56,8 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
         Stopped: if the run was told to stop and has saved.
     """
     arguments = training_arguments(settings, instantiate)
-    method = adaptation(settings, arguments)
     # Before any text is read, which may take hours.
-    base, config = configurations(settings, arguments)
+    method, config = configuration_of(settings, arguments)
     folder, main = Path(settings.output_dir), arguments.process_index == 0
     if not main:
         logging.getLogger().setLevel(logging.WARNING)
@@ -69,7 +67,13 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
     with locked(folder) if main else nullcontext():
         with arguments.main_process_first():  # the other processes then read its cached results
             task = instantiate(settings.task)(instantiate(settings.data), settings, arguments)
-        model = initial_model(settings, base, config, task)
+        if base := settings.base_model:
+            model = adapt_model(base, config, task.tokenizer, settings.frozen)
+        else:
+            model = build_model(config, settings.model, task.tokenizer)
+        if model.base_model.position.ordered:
+            check_length(model, settings.length, f"length={settings.length}")
+        task.check(model)
         check_factor(settings.optimizer.get("encoding_factor"), arguments, model)
         record = record_of(settings, arguments, task, model)
         record, checkpoint, finished = begin_or_resume(folder, record, arguments, task.criterion)
@@ -81,8 +85,7 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
             task.describe(),
         )
         if method:
-            weights = record["base_weights"]
-            model = adapt(model, method, settings.base_model, weights, settings.frozen)
+            model = adapt(model, method, base, record["base_weights"], settings.frozen)
             cast_frozen(model, settings.frozen)
             log.info(describe(model))
         if finished:
@@ -108,12 +111,16 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
     return report
 
 
-def adaptation(settings: RunSettings, arguments: TrainingArguments) -> Method | None:
-    """Returns how the base model is adapted; None if all of the model trains.
+def configuration_of(
+    settings: RunSettings, arguments: TrainingArguments
+) -> tuple[Method | None, TapeConfig]:
+    """Returns how the base model is adapted (None if all of the model trains), and the
+    configuration of the run's model.
 
     Raises:
-        ValueError: for settings in conflict with it.
+        ValueError: for settings that are in conflict, or need more memory than there is.
     """
+    shape, position, length = settings.model, settings.position, settings.length
     method = Method.of(settings.peft) if settings.peft else None
     check_frozen(settings.frozen, method, arguments.bf16)
     check_muon(settings.optimizer.get("matrix_learning_rate"), arguments, method)
@@ -121,23 +128,10 @@ def adaptation(settings: RunSettings, arguments: TrainingArguments) -> Method | 
         raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
     if method and method.groups and settings.sequence_parallel > 1:
         raise ValueError(f"sequence_parallel with peft.groups={method.groups}: choose one")
-    return method
-
-
-def configurations(
-    settings: RunSettings, arguments: TrainingArguments
-) -> tuple[TapeConfig | None, TapeConfig]:
-    """Returns the configuration of the base model, if there is one, and that of the run's model.
-
-    Raises:
-        ValueError: for settings of the model that are in conflict, or need more memory than there
-            is.
-    """
-    shape, position, length = settings.model, settings.position, settings.length
     if settings.base_model:
-        base, config = adapted_config(settings.base_model, shape, position)
+        config = adapted_config(settings.base_model, shape, position)
     else:
-        base, config = None, new_config(shape, position)
+        config = new_config(shape, position)
     check_sharing(config, settings.sequence_parallel)
     batch = arguments.per_device_train_batch_size
     check_memory(
@@ -146,32 +140,15 @@ def configurations(
         "of token ids and labels",
         "use fewer, with trainer.gradient_accumulation_steps",
     )
-    return base, config
-
-
-def initial_model(
-    settings: RunSettings, base: TapeConfig | None, config: TapeConfig, task: Task
-) -> TapeForCausalLM:
-    """Returns the model that training begins with: a new one, or the base model's weights in the
-    run's configuration."""
-    if base:
-        model = adapt_model(settings.base_model, base, config, task.tokenizer, settings.frozen)
-    else:
-        model = build_model(config, settings.model, task.tokenizer)
-    if model.base_model.position.ordered:
-        check_length(model, settings.length, f"length={settings.length}")
-    task.check(model)
-    return model
+    return method, config
 
 
 def record_of(
     settings: RunSettings, arguments: TrainingArguments, task: Task, model: TapeForCausalLM
 ) -> dict[str, Any]:
     """Returns all settings of the run, and what else must not change when it resumes."""
-    record = settings.recorded | {
-        "tokens": task.fingerprints,
-        "sequences_per_step": sequences_per_step(arguments),
-    }
+    record = settings.recorded | {"tokens": task.fingerprints}
+    record["sequences_per_step"] = sequences_per_step(arguments)
     if base := settings.base_model:
         record |= {"position": model.config.position, "base_weights": identity(base)}
     return record | {"code": provenance.fingerprint(model)}
@@ -184,16 +161,14 @@ def trainer_of(
     model: torch.nn.Module,
     checkpoint: Path | None,
 ) -> LanguageModelTrainer:
-    streamed = isinstance(task.train, StreamedBlocks)
-    if streamed:
+    if streamed := isinstance(task.train, StreamedBlocks):
         follow_stream(task.train, arguments, checkpoint)
     trainer = LanguageModelTrainer(
         model=model,
         args=arguments,
         length=settings.length,
         measure=task.measure,
-        matrix_learning_rate=settings.optimizer.get("matrix_learning_rate"),
-        encoding_factor=settings.optimizer.get("encoding_factor"),
+        rates=settings.optimizer,
         train_dataset=Repeated(task.train, arguments) if streamed else task.train,
         eval_dataset=task.evaluation,
         data_collator=task.collate,
@@ -210,7 +185,7 @@ def begin_or_resume(
     folder: Path,
     settings: dict[str, Any],
     arguments: TrainingArguments,
-    criterion: float | None = None,
+    criterion: float | None,
 ) -> tuple[dict[str, Any], Path | None, bool]:
     """Registers the run in its folder. Returns its recorded settings, the checkpoint that all
     processes resume from (or None), and whether that checkpoint completes the run."""
@@ -230,5 +205,4 @@ def begin_or_resume(
     step, path = step_of(checkpoint), folder / MetricsFile.FILE
     logged = read_metrics(path) if criterion is not None and path.exists() else []
     end = reached((row for row in logged if row["step"] <= step), criterion)
-    finished = step == last_step(end, arguments.max_steps)
-    return settings, checkpoint, finished
+    return settings, checkpoint, step == last_step(end, arguments.max_steps)

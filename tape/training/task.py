@@ -21,7 +21,7 @@ class Task:
         fingerprints: of the data by name; a run only resumes with the same.
         collate: collates a list of sequences to a batch.
         criterion: `accuracy in` of two successive validations that ends training, 20 % more steps
-            later (tape/training/criterion.py); None: training ends at trainer.max_steps.
+            later (`ToCriterion`); None: training ends at trainer.max_steps.
     """
 
     tokenizer: PreTrainedTokenizerBase

@@ -1,14 +1,19 @@
-"""Pre-training on text: a corpus in blocks of tokens, and perplexity in the report."""
+"""Pre-training on text: a corpus in blocks of tokens, or a stream of them; perplexity in the
+report."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import TrainingArguments, default_data_collator
+from torch.utils.data import IterableDataset
+from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 from tape.data import (
     Corpus,
@@ -20,8 +25,9 @@ from tape.data import (
     train_tokenizer,
 )
 from tape.model.modeling import TapeForCausalLM
-from tape.settings.run import RunSettings
-from tape.training.arguments import training_order
+from tape.runs.folder import step_of
+from tape.settings.schema import RunSettings
+from tape.training.arguments import sequences_per_step, sharing, training_order
 from tape.training.report import write_report
 from tape.training.task import Task
 from tape.validation import check_path
@@ -73,13 +79,59 @@ class TextTask(Task):
         )
 
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
-        return write_report(
-            folder,
-            model,
-            self.tokenizer,
-            self.validation,
-            self.settings.length,
-            self.settings.report["tokens"],
-            self.settings.seed,
-            seen=self.train.seen(COUNTED) if isinstance(self.train, TrainingOrder) else None,
+        seen = self.train.seen(COUNTED) if isinstance(self.train, TrainingOrder) else None
+        length, seed = self.settings.length, self.settings.seed
+        tokens, text = self.settings.report["tokens"], self.validation
+        return write_report(folder, model, self.tokenizer, text, length, tokens, seed, seen)
+
+
+def follow_stream(
+    blocks: StreamedBlocks, arguments: TrainingArguments, checkpoint: Path | None
+) -> None:
+    """Starts a run at the first block that its checkpoint has not seen: the position in a stream
+    follows from the number of steps.
+
+    Raises:
+        ValueError: for settings that would split the stream.
+    """
+    if workers := arguments.dataloader_num_workers:
+        raise ValueError(
+            f"trainer.dataloader_num_workers={workers} with a streamed corpus: must be 0; the "
+            "tokenizer uses all cores by itself, ahead of training"
         )
+    arguments.ignore_data_skip = True  # skipping would read the stream from its beginning, for days
+    blocks.seek((step_of(checkpoint) if checkpoint else 0) * sequences_per_step(arguments))
+
+
+class Repeated(IterableDataset):
+    """A stream whose every batch comes once for each of the processes that share it: accelerate
+    reads a stream in the first process and deals its batches to all in turn, so that the order does
+    not depend on their number, as that of `split_dataset_by_node` would."""
+
+    def __init__(self, blocks: StreamedBlocks, arguments: TrainingArguments):
+        self.blocks, self.times = blocks, sharing(arguments)
+        self.batch = arguments.train_batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        blocks = iter(self.blocks)
+        while batch := [*islice(blocks, self.batch)]:
+            for _ in range(self.times):
+                yield from batch
+
+
+class ContinuedStream(TrainerCallback):
+    """Restores what transformers does not when a run resumes without skipping batches.
+
+    Opening a data loader draws a random number, so the checkpoint's random state is restored again
+    for the first step. The epoch (here the completed fraction of the run) would restart at 0.
+    """
+
+    def __init__(self, trainer: Trainer, checkpoint: Path):
+        self.trainer, self.checkpoint = trainer, checkpoint
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == step_of(self.checkpoint):
+            self.trainer._load_rng_state(str(self.checkpoint))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        state.epoch = state.global_step / state.max_steps

@@ -6,8 +6,9 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -19,15 +20,8 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from peft import PeftModel
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import (
-    PrinterCallback,
-    ProgressCallback,
-    Trainer,
-    TrainerCallback,
-    default_data_collator,
-)
+from transformers import PrinterCallback, ProgressCallback, Trainer, default_data_collator
 from transformers.trainer_utils import EvalLoopOutput
 
 from tape.files import write_text
@@ -36,52 +30,44 @@ from tape.model.flops import training_flops
 from tape.model.loss import IGNORED, predicted_positions
 from tape.model.modeling import TapeModel
 from tape.model.sequence_parallel import shard_sequence
-from tape.runs.folder import (
-    TRAINED,
-    clear_unfinished,
-    finalize_checkpoint,
-    remove_old,
-    unfinished,
-)
-from tape.runs.metrics import MetricsFile, read_metrics
+from tape.runs.folder import TRAINED, clear_unfinished, finalize_checkpoint, remove_old, unfinished
+from tape.runs.metrics import MetricsFile
 from tape.training.arguments import sharing
-from tape.training.console import Console
-from tape.training.guard import NonFiniteLoss, StopAndNaNCallback, ignore_sigterm
+from tape.training.callbacks import (
+    Console,
+    Continued,
+    NonFiniteLoss,
+    StopAndNaNCallback,
+    ignore_sigterm,
+)
 from tape.training.optimizer import MuonWithAdamW, decayed, hidden_matrices, parameter_groups
 
 
-class CausalLMCollator:
+def collated(
+    sequences: list[Any],
+    collate: Callable[[list[Any]], dict[str, torch.Tensor]],
+    multiple: int = 1,
+    joined: bool = False,
+) -> dict[str, torch.Tensor]:
     """Collates sequences to a `multiple` of tokens, and decides what a GPU would have to wait for
     the CPU to decide: which labels are predicted, and whether anything is padded. If batches are
     `joined` later, which labels are predicted is left out: their number differs."""
-
-    def __init__(
-        self,
-        collate: Callable[[list[Any]], dict[str, torch.Tensor]],
-        multiple: int = 1,
-        joined: bool = False,
-    ):
-        self.collate, self.multiple, self.joined = collate, multiple, joined
-
-    def __call__(self, sequences: list[Any]) -> dict[str, torch.Tensor]:
-        batch = self.collate(sequences)
-        if "attention_mask" in batch and bool(batch["attention_mask"].all()):
-            del batch["attention_mask"]
-        if further := -batch["labels"].shape[1] % self.multiple:
-            for name, tokens in batch.items():
-                filling = IGNORED if name == "labels" else 0
-                batch[name] = F.pad(tokens, (0, further), value=filling)
-        positions = None if self.joined else predicted_positions(batch["labels"])
-        if positions is not None:
-            batch["predicted_positions"] = positions
-        return batch
+    batch = collate(sequences)
+    if "attention_mask" in batch and bool(batch["attention_mask"].all()):
+        del batch["attention_mask"]
+    if further := -batch["labels"].shape[1] % multiple:
+        for name, tokens in batch.items():
+            filling = IGNORED if name == "labels" else 0
+            batch[name] = F.pad(tokens, (0, further), value=filling)
+    positions = None if joined else predicted_positions(batch["labels"])
+    return batch if positions is None else batch | {"predicted_positions": positions}
 
 
 class LanguageModelTrainer(Trainer):
     """Trainer for sequences of up to `length` tokens in training order. Each validation adds the
-    results of `measure`. Muon trains hidden matrices if `matrix_learning_rate` is given
-    (`tape.training.optimizer`); the encoding's own parameters have `encoding_factor` times the
-    learning rate of AdamW."""
+    results of `measure`. `rates` may hold a `matrix_learning_rate`, with which Muon trains hidden
+    matrices (`tape.training.optimizer`), and an `encoding_factor`: the encoding's own parameters
+    have as many times the learning rate of AdamW."""
 
     def __init__(
         self,
@@ -89,34 +75,29 @@ class LanguageModelTrainer(Trainer):
         length: int,
         data_collator: Callable[[list[Any]], dict[str, torch.Tensor]] = default_data_collator,
         measure: Callable[[torch.nn.Module], dict[str, float]],
-        matrix_learning_rate: float | None = None,
-        encoding_factor: float | None = None,
+        rates: Mapping[str, float],
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
         # Accelerate reads a stream in one process, and joins the batches of all.
         joined = isinstance(self.train_dataset, IterableDataset) and self.args.world_size > 1
-        self.data_collator = CausalLMCollator(data_collator, sharing(self.args), joined)
+        how = {"collate": data_collator, "multiple": sharing(self.args), "joined": joined}
+        self.data_collator = partial(collated, **how)
         self.decoder = next(x for x in self.model.modules() if isinstance(x, TapeModel))
         if sharing(self.args) > 1:
-            mesh = self.accelerator.torch_device_mesh
-            shard_sequence(self.decoder, mesh["cp"].get_group())
+            shard_sequence(self.decoder, self.accelerator.torch_device_mesh["cp"].get_group())
         self.args.dataloader_pin_memory &= self.args.device.type == "cuda"
-        self.length, self.measure = length, measure
-        self.matrix_learning_rate, self.encoding_factor = matrix_learning_rate, encoding_factor
-        self.remove_callback(PrinterCallback)
-        self.remove_callback(ProgressCallback)
-        # The console first: it adds the speed that the file records.
+        self.length, self.measure, self.rates = length, measure, rates
         model, flops = self.model, None  # there are fewer with frozen weights
         if all(parameter.requires_grad for parameter in model.parameters()):
             flops = training_flops(model.config, length) / length
-        self.console = Console(flops)
-        self.add_callback(self.console)
-        self.add_callback(MetricsFile())
-        self.continued = Continued(self)
-        self.add_callback(self.continued)
+        self.console, self.continued = Console(flops), Continued(self)
         self.guard = StopAndNaNCallback(late=self.args.device.type == "cuda")
-        self.add_callback(self.guard)
+        for kind in (PrinterCallback, ProgressCallback):
+            self.remove_callback(kind)
+        # The console first: it adds the speed that the file records.
+        for callback in (self.console, MetricsFile(), self.continued, self.guard):
+            self.add_callback(callback)
 
     def create_accelerator_and_postprocess(self) -> None:
         groups, self.args.parallelism_config = self.args.parallelism_config, None
@@ -163,7 +144,7 @@ class LanguageModelTrainer(Trainer):
         return decayed(model)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        rate, factor = self.matrix_learning_rate, self.encoding_factor
+        rate, factor = (self.rates.get(key) for key in ("matrix_learning_rate", "encoding_factor"))
         if self.optimizer is None and (rate, factor) != (None, None):
             model = self.model if model is None else model
             groups = parameter_groups(
@@ -173,12 +154,9 @@ class LanguageModelTrainer(Trainer):
                 encoding_rate=None if factor is None else factor * self.args.learning_rate,
                 hidden=() if rate is None else hidden_matrices(model),
             )
-            kind, arguments = self.get_optimizer_cls_and_kwargs(self.args, model)
-            self.optimizer = (
-                kind(groups, **arguments)
-                if rate is None
-                else MuonWithAdamW(groups, rate, arguments)
-            )
+            kind, given = self.get_optimizer_cls_and_kwargs(self.args, model)
+            muon = rate is not None
+            self.optimizer = MuonWithAdamW(groups, rate, given) if muon else kind(groups, **given)
         return super().create_optimizer(model)
 
     def _prepare_context_parallel_inputs(self, model, inputs) -> tuple:
@@ -217,21 +195,15 @@ class LanguageModelTrainer(Trainer):
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices), self.model.evaluation_length(self.length):
             metrics = super().evaluate(*args, **kwargs)
-            with self.accelerator.autocast(), self._whole_texts():
+            # Each process computes whole texts: one may generate, with a cache.
+            shard, self.decoder.shard = self.decoder.shard, None
+            with self.accelerator.autocast():
                 measured = self.measure(self.model.eval())
+            self.decoder.shard = shard
             if measured:
                 measured = {f"eval_{name}": value for name, value in measured.items()}
                 self.log(measured)
             return metrics | measured
-
-    @contextmanager
-    def _whole_texts(self) -> Iterator[None]:
-        """Each process computes whole texts: one may generate, with a cache."""
-        shard, self.decoder.shard = self.decoder.shard, None
-        try:
-            yield
-        finally:
-            self.decoder.shard = shard
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs) -> EvalLoopOutput:
         # Divides the summed loss by the number of labels: transformers averages the means of
@@ -314,49 +286,8 @@ def writing(target: Path, work: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        full = shutil.disk_usage(target.parent).free < 2**20  # torch's error does not say so
         shutil.rmtree(work, ignore_errors=True)
         raise OSError(
-            f"{target} could not be written ({'the disk is full' if full else error}); earlier "
-            f"checkpoints are as they were"
+            f"{target} could not be written ({error}); earlier checkpoints are as they were: make "
+            "room on the disk if it is full, and repeat the command"
         ) from error
-
-
-class Continued(TrainerCallback):
-    """Corrects how transformers resumes a run.
-
-    Intervals and learning rate follow the current settings; losses since the last log entry before
-    the checkpoint count in the next one; a validation skipped because the run was told to stop is
-    made up for; and the last step is always saved, so that a finished run is known to be finished.
-    """
-
-    KEY = "losses_to_log"
-
-    def __init__(self, trainer: Trainer):
-        self.trainer = trainer
-
-    def record(self) -> None:
-        total = self.trainer.accelerator.gather(self.trainer._tr_loss).mean().item()
-        since = self.trainer._globalstep_last_logged
-        self.trainer.state.stateful_callbacks[self.KEY] = {"total": total, "since": since}
-
-    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
-        state.compute_steps(args, state.max_steps)
-        if self.KEY in state.stateful_callbacks:
-            left = state.stateful_callbacks[self.KEY]
-            self.trainer._tr_loss += left["total"]
-            self.trainer._globalstep_last_logged = left["since"]
-        if isinstance(lr_scheduler, LambdaLR):
-            step, groups = lr_scheduler.last_epoch, lr_scheduler.optimizer.param_groups
-            rates = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, groups, strict=True)
-            for base, schedule, group in rates:
-                group["lr"] = base * schedule(step)
-            lr_scheduler._last_lr = [group["lr"] for group in groups]
-        if state.global_step and args.eval_strategy == "steps":
-            path = Path(args.output_dir) / MetricsFile.FILE
-            rows = read_metrics(path) if path.exists() else []
-            made = any(row["step"] == state.global_step and "eval_loss" in row for row in rows)
-            args.eval_on_start |= state.global_step % state.eval_steps == 0 and not made
-
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_save |= state.global_step >= state.max_steps

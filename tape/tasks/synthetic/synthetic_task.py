@@ -21,12 +21,12 @@ from tape.evaluation.questions import Answer, Batch, Question, Questions, check_
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
-from tape.settings.run import RunSettings
+from tape.settings.schema import RunSettings
 from tape.tasks.generated import NO_LABEL, Answered, GeneratedTask, table_by_length
 from tape.tasks.synthetic.generators import EQUALS, in_words
 from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.results import FOLDER, SYNTHETIC
-from tape.training.criterion import reached
+from tape.training.callbacks import reached
 from tape.validation import check_fraction
 
 INSIDE = 8  # trained lengths of a validation

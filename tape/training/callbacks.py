@@ -1,0 +1,293 @@
+"""Callbacks of the Trainer: progress on the console, why a run ends early, and how it resumes."""
+
+from __future__ import annotations
+
+import math
+import re
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from tqdm import tqdm
+from transformers import Trainer, TrainerCallback
+
+from tape.runs.metrics import MetricsFile, read_metrics
+
+# Dense FLOP/s in 16 bits, from the data sheets; the first name within that of the GPU counts.
+PEAKS = {
+    "B200": 2250e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "A40": 150e12,
+    "A30": 165e12,
+    "L4": 121e12,
+}
+MORE = 0.2  # of the steps before the criterion was reached
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss became infinite or not a number."""
+
+
+class Stopped(Exception):
+    """The run was told to stop and has saved; rerunning the command resumes it."""
+
+
+def peak_memory() -> int:
+    """Returns bytes: peak memory of the GPU, otherwise peak resident size of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Returns the peak FLOP/s of a GPU in 16 bits; None in float32, for which tensor cores may or
+    may not be used, for a part of a GPU and for devices that PEAKS does not list."""
+    if device.type != "cuda" or dtype.itemsize != 2:
+        return None
+    name = torch.cuda.get_device_name(device)
+    known = (peak for gpu, peak in PEAKS.items() if re.search(rf"\b{gpu}\b", name))
+    return None if "MIG" in name else next(known, None)
+
+
+class Console(TrainerCallback):
+    """Prints a line per log event with tokens/s and time left. Adds the speed, the peak memory and
+    the share of time spent waiting for data to the log.
+
+    Args:
+        flops: of a training step per token, forward and backward. Adds the model FLOP utilization
+            (`mfu`), FLOP/s of training over the device's peak, where that is known.
+    """
+
+    def __init__(self, flops: float | None = None):
+        self.flops, self.peak = flops, None
+        self.tokens = 0  # of all processes since the last log event, including padding
+        self.waited = 0.0  # seconds for batches since the last log event
+        self.seconds, self.steps = 0.0, 0  # since then in steps, without evaluation and saving
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.flops is not None:
+            in_16_bits = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+            self.peak = peak_flops(args.device, in_16_bits or torch.float32)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.began = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds, self.steps = self.seconds + time.perf_counter() - self.began, self.steps + 1
+        if state.global_step == state.max_steps and not any("loss" in x for x in state.log_history):
+            control.should_log = True  # a run of fewer steps than logging_steps
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        if "loss" in logs and self.steps:
+            speed = self.tokens / self.seconds
+            logs["tokens_per_second"] = round(speed, 1)
+            logs["peak_memory_gib"] = round(peak_memory() / 2**30, 3)
+            logs["data_share"] = round(self.waited / (self.waited + self.seconds), 5)
+            line = f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  {speed:,.0f} tokens/s"
+            if self.peak is not None:
+                logs["mfu"] = round(speed * self.flops / (args.world_size * self.peak), 4)
+                line += f" ({logs['mfu']:.1%} MFU)"
+            left = (state.max_steps - state.global_step) * self.seconds / self.steps
+            line += f"  {tqdm.format_interval(left)} left"
+            self.tokens, self.waited, self.seconds, self.steps = 0, 0.0, 0.0, 0
+        elif measured := {key: logs[key] for key in logs if key.startswith("eval_")}:
+            measured = {"eval_loss": measured["eval_loss"]} if "eval_loss" in logs else measured
+            named = (f"{key[5:].replace('_', ' ')} {x:.4f}" for key, x in measured.items())
+            line = f"validation {', '.join(named)}"
+        else:
+            return
+        if state.is_world_process_zero:
+            print(f"step {state.global_step}/{state.max_steps}  {line}", flush=True)
+
+
+class StopAndNaNCallback(TrainerCallback):
+    """Ends a run before a step with a non-finite loss; on SIGTERM (sent by SLURM before the time
+    limit) saves a checkpoint after the current step and ends it.
+
+    All processes of a run agree on both once per step, so that none waits for one that has exited.
+    A GPU would have to finish its work for an answer at once: there it is read one step later.
+    Weights that are not finite are never saved (`tape.training.trainer`).
+
+    Attributes:
+        stopped: whether the run stopped because of SIGTERM.
+    """
+
+    def __init__(self, late: bool = False):
+        self.late = late
+        self.losses: list[Tensor] = []  # of the current step's batches
+        # Of steps whose answers are on the way: each returns whether to stop, or raises.
+        self.pending: list[Callable[[], bool]] = []
+        self.sigterm = self.stopped = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Records SIGTERM inside this context instead of exiting."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, self._note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _note(self, number, frame) -> None:
+        self.sigterm = True
+
+    def on_pre_optimizer_step(self, args, state, control, lr_scheduler=None, **kwargs):
+        losses = torch.stack(self.losses)
+        self.losses.clear()
+        broken = ~torch.isfinite(losses).all()
+        answers = torch.stack((broken, torch.full_like(broken, self.sigterm))).int()
+        if args.world_size > 1:
+            torch.distributed.all_reduce(answers, torch.distributed.ReduceOp.MAX)
+        arriving, arrived = answers.to("cpu", non_blocking=True), None
+        if answers.is_cuda:
+            arrived = torch.cuda.Event()
+            arrived.record()
+        step, rate = state.global_step + 1, lr_scheduler.get_last_lr()[0]
+
+        def told() -> bool:
+            if arrived is not None:
+                arrived.synchronize()
+            not_finite, stop = map(bool, arriving.tolist())
+            if not_finite:
+                when = "found one step later, before it was saved" if self.late else "not applied"
+                raise NonFiniteLoss(
+                    f"the loss is {losses.tolist()} at step {step}, with learning rate {rate:.3g}; "
+                    f"the step was {when}. The checkpoints before it are good. Try a lower "
+                    f"trainer.learning_rate, a longer trainer.warmup_steps, or bf16 in place of "
+                    f"fp16."
+                )
+            return stop
+
+        self.pending.append(told)
+        self.stopped = len(self.pending) > self.late and self.pending.pop(0)()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        for told in self.pending:
+            told()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.stopped &= state.global_step < state.max_steps  # otherwise the run is finished
+        if self.stopped:
+            # Skip evaluation during shutdown: it is made up for when the run resumes.
+            control.should_evaluate = False
+            control.should_save = control.should_training_stop = True
+
+
+def ignore_sigterm(worker_id: int) -> None:
+    """For data-loader workers: a cluster signals them too, but the run still needs them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def reached(rows: Iterable[Mapping[str, Any]], criterion: float | None) -> int | None:
+    """Returns the step of the second of the first two successive validations whose `accuracy in` is
+    at least `criterion`, from logged rows; None if there is none.
+
+    >>> rows = [{"step": n, "eval_accuracy_in": x} for n, x in enumerate((1, 0.98, 0.99, 1))]
+    >>> reached(rows, 0.99)
+    3
+    """
+    found = {row["step"]: row["eval_accuracy_in"] for row in rows if "eval_accuracy_in" in row}
+    before = False
+    for step in sorted(found) if criterion is not None else ():
+        if before and found[step] >= criterion:
+            return step
+        before = found[step] >= criterion
+    return None
+
+
+def last_step(step: int | None, most: int) -> int:
+    """Returns the last step of a run that reached the criterion at `step`: 20 % more, and `most` at
+    most. A run that did not reach it (None) uses all steps, and has failed."""
+    return most if step is None else min(most, math.ceil(step * (1 + MORE)))
+
+
+def _set_rates(schedule: LRScheduler, rates: Iterable[float]) -> None:
+    """Sets the learning rates of the next step."""
+    schedule._last_lr = [*rates]
+    for group, rate in zip(schedule.optimizer.param_groups, schedule._last_lr, strict=True):
+        group["lr"] = rate
+
+
+class ToCriterion(TrainerCallback):
+    """Ends training at `last_step`; until then a factor of the scheduled learning rate decreases
+    linearly to 0.
+
+    It depends on nothing but the logged rows, which checkpoints hold, so that a resumed run equals
+    an uninterrupted one.
+    """
+
+    def __init__(self, criterion: float):
+        self.criterion = criterion
+
+    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
+        self._end(state, lr_scheduler)
+
+    def on_step_end(self, args, state, control, lr_scheduler=None, **kwargs):
+        if state.global_step >= self._end(state, lr_scheduler):
+            control.should_training_stop = control.should_save = control.should_evaluate = True
+
+    def _end(self, state: Any, schedule: LRScheduler) -> int:
+        """Returns the last step, and sets the learning rate of the next one."""
+        begin = reached(state.log_history, self.criterion)
+        end = last_step(begin, state.max_steps)
+        if begin is not None and begin < end:
+            left = max(0, end - state.global_step) / (end - begin)
+            _set_rates(schedule, (group["lr"] * left for group in schedule.optimizer.param_groups))
+        return end
+
+
+class Continued(TrainerCallback):
+    """Corrects how transformers resumes a run.
+
+    Intervals and learning rate follow the current settings; losses since the last log entry before
+    the checkpoint count in the next one; a validation skipped because the run was told to stop is
+    made up for; and the last step is always saved, so that a finished run is known to be finished.
+    """
+
+    KEY = "losses_to_log"
+
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+
+    def record(self) -> None:
+        total = self.trainer.accelerator.gather(self.trainer._tr_loss).mean().item()
+        since = self.trainer._globalstep_last_logged
+        self.trainer.state.stateful_callbacks[self.KEY] = {"total": total, "since": since}
+
+    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
+        state.compute_steps(args, state.max_steps)
+        if left := state.stateful_callbacks.get(self.KEY):
+            self.trainer._tr_loss += left["total"]
+            self.trainer._globalstep_last_logged = left["since"]
+        if isinstance(lr_scheduler, LambdaLR):
+            schedules = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
+            step = lr_scheduler.last_epoch
+            _set_rates(lr_scheduler, (base * schedule(step) for base, schedule in schedules))
+        if state.global_step and args.eval_strategy == "steps":
+            path = Path(args.output_dir) / MetricsFile.FILE
+            rows = read_metrics(path) if path.exists() else []
+            made = any(row["step"] == state.global_step and "eval_loss" in row for row in rows)
+            args.eval_on_start |= state.global_step % state.eval_steps == 0 and not made
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_save |= state.global_step >= state.max_steps
