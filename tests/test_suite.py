@@ -21,17 +21,16 @@ from tape.settings.groups import options
 from tape.tasks.synthetic import synthetic_task
 from tape.tasks.synthetic.generators import TASKS
 from tape.tasks.synthetic.problems import Synthetic
-from tape.tasks.synthetic.results import accuracies, has_reached, longest_solved
 from tape.tasks.synthetic.suite import (
     cells_of,
     contrast,
     draw,
     matrix,
     predicted,
-    short,
     suite,
+    texts_of,
 )
-from tape.tasks.synthetic.synthetic_task import lengths_to
+from tape.tasks.synthetic.synthetic_task import accuracies, learned, lengths_to, longest_solved
 from tape.training import criterion
 from tape.training.criterion import last_step, reached
 
@@ -109,7 +108,7 @@ def test_a_run_that_fails_its_criterion_says_so(start, tmp_path):
         file.writelines(f'{{"step": {n}, "eval_accuracy_in": 1.0}}\n' for n in (15, 20))
     words = ("-m", "tape.tasks.evaluate", folder, "--task", "synthetic", "--samples", 2)
     assert run_command(*words, folder=tmp_path).status == 0
-    assert not has_reached(pd.read_csv(folder / "synthetic" / "synthetic.csv"))
+    assert not learned(pd.read_csv(folder / "synthetic" / "synthetic.csv")).any()
 
 
 def test_lengths_are_half_octaves_from_half_the_trained_length():
@@ -157,14 +156,14 @@ def evaluated(start, tmp_path):
 
 def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     with pytest.raises(ValueError, match=r"different settings: trainer\.max_steps"):
-        suite(evaluated, None, "synthetic", tmp_path / "unequal")
+        suite(evaluated, None, tmp_path / "unequal")
     # The run that had fewer steps is one of the same settings, for the rest of this test.
     for name in ("run.json", "trained.json"):
         path = evaluated[2] / name
         if path.exists():
             path.write_text(path.read_text().replace('"max_steps": 10,', '"max_steps": 100,'))
     out = tmp_path / "out"
-    text, missing = suite(evaluated, None, "synthetic", out)
+    text, missing = suite(evaluated, None, out)
     assert not missing and (out / "heatmap.png").stat().st_size > 1000
     (row,) = csv.DictReader((out / "suite.csv").open(newline=""))
     assert (row["task"], row["encoding"], row["learned"]) == ("parity", "rope", "2 of 3")
@@ -180,7 +179,7 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     shown = page.read_text()
     assert "2 of 3" in shown and "criterion step" in shown
     # Saved results take part, and runs replace their own.
-    again, _ = suite(evaluated[:1], out, "synthetic", tmp_path / "again")
+    again, _ = suite(evaluated[:1], out, tmp_path / "again")
     assert again == text
     table, _ = compare(evaluated, tmp_path / "compared", "synthetic")
     cells = next(line for line in table.splitlines() if line.startswith("| rope | 3 "))
@@ -217,7 +216,7 @@ def test_a_cell_has_the_same_name_whatever_else_was_run(start, position, name, t
         "-m", "tape.tasks.evaluate", folder, "--task", "synthetic", "--samples", 1, folder=tmp_path
     )
     assert done.status == 0, done.err
-    suite([folder], None, "synthetic", tmp_path / "out")
+    suite([folder], None, tmp_path / "out")
     (row,) = csv.DictReader((tmp_path / "out" / "suite.csv").open(newline=""))
     assert row["encoding"] == name
 
@@ -247,12 +246,12 @@ def rows():
 
 def test_the_matrix_says_how_many_runs_each_cell_has(rows):
     cells = cells_of(rows)
-    assert matrix(cells, short).splitlines()[2:] == [
-        "| fox | 24 (28), 2 of 3 | 20 (20), 1 of 1 |",
-        "| rope | -, 0 of 2 | not run |",
+    texts = texts_of(cells)
+    assert texts.loc[("copy", "rope")].tolist() == ["0 of 2", "0.00 to 0.84", "-", "-", "-"]
+    assert matrix(texts["learned"]).splitlines()[2:] == [
+        "| fox | 2 of 3 | 1 of 1 |",
+        "| rope | 0 of 2 | not run |",
     ]
-    every = matrix(cells, lambda cell: f"{sum(cell.solved)} ({len(cell.solved)})")
-    assert every.splitlines()[2:] == ["| fox | 62 (3) | 20 (1) |", "| rope | 24 (2) | not run |"]
     assert cells["lengths"].to_dict()["copy", "fox"] == [20, 28, 0]
     assert cells["twice"].to_dict()["copy", "fox"] == 0.5
 

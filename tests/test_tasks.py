@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import tape.tasks.evaluate as entry
 from arithmetic import Problems, character_tokenizer
-from arithmetic.grid import GridQuestions
+from arithmetic.addition_task import GridQuestions
 from tape import TapeConfig, TapeForCausalLM
 from tape.evaluation import workers
 from tape.evaluation.decoding import greedy
@@ -613,7 +613,6 @@ def test_refusals(name, flags, message, folder):
         ("--task synthetic", "has no synthetic.json: give the folder of a run on this task"),
         ("--task passkey", "error: give --max_tokens"),
         ("--task addition --samples many", "--samples: 'many' must be an integer >= 1"),
-        ("--task addition --max_length 1001", "--max_length: 1001 is more than 1,000"),
         ("--task addition --depths 3", "unrecognized arguments: --depths 3"),
         ("--task synthetic --seed -1", "--seed: '-1' must be an integer >= 0"),
     ],

@@ -7,8 +7,7 @@ the fraction of the garbage before it: 0 right after the description, 1 right be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -31,8 +30,7 @@ NAMES = (
 Count = Callable[[str], int]
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A wording of prompts.
 
     Attributes:
@@ -53,15 +51,16 @@ class Text:
 
     def line(self, name: str | None, value: str, several: bool) -> str:
         """Returns the line with a value, the only one or one of `several`; None: without names."""
-        return self.lines[several].format(of=self._of(name), value=value)
+        of = f" of {self.spelled(name)}" if name else ""
+        return self.lines[several].format(of=of, value=value)
 
     def question(self, name: str | None, several: bool) -> str:
-        return self.questions[several].format(of=self._of(name))
-
-    def _of(self, name: str | None) -> str:
-        return f" of {self.spelled(name)}" if name else ""
+        return self.questions[several].format(of=f" of {self.spelled(name)}" if name else "")
 
 
+FILLER = (
+    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+)
 # Wording of Landmark Attention (Mohtashami and Jaggi 2023, arXiv 2305.16300), also used by LongLoRA
 # and the TAPE paper, which have one key without a name; the wording for several is ours.
 BENCHMARK = Text(
@@ -81,9 +80,6 @@ BENCHMARK = Text(
     join="\n".join,
     units_per_token=3.75,
     spelled=str.capitalize,
-)
-FILLER = (
-    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 )
 
 
@@ -220,18 +216,15 @@ class Draft:
             prompt = self.prompt(self.stretches(units))
             found = count(prompt.text)
             rate = units / (found - bare) if found > bare else rate
-        for stretches in self._nearby(self.stretches(units)):
+        stretches = self.stretches(units)
+        longest = max(stretches)
+        place = stretches.index(longest)
+        for change in sorted(range(-min(longest, MAX_CHANGE), MAX_CHANGE + 1), key=abs):
+            stretches[place] = longest + change
             prompt = self.prompt(stretches)
             if count(prompt.text) == tokens:
                 return prompt
         raise ValueError(f"this tokenizer cannot make a prompt of exactly {tokens} tokens")
-
-    @staticmethod
-    def _nearby(stretches: list[int]) -> Iterator[list[int]]:
-        longest = int(np.argmax(stretches))
-        for change in sorted(range(-MAX_CHANGE, MAX_CHANGE + 1), key=abs):
-            if stretches[longest] + change >= 0:
-                yield [units + (change if n == longest else 0) for n, units in enumerate(stretches)]
 
 
 def original_prompt(tokens: int, seed: int) -> Prompt:
@@ -247,14 +240,9 @@ def original_prompt(tokens: int, seed: int) -> Prompt:
             f"the original rule adds no garbage to prompts of {tokens} tokens: its unit is 1,024 "
             "characters, i.e. at least 274 tokens"
         )
-    rng = np.random.RandomState(seed)
+    rng, text = np.random.RandomState(seed), BENCHMARK
     before = rng.randint(0, characters)
     key = str(rng.randint(LOW, HIGH))
-    parts = [
-        BENCHMARK.description,
-        BENCHMARK.garbage(before, rng),
-        BENCHMARK.line(None, key, several=False),
-        BENCHMARK.garbage(characters - before, rng),
-        BENCHMARK.question(None, several=False),
-    ]
-    return Prompt(BENCHMARK.join(parts), (key,))
+    garbage = [text.garbage(units, rng) for units in (before, characters - before)]
+    line, question = text.line(None, key, several=False), text.question(None, several=False)
+    return Prompt(text.join([text.description, garbage[0], line, garbage[1], question]), (key,))
