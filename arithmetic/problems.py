@@ -3,7 +3,7 @@
 B problems with up to K operands of up to W digits are one array (B, K, W), as are their answers.
 The first digit is the least significant one; arrays are padded with zeros, and the digits of a
 negative number are all negative. Numbers never become machine integers, so their length is
-unlimited. A new task is a subclass of `Task` and a line in `TASKS`.
+unlimited. A new task is a function of the operands and a line in `TASKS`.
 
 Operands and answer are written least significant digit first, `21+3=51` for 12 + 3 = 15, followed
 by EOS. Before tokenization a text is a row of bytes: ASCII, or one of the codes below. Parts of
@@ -13,7 +13,9 @@ unequal length are joined with gaps, which are removed at the end.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Regex, decoders, pre_tokenizers
@@ -28,30 +30,39 @@ MIN_SPLIT_STRINGS = 10_000  # digit strings per cell; smaller cells have no held
 MAX_DIGITS = 10_000  # digits of an operand
 TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # random streams of a seed
 GAP, EOS = 0, 1
+Count = np.ndarray | int
 
 
-class Task:
-    """Two operands of n and m digits; subclasses define the answer.
+class Task(NamedTuple):
+    """Operands of a cell (n, m) and their answers.
 
     Widths are the maximum lengths of numbers: arrays (..., K) for n and m of shape (...). They
     increase with n and m. For problems with fewer than K numbers the first widths are 0.
+
+    Attributes:
+        symbol: one ASCII character, between the operands.
+        answer: maps operands (B, K, W) to answers (B, numbers, digits).
+        width: of the answer to two operands of n and m digits.
+        signed: whether answers may be negative.
+        many: whether operands and answers are n numbers of up to m digits, uniform in length, and
+            not two of n and m digits with one answer.
     """
 
-    symbol: str  # one ASCII character, between the operands
-    base = 10
-    longer = 0  # digits of the answer beyond those of the longer operand
-    signed = False  # whether answers may be negative
-    ragged = False  # whether operands may be shorter than their widths, uniformly in length
+    symbol: str
+    answer: Callable[[np.ndarray], np.ndarray]
+    width: Callable[[Count, Count], np.ndarray] = np.maximum
+    base: int = 10
+    signed: bool = False
+    many: bool = False
 
-    def operand_widths(self, n: np.ndarray | int, m: np.ndarray | int) -> np.ndarray:
-        return np.stack((n, m), axis=-1)
+    def operand_widths(self, n: Count, m: Count) -> np.ndarray:
+        if not self.many:
+            return np.stack((n, m), axis=-1)
+        most = np.max(n)
+        return (np.arange(most) >= most - np.expand_dims(n, -1)) * np.expand_dims(m, -1)
 
-    def answer_widths(self, n: np.ndarray | int, m: np.ndarray | int) -> np.ndarray:
-        return np.maximum(n, m)[..., None] + self.longer
-
-    def answer(self, operands: np.ndarray) -> np.ndarray:
-        """Maps operands (B, K, W) to answers (B, numbers, digits)."""
-        raise NotImplementedError
+    def answer_widths(self, n: Count, m: Count) -> np.ndarray:
+        return self.operand_widths(n, m) if self.many else self.width(n, m)[..., None]
 
     def draw(
         self, rng: np.random.Generator, widths: np.ndarray, leading_zeros: bool, held_out: bool
@@ -83,7 +94,7 @@ class Task:
         self, rng: np.random.Generator, widths: np.ndarray, longest: int, leading_zeros: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         lengths = widths
-        if self.ragged and not leading_zeros:
+        if self.many and not leading_zeros:
             lengths = np.ceil(widths * (1 - rng.random(widths.shape))).astype(np.int64)
         last = lengths[..., None] - 1
         place = np.arange(longest)
@@ -92,85 +103,6 @@ class Task:
             nonzero = rng.integers(1, self.base, size=last.shape, dtype=np.uint8)
             digits = np.where((place == last) & (last > 0), nonzero, digits)
         return np.where(place <= last, digits, 0), lengths
-
-
-class Addition(Task):
-    """`21+3=51` is 12 + 3 = 15."""
-
-    symbol = "+"
-    longer = 1
-
-    def answer(self, operands):
-        return carried(operands[:, 0] + operands[:, 1])[:, None]
-
-
-class Subtraction(Task):
-    """`21-3=9` is 12 - 3 = 9. The sign precedes the digits: `3-72=-42` is 3 - 27 = -24."""
-
-    symbol = "-"
-    signed = True
-
-    def answer(self, operands):
-        columns = operands[:, 0] - operands[:, 1]
-        highest = np.take_along_axis(columns, significant(columns)[:, None] - 1, axis=1)
-        sign = np.where(highest < 0, -1, 1)
-        return (sign * carried(sign * columns))[:, None]
-
-
-class Multiplication(Task):
-    """`21*3=63` is 12 * 3 = 36."""
-
-    symbol = "*"
-
-    def answer_widths(self, n, m):
-        return np.add(n, m)[..., None]
-
-    def answer(self, operands):
-        first, second = operands[:, 0], operands[:, 1]
-        width = operands.shape[-1]
-        columns = np.zeros((len(operands), 2 * width - 1), dtype=np.int64)
-        for place in range(width):
-            columns[:, place : place + width] += first[:, place, None] * second
-        return carried(columns)[:, None]
-
-
-class Sorting(Task):
-    """`21,3,5=3,5,21` sorts 12, 3 and 5 in ascending order: n numbers of 1 to m digits each, or of
-    exactly m digits with leading zeros."""
-
-    symbol = ","
-    ragged = True
-
-    def operand_widths(self, n, m):
-        most = np.max(n)
-        return (np.arange(most) >= most - np.expand_dims(n, -1)) * np.expand_dims(m, -1)
-
-    answer_widths = operand_widths
-
-    def answer(self, operands):
-        # Absent numbers are zeros: they sort to the front, where widths are 0.
-        order = np.lexsort(np.moveaxis(operands, -1, 0), axis=-1)
-        return np.take_along_axis(operands, order[..., None], axis=1)
-
-
-class BitwiseOr(Task):
-    """`011|1=111` is 110 | 1 = 111 in binary: operands of n and m bits, with leading zeros any bit
-    vectors."""
-
-    symbol = "|"
-    base = 2
-
-    def answer(self, operands):
-        return (operands[:, 0] | operands[:, 1])[:, None]
-
-
-TASKS: dict[str, Task] = {
-    "addition": Addition(),
-    "subtraction": Subtraction(),
-    "multiplication": Multiplication(),
-    "sorting": Sorting(),
-    "bitwise_or": BitwiseOr(),
-}
 
 
 def carried(columns: np.ndarray) -> np.ndarray:
@@ -187,6 +119,52 @@ def carried(columns: np.ndarray) -> np.ndarray:
 def significant(numbers: np.ndarray) -> np.ndarray:
     """Returns the number of digits of each number without leading zeros, (..., W) -> (...)."""
     return np.max((numbers != 0) * np.arange(1, numbers.shape[-1] + 1), axis=-1, initial=1)
+
+
+def added(operands: np.ndarray) -> np.ndarray:
+    """`21+3=51` is 12 + 3 = 15."""
+    return carried(operands[:, 0] + operands[:, 1])[:, None]
+
+
+def subtracted(operands: np.ndarray) -> np.ndarray:
+    """`21-3=9` is 12 - 3 = 9. The sign precedes the digits: `3-72=-42` is 3 - 27 = -24."""
+    columns = operands[:, 0] - operands[:, 1]
+    highest = np.take_along_axis(columns, significant(columns)[:, None] - 1, axis=1)
+    sign = np.where(highest < 0, -1, 1)
+    return (sign * carried(sign * columns))[:, None]
+
+
+def multiplied(operands: np.ndarray) -> np.ndarray:
+    """`21*3=63` is 12 * 3 = 36."""
+    first, second = operands[:, 0], operands[:, 1]
+    width = operands.shape[-1]
+    columns = np.zeros((len(operands), 2 * width - 1), dtype=np.int64)
+    for place in range(width):
+        columns[:, place : place + width] += first[:, place, None] * second
+    return carried(columns)[:, None]
+
+
+def in_order(operands: np.ndarray) -> np.ndarray:
+    """`21,3,5=3,5,21` sorts 12, 3 and 5 in ascending order. With leading zeros, numbers have
+    exactly m digits."""
+    # Absent numbers are zeros: they sort to the front, where widths are 0.
+    order = np.lexsort(np.moveaxis(operands, -1, 0), axis=-1)
+    return np.take_along_axis(operands, order[..., None], axis=1)
+
+
+def bitwise_or(operands: np.ndarray) -> np.ndarray:
+    """`011|1=111` is 110 | 1 = 111 in binary: operands of n and m bits, with leading zeros any bit
+    vectors."""
+    return (operands[:, 0] | operands[:, 1])[:, None]
+
+
+TASKS: dict[str, Task] = {
+    "addition": Task("+", added, width=lambda n, m: np.maximum(n, m) + 1),
+    "subtraction": Task("-", subtracted, signed=True),
+    "multiplication": Task("*", multiplied, width=np.add),
+    "sorting": Task(",", in_order, many=True),
+    "bitwise_or": Task("|", bitwise_or, base=2),
+}
 
 
 def are_held_out(digits: np.ndarray, lengths: np.ndarray) -> np.ndarray:

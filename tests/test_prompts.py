@@ -10,17 +10,17 @@ from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
 from tape.tasks.generated import GeneratedSequences
-from tape.tasks.passkey.prompts import (
+from tape.tasks.passkey.sequences import (
     BENCHMARK,
     FILLER,
     PLAIN,
     Draft,
+    Passkeys,
     check_needles,
     original_prompt,
     plain_tokenizer,
     token_counter,
 )
-from tape.tasks.passkey.sequences import Passkeys
 
 WORDS = BENCHMARK.description, FILLER, BENCHMARK.question(None, False), "Remember it."
 

@@ -8,8 +8,7 @@ from arithmetic import TASKS as ARITHMETIC
 from arithmetic import Problems
 from tape.tasks.generated import GeneratedSequences
 from tape.tasks.passkey.passkey_task import PasskeyQuestions
-from tape.tasks.passkey.prompts import BENCHMARK, Draft, original_prompt
-from tape.tasks.passkey.sequences import Passkeys
+from tape.tasks.passkey.sequences import BENCHMARK, Draft, Passkeys, original_prompt
 from tape.tasks.synthetic.generators import TASKS
 from tape.tasks.synthetic.problems import Synthetic
 

@@ -219,5 +219,5 @@ def test_an_impossible_example_is_refused():
 
 
 def test_lengths_in_training_are_all_trained_ones():
-    tokens, _ = Synthetic("parity", 2, 20).training(3, TRAINING, np.arange(500))
+    tokens, _ = Synthetic("parity", 2, 20).chunk(0, 500, seed=3, held_out=False)
     assert {int(n) - 2 for n in (tokens != PAD).sum(axis=1)} == set(range(2, 21))

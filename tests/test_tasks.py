@@ -33,8 +33,7 @@ from tape.evaluation.journal import FILE, Shard
 from tape.evaluation.questions import Question, Questions
 from tape.model.checkpoint import load
 from tape.tasks.passkey.passkey_task import PasskeyQuestions, PasskeyTask
-from tape.tasks.passkey.prompts import Prompt
-from tape.tasks.passkey.sequences import Passkeys
+from tape.tasks.passkey.sequences import Passkeys, Prompt
 from tape.tasks.synthetic.generators import words_tokenizer
 from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.synthetic_task import SyntheticQuestions

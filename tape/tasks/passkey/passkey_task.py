@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,29 +20,20 @@ from tape.command import integer
 from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.questions import MOST, Answer, Question, Questions, check_count
-from tape.evaluation.view import (
-    PERCENT,
-    Asked,
-    Column,
-    Evaluation,
-    HeatMap,
-    Panel,
-    View,
-    select,
-)
+from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
 from tape.tasks.generated import GeneratedTask
-from tape.tasks.passkey.prompts import (
+from tape.tasks.passkey.sequences import (
     BENCHMARK,
     PLAIN,
+    QUESTIONS,
     Count,
     Draft,
+    Passkeys,
     Prompt,
-    Text,
     check_needles,
     original_prompt,
     token_counter,
 )
-from tape.tasks.passkey.sequences import QUESTIONS, Passkeys
 from tape.validation import check_integer
 
 TIMES = (1, 2, 4, 8)  # multiples of the trained length: in validations and comparisons
@@ -64,18 +54,19 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     trained on different lengths, as bases and their extensions are."""
     lengths = sorted({*rows["length"].dropna().astype(int)})
     trained = {each["trained"] for each in asked}
+
+    def at(length: int, title: str, compared: str) -> Column:
+        where = lambda rows: rows["length"] == length  # noqa: E731
+        return Column(title, "accuracy", PERCENT, where, compared)
+
     if len(trained) > 1:
-        columns = [_at(length, f"keys {length:,}, %") for length in lengths]
-        return [*columns[:-1], columns[-1]._replace(compared=f"{lengths[-1]:,}")]
+        last = lengths[-1]
+        return [at(n, f"keys {n:,}, %", f"{n:,}" if n == last else "") for n in lengths]
     (end,) = trained
     title = f"up to {end:,} tokens, %"
     within = Column(title, "accuracy", PERCENT, lambda rows: rows["length"] <= end)
-    beyond = [_at(n * end, f"{n * end:,} ({n}x), %") for n in TIMES[1:] if n * end in lengths]
-    return [within, *(column._replace(compared=column.title[:-3]) for column in beyond)]
-
-
-def _at(length: int, title: str) -> Column:
-    return Column(title, "accuracy", PERCENT, lambda rows: rows["length"] == length)
+    beyond = {n * end: f"{n * end:,} ({n}x)" for n in TIMES[1:] if n * end in lengths}
+    return [within, *(at(length, f"{name}, %", name) for length, name in beyond.items())]
 
 
 KEYS = "max_tokens interval num_tests depths seed keys values plain original"
@@ -164,10 +155,6 @@ class PasskeyQuestions(Questions):
     def lengths(self) -> range:
         return range(self.interval, self.max_tokens + 1, self.interval)
 
-    @property
-    def text(self) -> Text:
-        return PLAIN if self.plain else BENCHMARK
-
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> list[list[Question]]:
         """Returns the questions of each length, depth by depth.
 
@@ -187,7 +174,8 @@ class PasskeyQuestions(Questions):
         ]
 
     def _draft(self, depth: float, *seed: int) -> Draft:
-        return Draft(self.text, depth, (self.seed, QUESTIONS, *seed), self.keys, self.values)
+        text = PLAIN if self.plain else BENCHMARK
+        return Draft(text, depth, (self.seed, QUESTIONS, *seed), self.keys, self.values)
 
     def _of_length(self, length: int, count: Count) -> Iterator[tuple[tuple, Prompt, int]]:
         """Yields (length, depth), a prompt and its tokens; the original rule's depth is None."""
@@ -222,14 +210,13 @@ class PasskeyQuestions(Questions):
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     """Raises a ValueError if the tokenizer cannot encode a prompt that is to be continued."""
+    cannot = "the model's tokenizer cannot write a prompt"
     try:
         ids = tokenizer(text)["input_ids"]
-    except Exception as error:  # the library has no type of its own for it
-        raise ValueError(f"the model's tokenizer cannot write a prompt: {error}") from error
+    except Exception as error:  # transformers has no type of its own for it
+        raise ValueError(f"{cannot}: {error}") from error
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
-        raise ValueError(
-            f"the model's tokenizer cannot write a prompt: parts of it are {tokenizer.unk_token}"
-        )
+        raise ValueError(f"{cannot}: parts of it are {tokenizer.unk_token}")
     if ids[-1] == tokenizer.eos_token_id:
         raise ValueError(
             "the model's tokenizer ends every text with EOS, but a prompt must be continued: set "
@@ -255,13 +242,13 @@ class PasskeyTask(GeneratedTask):
         ]
 
     @staticmethod
-    def draw(folder: Path, name: str, evaluation: Evaluation) -> None:
+    def draw(folder, name, evaluation):
         """Writes lengths.png, .svg: accuracy by length."""
         rows = select(evaluation.rows, "accuracy").assign(row=name, seed=0)
         figure = curve(rows, "length")
         (axes,) = figure.axes
-        trained = evaluation.asked["trained"]
-        axes.axvline(trained, color="tab:red", linestyle=":", label="trained up to here")
+        red = {"color": "tab:red", "linestyle": ":", "label": "trained up to here"}
+        axes.axvline(evaluation.asked["trained"], **red)
         axes.set(xlabel=HEAT.labels[1], ylabel="accuracy", ylim=(-0.03, 1.03), title=name)
         axes.set_xlim(left=0)
         axes.legend()
@@ -287,17 +274,18 @@ class PasskeyTask(GeneratedTask):
         if longest is None:
             raise ValueError("give --max_tokens, the length of the longest prompts")
         usual = (source.keys, source.values) if source else (1, 1)
+        keys, values = given.keys or usual[0], given.values or usual[1]
         questions = PasskeyQuestions(
             longest,
             given.interval or (source.max_length if source else max(1, longest // LENGTHS)),
             given.num_tests,
             given.depths,
             given.seed,
-            given.keys or usual[0],
-            given.values or usual[1],
+            keys,
+            values,
             plain=source is not None,
             original=given.original,
             trained=source.max_length if source else model.config.max_position_embeddings,
         )
-        name, asked = "passkey" + "_original" * given.original, (questions.keys, questions.values)
-        return questions, name if asked == usual else f"{name}_{asked[0]}x{asked[1]}"
+        name = "passkey" + "_original" * given.original
+        return questions, name if (keys, values) == usual else f"{name}_{keys}x{values}"

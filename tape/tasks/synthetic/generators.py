@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tape.data.tokenizer import END, PADDING
 from tape.hashing import splitmix64
-from tape.tasks.generated import NO_LABEL, word_tokenizer
+from tape.tasks.generated import NO_LABEL, Block, word_tokenizer
 from tape.validation import look_up
 
 SYMBOLS = 128
@@ -31,7 +31,6 @@ PAD, EOS, EQUALS, SEPARATOR, BLANK = range(5)
 DIGIT, LETTER, SYMBOL = (NAMES.index(first) for first in ("0", "a", "s0"))
 STEP = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64
 MAX_LENGTH = 100_000
-Block = tuple[np.ndarray, np.ndarray]
 
 
 def words_tokenizer() -> PreTrainedTokenizerFast:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase
 
 from tape.command import integer
 from tape.evaluation.accuracy import Accuracy, Measure, ratio
@@ -26,18 +26,15 @@ from tape.evaluation.questions import Answer, Question, Questions, check_count
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
-from tape.settings.run import RunSettings
 from tape.tasks.generated import NO_LABEL, GeneratedTask
 from tape.tasks.synthetic.generators import EQUALS, in_words
 from tape.tasks.synthetic.problems import Synthetic
 from tape.training.criterion import reached
-from tape.validation import check_fraction
 
 SOLVED = 0.9  # exact match at a length that counts as solved
 FOLDER = "synthetic"  # of an evaluation, in that of the run
 INSIDE = 8  # trained lengths of a validation
 TIMES = 4  # the trained length: the default longest length, where the suite has no other
-FROM_THE_LAST_RATE = ("reduce_lr_on_plateau", "greedy")  # schedules
 
 
 def accuracies(rows: pd.DataFrame) -> dict[int, float]:
@@ -188,24 +185,6 @@ class SyntheticTask(GeneratedTask):
     unit = "problems"
     length = "length"
     results = SYNTHETIC
-
-    def __init__(
-        self,
-        source: Synthetic,
-        settings: RunSettings,
-        arguments: TrainingArguments,
-        *,
-        samples: int,
-        criterion: float | None,
-    ):
-        if criterion is not None:
-            check_fraction("task.criterion", criterion)
-            if (kind := arguments.lr_scheduler_type) in FROM_THE_LAST_RATE:
-                raise ValueError(
-                    f"trainer.lr_scheduler_type={kind.value} with task.criterion: the rate must "
-                    "follow from the step alone; give linear, cosine or constant"
-                )
-        super().__init__(source, settings, arguments, samples, criterion)
 
     def questions(self, samples):
         problems = self.source
