@@ -131,15 +131,11 @@ class ArithmeticTask(GeneratedTask):
     kind = Problems
     name = "addition"
     unit = "problems"
-    length = "digits of the longer operand"
     results = GRID
     batching = ("batch_size", 256)
 
     def questions(self, samples):
         return [GridQuestions(self.source, 2 * max(self.source.trained), samples)]
-
-    def length_of(self, question):
-        return max(question.cell)
 
     @staticmethod
     def add_options(parser):

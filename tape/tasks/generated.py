@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from tokenizers import Tokenizer, models
 from torch import Tensor
@@ -45,12 +45,8 @@ def is_held_out(hashes: np.ndarray) -> np.ndarray:
 
 
 def word_tokenizer(words: list[str], split: Any, decoder: Any = None) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with one token per word, which refuses all others.
-
-    Args:
-        words: the vocabulary, in order; EOS and padding are among them.
-        split: divides a text into words.
-        decoder: joins words; None: with spaces.
+    """Returns a tokenizer with one token per word, which refuses all others. The vocabulary `words`
+    has EOS and padding; `split` divides a text, and `decoder` joins words, by default with spaces.
     """
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
     tokenizer.pre_tokenizer = split
@@ -141,7 +137,6 @@ class GeneratedTask(Task):
         kind: of the source.
         name: of the task on the command line.
         unit: of the sequences, plural.
-        length: what the length of a question counts, in the report.
         results: of an evaluation.
         batching: the argument of `Questions.plan`, an option of the command, and its default.
 
@@ -158,7 +153,6 @@ class GeneratedTask(Task):
     kind: type[Source]
     name: str
     unit: str
-    length: str
     results: Accuracy
     batching: tuple[str, int] = ("batch_tokens", 16_384)
 
@@ -170,7 +164,7 @@ class GeneratedTask(Task):
         samples: int,
         criterion: float | None = None,
     ):
-        unit, blocks = self.unit, settings.eval_blocks
+        unit = self.unit
         if not isinstance(source, self.kind):
             raise ValueError(
                 f"data makes {type(source).__name__}: this task needs {self.kind.__name__}; choose "
@@ -181,7 +175,7 @@ class GeneratedTask(Task):
                 f"length={settings.length}: these {unit} have {source.length} tokens; give "
                 f"length={source.length}"
             )
-        if blocks is None:
+        if settings.eval_blocks is None:
             raise ValueError(f"eval_blocks=null: the number of {unit} is unlimited; give a number")
         check_integer("task.samples", samples)
         if criterion is not None:
@@ -194,7 +188,7 @@ class GeneratedTask(Task):
         self.source, self.tokenizer, self.criterion = source, source.tokenizer(), criterion
         self.train = GeneratedSequences(source, *training_order(arguments))
         # All seeds of a comparison share the held-out sequences and the questions.
-        self.evaluation = GeneratedSequences(source, blocks, seed=0, held_out=True)
+        self.evaluation = GeneratedSequences(source, settings.eval_blocks, seed=0, held_out=True)
         sets = GeneratedSequences(source, 1, seed=0), self.evaluation
         written = "".join(self.tokenizer.decode(of[0]["input_ids"]) for of in sets)
         self.fingerprints = {unit: hashlib.sha256(written.encode()).hexdigest()[:16]}
@@ -232,13 +226,6 @@ class GeneratedTask(Task):
             parts["accuracy_in" if inside else "accuracy_out"].append(answer.right)
         return {name: mean(right) for name, right in parts.items()}
 
-    def length_of(self, question: Question) -> int:
-        return question.cell[0]
-
-    def shown(self, question: Question) -> str:
-        """Returns the prompt as text."""
-        return question.prompt
-
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
         self.source.save(folder)
         answered = self.answer(model)
@@ -251,15 +238,14 @@ class GeneratedTask(Task):
             parts.append(
                 f"Reached {wanted} at step {step}." if step else f"Failed to reach {wanted}."
             )
-        right: dict[int, list[bool]] = defaultdict(list)
-        for question, answer in answered:
-            right[self.length_of(question)].append(answer.right)
-        rows = [(length, f"{mean(right[length]):.1%}") for length in sorted(right)]
-        question, answer = min(answered, key=lambda each: each[0].cell)
+        lengths = [max(question.cell) for question, _ in answered]  # the other condition is less
+        shares = pd.Series([answer.right for _, answer in answered]).groupby(lengths).mean()
+        rows = [(length, f"{share:.1%}") for length, share in shares.items()]
+        _, answer = min(answered, key=lambda each: each[0].cell)
         parts += [
-            markdown_table([(self.length, "right answers"), *rows]),
-            f"{len(answered):,} {self.unit}. One of the shortest, and what the model answers:",
-            f"    {self.shown(question)} -> {answer.text}",
+            markdown_table([("length", "right answers"), *rows]),
+            f"{len(answered):,} {self.unit}. An answer to one of the shortest:",
+            "\n".join(f"    {name}: {text}" for name, text in answer.shown.items()),
             f"More {self.unit} and a picture: tape evaluate {folder} --task {self.name}",
         ]
         text = "\n\n".join(parts) + "\n"

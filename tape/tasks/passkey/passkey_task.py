@@ -70,18 +70,14 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
 
 
 KEYS = "max_tokens interval num_tests depths seed keys values plain original"
+CURVE = Panel(
+    lambda rows: select(rows, "accuracy"), "length", (HEAT.labels[1], "accuracy"), share=True
+)
 VIEW = View(
     keys=tuple(KEYS.split()),
     columns=_columns,
     best=lambda asked: lambda rows: rows["length"] > asked["trained"],
-    panels=(
-        Panel(
-            of=lambda rows: select(rows, "accuracy"),
-            x="length",
-            labels=(HEAT.labels[1], "accuracy"),
-            share=True,
-        ),
-    ),
+    panels=(CURVE,),
     heatmap=HEAT,
 )
 PASSKEY = Accuracy(
@@ -231,7 +227,6 @@ class PasskeyTask(GeneratedTask):
     kind = Passkeys
     name = "passkey"
     unit = "prompts"
-    length = "tokens"
     results = PASSKEY
 
     def questions(self, samples):

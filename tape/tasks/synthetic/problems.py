@@ -10,7 +10,7 @@ import numpy as np
 from tape.hashing import splitmix64
 from tape.tasks.generated import NO_LABEL, Block, Source, is_held_out
 from tape.tasks.synthetic.generators import PAD, TASKS, Draws, Task, keys_of, words_tokenizer
-from tape.validation import check_integer, look_up
+from tape.validation import look_up
 
 SPLIT_BITS = 14  # log2 of the number of problems from which a length has held-out ones
 LENGTHS, TRAINING, HELD_OUT, EVALUATION = range(4)  # random streams of a seed
@@ -75,15 +75,8 @@ class Synthetic(Source):
             tokens[missing], labels[missing] = self.of.make(Draws(keys), length)
 
     def evaluation(self, length: int, count: int, seed: int) -> Block:
-        """Returns `count` problems of a length for evaluation.
-
-        Raises:
-            ValueError: for a length that the task does not have, a count below 1 or a negative
-                seed.
-        """
+        """Returns `count` problems for evaluation, of a length that the task has."""
         self.of.check(self.task, length)
-        check_integer("samples", count)
-        check_integer("seed", seed, least=0)
         return self.draw(seed, EVALUATION, np.arange(count), length)
 
     def chunk(self, number: int, count: int, seed: int, held_out: bool) -> Block:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, s
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.tasks.generated import NO_LABEL, GeneratedTask
-from tape.tasks.synthetic.generators import EQUALS, in_words
+from tape.tasks.synthetic.generators import in_words
 from tape.tasks.synthetic.problems import Synthetic
 from tape.training.criterion import reached
 
@@ -37,17 +36,15 @@ INSIDE = 8  # trained lengths of a validation
 TIMES = 4  # the trained length: the default longest length, where the suite has no other
 
 
-def accuracies(rows: pd.DataFrame) -> dict[int, float]:
-    """Returns the exact match by length."""
-    by_length = select(rows, "accuracy").groupby("length")
-    return {int(length): ratio(group) for length, group in by_length}
-
-
 def longest_solved(rows: pd.DataFrame) -> int:
     """Returns the largest length up to which each has at least 90 % exact match; 0 if even the
     shortest has less."""
-    solved = takewhile(lambda item: item[1] >= SOLVED, sorted(accuracies(rows).items()))
-    return max((length for length, _ in solved), default=0)
+    longest = 0
+    for length, group in select(rows, "accuracy").groupby("length"):
+        if ratio(group) < SOLVED:
+            break
+        longest = int(length)
+    return longest
 
 
 def learned(rows: pd.DataFrame) -> pd.Series:
@@ -66,33 +63,27 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     ]
 
 
+HEAT = HeatMap(
+    down="reached",
+    across="length",
+    labels=("criterion reached", "length of the problem"),
+    trained=lambda asked: (None, asked["trained"]),
+)
+CURVE = Panel(
+    lambda rows: select(rows, "accuracy", learned), "length", (HEAT.labels[1], "exact match"), "x"
+)
 VIEW = View(
     keys=("task", "trained", "max_length", "samples", "seed"),
     columns=_columns,
     best=lambda asked: learned,
-    panels=(
-        Panel(
-            of=lambda rows: select(rows, "accuracy", learned),
-            x="length",
-            labels=("length of the problem", "exact match"),
-            log="x",
-        ),
-    ),
-    heatmap=HeatMap(
-        down="reached",
-        across="length",
-        labels=("criterion reached", "length of the problem"),
-        trained=lambda asked: (None, asked["trained"]),
-    ),
+    panels=(CURVE,),
+    heatmap=HEAT,
 )
 SYNTHETIC = Accuracy(
     file="synthetic.csv",
     cell={"length": "length", "reached": "reached"},
     counts=("problems", "right", "asked", "right_tokens"),
-    measures={
-        "accuracy": Measure("right", "problems"),
-        "tokens": Measure("right_tokens", "asked"),
-    },
+    measures={"accuracy": Measure("right", "problems"), "tokens": Measure("right_tokens", "asked")},
     view=VIEW,
     listing="lengths",
     listed=lambda rows: rows["length"],
@@ -150,9 +141,8 @@ class SyntheticQuestions(Questions):
         return asked.pop("problems") | asked | {"max_length": self.max_length}
 
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[Question]]:
-        has_reached = self.criterion is None or self.criterion_step is not None
         for length in self.lengths:
-            cell = length, int(has_reached)
+            cell = length, int(self.criterion is None or self.criterion_step is not None)
             rows = zip(*self.problems.evaluation(length, self.samples, self.seed), strict=True)
             yield [Question(cell, tokens, labels, len(tokens), 0) for tokens, labels in rows]
 
@@ -183,7 +173,6 @@ class SyntheticTask(GeneratedTask):
     kind = Synthetic
     name = "synthetic"
     unit = "problems"
-    length = "length"
     results = SYNTHETIC
 
     def questions(self, samples):
@@ -192,12 +181,6 @@ class SyntheticTask(GeneratedTask):
         twice = min(2 * problems.max_length, problems.of.longest)
         lengths = sorted({*map(int, trained.round()), twice})
         return [SyntheticQuestions(problems, tuple(lengths), samples, seed=1)]
-
-    def shown(self, question):
-        tokens = question.prompt
-        if EQUALS in tokens:  # the answer follows
-            tokens = tokens[: int(np.argmax(question.answer != NO_LABEL))]
-        return in_words(tokens)
 
     @staticmethod
     def add_options(parser):
