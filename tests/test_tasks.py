@@ -44,43 +44,28 @@ class Case(NamedTuple):
     """A task with what a tiny model is asked, in several batches of some cells."""
 
     task: str
-    tokenizer: Any
     source: Any
-    flags: str
-    file: str  # of the results
+    tokenizer: Any
     place: str
     questions: Questions
-    more: str  # questions than asked by the flags
 
 
-def addition():
-    source, flags = Problems(max_first=2, max_second=1), "--max_length 3 --samples 4 --batch_size 5"
-    questions, tokenizer = GridQuestions(source, 3, 4), character_tokenizer()
-    return Case("addition", tokenizer, source, flags, "grid.csv", "grid", questions, "--samples 5")
-
-
-def passkey():
-    flags = "--max_tokens 60 --interval 30 --num_tests 4 --depths 3 --batch_tokens 200"
-    source, questions = Passkeys(max_length=40), PasskeyQuestions(60, 30, 4, 3, plain=True)
-    about = flags, "passkey.csv", "passkey", questions, "--num_tests 5"
-    return Case("passkey", source.tokenizer(), source, *about)
-
-
-def original():
-    flags = "--max_tokens 300 --interval 300 --num_tests 3 --original --batch_tokens 900"
-    questions = PasskeyQuestions(300, 300, 3, original=True)
-    about = flags, "passkey.csv", "passkey_original", questions, "--num_tests 5"
-    return Case("passkey", byte_level(), None, *about)
-
-
-def synthetic():
-    source, flags = Synthetic("copy", 1, 4), "--max_length 8 --samples 5 --batch_tokens 40"
-    questions = SyntheticQuestions(source, (2, 3, 4, 6, 8), 5, 0)
-    about = flags, "synthetic.csv", "synthetic", questions, "--samples 6"
-    return Case("synthetic", source.tokenizer(), source, *about)
-
-
-CASES = {make.__name__: make() for make in (addition, passkey, original, synthetic)}
+FLAGS = {
+    "addition": "--max_length 3 --samples 4 --batch_size 5",
+    "passkey": "--max_tokens 60 --interval 30 --num_tests 4 --depths 3 --batch_tokens 200",
+    "original": "--max_tokens 300 --interval 300 --num_tests 3 --original --batch_tokens 900",
+    "synthetic": "--max_length 8 --samples 5 --batch_tokens 40",
+}
+SUMS, KEYS = Problems(max_first=2, max_second=1), Passkeys(max_length=40)
+COPIES, ORIGINAL = Synthetic("copy", 1, 4), PasskeyQuestions(300, 300, 3, original=True)
+ASKED = SyntheticQuestions(COPIES, (2, 3, 4, 6, 8), 5, 0)
+PLAIN = PasskeyQuestions(60, 30, 4, 3, plain=True)
+CASES = {
+    "addition": Case("addition", SUMS, SUMS.tokenizer(), "grid", GridQuestions(SUMS, 3, 4)),
+    "passkey": Case("passkey", KEYS, KEYS.tokenizer(), "passkey", PLAIN),
+    "original": Case("passkey", None, byte_level(), "passkey_original", ORIGINAL),
+    "synthetic": Case("synthetic", COPIES, COPIES.tokenizer(), "synthetic", ASKED),
+}
 all_cases = pytest.mark.parametrize("name", CASES)
 decoded = pytest.mark.parametrize("name", ["addition", "passkey", "original"])
 
@@ -131,7 +116,7 @@ def no_folder(monkeypatch):
 def command(folder, name, *flags):
     case = CASES[name]
     words = [word for each in flags for word in each.split()]
-    return [str(folder), "--task", case.task, *case.flags.split(), "--processes", "1", *words]
+    return [str(folder), "--task", case.task, *FLAGS[name].split(), "--processes", "1", *words]
 
 
 def evaluate(folder, name, *flags):
@@ -239,12 +224,12 @@ def test_a_plan_asks_everything_once_and_the_costliest_first(name):
 
 
 KEY = Question((300, None), "The pass key is", Prompt("", ("123",)), 5, 9)
-KEYS = Question((300, 0.0), "the pass keys are", Prompt("", ("12", "345")), 5, 9)
+TWO_KEYS = Question((300, 0.0), "the pass keys are", Prompt("", ("12", "345")), 5, 9)
 SUM = Question((1, 2), "5+59=", "001", 5, 4)
 END = "<|endoftext|>"
 
 
-SUMS = ["001", f"00{END}", f"0010{END}", f" 001{END}", f"000{END}", ""]
+WRONG = ["001", f"00{END}", f"0010{END}", f" 001{END}", f"000{END}", ""]
 FOUND = [f" 123{END}", " 123 . the", " the pass key is 123 ."]
 MISSED = [f" 12{END}", f" 1230{END}", f" 11 . 123{END}", " the lake is 123", " 1"]
 SEVERAL = {f" 345 , 12{END}": 2, f" 12 , 12{END}": 1, f" 12 , 9 , 345{END}": 1, f" 7 , 8{END}": 0}
@@ -254,9 +239,9 @@ TOKENS = {" 123.": 1, " 123": 1, " 1234.": 0, " is 123.": 0}  # whatever follows
 @pytest.mark.parametrize(
     ("name", "question", "found"),
     [
-        ("addition", SUM, {f"001{END}": 1} | dict.fromkeys(SUMS, 0)),
+        ("addition", SUM, {f"001{END}": 1} | dict.fromkeys(WRONG, 0)),
         ("passkey", KEY, dict.fromkeys(FOUND, 1) | dict.fromkeys(MISSED, 0)),
-        ("passkey", KEYS, SEVERAL),
+        ("passkey", TWO_KEYS, SEVERAL),
         ("original", KEY, TOKENS),
     ],
 )
@@ -264,7 +249,7 @@ def test_which_answers_are_right(name, question, found):
     tokenizer, questions = CASES[name].tokenizer, CASES[name].questions
     for written, n in found.items():
         answer = questions.mark(question, tokenizer(written)["input_ids"], tokenizer)
-        right = n == (2 if question is KEYS else 1)
+        right = n == (2 if question is TWO_KEYS else 1)
         assert (answer.right, answer.text, answer.shown["given"]) == (right, written, written)
         assert answer.counts == ((n, 1) if name == "addition" else (1, right, n, 5))
 
@@ -289,7 +274,8 @@ def test_a_torn_journal_is_continued_to_the_same_results(name, folder, monkeypat
     evaluate(folder, name)
     results, batches = folder / case.place, []
     whole, written = contents(results), journal(results).read_bytes()
-    assert {case.file, "summary.json", "wrong.jsonl"} <= whole.keys()
+    file = entry.task_of(case.task).results.file
+    assert {file, "summary.json", "wrong.jsonl"} <= whole.keys()
     kind, answers = type(case.questions), type(case.questions).answers
     counted = lambda *given: batches.append(given) or answers(*given)  # noqa: E731
     monkeypatch.setattr(kind, "answers", counted)
@@ -318,7 +304,7 @@ def test_shards_give_the_same_as_one(name, folder, made, tmp_path):
     results = entry.task_of(case.task).results
     with refused(match=r"batches are missing.* a shard not started"):
         results.gather(place)
-    assert evaluate(other, name, "--shard 1/3") is None and not (place / case.file).exists()
+    assert evaluate(other, name, "--shard 1/3") is None and not (place / results.file).exists()
     found = evaluate(other, name, "--shard 3/3")  # the last one to finish
     assert contents(place) == contents(folder / case.place)
     assert results.gather(place).rows.equals(found.rows)
@@ -387,8 +373,8 @@ def test_a_run_trained_with_a_fault_that_is_gone_is_refused(name, folder):
 def test_what_does_not_belong_together_is_refused(name, folder, tmp_path):
     case = CASES[name]
     evaluate(folder, name)
-    with refused(match=r"holds another evaluation \(.*(samples|num_tests): \d -> \d"):
-        evaluate(folder, name, case.more)
+    with refused(match=r"holds another evaluation \(wrong: 3 -> 4"):
+        evaluate(folder, name, "--wrong 4")
     with refused(match=r"shard-1-of-1/parts.jsonl holds another evaluation \(seed: 0 -> 1\)"):
         evaluate(folder, name, "--shard 2/2 --seed 1")
     assert [path.parent.name for path in folder.glob(f"*/*/{FILE}")] == ["shard-1-of-1"]
