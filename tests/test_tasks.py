@@ -77,6 +77,7 @@ def make_run(folder, name="addition", position="tape", seed=0):
     config = make_config(
         position,
         vocab_size=len(case.tokenizer),
+        num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=case.source.length if case.source else 64,
         eos_token_id=case.tokenizer.eos_token_id,
