@@ -1,23 +1,128 @@
-"""Arithmetic: training on generated problems, and the questions of an evaluation."""
+"""Arithmetic: training on generated problems, the questions of an evaluation, and the grid of
+accuracies by the digits of both operands.
+
+Prompts of a group are equally long, so that nothing is padded: cells (n, m) and (k, l) with
+n + m = k + l are decoded together.
+"""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from itertools import product
 from typing import Any
 
-from arithmetic.grid import GRID, GridQuestions
+import pandas as pd
+from transformers import PreTrainedTokenizerBase
+
 from arithmetic.problems import Problems
 from tape.command import integer
-from tape.evaluation.tables import markdown_table
+from tape.evaluation.accuracy import Accuracy, Measure
+from tape.evaluation.questions import Answer, Question, Questions, check_count
+from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View, Where
 from tape.model.checkpoint import check_length
-from tape.model.modeling import TapeForCausalLM
 from tape.positions.abacus import Abacus
 from tape.runs.folder import TRAINED, read_configuration
-from tape.tasks.generated import Answered, GeneratedTask
+from tape.tasks.generated import GeneratedTask
 
-MAX_DIGITS = 1000  # digits of an operand; the grid has their square
-SHOWN = 10  # problems in the report
+HEAT = HeatMap(
+    down="first_digits",
+    across="second_digits",
+    labels=("digits of the first operand", "digits of the second operand"),
+    trained=lambda asked: (asked["problems.max_first"], asked["problems.max_second"]),
+)
+
+
+def _beyond(asked: Asked) -> Where:
+    return lambda rows: ~HEAT.within(asked, rows)
+
+
+def _diagonal(rows: pd.DataFrame) -> pd.Series:
+    first = rows["first_digits"]
+    return first.where(first == rows["second_digits"]).rename("n")
+
+
+ASKED = [field.name for field in fields(Problems) if field.name != "spaces"]  # of training alone
+VIEW = View(
+    keys=("max_length", "samples", "seed", *(f"problems.{name}" for name in ASKED)),
+    columns=lambda asked, rows: [
+        Column("trained lengths, %", "accuracy", PERCENT, partial(HEAT.within, asked[0])),
+        Column("beyond them, %", "accuracy", PERCENT, _beyond(asked[0]), "beyond"),
+        Column("whole grid, %", "accuracy", PERCENT),
+    ],
+    best=_beyond,
+    heatmap=HEAT,
+)
+GRID = Accuracy(
+    file="grid.csv",
+    cell={"n": "first_digits", "m": "second_digits"},
+    counts=("correct", "total"),
+    measures={"accuracy": Measure("correct", "total")},
+    view=VIEW,
+    listing="diagonal",
+    listed=_diagonal,
+)
+read_evaluation = GRID.read
+
+
+@dataclass(frozen=True)
+class GridQuestions(Questions):
+    """`samples` problems of every cell (n, m) up to `max_length` digits.
+
+    Raises:
+        ValueError: for too many questions.
+    """
+
+    problems: Problems
+    max_length: int
+    samples: int
+    seed: int = 0
+
+    def __post_init__(self):
+        count = self.max_length**2 * self.samples
+        check_count(count, f"max_length={self.max_length} and samples={self.samples}")
+
+    def settings(self) -> dict[str, Any]:
+        asked = asdict(self)
+        problems = asked.pop("problems")
+        return {f"problems.{name}": value for name, value in problems.items()} | asked
+
+    def check(self, model, batches, purpose=""):
+        """Abacus has a row for each digit of a number, and other encodings one for each token."""
+        encoding, problems = model.base_model.position, self.problems
+        if not isinstance(encoding, Abacus):
+            super().check(model, batches, purpose)
+            return
+        if problems.spaces:
+            raise ValueError(
+                f"data.spaces={problems.spaces} with position=abacus: a space would end a number; "
+                "set it to 0 or take another encoding"
+            )
+        moved = problems.digits(*problems.trained) + encoding.offset  # in training
+        needed = max(moved, problems.digits(self.max_length, self.max_length)) + 1
+        check_length(model, needed, f"{purpose}max_length={self.max_length}", len(encoding.table))
+
+    def groups(self, tokenizer: PreTrainedTokenizerBase) -> Collection[list[Question]]:
+        groups: dict[int, list[Question]] = defaultdict(list)
+        each = 2 if self.problems.spaces else 1
+        for n, m in product(range(1, self.max_length + 1), repeat=2):
+            room = each * (self.problems.answer_width(n, m) + 1)  # with EOS
+            for prompt, answer in self.problems.evaluation(n, m, self.samples, self.seed):
+                question = Question((n, m), prompt, answer, len(prompt), room)
+                groups[len(prompt)].append(question)
+        return groups.values()
+
+    def mark(self, question, written, tokenizer):
+        """An answer is right if it matches in full and ends; spaces do not count if the model was
+        trained with them."""
+        text = tokenizer.decode(written, clean_up_tokenization_spaces=False)
+        if self.problems.spaces:
+            text = text.replace(" ", "")
+        expected = question.answer + tokenizer.eos_token
+        shown = {"prompt": question.prompt, "expected": expected, "given": text}
+        return Answer(text, text == expected, (int(text == expected), 1), shown)
 
 
 class ArithmeticTask(GeneratedTask):
@@ -29,46 +134,18 @@ class ArithmeticTask(GeneratedTask):
     results = GRID
     batching = ("batch_size", 256)
 
-    def questions(self, samples: int) -> list[GridQuestions]:
+    def questions(self, samples):
         return [GridQuestions(self.source, 2 * max(self.source.trained), samples)]
 
-    def describe(self) -> str:
-        problems = self.source
-        return (
-            f"{problems.task} of up to {problems.max_first} and {problems.max_second} digits, "
-            f"{len(self.train):,} problems"
-        )
-
-    def check(self, model: TapeForCausalLM) -> None:
-        encoding, problems = model.base_model.position, self.source
-        if isinstance(encoding, Abacus):
-            needed = problems.digits(*problems.trained) + encoding.offset + 1
-            check_length(model, needed, "training on these problems", len(encoding.table))
-        super().check(model)
-
-    def told(self, summary: dict[str, Any], answered: Answered) -> str:
-        ordered = sorted(answered, key=lambda each: (sum(each[0].cell), each[0].cell))
-        lines: list[list[object]] = [["n", "m", "problem", "answer", "given"]]
-        for question, answer in ordered[:: -(-len(ordered) // SHOWN)]:
-            given = "right" if answer.right else f"`{answer.text}`"
-            lines.append([*question.cell, f"`{question.prompt}`", f"`{question.answer}`", given])
-        return (
-            f"Right answers: {summary['accuracy_in']:.1%} in the trained lengths, "
-            f"{summary['accuracy_out']:.1%} beyond them up to twice as long, of "
-            f"{len(answered):,} problems spread over the grid.\n\n{markdown_table(lines)}"
-        )
-
     @staticmethod
-    def add_options(parser: argparse.ArgumentParser) -> None:
+    def add_options(parser):
         about = "digits of the longest operands; by default twice those of the training"
-        parser.add_argument("--max_length", type=integer(1, MAX_DIGITS), help=about)
+        parser.add_argument("--max_length", type=integer(1), help=about)
         about = "problems of each pair of lengths"
         parser.add_argument("--samples", type=integer(1), default=100, help=about)
 
     @staticmethod
-    def asked(
-        given: argparse.Namespace, folder: Path, model: TapeForCausalLM
-    ) -> tuple[GridQuestions, str]:
+    def asked(given, folder, model):
         recorded = read_configuration(folder, TRAINED) if (folder / TRAINED).is_file() else {}
         if recorded.get("task.original_fault"):
             raise ValueError(

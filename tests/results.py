@@ -3,11 +3,11 @@
 import json
 import math
 
-from arithmetic.grid import GRID
+from arithmetic.addition_task import GRID
 from tape.evaluation.curves import ABOUT, COLUMNS, POSITION_COLUMNS
 from tape.evaluation.tables import csv_table
 from tape.files import write_text
-from tape.tasks.passkey.results import PASSKEY
+from tape.tasks.passkey.passkey_task import PASSKEY
 
 PLACES = {"perplexity": "compare", "arithmetic": "grid", "passkey": "passkey"}
 

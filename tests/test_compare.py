@@ -11,7 +11,7 @@ import pytest
 from commands import ROOT
 
 from arithmetic import Problems
-from arithmetic.grid import GRID
+from arithmetic.addition_task import GRID
 from tape.evaluation.figures import heat
 from tape.evaluation.summary import weighted_mean
 from tape.files import write_text
@@ -20,7 +20,7 @@ from tape.results.figures import curves
 from tape.results.rows import row_labels
 from tape.results.typesetting import markdown
 from tape.runs.folder import TRAINED, register_run
-from tape.tasks.passkey.results import PASSKEY
+from tape.tasks.passkey.passkey_task import PASSKEY
 
 PROBLEMS = Problems(max_first=1, max_second=1)
 

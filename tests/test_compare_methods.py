@@ -14,7 +14,7 @@ from tape.results.compare import compare, main, read
 from tape.results.figures import curves
 from tape.results.typesetting import markdown
 from tape.runs.folder import TRAINED, register_run
-from tape.tasks.passkey.results import PASSKEY
+from tape.tasks.passkey.passkey_task import PASSKEY
 from tape.tasks.passkey.sequences import Passkeys
 
 BASE_HASH = 4 * "0123456789abcdef"

@@ -16,28 +16,19 @@ from tape.runs.metrics import read_metrics
 from tape.tasks.passkey.sequences import Passkeys
 from tape.tasks.synthetic.problems import Synthetic
 
-STEPS = [
-    *("trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4", "eval_blocks=8"),
-    "trainer.logging_steps=1",
-]
+STEPS = """trainer.max_steps=8 trainer.save_steps=4 trainer.eval_steps=4 trainer.logging_steps=1
+    eval_blocks=8 model.hidden_size=32"""
 SETTINGS = {
-    "addition": [
-        *("experiment=addition", "length=10", "data.max_first=2", "data.max_second=2"),
-        *("task.samples=2", "model.hidden_size=32", "model.intermediate_size=64"),
-        *("model.num_hidden_layers=2", "trainer.per_device_train_batch_size=16", *STEPS),
-    ],
-    "passkey": [
-        *("experiment=passkey", "length=38", "data.max_length=32", "encodings.randpe.length=280"),
-        *("task.samples=1", "model.hidden_size=32", "model.intermediate_size=48"),
-        *("trainer.per_device_train_batch_size=4", *STEPS),
-    ],
-    "synthetic": [
-        *("experiment=synthetic", "data.min_length=1", "data.max_length=2", "length=4"),
-        *("task.samples=2", "task.criterion=null", "longest=10", "trainer.warmup_steps=0"),
-        *("model.hidden_size=32", "model.intermediate_size=64", *STEPS),
-        "trainer.per_device_train_batch_size=16",
-    ],
+    "addition": """experiment=addition length=10 data.max_first=2 data.max_second=2 task.samples=2
+        model.intermediate_size=64 model.num_hidden_layers=2
+        trainer.per_device_train_batch_size=16""",
+    "passkey": """experiment=passkey length=38 data.max_length=32 encodings.randpe.length=280
+        task.samples=1 model.intermediate_size=48 trainer.per_device_train_batch_size=4""",
+    "synthetic": """experiment=synthetic data.min_length=1 data.max_length=2 length=4 longest=10
+        task.samples=2 task.criterion=null model.intermediate_size=64 trainer.warmup_steps=0
+        trainer.per_device_train_batch_size=16""",
 }
+SETTINGS = {name: [*each.split(), *STEPS.split()] for name, each in SETTINGS.items()}
 SOURCES = {
     "addition": Problems(max_first=2, max_second=2),
     "passkey": Passkeys(max_length=32),
@@ -67,13 +58,10 @@ def test_a_run_ends_in_a_report_and_a_model_that_can_be_asked(name, start, tmp_p
     assert [row["step"] for row in rows] == [4, 8] and "eval_accuracy_out" in rows[0]
     assert "step 8/8  validation accuracy in " in capsys.readouterr().out
     summary = json.loads((folder / "report" / "report.json").read_text())
-    if name == "passkey":
-        assert list(summary["accuracy"]) == ["32", "64", "128", "256"]
-    else:
-        assert summary["accuracy_in"] == rows[-1]["eval_accuracy_in"]
-        assert summary["accuracy_out"] == rows[-1]["eval_accuracy_out"]
+    assert summary["accuracy_in"] == rows[-1]["eval_accuracy_in"]
+    assert summary["accuracy_out"] == rows[-1]["eval_accuracy_out"]
     told = (folder / "report" / "report.md").read_text()
-    assert {"addition": "| n | m |", "passkey": "what is the pass key ?"}.get(name, "->") in told
+    assert "| length | right answers |" in told and "    expected: " in told
     assert type(SOURCES[name]).load(folder) == SOURCES[name]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.get_vocab() == SOURCES[name].tokenizer().get_vocab()
@@ -89,8 +77,6 @@ def test_a_run_ends_in_a_report_and_a_model_that_can_be_asked(name, start, tmp_p
     ("name", "settings"),
     [
         ("addition", "position=tape +model.num_recurrences=2 +encodings.tape.sampler=shift"),
-        ("addition", "position=randpe +model.num_recurrences=2"),
-        ("passkey", "position=tape"),
         ("passkey", "position=randpe"),
         ("synthetic", "position=randpe"),
     ],
@@ -111,15 +97,14 @@ def test_a_measurement_changes_nothing_that_is_trained(name, start, tmp_path):
     assert_same_weights(weights(watched), weights(alone))
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_add_single_digits(start):
     """Cells of one digit are small enough to be learned by heart."""
-    folder = start(
-        "addition",
-        *("position=tape", "length=7", "data.max_first=1", "data.max_second=1"),
-        *("trainer.max_steps=400", "trainer.eval_steps=400", "trainer.save_steps=400"),
-        *("trainer.learning_rate=5e-3", "trainer.per_device_train_batch_size=64"),
-        *("model.hidden_size=64", "model.intermediate_size=128", "task.samples=50"),
-    )
+    settings = """position=tape length=7 data.max_first=1 data.max_second=1 task.samples=50
+        model.hidden_size=64 model.intermediate_size=128 trainer.per_device_train_batch_size=64
+        trainer.max_steps=400 trainer.eval_steps=400 trainer.save_steps=400
+        trainer.learning_rate=5e-3"""
+    folder = start("addition", *settings.split())
     summary = json.loads((folder / "report" / "report.json").read_text())
     assert summary["accuracy_in"] > 0.9
 
@@ -141,7 +126,7 @@ def test_abacus_positions_reach_as_far_as_they_were_moved(start):
     folder = start("addition", *abacus, "position.length=7")
     assert any("eval_accuracy_out" in row for row in read_metrics(folder / "metrics.jsonl"))
     short = folder.with_name("short")
-    with pytest.raises(ValueError, match=r"training .* needs 7 positions, .* 'abacus' has 6"):
+    with pytest.raises(ValueError, match=r"max_length=4 needs 7 positions, .* 'abacus' has 6"):
         start("addition", *abacus, "position.length=6", folder=short)
     with pytest.raises(ValueError, match=r"validation with max_length=4 needs 6 .* has 5"):
         start("addition", "position=abacus", "position.offset=1", "position.length=5", folder=short)
@@ -161,9 +146,7 @@ def test_the_passkey_experiment_composes():
     ("name", "overrides", "message"),
     [
         ("addition", "position=learned", r"max_length=4 needs 16 positions, .* 'learned' has 10"),
-        ("addition", "data.task=addition_", r"unknown data\.task 'addition_'; did you mean 'addi"),
         ("addition", "length=9", r"length=9: these problems have 10 tokens; give length=10"),
-        ("addition", "data.max_first=0", r"max_first=0 must be an integer"),
         ("passkey", "length=40", r"length=40: these prompts have 38 tokens"),
         ("passkey", "data.max_length=20", r"max_length=20: .* without garbage"),
         ("passkey", "data.keys=x", "keys='x' must be an integer"),
@@ -173,7 +156,6 @@ def test_the_passkey_experiment_composes():
             "position=randpe position.length=200",
             r"validation with max_tokens=256 needs 265 positions, .* 'randpe' has 200",
         ),
-        ("synthetic", "length=5", r"length=5: these problems have 4 tokens; give length=4"),
         ("synthetic", "task.samples=0", r"task\.samples=0 must be an integer"),
         ("synthetic", "task.criterion=2.0", r"task\.criterion=2\.0 must lie in \(0, 1\)"),
         (
@@ -183,7 +165,6 @@ def test_the_passkey_experiment_composes():
         ),
         ("synthetic", "rates_of=cpoy", r"rates_of='cpoy' must be copy or counting"),
         ("synthetic", "longest=0", r"longest=0 must be an integer in 2\.\."),
-        ("synthetic", "data.task=party", r"unknown data\.task 'party'; did you mean 'parity'"),
         (
             "synthetic",
             "position=learned position.length=4",

@@ -10,17 +10,16 @@ from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
 from tape.tasks.generated import GeneratedSequences
-from tape.tasks.passkey.prompts import (
+from tape.tasks.passkey.sequences import (
     BENCHMARK,
     FILLER,
     PLAIN,
     Draft,
-    check_needles,
+    Passkeys,
     original_prompt,
     plain_tokenizer,
     token_counter,
 )
-from tape.tasks.passkey.sequences import Passkeys
 
 WORDS = BENCHMARK.description, FILLER, BENCHMARK.question(None, False), "Remember it."
 
@@ -77,7 +76,7 @@ each_text = pytest.mark.parametrize(
 @each_text
 @pytest.mark.parametrize("depth", [0.0, 0.13, 0.5, 1.0])
 def test_a_prompt_holds_its_key_once_at_its_depth_in_so_many_tokens(text, tokenizer, depth):
-    for n, length in enumerate((211, 222, 345, 700)):
+    for n, length in enumerate((211, 222, 700)):
         prompt = Draft(text, depth, (0, n)).fitted(length, token_counter(tokenizer))
         assert len(tokenizer(prompt.text)["input_ids"]) == length
         (key,) = prompt.values
@@ -105,18 +104,6 @@ def test_several_keys_have_names_and_one_is_asked_for(text, tokenizer):
     assert len({value for _, value in found}) == 6
     assert prompt.values == tuple(value for owner, value in found if owner == name)
     assert prompt.answer == f" {prompt.values[0]} , {prompt.values[1]}"
-
-
-def test_one_of_the_values_asked_for_is_at_the_depth():
-    for n in range(20):
-        draft = Draft(PLAIN, 0.25, (0, n), keys=2, values=2)
-        text = draft.fitted(500, token_counter(plain_tokenizer())).text
-        words = re.sub(r"one pass key of \w+ is \d+ \.", "KEY", text).split()
-        garbage, depths = 500 - 5 - 4 * 13 - 14, []
-        for place, word in enumerate(words):
-            if word == "KEY":
-                depths.append((place - 5 - len(depths)) / garbage)
-        assert any(depth == pytest.approx(0.25, abs=0.03) for depth in depths)
 
 
 @each_text
@@ -147,19 +134,6 @@ def test_the_original_rule():
     with pytest.raises(ValueError, match="no garbage to prompts of 273 tokens"):
         original_prompt(273, 0)
     assert len(original_prompt(274, 0).text) > 1024
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ((0, 1), "keys=0 must be"),
-        ((1, 2.5), "values=2.5 must"),
-        ((25, 1), r"keys=25 must be an integer in 1..24"),
-    ],
-)
-def test_needles_that_cannot_be(numbers, message):
-    with pytest.raises(ValueError, match=message):
-        check_needles(*numbers)
 
 
 def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():

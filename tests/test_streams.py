@@ -8,8 +8,7 @@ from arithmetic import TASKS as ARITHMETIC
 from arithmetic import Problems
 from tape.tasks.generated import GeneratedSequences
 from tape.tasks.passkey.passkey_task import PasskeyQuestions
-from tape.tasks.passkey.prompts import BENCHMARK, Draft, original_prompt
-from tape.tasks.passkey.sequences import Passkeys
+from tape.tasks.passkey.sequences import BENCHMARK, Draft, Passkeys, original_prompt
 from tape.tasks.synthetic.generators import TASKS
 from tape.tasks.synthetic.problems import Synthetic
 
@@ -90,13 +89,8 @@ def test_settings_are_saved_beside_a_model(source, tmp_path):
     if isinstance(source, Problems):
         file.write_text('{"max_first": 3, "abacus_offset": null}')  # of a former version
         assert Problems.load(tmp_path) == Problems(max_first=3)
-    for text, message in {
-        '{"max_lenth": 3}': "takes no argument 'max_lenth'",
-        "[]": "must be a JSON object, not list",
-        "{": "is damaged",
-    }.items():
-        file.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            type(source).load(tmp_path)
+    file.write_text('{"max_lenth": 3}')
+    with pytest.raises(ValueError, match="takes no argument 'max_lenth'"):
+        type(source).load(tmp_path)
     with pytest.raises(ValueError, match=f"has no {source.FILE}"):
         type(source).load(tmp_path / "elsewhere")

@@ -8,7 +8,7 @@ import pytest
 
 from tape.tasks.generated import NO_LABEL
 from tape.tasks.synthetic import generators
-from tape.tasks.synthetic.generators import NAMES, PAD, TASKS, Draws, example, keys_of
+from tape.tasks.synthetic.generators import NAMES, PAD, TASKS, Draws
 from tape.tasks.synthetic.problems import EVALUATION, HELD_OUT, TRAINING, Synthetic, held_out
 
 
@@ -166,14 +166,6 @@ def test_groups_are_groups():
     assert set(commutators.flat) == set(range(60))
 
 
-def test_draws_are_uniform_and_orders_are_permutations():
-    draws = Draws(keys_of(0, np.arange(5000)))
-    assert np.bincount(draws.integers(7, 4).ravel()) / 20_000 == pytest.approx(1 / 7, abs=0.01)
-    orders = draws.permutation(3)
-    _, counts = np.unique(orders, axis=0, return_counts=True)
-    assert len(counts) == 6 and counts / 5000 == pytest.approx(1 / 6, abs=0.02)
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_what_is_evaluated_is_never_trained_on(task):
     source = Synthetic(task, TASKS[task].shortest, TASKS[task].trained)
@@ -213,11 +205,6 @@ def test_impossible_problems_are_refused(settings, message):
         Synthetic(**{"min_length": 10} | settings)
 
 
-def test_an_impossible_example_is_refused():
-    with pytest.raises(ValueError, match=r"length=0: problems of copy have lengths in 1\.\."):
-        example("copy", 0)
-
-
 def test_lengths_in_training_are_all_trained_ones():
-    tokens, _ = Synthetic("parity", 2, 20).training(3, TRAINING, np.arange(500))
+    tokens, _ = Synthetic("parity", 2, 20).chunk(0, 500, seed=3, held_out=False)
     assert {int(n) - 2 for n in (tokens != PAD).sum(axis=1)} == set(range(2, 21))

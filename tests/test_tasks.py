@@ -9,23 +9,23 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import pytest
 import torch
 from commands import ROOT, run_command
-from conftest import perturb
+from conftest import make_config, perturb
 from test_prompts import byte_level, llama_like
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tape.tasks.evaluate as entry
 from arithmetic import Problems, character_tokenizer
-from arithmetic.grid import GridQuestions
-from tape import TapeConfig, TapeForCausalLM
+from arithmetic.addition_task import GridQuestions
+from tape import TapeForCausalLM
 from tape.evaluation import workers
 from tape.evaluation.decoding import greedy
 from tape.evaluation.figures import heat_map
@@ -33,51 +33,38 @@ from tape.evaluation.journal import FILE, Shard
 from tape.evaluation.questions import Question, Questions
 from tape.model.checkpoint import load
 from tape.tasks.passkey.passkey_task import PasskeyQuestions, PasskeyTask
-from tape.tasks.passkey.prompts import Prompt
-from tape.tasks.passkey.sequences import Passkeys
-from tape.tasks.synthetic.generators import words_tokenizer
+from tape.tasks.passkey.sequences import Passkeys, Prompt
 from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.synthetic_task import SyntheticQuestions
 
 refused = partial(pytest.raises, ValueError)
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A task with what a tiny model is asked, in several batches of some cells."""
 
     task: str
-    tokenizer: Any
     source: Any
-    flags: str
-    file: str  # of the results
+    tokenizer: Any
     place: str
     questions: Questions
-    more: str  # questions than asked by the flags
 
 
+FLAGS = {
+    "addition": "--max_length 3 --samples 4 --batch_size 5",
+    "passkey": "--max_tokens 60 --interval 30 --num_tests 4 --depths 3 --batch_tokens 200",
+    "original": "--max_tokens 300 --interval 300 --num_tests 3 --original --batch_tokens 900",
+    "synthetic": "--max_length 8 --samples 5 --batch_tokens 40",
+}
+SUMS, KEYS = Problems(max_first=2, max_second=1), Passkeys(max_length=40)
+COPIES, ORIGINAL = Synthetic("copy", 1, 4), PasskeyQuestions(300, 300, 3, original=True)
+ASKED = SyntheticQuestions(COPIES, (2, 3, 4, 6, 8), 5, 0)
+PLAIN = PasskeyQuestions(60, 30, 4, 3, plain=True)
 CASES = {
-    "addition": Case(
-        *("addition", character_tokenizer(), Problems(max_first=2, max_second=1)),
-        *("--max_length 3 --samples 4 --batch_size 5", "grid.csv", "grid"),
-        *(GridQuestions(Problems(max_first=2, max_second=1), 3, 4), "--samples 5"),
-    ),
-    "passkey": Case(
-        *("passkey", Passkeys.tokenizer(), Passkeys(max_length=40)),
-        *("--max_tokens 60 --interval 30 --num_tests 4 --depths 3 --batch_tokens 200",),
-        *("passkey.csv", "passkey", PasskeyQuestions(60, 30, 4, 3, plain=True), "--num_tests 5"),
-    ),
-    "original": Case(
-        *("passkey", byte_level(), None),
-        *("--max_tokens 300 --interval 300 --num_tests 3 --original --batch_tokens 900",),
-        *("passkey.csv", "passkey_original", PasskeyQuestions(300, 300, 3, original=True)),
-        "--num_tests 5",
-    ),
-    "synthetic": Case(
-        *("synthetic", words_tokenizer(), Synthetic("copy", 1, 4)),
-        *("--max_length 8 --samples 5 --batch_tokens 40", "synthetic.csv", "synthetic"),
-        *(SyntheticQuestions(Synthetic("copy", 1, 4), (2, 3, 4, 6, 8), 5, 0), "--samples 6"),
-    ),
+    "addition": Case("addition", SUMS, SUMS.tokenizer(), "grid", GridQuestions(SUMS, 3, 4)),
+    "passkey": Case("passkey", KEYS, KEYS.tokenizer(), "passkey", PLAIN),
+    "original": Case("passkey", None, byte_level(), "passkey_original", ORIGINAL),
+    "synthetic": Case("synthetic", COPIES, COPIES.tokenizer(), "synthetic", ASKED),
 }
 all_cases = pytest.mark.parametrize("name", CASES)
 decoded = pytest.mark.parametrize("name", ["addition", "passkey", "original"])
@@ -87,17 +74,14 @@ def make_run(folder, name="addition", position="tape", seed=0):
     """A small model without training, in a folder as a run leaves it."""
     case = CASES[name]
     torch.manual_seed(seed)
-    config = TapeConfig(
+    config = make_config(
+        position,
         vocab_size=len(case.tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=case.source.length if case.source else 64,
-        bos_token_id=None,
         eos_token_id=case.tokenizer.eos_token_id,
         pad_token_id=case.tokenizer.pad_token_id,
-        position=position,
     )
     model = perturb(TapeForCausalLM(config))
     with torch.no_grad():  # so that some answers end before they must
@@ -133,7 +117,7 @@ def no_folder(monkeypatch):
 def command(folder, name, *flags):
     case = CASES[name]
     words = [word for each in flags for word in each.split()]
-    return [str(folder), "--task", case.task, *case.flags.split(), "--processes", "1", *words]
+    return [str(folder), "--task", case.task, *FLAGS[name].split(), "--processes", "1", *words]
 
 
 def evaluate(folder, name, *flags):
@@ -240,57 +224,35 @@ def test_a_plan_asks_everything_once_and_the_costliest_first(name):
     assert len(case.questions.plan(case.tokenizer, batch_size=10**6)) == len(groups)
 
 
-def test_questions_are_those_of_the_cells():
-    prompts = asked(CASES["passkey"].questions, CASES["passkey"].tokenizer)
-    assert [each.cell for each in prompts] == [
-        (n, depth) for n in (30, 60) for depth in (0, 0.5, 1) for _ in range(4)
-    ]
-    assert len({each.prompt for each in prompts}) == 24
-    assert {each.room for each in prompts} == {5 + 4}
-    problems, grid = CASES["addition"].source, asked(CASES["addition"].questions)
-    digits = [(n, m) for n in (1, 2, 3) for m in (1, 2, 3)]
-    expected = [(cell, *q) for cell in digits for q in problems.evaluation(*cell, 4, 0)]
-    assert sorted(each[:3] for each in grid) == sorted(expected)
-    assert all(each.room == max(each.cell) + 2 for each in grid)
-
-
 KEY = Question((300, None), "The pass key is", Prompt("", ("123",)), 5, 9)
-KEYS = Question((300, 0.0), "the pass keys are", Prompt("", ("12", "345")), 5, 9)
+TWO_KEYS = Question((300, 0.0), "the pass keys are", Prompt("", ("12", "345")), 5, 9)
 SUM = Question((1, 2), "5+59=", "001", 5, 4)
 END = "<|endoftext|>"
 
 
+WRONG = ["001", f"00{END}", f"0010{END}", f" 001{END}", f"000{END}", ""]
+FOUND = [f" 123{END}", " 123 . the", " the pass key is 123 ."]
+MISSED = [f" 12{END}", f" 1230{END}", f" 11 . 123{END}", " the lake is 123", " 1"]
+SEVERAL = {f" 345 , 12{END}": 2, f" 12 , 12{END}": 1, f" 12 , 9 , 345{END}": 1, f" 7 , 8{END}": 0}
+TOKENS = {" 123.": 1, " 123": 1, " 1234.": 0, " is 123.": 0}  # whatever follows
+
+
 @pytest.mark.parametrize(
-    ("name", "question", "written", "right", "found"),
+    ("name", "question", "found"),
     [
-        ("addition", SUM, f"001{END}", True, 1),
-        *(
-            ("addition", SUM, written, False, 0)
-            for written in ("001", f"00{END}", f"0010{END}", f" 001{END}", f"000{END}", "")
-        ),
-        *(
-            ("passkey", KEY, written, True, 1)
-            for written in (f" 123{END}", " 123 . the", " the pass key is 123 .")
-        ),
-        *(
-            ("passkey", KEY, written, False, 0)
-            for written in (f" 12{END}", f" 1230{END}", f" 11 . 123{END}", " the lake is 123", " 1")
-        ),
-        ("passkey", KEYS, f" 345 , 12{END}", True, 2),
-        ("passkey", KEYS, f" 12 , 12{END}", False, 1),
-        ("passkey", KEYS, f" 12 , 9 , 345{END}", False, 1),
-        ("passkey", KEYS, f" 7 , 8{END}", False, 0),
-        ("original", KEY, " 123.", True, 1),  # its tokens, whatever follows
-        ("original", KEY, " 123", True, 1),
-        ("original", KEY, " 1234.", False, 0),
-        ("original", KEY, " is 123.", False, 0),
+        ("addition", SUM, {f"001{END}": 1} | dict.fromkeys(WRONG, 0)),
+        ("passkey", KEY, dict.fromkeys(FOUND, 1) | dict.fromkeys(MISSED, 0)),
+        ("passkey", TWO_KEYS, SEVERAL),
+        ("original", KEY, TOKENS),
     ],
 )
-def test_which_answers_are_right(name, question, written, right, found):
+def test_which_answers_are_right(name, question, found):
     tokenizer, questions = CASES[name].tokenizer, CASES[name].questions
-    answer = questions.mark(question, tokenizer(written)["input_ids"], tokenizer)
-    assert (answer.right, answer.text, answer.shown["given"]) == (right, written, written)
-    assert answer.counts == ((found, 1) if name == "addition" else (1, right, found, 5))
+    for written, n in found.items():
+        answer = questions.mark(question, tokenizer(written)["input_ids"], tokenizer)
+        right = n == (2 if question is TWO_KEYS else 1)
+        assert (answer.right, answer.text, answer.shown["given"]) == (right, written, written)
+        assert answer.counts == ((n, 1) if name == "addition" else (1, right, n, 5))
 
 
 def test_spaces_are_no_mistakes_of_a_model_that_learned_them():
@@ -313,14 +275,15 @@ def test_a_torn_journal_is_continued_to_the_same_results(name, folder, monkeypat
     evaluate(folder, name)
     results, batches = folder / case.place, []
     whole, written = contents(results), journal(results).read_bytes()
-    assert {case.file, "summary.json", "wrong.jsonl"} <= whole.keys()
+    file = entry.task_of(case.task).results.file
+    assert {file, "summary.json", "wrong.jsonl"} <= whole.keys()
     kind, answers = type(case.questions), type(case.questions).answers
     counted = lambda *given: batches.append(given) or answers(*given)  # noqa: E731
     monkeypatch.setattr(kind, "answers", counted)
     lines = written.splitlines(keepends=True)
     assert len(lines) > 3
     two = len(b"".join(lines[:3]))
-    cuts = {5: 0, len(lines[0]): 0, two - 1: 1, two: 2, two + 9: 2, len(written): len(lines) - 1}
+    cuts = {5: 0, two - 1: 1, two + 9: 2, len(written): len(lines) - 1}
     for size, kept in cuts.items():
         for file in whole:
             (results / file).unlink()
@@ -342,7 +305,7 @@ def test_shards_give_the_same_as_one(name, folder, made, tmp_path):
     results = entry.task_of(case.task).results
     with refused(match=r"batches are missing.* a shard not started"):
         results.gather(place)
-    assert evaluate(other, name, "--shard 1/3") is None and not (place / case.file).exists()
+    assert evaluate(other, name, "--shard 1/3") is None and not (place / results.file).exists()
     found = evaluate(other, name, "--shard 3/3")  # the last one to finish
     assert contents(place) == contents(folder / case.place)
     assert results.gather(place).rows.equals(found.rows)
@@ -411,8 +374,8 @@ def test_a_run_trained_with_a_fault_that_is_gone_is_refused(name, folder):
 def test_what_does_not_belong_together_is_refused(name, folder, tmp_path):
     case = CASES[name]
     evaluate(folder, name)
-    with refused(match=r"holds another evaluation \(.*(samples|num_tests): \d -> \d"):
-        evaluate(folder, name, case.more)
+    with refused(match=r"holds another evaluation \(wrong: 3 -> 4"):
+        evaluate(folder, name, "--wrong 4")
     with refused(match=r"shard-1-of-1/parts.jsonl holds another evaluation \(seed: 0 -> 1\)"):
         evaluate(folder, name, "--shard 2/2 --seed 1")
     assert [path.parent.name for path in folder.glob(f"*/*/{FILE}")] == ["shard-1-of-1"]
@@ -429,7 +392,10 @@ def test_what_does_not_belong_together_is_refused(name, folder, tmp_path):
         results.gather(place)
 
 
-@pytest.mark.parametrize(("name", "processes"), [("addition", "2"), ("passkey", "1")])
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [("passkey", "1"), pytest.param("addition", "2", marks=pytest.mark.slow)],
+)
 def test_a_model_whose_state_is_not_updated_answers_as_rope(name, processes, folder, tmp_path):
     place, more = CASES[name].place, "--wrong 9"
     evaluate(folder, name, "--intervention initial --processes", processes, more)
@@ -468,15 +434,11 @@ def test_rows_are_the_first_operand(name, folder, monkeypatch):
     assert wrong == {("2", "1"), ("2", "2"), ("2", "3")}
     kept = [json.loads(line) for line in (results / "wrong.jsonl").read_text().splitlines()]
     assert [(row["n"], row["m"]) for row in kept] == [(2, m) for m in (1, 2, 3) for _ in range(3)]
-    axes, bar = drawn(name, results).axes
+    axes, _ = drawn(name, results).axes
     image = axes.images[0]
     np.testing.assert_array_equal(image.get_array(), [[1, 1, 1], [0, 0, 0], [1, 1, 1]])
-    left, right, bottom, top = image.get_extent()
-    assert (left, right, bottom, top) == (-0.5, 2.5, 2.5, -0.5)  # (1, 1) at the top left
-    for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
-        assert [label.get_text() for label in labels] == ["1", "2", "3"]
-    assert "first" in axes.get_ylabel() and "second" in axes.get_xlabel()
-    assert "0.667" in axes.get_title() and image.get_clim() == (0, 1) and bar.get_ylabel()
+    assert [*image.get_extent()] == [-0.5, 2.5, 2.5, -0.5]  # (1, 1) at the top left
+    assert "first" in axes.get_ylabel() and "0.667" in axes.get_title()
     frame = axes.patches[0].get_bbox()  # 2 x 1 digits in training
     assert (frame.x0, frame.x1, frame.y0, frame.y1) == (-0.5, 0.5, -0.5, 1.5)
     summary = json.loads((results / "summary.json").read_text())
@@ -491,15 +453,13 @@ def test_rows_are_lengths_and_depths(name, folder, monkeypatch):
     """Wrong at depth 0.5 of 60 tokens; the training went to 40."""
     saying(monkeypatch, lambda each, end: "" if each.cell == (60, 0.5) else truth(each, end))
     evaluate(folder, name)
-    rows = [*csv.DictReader((folder / "passkey" / "passkey.csv").open(newline=""))]
-    assert [tuple(row.values()) for row in rows[-6:]] == [
-        (measure, "60", depth, value, "4", unit)
-        for depth, right in (("0.5", "0.0"), ("1.0", "1.0"))
-        for measure, value, unit in (
-            ("accuracy", right, "share"),
-            ("found", right, "share"),
-            ("tokens", "60.0", "tokens"),
-        )
+    assert (folder / "passkey" / "passkey.csv").read_text().splitlines()[-6:] == [
+        "accuracy,60,0.5,0.0,4,share",
+        "found,60,0.5,0.0,4,share",
+        "tokens,60,0.5,60.0,4,tokens",
+        "accuracy,60,1.0,1.0,4,share",
+        "found,60,1.0,1.0,4,share",
+        "tokens,60,1.0,60.0,4,tokens",
     ]
     summary = json.loads((folder / "passkey" / "summary.json").read_text())
     parts = [(summary[part]["correct"], summary[part]["total"]) for part in ("inside", "outside")]
@@ -523,13 +483,6 @@ def test_several_values_count_alone_and_together(name, folder, monkeypatch):
     (length,) = results.summary(found)["lengths"]
     assert (length["accuracy"], length["found"]) == (8 / 12, 20 / 24)
     assert ", 0.833 of the values" in results.describe(found)
-
-
-@pytest.mark.parametrize("name", ["original"])
-def test_the_original_rule_has_no_depths(name, folder):
-    assert evaluate(folder, name).rows["depth"].isna().all()
-    written = contents(folder / "passkey_original")
-    assert "lengths.png" in written and "heatmap.png" not in written
 
 
 # ---- the command
@@ -556,7 +509,7 @@ def test_needles_of_the_training_are_those_that_are_asked(tmp_path, no_folder):
     assert (questions.max_tokens, questions.interval, questions.trained) == (720, 90, 90)
 
 
-def test_the_commands(made, tmp_path, caplog):
+def test_the_command(made, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     folder = shutil.copytree(made["passkey"], tmp_path / "run")
     words = ["--num_tests", "1", "--depths", "1", "--processes", "1"]
@@ -564,11 +517,6 @@ def test_the_commands(made, tmp_path, caplog):
     assert done.status == 0 and "320 tokens: " in caplog.text and "outside: " in caplog.text
     lengths = entry.task_of("passkey").results.read(folder / "passkey").rows["length"]
     assert [*lengths.unique()] == [40 * n for n in range(1, 9)]  # eight times 40
-    folder = shutil.copytree(made["addition"], tmp_path / "add_tape")
-    words = ["--task", "addition", "samples=1", "processes=1"]  # twice the trained lengths
-    done = run_command("-m", "tape.tasks.evaluate", folder, *words, folder=tmp_path)
-    assert done.status == 0 and len((folder / "grid" / "grid.csv").read_text().splitlines()) == 17
-    assert (folder / "grid" / "heatmap.png").stat().st_size
 
 
 def test_a_base_model_keeps_its_files(made, tmp_path, monkeypatch):
@@ -585,7 +533,6 @@ def test_a_base_model_keeps_its_files(made, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "flags", "message"),
     [
-        ("addition", "--shard 5/4", "shard='5/4' must be i/n"),
         ("addition", "--samples 2000000", "max_length=3 and samples=2000000: 18,000,000 quest"),
         ("addition", "--name report", "--name='report' is used by"),
         ("addition", "--context_size 8", r"context_size=8 is shorter .*, 8 \+ 5 tokens: .*_length"),
@@ -613,7 +560,6 @@ def test_refusals(name, flags, message, folder):
         ("--task synthetic", "has no synthetic.json: give the folder of a run on this task"),
         ("--task passkey", "error: give --max_tokens"),
         ("--task addition --samples many", "--samples: 'many' must be an integer >= 1"),
-        ("--task addition --max_length 1001", "--max_length: 1001 is more than 1,000"),
         ("--task addition --depths 3", "unrecognized arguments: --depths 3"),
         ("--task synthetic --seed -1", "--seed: '-1' must be an integer >= 0"),
     ],
@@ -643,18 +589,10 @@ def test_more_tokens_than_there_are_positions(name, length, flags, message, tmp_
 def test_a_llama_checkpoint_answers_as_the_library_does(tmp_path):
     tokenizer = llama_like()
     torch.manual_seed(0)
-    llama = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            initializer_range=0.3,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    ).eval()
+    config = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+    config |= {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    llama = LlamaForCausalLM(LlamaConfig(**config)).eval()
     llama.generation_config.repetition_penalty = 5.0  # of chats: no evaluation takes it
     llama.save_pretrained(tmp_path, max_shard_size="20KB")
     tokenizer.save_pretrained(tmp_path)
@@ -665,14 +603,9 @@ def test_a_llama_checkpoint_answers_as_the_library_does(tmp_path):
     given = questions.answers(model, tokenizer, batch)
     for question, answer in zip(batch.questions, given, strict=True):
         ids = torch.tensor([tokenizer(question.prompt)["input_ids"]])
-        expected = llama.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=batch.new_tokens,
-            do_sample=False,
-            repetition_penalty=1.0,
-            pad_token_id=0,
-        )
+        how = {"do_sample": False, "repetition_penalty": 1.0, "pad_token_id": 0}
+        mask = torch.ones_like(ids)
+        expected = llama.generate(ids, attention_mask=mask, max_new_tokens=batch.new_tokens, **how)
         assert answer.text == tokenizer.decode(expected[0, 220:])
     (tmp_path / "run.json").write_text("{}")
     found = evaluate(tmp_path, "passkey", "--max_tokens 220 --interval 110 --num_tests 1")

@@ -38,9 +38,9 @@ FOUND = ("value", "n", "unit")
 # The file that shows that an evaluation was made, and the module that reads it, by its name.
 EVALUATIONS = {
     "perplexity": ("perplexity.csv", "tape.evaluation.curves"),
-    "arithmetic": ("grid.csv", "arithmetic.grid"),
-    "passkey": ("passkey.csv", "tape.tasks.passkey.results"),
-    "synthetic": ("synthetic.csv", "tape.tasks.synthetic.results"),
+    "arithmetic": ("grid.csv", "arithmetic.addition_task"),
+    "passkey": ("passkey.csv", "tape.tasks.passkey.passkey_task"),
+    "synthetic": ("synthetic.csv", "tape.tasks.synthetic.synthetic_task"),
 }
 # Usual names of evaluations in a run's folder.
 FOLDERS = ("grid", "passkey", "synthetic", "compare", "extend")

@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 from functools import partial
-from importlib import import_module
+from pkgutil import resolve_name
 
 import transformers
 
@@ -29,16 +29,15 @@ from tape.tasks.generated import GeneratedTask
 
 # By name, because addition builds on this package.
 TASKS = {
-    "addition": ("arithmetic.addition_task", "ArithmeticTask"),
-    "passkey": ("tape.tasks.passkey.passkey_task", "PasskeyTask"),
-    "synthetic": ("tape.tasks.synthetic.synthetic_task", "SyntheticTask"),
+    "addition": "arithmetic.addition_task:ArithmeticTask",
+    "passkey": "tape.tasks.passkey.passkey_task:PasskeyTask",
+    "synthetic": "tape.tasks.synthetic.synthetic_task:SyntheticTask",
 }
 log = logging.getLogger(__name__)
 
 
 def task_of(name: str) -> type[GeneratedTask]:
-    module, kind = TASKS[name]
-    return getattr(import_module(module), kind)
+    return resolve_name(TASKS[name])
 
 
 def evaluate(given: argparse.Namespace) -> Evaluation | None:
@@ -65,7 +64,6 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
         batches,
         answering(folder, model, tokenizer, questions.answers, given.processes, from_folder),
         partial(task.results.record, keep=given.wrong),
-        title=partial(title, task),
     )
     try:
         evaluation = task.results.gather(results)
@@ -79,11 +77,6 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     task.draw(results, run, evaluation)
     log.info("%s\nresults are in %s", task.results.describe(evaluation), results)
     return evaluation
-
-
-def title(task: type[GeneratedTask], batch: Batch) -> str:
-    cell = zip(task.results.cell, batch.questions[0].cell, strict=True)
-    return ", ".join(f"{name} {value}" for name, value in cell)
 
 
 def check_context(size: int | None, questions: Questions, batches: list[Batch]) -> None:
@@ -102,17 +95,16 @@ def parsed(words: list[str]) -> argparse.Namespace:
     words = [f"--{word}" if re.match(r"\w+=", word) else word for word in words]
     if words and not words[0].startswith("-"):
         words.insert(0, "--model")
-    first = Parser(add_help=False)
-    about = "what is asked: each has options of its own"
-    first.add_argument("--task", choices=[*TASKS], help=about)
-    name = first.parse_known_args(words)[0].task
     parser = Parser(
         prog="tape evaluate RUN",
         description="Accuracy on a generated task.",
-        parents=[first],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        add_help=False,
     )
     add = parser.add_argument
+    add("--task", choices=[*TASKS], help="what is asked: each has options of its own")
+    name = parser.parse_known_args(words)[0].task
+    add("-h", "--help", action="help", help="show this message")
     add("--model", "--base_model", dest="run", type=model_folder, required=True)
     add("--name", type=folder_name, help="name of the results folder, in the run's or in output/")
     add("--seed", type=integer(0), default=0, help="seed of the questions")

@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from tokenizers import Tokenizer, models
 from torch import Tensor
@@ -30,11 +31,12 @@ from tape.training.arguments import training_order
 from tape.training.callbacks import reached
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task
-from tape.validation import check_integer
+from tape.validation import check_fraction, check_integer
 
 NO_LABEL = -100
+FROM_THE_LAST_RATE = ("reduce_lr_on_plateau", "greedy")  # schedules
 HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
-Answered = list[tuple[Question, Answer]]
+Block = tuple[np.ndarray, np.ndarray]  # tokens and labels (B, T) of sequences
 
 
 def is_held_out(hashes: np.ndarray) -> np.ndarray:
@@ -43,12 +45,8 @@ def is_held_out(hashes: np.ndarray) -> np.ndarray:
 
 
 def word_tokenizer(words: list[str], split: Any, decoder: Any = None) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with one token per word, which refuses all others.
-
-    Args:
-        words: the vocabulary, in order; EOS and padding are among them.
-        split: divides a text into words.
-        decoder: joins words; None: with spaces.
+    """Returns a tokenizer with one token per word, which refuses all others. The vocabulary `words`
+    has EOS and padding; `split` divides a text, and `decoder` joins words, by default with spaces.
     """
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
     tokenizer.pre_tokenizer = split
@@ -78,9 +76,7 @@ class Source:
     length: int
     trained: tuple[int | None, ...]
 
-    def chunk(
-        self, number: int, count: int, seed: int, held_out: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def chunk(self, number: int, count: int, seed: int, held_out: bool) -> Block:
         """Returns tokens and labels of the first `count` sequences of a chunk: (count, length)
         each, with padding last, where causal attention does not look, and without labels there."""
         raise NotImplementedError
@@ -89,20 +85,16 @@ class Source:
         save(self, Path(folder) / self.FILE)
 
     @classmethod
-    def is_in(cls, folder: Path) -> bool:
-        """Returns whether the model in a folder was trained on such sequences."""
-        return (Path(folder) / cls.FILE).is_file()
-
-    @classmethod
     def load(cls, folder: Path) -> Self:
         """Reads settings written by `save`.
 
         Raises:
             ValueError: if the folder has none, or the file has others.
         """
-        if not cls.is_in(folder):
+        file = Path(folder) / cls.FILE
+        if not file.is_file():
             raise ValueError(f"{folder} has no {cls.FILE}: give the folder of a run on this task")
-        return load(cls, Path(folder) / cls.FILE, cls.DROPPED)
+        return load(cls, file, cls.DROPPED)
 
 
 class GeneratedSequences(Dataset):
@@ -151,6 +143,7 @@ class GeneratedTask(Task):
     Args:
         source: settings of the sequences.
         samples: questions of each cell.
+        criterion: see `Task`.
 
     Raises:
         ValueError: for a source of another task; unless the run's `length` equals that of the
@@ -164,9 +157,14 @@ class GeneratedTask(Task):
     batching: tuple[str, int] = ("batch_tokens", 16_384)
 
     def __init__(
-        self, source: Source, settings: RunSettings, arguments: TrainingArguments, samples: int
+        self,
+        source: Source,
+        settings: RunSettings,
+        arguments: TrainingArguments,
+        samples: int,
+        criterion: float | None = None,
     ):
-        unit, blocks = self.unit, settings.eval_blocks
+        unit = self.unit
         if not isinstance(source, self.kind):
             raise ValueError(
                 f"data makes {type(source).__name__}: this task needs {self.kind.__name__}; choose "
@@ -177,13 +175,20 @@ class GeneratedTask(Task):
                 f"length={settings.length}: these {unit} have {source.length} tokens; give "
                 f"length={source.length}"
             )
-        if blocks is None:
+        if settings.eval_blocks is None:
             raise ValueError(f"eval_blocks=null: the number of {unit} is unlimited; give a number")
         check_integer("task.samples", samples)
-        self.source, self.tokenizer = source, source.tokenizer()
+        if criterion is not None:
+            check_fraction("task.criterion", criterion)
+            if (kind := arguments.lr_scheduler_type) in FROM_THE_LAST_RATE:
+                raise ValueError(
+                    f"trainer.lr_scheduler_type={kind.value} with task.criterion: the rate must "
+                    "follow from the step alone; give linear, cosine or constant"
+                )
+        self.source, self.tokenizer, self.criterion = source, source.tokenizer(), criterion
         self.train = GeneratedSequences(source, *training_order(arguments))
         # All seeds of a comparison share the held-out sequences and the questions.
-        self.evaluation = GeneratedSequences(source, blocks, seed=0, held_out=True)
+        self.evaluation = GeneratedSequences(source, settings.eval_blocks, seed=0, held_out=True)
         sets = GeneratedSequences(source, 1, seed=0), self.evaluation
         written = "".join(self.tokenizer.decode(of[0]["input_ids"]) for of in sets)
         self.fingerprints = {unit: hashlib.sha256(written.encode()).hexdigest()[:16]}
@@ -194,24 +199,25 @@ class GeneratedTask(Task):
         """Returns the questions of a validation."""
         raise NotImplementedError
 
+    def describe(self) -> str:
+        return f"{len(self.train):,} {self.unit} of {self.source}"
+
     def check(self, model: TapeForCausalLM) -> None:
         for questions, batches in self.planned:
             questions.check(model, batches, "the validation with ")
 
-    def answer(self, model: TapeForCausalLM) -> Answered:
-        return [
-            pair
-            for questions, batches in self.planned
-            for batch in batches
-            for pair in zip(
-                batch.questions, questions.answers(model, self.tokenizer, batch), strict=True
-            )
-        ]
+    def answer(self, model: TapeForCausalLM) -> list[tuple[Question, Answer]]:
+        answered = []
+        for questions, batches in self.planned:
+            for batch in batches:
+                answers = questions.answers(model, self.tokenizer, batch)
+                answered += zip(batch.questions, answers, strict=True)
+        return answered
 
     def measure(self, model: TapeForCausalLM) -> dict[str, float]:
         return self.accuracies(self.answer(model))
 
-    def accuracies(self, answered: Answered) -> dict[str, float]:
+    def accuracies(self, answered: list[tuple[Question, Answer]]) -> dict[str, float]:
         """Returns the accuracies within and beyond the trained lengths."""
         parts: dict[str, list[bool]] = {"accuracy_in": [], "accuracy_out": []}
         for question, answer in answered:
@@ -220,25 +226,26 @@ class GeneratedTask(Task):
             parts["accuracy_in" if inside else "accuracy_out"].append(answer.right)
         return {name: mean(right) for name, right in parts.items()}
 
-    def summarize(self, answered: Answered) -> dict[str, Any]:
-        """Returns the accuracies for report.json."""
-        return self.accuracies(answered)
-
-    def told(self, summary: dict[str, Any], answered: Answered) -> str:
-        """Returns what the report tells of the answers."""
-        raise NotImplementedError
-
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
         self.source.save(folder)
         answered = self.answer(model)
         metrics = read_metrics(folder / "metrics.jsonl")
-        summary = facts(model, metrics) | self.summarize(answered)
+        summary = facts(model, metrics) | self.accuracies(answered)
+        parts = [f"# {folder.name}", headline(summary)]
         if self.criterion is not None:
-            summary["criterion_step"] = reached(metrics, self.criterion)
-        parts = [
-            f"# {folder.name}",
-            headline(summary),
-            self.told(summary, answered),
+            step = summary["criterion_step"] = reached(metrics, self.criterion)
+            wanted = f"{self.criterion:.0%} right answers in the trained lengths"
+            parts.append(
+                f"Reached {wanted} at step {step}." if step else f"Failed to reach {wanted}."
+            )
+        lengths = [max(question.cell) for question, _ in answered]  # the other condition is less
+        shares = pd.Series([answer.right for _, answer in answered]).groupby(lengths).mean()
+        rows = [(length, f"{share:.1%}") for length, share in shares.items()]
+        _, answer = min(answered, key=lambda each: each[0].cell)
+        parts += [
+            markdown_table([("length", "right answers"), *rows]),
+            f"{len(answered):,} {self.unit}. An answer to one of the shortest:",
+            "\n".join(f"    {name}: {text}" for name, text in answer.shown.items()),
             f"More {self.unit} and a picture: tape evaluate {folder} --task {self.name}",
         ]
         text = "\n\n".join(parts) + "\n"
@@ -264,16 +271,3 @@ class GeneratedTask(Task):
     @staticmethod
     def draw(folder: Path, name: str, evaluation: Evaluation) -> None:
         """Writes pictures of results besides the heat map."""
-
-
-def by_length(answered: Answered) -> dict[int, float]:
-    """Returns the share of right answers by the first condition, ascending."""
-    right: dict[int, list[bool]] = {}
-    for question, answer in answered:
-        right.setdefault(question.cell[0], []).append(answer.right)
-    return {length: mean(right[length]) for length in sorted(right)}
-
-
-def table_by_length(answered: Answered, title: str) -> str:
-    rows = [(length, f"{share:.1%}") for length, share in by_length(answered).items()]
-    return markdown_table([(title, "right answers"), *rows])

@@ -1,41 +1,100 @@
-"""Passkey retrieval: training on generated prompts, and questions of every length and depth."""
+"""Passkey retrieval: training on generated prompts, questions of every length and depth, and the
+accuracy by length and depth, in passkey.csv.
+
+`accuracy` is the share of prompts answered with all values, `found` the share of values found, and
+`tokens` the mean number of tokens of a prompt.
+"""
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from tape.command import integer
+from tape.evaluation.accuracy import Accuracy, Measure
+from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.questions import MOST, Answer, Question, Questions, check_count
-from tape.model.modeling import TapeForCausalLM
-from tape.tasks.generated import Answered, GeneratedTask, by_length, table_by_length
-from tape.tasks.passkey.prompts import (
+from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
+from tape.tasks.generated import GeneratedTask
+from tape.tasks.passkey.sequences import (
     BENCHMARK,
     PLAIN,
+    QUESTIONS,
     Count,
     Draft,
+    Passkeys,
     Prompt,
-    Text,
     check_needles,
     original_prompt,
     token_counter,
 )
-from tape.tasks.passkey.results import PASSKEY, draw_lengths
-from tape.tasks.passkey.sequences import QUESTIONS, Passkeys
 from tape.validation import check_integer
 
-TIMES = (1, 2, 4, 8)  # multiples of the trained length at which accuracy is measured
+TIMES = (1, 2, 4, 8)  # multiples of the trained length: in validations and comparisons
 LENGTHS = 8  # default number of lengths, for models trained on plain prompts multiples of theirs
 SAMPLE = 100  # units of garbage in a prompt that tests the tokenizer
 ROOM = 4  # tokens of an answer besides its numbers: words before them, or EOS
+
+HEAT = HeatMap(
+    down="depth",
+    across="length",
+    labels=("depth of the key", "tokens of the prompt"),
+    trained=lambda asked: (None, asked["trained"]),
+)
+
+
+def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
+    """Accuracy up to the trained length and at multiples of it; at every length if runs were
+    trained on different lengths, as bases and their extensions are."""
+    lengths = sorted({*rows["length"].dropna().astype(int)})
+    trained = {each["trained"] for each in asked}
+
+    def at(length: int, title: str, compared: str) -> Column:
+        where = lambda rows: rows["length"] == length  # noqa: E731
+        return Column(title, "accuracy", PERCENT, where, compared)
+
+    if len(trained) > 1:
+        last = lengths[-1]
+        return [at(n, f"keys {n:,}, %", f"{n:,}" if n == last else "") for n in lengths]
+    (end,) = trained
+    title = f"up to {end:,} tokens, %"
+    within = Column(title, "accuracy", PERCENT, lambda rows: rows["length"] <= end)
+    beyond = {n * end: f"{n * end:,} ({n}x)" for n in TIMES[1:] if n * end in lengths}
+    return [within, *(at(length, f"{name}, %", name) for length, name in beyond.items())]
+
+
+KEYS = "max_tokens interval num_tests depths seed keys values plain original"
+CURVE = Panel(
+    lambda rows: select(rows, "accuracy"), "length", (HEAT.labels[1], "accuracy"), share=True
+)
+VIEW = View(
+    keys=tuple(KEYS.split()),
+    columns=_columns,
+    best=lambda asked: lambda rows: rows["length"] > asked["trained"],
+    panels=(CURVE,),
+    heatmap=HEAT,
+)
+PASSKEY = Accuracy(
+    file="passkey.csv",
+    cell={"length": "length", "depth": "depth"},
+    counts=("prompts", "right", "found", "tokens"),
+    measures={
+        "accuracy": Measure("right", "prompts"),
+        "found": Measure("found", "prompts", times="values"),
+        "tokens": Measure("tokens", "prompts", unit="tokens"),
+    },
+    view=VIEW,
+    listing="lengths",
+    listed=lambda rows: rows["length"],
+    line="{length} tokens",
+)
+read_evaluation = PASSKEY.read
 
 
 @dataclass(frozen=True)
@@ -92,10 +151,6 @@ class PasskeyQuestions(Questions):
     def lengths(self) -> range:
         return range(self.interval, self.max_tokens + 1, self.interval)
 
-    @property
-    def text(self) -> Text:
-        return PLAIN if self.plain else BENCHMARK
-
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> list[list[Question]]:
         """Returns the questions of each length, depth by depth.
 
@@ -107,35 +162,31 @@ class PasskeyQuestions(Questions):
         check_tokenizer(tokenizer, sample.prompt(sample.stretches(SAMPLE)).text)
         lengths = tqdm(self.lengths, desc="prompts", leave=False, disable=None)
         groups = [[*self._of_length(length, count)] for length in lengths]
-        room = max(count(prompt.answer) for group in groups for _, prompt in group)
+        room = max(count(prompt.answer) for group in groups for _, prompt, _ in group)
         room += ROOM * self.values
-
-        def question(cell: tuple[int, float | None], prompt: Prompt) -> Question:
-            tokens = count(prompt.text) if self.original else cell[0]
-            return Question(cell, prompt.text, prompt, tokens, room)
-
-        return [[question(*each) for each in group] for group in groups]
+        return [
+            [Question(cell, prompt.text, prompt, tokens, room) for cell, prompt, tokens in group]
+            for group in groups
+        ]
 
     def _draft(self, depth: float, *seed: int) -> Draft:
-        return Draft(self.text, depth, (self.seed, QUESTIONS, *seed), self.keys, self.values)
+        text = PLAIN if self.plain else BENCHMARK
+        return Draft(text, depth, (self.seed, QUESTIONS, *seed), self.keys, self.values)
 
-    def _of_length(
-        self, length: int, count: Count
-    ) -> Iterator[tuple[tuple[int, float | None], Prompt]]:
-        """Yields the prompts of a length with (length, depth); by the original rule the depth is
-        None: any."""
+    def _of_length(self, length: int, count: Count) -> Iterator[tuple[tuple, Prompt, int]]:
+        """Yields (length, depth), a prompt and its tokens; the original rule's depth is None."""
         if self.original:
             for n in range(self.num_tests):
-                yield (length, None), original_prompt(length, self.seed + n)
+                prompt = original_prompt(length, self.seed + n)
+                yield (length, None), prompt, count(prompt.text)
             return
         depths = np.linspace(0, 1, self.depths).round(6) if self.depths > 1 else [0.5]
         for place, depth in enumerate(map(float, depths)):
             for n in range(self.num_tests):
-                yield (length, depth), self._draft(depth, length, place, n).fitted(length, count)
+                prompt = self._draft(depth, length, place, n).fitted(length, count)
+                yield (length, depth), prompt, length
 
-    def mark(
-        self, question: Question, written: list[int], tokenizer: PreTrainedTokenizerBase
-    ) -> Answer:
+    def mark(self, question, written, tokenizer):
         """Counts which of k requested values are among the first k numbers. A number counts if
         followed by anything, including EOS; otherwise it may be truncated. By the original rule,
         the first tokens have to be those of the key as it follows the prompt."""
@@ -155,14 +206,13 @@ class PasskeyQuestions(Questions):
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     """Raises a ValueError if the tokenizer cannot encode a prompt that is to be continued."""
+    cannot = "the model's tokenizer cannot write a prompt"
     try:
         ids = tokenizer(text)["input_ids"]
-    except Exception as error:  # the library has no type of its own for it
-        raise ValueError(f"the model's tokenizer cannot write a prompt: {error}") from error
+    except Exception as error:  # transformers has no type of its own for it
+        raise ValueError(f"{cannot}: {error}") from error
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
-        raise ValueError(
-            f"the model's tokenizer cannot write a prompt: parts of it are {tokenizer.unk_token}"
-        )
+        raise ValueError(f"{cannot}: parts of it are {tokenizer.unk_token}")
     if ids[-1] == tokenizer.eos_token_id:
         raise ValueError(
             "the model's tokenizer ends every text with EOS, but a prompt must be continued: set "
@@ -178,31 +228,29 @@ class PasskeyTask(GeneratedTask):
     name = "passkey"
     unit = "prompts"
     results = PASSKEY
-    draw = staticmethod(draw_lengths)
 
-    def questions(self, samples: int) -> list[PasskeyQuestions]:
+    def questions(self, samples):
         keys, values = self.source.keys, self.source.values
         return [
             PasskeyQuestions(length, length, samples, 5, 0, keys, values, plain=True)
             for length in (times * self.source.max_length for times in TIMES)
         ]
 
-    def describe(self) -> str:
-        return f"prompts of up to {self.source.max_length} tokens, {len(self.train):,} of them"
-
-    def summarize(self, answered: Answered) -> dict[str, Any]:
-        return {"accuracy": by_length(answered)}
-
-    def told(self, summary: dict[str, Any], answered: Answered) -> str:
-        question, answer = next(x for x in answered if x[0].cell[0] == min(summary["accuracy"]))
-        return (
-            f"{table_by_length(answered, 'tokens')}\n\n"
-            f"{len(answered)} prompts, with the key at five depths. One of them and its answer:\n\n"
-            f"> {question.prompt} **{answer.text.strip()}**"
-        )
+    @staticmethod
+    def draw(folder, name, evaluation):
+        """Writes lengths.png, .svg: accuracy by length."""
+        rows = select(evaluation.rows, "accuracy").assign(row=name, seed=0)
+        figure = curve(rows, "length")
+        (axes,) = figure.axes
+        red = {"color": "tab:red", "linestyle": ":", "label": "trained up to here"}
+        axes.axvline(evaluation.asked["trained"], **red)
+        axes.set(xlabel=HEAT.labels[1], ylabel="accuracy", ylim=(-0.03, 1.03), title=name)
+        axes.set_xlim(left=0)
+        axes.legend()
+        write_figure(figure, folder / "lengths")
 
     @staticmethod
-    def add_options(parser: argparse.ArgumentParser) -> None:
+    def add_options(parser):
         add, whole = parser.add_argument, integer(1)
         add("--max_tokens", type=whole, help="tokens of the longest prompts")
         add("--interval", type=whole, help="prompts have 1, 2, ... times this number of tokens")
@@ -214,26 +262,25 @@ class PasskeyTask(GeneratedTask):
         add("--original", action="store_true", help=about)
 
     @staticmethod
-    def asked(
-        given: argparse.Namespace, folder: Path, model: TapeForCausalLM
-    ) -> tuple[PasskeyQuestions, str]:
+    def asked(given, folder, model):
         """Asks plain prompts of models trained on them, others the benchmark's."""
-        source = Passkeys.load(folder) if Passkeys.is_in(folder) else None
+        source = Passkeys.load(folder) if (folder / Passkeys.FILE).is_file() else None
         longest = given.max_tokens or (source and LENGTHS * source.max_length)
         if longest is None:
             raise ValueError("give --max_tokens, the length of the longest prompts")
         usual = (source.keys, source.values) if source else (1, 1)
+        keys, values = given.keys or usual[0], given.values or usual[1]
         questions = PasskeyQuestions(
             longest,
             given.interval or (source.max_length if source else max(1, longest // LENGTHS)),
             given.num_tests,
             given.depths,
             given.seed,
-            given.keys or usual[0],
-            given.values or usual[1],
+            keys,
+            values,
             plain=source is not None,
             original=given.original,
             trained=source.max_length if source else model.config.max_position_embeddings,
         )
-        name, asked = "passkey" + "_original" * given.original, (questions.keys, questions.values)
-        return questions, name if asked == usual else f"{name}_{asked[0]}x{asked[1]}"
+        name = "passkey" + "_original" * given.original
+        return questions, name if (keys, values) == usual else f"{name}_{keys}x{values}"

@@ -1,25 +1,255 @@
-"""Generated passkey prompts as training sequences."""
+"""Prompts with pass keys, also as training sequences: a description, garbage with lines with
+values, and a question.
+
+There are two wordings: the benchmark's, and one of a small vocabulary for small models. Garbage is
+counted in units: characters in the benchmark's text, words in the plain one. The depth of a line is
+the fraction of the garbage before it: 0 right after the description, 1 right before the question.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+from tokenizers import Regex, decoders, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from tape.tasks.generated import NO_LABEL, Source
-from tape.tasks.passkey.prompts import (
-    HIGH,
-    NAMES,
-    PLAIN,
-    Draft,
-    check_needles,
-    plain_tokenizer,
-    token_counter,
-)
+from tape.data.tokenizer import END, PADDING
+from tape.tasks.generated import NO_LABEL, Block, Source, word_tokenizer
 from tape.validation import check_integer
 
+LOW, HIGH = 1, 50_000  # keys are in range(LOW, HIGH)
+MAX_ESTIMATES = 3  # estimates of the amount of garbage for a number of tokens
+MAX_CHANGE = 100  # units around the last estimate that are tried
+NAMES = (
+    "alice", "bob", "carol", "david", "emma", "frank", "grace", "henry", "iris", "jack", "kate",
+    "leo", "mary", "nick", "olivia", "peter", "quinn", "rose", "sam", "tina", "umar", "vera",
+    "will", "yara",
+)  # fmt: skip
 TRAINING, EVALUATION, QUESTIONS = range(3)  # random streams of a seed
+Count = Callable[[str], int]
+
+
+class Text(NamedTuple):
+    """A wording of prompts.
+
+    Attributes:
+        lines, questions: for one value, and for several.
+        garbage: returns so many units of it.
+        join: joins description, garbage (which may be empty) and lines in turn, and question.
+        units_per_token: approximate number of garbage units per token.
+        spelled: spelling of a name.
+    """
+
+    description: str
+    lines: tuple[str, str]
+    questions: tuple[str, str]
+    garbage: Callable[[int, np.random.Generator], str]
+    join: Callable[[list[str]], str]
+    units_per_token: float
+    spelled: Callable[[str], str] = str
+
+    def line(self, name: str | None, value: str, several: bool) -> str:
+        """Returns the line with a value, the only one or one of `several`; None: without names."""
+        of = f" of {self.spelled(name)}" if name else ""
+        return self.lines[several].format(of=of, value=value)
+
+    def question(self, name: str | None, several: bool) -> str:
+        return self.questions[several].format(of=f" of {self.spelled(name)}" if name else "")
+
+
+FILLER = (
+    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+)
+# Wording of Landmark Attention (Mohtashami and Jaggi 2023, arXiv 2305.16300), also used by LongLoRA
+# and the TAPE paper, which have one key without a name; the wording for several is ours.
+BENCHMARK = Text(
+    description=(
+        "There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
+        "them. I will quiz you about the important information there."
+    ),
+    lines=(
+        "The pass key{of} is {value}. Remember it. {value} is the pass key{of}.",
+        "One pass key{of} is {value}. Remember it. {value} is one pass key{of}.",
+    ),
+    questions=(
+        "What is the pass key{of}? The pass key{of} is",
+        "What are the pass keys{of}? The pass keys{of} are",
+    ),
+    garbage=lambda units, rng: (FILLER * (units // len(FILLER) + 1))[:units],
+    join="\n".join,
+    units_per_token=3.75,
+    spelled=str.capitalize,
+)
+
+
+def sentences(units: int, rng: np.random.Generator) -> str:
+    """Returns the first words of random sentences."""
+    count = units // len(SENTENCE.split()) + 1
+    drawn = rng.integers((len(NOUNS), len(ADJECTIVES)), size=(count, 2)).tolist()
+    text = " ".join(SENTENCE.format(NOUNS[n], ADJECTIVES[a]) for n, a in drawn)
+    return " ".join(text.split(" ")[:units])
+
+
+# A small vocabulary of single-token words; garbage is random sentences, so that only the line
+# itself reveals a key's place.
+PLAIN = Text(
+    description="find the pass key .",
+    lines=("the pass key{of} is {value} .", "one pass key{of} is {value} ."),
+    questions=(
+        "what is the pass key{of} ? the pass key{of} is",
+        "what are the pass keys{of} ? the pass keys{of} are",
+    ),
+    garbage=sentences,
+    join=lambda parts: " ".join(filter(None, parts)),
+    units_per_token=1.0,
+)
+SENTENCE = "the {} is {} ."
+NOUNS = (
+    "bird", "boat", "book", "door", "fish", "hill", "house", "lake", "moon", "road", "rock", "sea",
+    "sky", "star", "sun", "tree",
+)  # fmt: skip
+ADJECTIVES = (
+    "bright", "calm", "cold", "dark", "deep", "far", "high", "long", "low", "new", "old", "red",
+    "small", "still", "warm", "wide",
+)  # fmt: skip
+
+
+def plain_words() -> list[str]:
+    """Returns all distinct words of plain prompts and answers."""
+    texts = [PLAIN.description, *map(SENTENCE.format, NOUNS, ADJECTIVES)]
+    for name in (None, *NAMES):
+        for several in (False, True):
+            texts += [PLAIN.line(name, "", several), PLAIN.question(name, several)]
+    return list(dict.fromkeys(" ".join([*texts, ","]).split()))
+
+
+def plain_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of plain prompts, one token per word and per digit. The space before a
+    word or number belongs to its first token."""
+    first = PLAIN.description.split()[0]
+    tokens = [END, PADDING, *"0123456789", *(f" {digit}" for digit in "0123456789"), first]
+    tokens += [f" {word}" for word in plain_words()]
+    split = pre_tokenizers.Split(Regex(r" ?\d| ?[^\s\d]+"), "isolated")
+    return word_tokenizer(tokens, split, decoders.Fuse())
+
+
+def token_counter(tokenizer: PreTrainedTokenizerBase) -> Count:
+    """Returns a function that counts the tokens of a text, including BOS and EOS if added."""
+    return lambda text: len(tokenizer(text)["input_ids"])
+
+
+def check_needles(keys: int, values: int) -> None:
+    """Raises a ValueError for numbers of names and values that no prompt can have."""
+    check_integer("keys", keys, most=len(NAMES))
+    check_integer("values", values, most=(HIGH - LOW) // keys)
+
+
+class Prompt(NamedTuple):
+    text: str
+    values: tuple[str, ...]  # the right answer
+
+    @property
+    def answer(self) -> str:
+        """The complete answer, as it follows the text."""
+        return " " + " , ".join(self.values)
+
+
+class Draft:
+    """A prompt with garbage of variable length. It hides `values` for each of `keys` names and asks
+    for all values of one name; a single key has no name.
+
+    Args:
+        depth: of a line with a value of the question; all other depths are random.
+        seed: of numbers, names, depths and sentences.
+    """
+
+    def __init__(
+        self, text: Text, depth: float, seed: tuple[int, ...], keys: int = 1, values: int = 1
+    ):
+        rng = np.random.default_rng(seed)
+        self.text, self.seed = text, seed
+        names = rng.permutation(NAMES)[:keys].tolist() if keys > 1 else [None]
+        drawn = [str(n + LOW) for n in rng.choice(HIGH - LOW, keys * values, replace=False)]
+        several = values > 1
+        lines = [text.line(names[n // values], value, several) for n, value in enumerate(drawn)]
+        depths = [depth, *rng.random(len(lines) - 1)]
+        order = np.argsort(depths, kind="stable")
+        self.depths = [depths[n] for n in order]
+        self.lines = [lines[n] for n in order]
+        self.values = tuple(drawn[n] for n in order if n < values)
+        self.question = text.question(names[0], several)
+
+    def stretches(self, units: int) -> list[int]:
+        """Splits `units` of garbage into the parts before each line and after the last."""
+        borders = [0, *(round(depth * units) for depth in self.depths), units]
+        return [after - before for before, after in pairwise(borders)]
+
+    def prompt(self, stretches: list[int]) -> Prompt:
+        rng = np.random.default_rng((*self.seed, 1))
+        parts = [self.text.description]
+        for units, line in zip(stretches, [*self.lines, self.question], strict=True):
+            parts += [self.text.garbage(units, rng), line]
+        return Prompt(self.text.join(parts), self.values)
+
+    def fitted(self, tokens: int, count: Count) -> Prompt:
+        """Returns the prompt with exactly `tokens` tokens, as counted by `count`.
+
+        The garbage is cut to about the right length, and its longest part varied by single units:
+        one more unit may add a token, remove one, or neither.
+
+        Raises:
+            ValueError: if the prompt is longer without garbage, or no cut gives this number.
+        """
+        units, rate = 0, self.text.units_per_token
+        prompt = self.prompt(self.stretches(units))
+        bare = found = count(prompt.text)
+        if bare > tokens:
+            raise ValueError(
+                f"a prompt of {tokens} tokens has no room for its description, pass keys and "
+                f"question, which take {bare}: ask for longer prompts"
+            )
+        for _ in range(MAX_ESTIMATES):
+            if found == tokens:
+                return prompt
+            units = max(0, units + round((tokens - found) * rate))
+            prompt = self.prompt(self.stretches(units))
+            found = count(prompt.text)
+            rate = units / (found - bare) if found > bare else rate
+        stretches = self.stretches(units)
+        longest = max(stretches)
+        place = stretches.index(longest)
+        for change in sorted(range(-min(longest, MAX_CHANGE), MAX_CHANGE + 1), key=abs):
+            stretches[place] = longest + change
+            prompt = self.prompt(stretches)
+            if count(prompt.text) == tokens:
+                return prompt
+        raise ValueError(f"this tokenizer cannot make a prompt of exactly {tokens} tokens")
+
+
+def original_prompt(tokens: int, seed: int) -> Prompt:
+    """Returns a prompt of about `tokens` tokens as in LongLoRA's and TAPE's code, from the same
+    random numbers: 3.75 characters of garbage per token, rounded down to 1,024, at any depth.
+
+    Raises:
+        ValueError: if that leaves no garbage.
+    """
+    characters = int(3.75 * tokens // 1024 * 1024)
+    if not characters:
+        raise ValueError(
+            f"the original rule adds no garbage to prompts of {tokens} tokens: its unit is 1,024 "
+            "characters, i.e. at least 274 tokens"
+        )
+    rng, text = np.random.RandomState(seed), BENCHMARK
+    before = rng.randint(0, characters)
+    key = str(rng.randint(LOW, HIGH))
+    garbage = [text.garbage(units, rng) for units in (before, characters - before)]
+    line, question = text.line(None, key, several=False), text.question(None, several=False)
+    return Prompt(text.join([text.description, garbage[0], line, garbage[1], question]), (key,))
 
 
 @dataclass(frozen=True)
@@ -59,16 +289,13 @@ class Passkeys(Source):
     @property
     def length(self) -> int:
         """Tokens of the longest prompt, its answer and EOS."""
-        digits = len(str(HIGH - 1))
-        return self.max_length + self.values * digits + self.values - 1 + 1
+        return self.max_length + self.values * (len(str(HIGH - 1)) + 1)
 
     @property
     def trained(self) -> tuple[int, None]:
         return self.max_length, None
 
-    def chunk(
-        self, number: int, count: int, seed: int, held_out: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def chunk(self, number: int, count: int, seed: int, held_out: bool) -> Block:
         """Returns one prompt with its answer and EOS: (1, length) each. The loss covers the whole
         text, because some encodings learn far more slowly from answers alone."""
         key = (seed, EVALUATION if held_out else TRAINING, number)

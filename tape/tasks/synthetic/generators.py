@@ -19,19 +19,16 @@ from transformers import PreTrainedTokenizerFast
 
 from tape.data.tokenizer import END, PADDING
 from tape.hashing import splitmix64
-from tape.tasks.generated import NO_LABEL, word_tokenizer
+from tape.tasks.generated import NO_LABEL, Block, word_tokenizer
 from tape.validation import look_up
 
 SYMBOLS = 128
-NAMES = (
-    *(PADDING, END, "=", "|", ".", *string.digits, *string.ascii_lowercase),
-    *(f"s{n}" for n in range(SYMBOLS)),
-)
+NAMES = [PADDING, END, "=", "|", ".", *string.digits, *string.ascii_lowercase]
+NAMES += [f"s{n}" for n in range(SYMBOLS)]
 PAD, EOS, EQUALS, SEPARATOR, BLANK = range(5)
 DIGIT, LETTER, SYMBOL = (NAMES.index(first) for first in ("0", "a", "s0"))
 STEP = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64
 MAX_LENGTH = 100_000
-Block = tuple[np.ndarray, np.ndarray]
 
 
 def words_tokenizer() -> PreTrainedTokenizerFast:
@@ -72,13 +69,9 @@ class Draws:
         return np.argsort(self.bits(count), axis=1, kind="stable")
 
 
-def answered(prompt: np.ndarray, answer: np.ndarray) -> Block:
-    """Joins prompts (B, P), '=' and answers (B, A), which alone are labels."""
-    return completed(np.hstack((prompt, np.full((len(prompt), 1), EQUALS))), answer)
-
-
-def completed(before: np.ndarray, answer: np.ndarray) -> Block:
-    """Joins tokens (B, P) and answers (B, A), which alone are labels."""
+def answered(prompt: np.ndarray, answer: np.ndarray, *asked: np.ndarray) -> Block:
+    """Joins prompts (B, P), '=', what is asked (B, 1) and answers (B, A), the only labels."""
+    before = np.hstack((prompt, np.full((len(prompt), 1), EQUALS), *asked))
     return np.hstack((before, answer)), np.hstack((np.full_like(before, NO_LABEL), answer))
 
 
@@ -247,8 +240,7 @@ def induction(draws: Draws, length: int) -> Block:
     prefix = np.take_along_axis(words, place, axis=1)
     last = length - 2 - np.argmax(words[:, -2::-1] == prefix, axis=1, keepdims=True)
     answer = SYMBOL + np.take_along_axis(words, last + 1, axis=1)
-    asked = np.full_like(prefix, EQUALS), SYMBOL + prefix
-    return completed(np.hstack((SYMBOL + words, *asked)), answer)
+    return answered(SYMBOL + words, answer, SYMBOL + prefix)
 
 
 def indirect(draws: Draws, length: int) -> Block:
@@ -263,8 +255,7 @@ def indirect(draws: Draws, length: int) -> Block:
     place = place[np.arange(len(name)), np.argmax(place < length - k, axis=1)][:, None]
     np.put_along_axis(words, place, name, axis=1)
     answer = SYMBOL + np.take_along_axis(words, place + k, axis=1)
-    asked = np.full_like(name, EQUALS), SYMBOL + name, DIGIT + k
-    return completed(np.hstack((SYMBOL + words, *asked)), answer)
+    return answered(SYMBOL + words, answer, SYMBOL + name, DIGIT + k)
 
 
 class Task(NamedTuple):

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
 from tape.hashing import splitmix64
-from tape.tasks.generated import NO_LABEL, Source, is_held_out
-from tape.tasks.synthetic.generators import (
-    PAD,
-    TASKS,
-    Block,
-    Draws,
-    Task,
-    keys_of,
-    words_tokenizer,
-)
-from tape.validation import check_integer, look_up
+from tape.tasks.generated import NO_LABEL, Block, Source, is_held_out
+from tape.tasks.synthetic.generators import PAD, TASKS, Draws, Task, keys_of, words_tokenizer
+from tape.validation import look_up
 
 SPLIT_BITS = 14  # log2 of the number of problems from which a length has held-out ones
 LENGTHS, TRAINING, HELD_OUT, EVALUATION = range(4)  # random streams of a seed
@@ -73,34 +66,26 @@ class Synthetic(Source):
         """
         split = length * self.of.bits >= SPLIT_BITS
         tokens, labels = self.of.make(Draws(keys_of(seed, stream, numbers, length, 0)), length)
-        attempt, missing = 0, np.arange(len(numbers))
-        while split:
-            missing = missing[held_out(tokens[missing]) != (stream != TRAINING)]
+        missing = np.arange(len(numbers))
+        for attempt in itertools.count(1):
+            missing = missing[split & (held_out(tokens[missing]) != (stream != TRAINING))]
             if not missing.size:
-                break
-            attempt += 1
+                return tokens, labels
             keys = keys_of(seed, stream, numbers[missing], length, attempt)
             tokens[missing], labels[missing] = self.of.make(Draws(keys), length)
-        return tokens, labels
 
     def evaluation(self, length: int, count: int, seed: int) -> Block:
-        """Returns `count` problems of a length for evaluation.
-
-        Raises:
-            ValueError: for a length that the task does not have, a count below 1 or a negative
-                seed.
-        """
+        """Returns `count` problems for evaluation, of a length that the task has."""
         self.of.check(self.task, length)
-        check_integer("samples", count)
-        check_integer("seed", seed, least=0)
         return self.draw(seed, EVALUATION, np.arange(count), length)
 
-    def training(self, seed: int, stream: int, numbers: np.ndarray) -> Block:
-        """Returns problems (B,) of any trained length, padded to `length` tokens."""
+    def chunk(self, number: int, count: int, seed: int, held_out: bool) -> Block:
+        """Returns problems of any trained length with answers, which alone are labels."""
+        stream, numbers = HELD_OUT if held_out else TRAINING, number * self.CHUNK + np.arange(count)
         spread = self.max_length - self.min_length + 1
         keys = keys_of(seed, LENGTHS, stream, numbers)
         lengths = self.min_length + Draws(keys).integers(spread, 1)[:, 0]
-        tokens = np.full((len(numbers), self.length), PAD)
+        tokens = np.full((count, self.length), PAD)
         labels = np.full_like(tokens, NO_LABEL)
         for length in np.unique(lengths):
             rows = np.flatnonzero(lengths == length)
@@ -108,11 +93,6 @@ class Synthetic(Source):
             for whole, part in zip((tokens, labels), made, strict=True):
                 whole[rows, : part.shape[1]] = part
         return tokens, labels
-
-    def chunk(self, number: int, count: int, seed: int, held_out: bool) -> Block:
-        """Returns problems with answers, which alone are labels."""
-        numbers = number * self.CHUNK + np.arange(count)
-        return self.training(seed, HELD_OUT if held_out else TRAINING, numbers)
 
 
 def held_out(tokens: np.ndarray) -> np.ndarray:

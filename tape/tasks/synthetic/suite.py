@@ -7,7 +7,7 @@ tape suite output/suite_* --beside docs/results/suite \\
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from scipy.stats import fisher_exact
 
 from tape import provenance
-from tape.command import Parser, expected_errors, folder_name, result_folder
+from tape.command import Parser, expected_errors, result_folder
 from tape.evaluation.figures import heat, write_figure
 from tape.evaluation.summary import table
 from tape.evaluation.tables import csv_table, markdown_table
@@ -37,11 +37,11 @@ from tape.results.runs import (
 )
 from tape.statistics import clopper_pearson, exchange_p, holm
 from tape.tasks.synthetic.generators import TASKS
-from tape.tasks.synthetic.results import FOLDER, has_reached, longest_solved
+from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
 KIND = "synthetic"
 NAMES = ["task", "encoding"]
-HEAD = (*NAMES, "learned", "95 %", "longest: median", "best", "at twice, %")
+HEAD = ["learned", "95 %", "longest: median", "best", "at twice, %"]
 NOTE = """\
 Each cell: median (best) of the longest solved length over the runs that reached the criterion in
 the trained lengths, then how many of all runs did. The longest solved length is the largest up to
@@ -64,12 +64,13 @@ least: the smallest that so many runs can give; corrected: for all predictions (
 def encoding_name(settings: Mapping[str, Any]) -> str:
     """Returns the encoding with those of its arguments that are not the default ones, apart from
     ranges of positions: the same name whatever else was run."""
-    given = {key: settings[key] for key in settings if key.startswith("position.")}
-    given = {key.removeprefix("position."): value for key, value in given.items()}
+
+    def of(group: str) -> dict[str, Any]:
+        return {key.removeprefix(group): settings[key] for key in settings if key.startswith(group)}
+
+    given = of("position.")
     name = given.pop("name")
-    shape = {key: value for key, value in settings.items() if key.startswith("model.")}
-    shape = {key.removeprefix("model."): value for key, value in shape.items()}
-    usual = TapeConfig(**shape, position={"name": name}).position
+    usual = TapeConfig(**of("model."), position={"name": name}).position
     usual["sampler"] = usual["sampler"]["name"]
     given["sampler"] = given.get("sampler.name", given.get("sampler", usual["sampler"]))
     for key in sorted(given.keys() - {"length", "seed"}):
@@ -94,14 +95,12 @@ def rows_of(runs: Sequence[Run]) -> pd.DataFrame:
         for label, group in groups.items():
             alone = [*names.values()].count(names[label]) == 1
             for run in group:
-                rows = run.of(KIND)
+                rows, trained = select(run.of(KIND), "accuracy"), run.asked[KIND]["trained"]
                 about = {"task": task, "encoding": names[label] if alone else label}
-                about |= {"run": str(run.folder), "seed": run.seed}
-                about |= {"learned": has_reached(rows), "solved": longest_solved(rows)}
-                trained = run.asked[KIND]["trained"]
+                about |= {"run": str(run.folder), "seed": run.seed, "trained": trained}
+                about |= {"learned": learned(rows).all(), "solved": longest_solved(rows)}
                 times = 2 ** ((2 * np.log2(rows["length"] / trained)).round() / 2)
-                about |= {"trained": trained, "times": times.round(2)}
-                tables.append(select(rows.assign(**about), "accuracy"))
+                tables.append(rows.assign(**about, times=times.round(2)))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -111,51 +110,41 @@ def cells_of(rows: pd.DataFrame) -> pd.DataFrame:
     the mean accuracy of those that learned it at twice the trained length. Within a task, what was
     learned most often comes first, then what solves the longest problems."""
     runs = rows.drop_duplicates(["run", *NAMES])
-    cells = runs.groupby(NAMES, sort=False)["solved"].agg(list).to_frame()
+    runs = runs.assign(length=runs["solved"] * runs["learned"])
+    groups = runs.groupby(NAMES, sort=False)
+    cells = groups.agg(
+        solved=("solved", list), lengths=("length", list), trained=("trained", "first")
+    )
     reached = runs[runs["learned"]].groupby(NAMES)["solved"].agg(list)
     cells["longest"] = [reached.get(name, []) for name in cells.index]
-    runs = runs.assign(solved=runs["solved"] * runs["learned"])
-    cells["lengths"] = runs.groupby(NAMES)["solved"].agg(list)
-    cells["trained"] = runs.groupby(NAMES)["trained"].first()
     twice = rows[rows["learned"] & (rows["length"] == 2 * rows["trained"])]
     cells["twice"] = table(twice, NAMES)["mean"]
-    order = {task: n for n, task in enumerate(TASKS)}
     rank = [
-        (order[task], -len(longest), -median(longest or [0]), encoding)
+        ([*TASKS].index(task), -len(longest), -median(longest or [0]), encoding)
         for (task, encoding), longest in cells["longest"].items()
     ]
     return cells.iloc[sorted(range(len(rank)), key=rank.__getitem__)]
 
 
-def count(cell: Any) -> str:
-    return f"{len(cell.longest)} of {len(cell.solved)}"
+def texts_of(cells: pd.DataFrame) -> pd.DataFrame:
+    """Returns the columns of suite.csv after `NAMES`, as text."""
+    lines = []
+    for cell in cells.itertuples():
+        low, high = clopper_pearson(len(cell.longest), len(cell.solved))
+        solved = (
+            [f"{median(cell.longest):g}", str(max(cell.longest))] if cell.longest else ["-"] * 2
+        )
+        twice = "-" if math.isnan(cell.twice) else f"{100 * cell.twice:.1f}"
+        count = f"{len(cell.longest)} of {len(cell.solved)}"
+        lines.append([count, f"{low:.2f} to {high:.2f}", *solved, twice])
+    return pd.DataFrame(lines, index=cells.index, columns=HEAD)
 
 
-def short(cell: Any) -> str:
-    """Median and best, and how many learned the task: `28 (40), 5 of 5`."""
-    solved = f"{median(cell.longest):g} ({max(cell.longest)})" if cell.longest else "-"
-    return f"{solved}, {count(cell)}"
-
-
-def line(cell: Any) -> list[str]:
-    """The line of suite.csv."""
-    low, high = clopper_pearson(len(cell.longest), len(cell.solved))
-    return [
-        *cell.Index,
-        count(cell),
-        f"{low:.2f} to {high:.2f}",
-        f"{median(cell.longest):g}" if cell.longest else "-",
-        str(max(cell.longest)) if cell.longest else "-",
-        "-" if math.isnan(cell.twice) else f"{100 * cell.twice:.1f}",
-    ]
-
-
-def matrix(cells: pd.DataFrame, show: Callable[[Any], str]) -> str:
+def matrix(shown: pd.Series) -> str:
     """Returns a row per encoding and a column per task, in the order of their first cells."""
-    shown = pd.Series([show(cell) for cell in cells.itertuples()], cells.index).unstack("task")
-    tasks, encodings = (cells.index.unique(name) for name in NAMES)
-    shown = shown.reindex(index=encodings, columns=tasks).fillna("not run")
-    return markdown_table([["encoding", *tasks], *shown.reset_index().values])
+    tasks, encodings = (shown.index.unique(name) for name in NAMES)
+    found = shown.unstack("task").reindex(index=encodings, columns=tasks).fillna("not run")
+    return markdown_table([["encoding", *tasks], *found.reset_index().values])
 
 
 def contrast(given: str) -> list[str]:
@@ -176,19 +165,19 @@ def predicted(lengths: Mapping[tuple[str, str], list[int]], contrasts: Sequence[
     Args:
         lengths: the largest solved length of each run, by task and encoding.
     """
-    lines, p_values = [], []
-    for task, *names in contrasts:
-        pair = [lengths[task, name] for name in names if (task, name) in lengths]
-        tested = len(pair) == 2
-        p_values.append(exchange_p(*pair) if tested else 1.0)
-        least = exchange_p(*([n] * len(each) for n, each in enumerate(pair))) if tested else None
-        shown = [", ".join(map(str, sorted(each))) for each in pair]
-        shown = " against ".join(shown) if tested else "not run"
-        lines.append([task, *names, shown, p_values[-1] if tested else None, least])
+    pairs = [
+        [lengths[task, name] for name in names if (task, name) in lengths]
+        for task, *names in contrasts
+    ]
+    p_values = [exchange_p(*pair) if len(pair) == 2 else 1.0 for pair in pairs]
     rows = [("task", "first", "second", "longest of the runs", "p", "least", "p, corrected")]
-    for (*words, p, least), corrected in zip(lines, holm(p_values), strict=True):
-        tested = p is not None
-        rows.append((*words, *(f"{x:.2g}" if tested else "-" for x in (p, least, corrected))))
+    for words, pair, p, corrected in zip(contrasts, pairs, p_values, holm(p_values), strict=True):
+        if len(pair) < 2:
+            rows.append((*words, "not run", "-", "-", "-"))
+            continue
+        shown = " against ".join(", ".join(map(str, sorted(each))) for each in pair)
+        least = exchange_p(*([n] * len(each) for n, each in enumerate(pair)))
+        rows.append((*words, shown, *(f"{x:.2g}" for x in (p, least, corrected))))
     return f"\n\n{markdown_table(rows)}\n\n{PREDICTED}" if contrasts else ""
 
 
@@ -203,11 +192,7 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def suite(
-    folders: Sequence[Path],
-    beside: Path | None,
-    name: str,
-    out: Path,
-    contrasts: Sequence[str] = (),
+    folders: Sequence[Path], beside: Path | None, out: Path, contrasts: Sequence[str] = ()
 ) -> tuple[str, dict[Path, str]]:
     """Writes suite.md, suite.csv, heatmap and the results in long form; returns the table and, by
     folder, why runs could not be read.
@@ -220,7 +205,7 @@ def suite(
         ValueError: if no run can be read, or runs of one task cannot be compared.
     """
     predictions = [*map(contrast, contrasts)]
-    runs, missing = read_all(folders, name)
+    runs, missing = read_all(folders, FOLDER)
     if beside is not None and is_saved(beside):
         own = {(run.digest, run.seed) for run in runs}
         runs += [run for run in read_saved(beside) if (run.digest, run.seed) not in own]
@@ -228,18 +213,20 @@ def suite(
         raise ValueError(f"{others[0]} was not evaluated on a synthetic task: leave it out")
     rows = rows_of(runs)
     cells = cells_of(rows)
-    most = max(map(len, cells["solved"]))
+    texts, most = texts_of(cells), cells["solved"].map(len).max()
+    count, _, middle, best, _ = (texts[name] for name in HEAD)
     trained = {task: n for (task, _), n in cells["trained"].items()}
     note = NOTE.format(
         trained=", ".join(f"{task} {n}" for task, n in trained.items()),
-        every=matrix(cells, lambda cell: f"{median(cell.solved):g} ({len(cell.solved)})"),
+        every=matrix(cells["solved"].map(lambda each: f"{median(each):g} ({len(each)})")),
         runs=most,
         p=fisher_exact([[most, 0], [0, most]]).pvalue,
     )
-    text = f"{matrix(cells, short)}\n\n{note}{predicted(cells['lengths'], predictions)}"
+    learned_by = matrix(middle.where(middle == "-", middle + " (" + best + ")") + ", " + count)
+    text = f"{learned_by}\n\n{note}{predicted(cells['lengths'], predictions)}"
     write_runs(out, runs)
     write_text(out / "suite.md", text + missing_note(missing) + "\n")
-    write_text(out / "suite.csv", csv_table([HEAD, *map(line, cells.itertuples())]))
+    write_text(out / "suite.csv", csv_table([(*NAMES, *HEAD), *texts.reset_index().values]))
     write_figure(draw(rows), out / "heatmap")
     provenance.record(out)
     return text, missing
@@ -252,12 +239,9 @@ def main() -> None:
     add("runs", type=Path, nargs="+", help="folders of runs, or of saved results")
     add("--beside", type=Path, help="saved results of other encodings; nothing if missing")
     add("--contrasts", nargs="*", default=[], help="predictions to test: task:longer:shorter")
-    add("--name", type=folder_name, default=FOLDER, help="of the evaluation")
     add("--out", type=result_folder, default=Path("output/suite"), help="for the results")
     arguments = parser.parse_args()
-    text, missing = suite(
-        arguments.runs, arguments.beside, arguments.name, arguments.out, arguments.contrasts
-    )
+    text, missing = suite(arguments.runs, arguments.beside, arguments.out, arguments.contrasts)
     print(f"{text}{missing_note(missing)}")
     print(f"\nalso in {arguments.out}, with heatmap.png, suite.csv and all rows")
     end(arguments.runs, missing)

@@ -1,37 +1,95 @@
-"""Synthetic problems: training to a criterion, and questions of every length.
+"""Synthetic problems: training to a criterion, questions of every length, and the accuracy by
+length, in synthetic.csv.
 
 Greedy decoding gives the right answer exactly if every token of it is the most probable one after
-the right tokens before it: one forward pass scores all of them.
+the right tokens before it: one forward pass scores all of them. `accuracy` is the share of problems
+whose whole answer is right, and `tokens` that of the answers' tokens. The condition `reached` is 1
+if the training reached its criterion, else 0: comparisons average accuracies of the former only,
+and count the latter as failed.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase
 
 from tape.command import integer
-from tape.evaluation.questions import Answer, Batch, Question, Questions, check_count
-from tape.model.modeling import TapeForCausalLM
+from tape.evaluation.accuracy import Accuracy, Measure, ratio
+from tape.evaluation.questions import Answer, Question, Questions, check_count
+from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
-from tape.settings.schema import RunSettings
-from tape.tasks.generated import NO_LABEL, Answered, GeneratedTask, table_by_length
-from tape.tasks.synthetic.generators import EQUALS, in_words
+from tape.tasks.generated import NO_LABEL, GeneratedTask
+from tape.tasks.synthetic.generators import in_words
 from tape.tasks.synthetic.problems import Synthetic
-from tape.tasks.synthetic.results import FOLDER, SYNTHETIC
 from tape.training.callbacks import reached
-from tape.validation import check_fraction
 
+SOLVED = 0.9  # exact match at a length that counts as solved
+FOLDER = "synthetic"  # of an evaluation, in that of the run
 INSIDE = 8  # trained lengths of a validation
 TIMES = 4  # the trained length: the default longest length, where the suite has no other
-FROM_THE_LAST_RATE = ("reduce_lr_on_plateau", "greedy")  # schedules
+
+
+def longest_solved(rows: pd.DataFrame) -> int:
+    """Returns the largest length up to which each has at least 90 % exact match; 0 if even the
+    shortest has less."""
+    longest = 0
+    for length, group in select(rows, "accuracy").groupby("length"):
+        if ratio(group) < SOLVED:
+            break
+        longest = int(length)
+    return longest
+
+
+def learned(rows: pd.DataFrame) -> pd.Series:
+    """Takes the rows of runs that reached their criterion, which comparisons average."""
+    return rows["reached"] == 1
+
+
+def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
+    end = asked[0]["trained"]
+    trained = lambda rows: (rows["length"] <= end) & learned(rows)  # noqa: E731
+    twice = lambda rows: (rows["length"] == 2 * end) & learned(rows)  # noqa: E731
+    return [
+        Column("trained lengths, %", "accuracy", PERCENT, trained),
+        Column("twice, %", "accuracy", PERCENT, twice, "twice"),
+        Column("all lengths, %", "accuracy", PERCENT, learned),
+    ]
+
+
+HEAT = HeatMap(
+    down="reached",
+    across="length",
+    labels=("criterion reached", "length of the problem"),
+    trained=lambda asked: (None, asked["trained"]),
+)
+CURVE = Panel(
+    lambda rows: select(rows, "accuracy", learned), "length", (HEAT.labels[1], "exact match"), "x"
+)
+VIEW = View(
+    keys=("task", "trained", "max_length", "samples", "seed"),
+    columns=_columns,
+    best=lambda asked: learned,
+    panels=(CURVE,),
+    heatmap=HEAT,
+)
+SYNTHETIC = Accuracy(
+    file="synthetic.csv",
+    cell={"length": "length", "reached": "reached"},
+    counts=("problems", "right", "asked", "right_tokens"),
+    measures={"accuracy": Measure("right", "problems"), "tokens": Measure("right_tokens", "asked")},
+    view=VIEW,
+    listing="lengths",
+    listed=lambda rows: rows["length"],
+    line="length {length}",
+)
+read_evaluation = SYNTHETIC.read
 
 
 def lengths_to(problems: Synthetic, longest: int | None) -> list[int]:
@@ -83,16 +141,13 @@ class SyntheticQuestions(Questions):
         return asked.pop("problems") | asked | {"max_length": self.max_length}
 
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[Question]]:
-        has_reached = self.criterion is None or self.criterion_step is not None
         for length in self.lengths:
-            cell = length, int(has_reached)
+            cell = length, int(self.criterion is None or self.criterion_step is not None)
             rows = zip(*self.problems.evaluation(length, self.samples, self.seed), strict=True)
             yield [Question(cell, tokens, labels, len(tokens), 0) for tokens, labels in rows]
 
     @torch.no_grad()
-    def answers(
-        self, model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase, batch: Batch
-    ) -> list[Answer]:
+    def answers(self, model, tokenizer, batch):
         """Takes the most probable token wherever there is a label."""
         tokens = torch.from_numpy(np.stack([each.prompt for each in batch.questions]))
         model.eval()
@@ -101,9 +156,7 @@ class SyntheticQuestions(Questions):
         pairs = zip(batch.questions, logits[:, :-1].argmax(-1).cpu().numpy(), strict=True)
         return [self.mark(question, written, tokenizer) for question, written in pairs]
 
-    def mark(
-        self, question: Question, written: np.ndarray, tokenizer: PreTrainedTokenizerBase
-    ) -> Answer:
+    def mark(self, question, written, tokenizer):
         """Marks the tokens (T - 1,) given for each but the first one of a problem."""
         is_asked = question.answer[1:] != NO_LABEL
         expected, given = question.answer[1:][is_asked], written[is_asked]
@@ -122,56 +175,15 @@ class SyntheticTask(GeneratedTask):
     unit = "problems"
     results = SYNTHETIC
 
-    def __init__(
-        self,
-        problems: Synthetic,
-        settings: RunSettings,
-        arguments: TrainingArguments,
-        *,
-        samples: int,
-        criterion: float | None,
-    ):
-        if criterion is not None:
-            check_fraction("task.criterion", criterion)
-            if (kind := arguments.lr_scheduler_type) in FROM_THE_LAST_RATE:
-                raise ValueError(
-                    f"trainer.lr_scheduler_type={kind.value} with task.criterion: the rate must "
-                    "follow from the step alone; give linear, cosine or constant"
-                )
-        self.criterion = criterion
-        super().__init__(problems, settings, arguments, samples)
-
-    def questions(self, samples: int) -> list[SyntheticQuestions]:
+    def questions(self, samples):
         problems = self.source
         trained = np.linspace(problems.min_length, problems.max_length, INSIDE)
         twice = min(2 * problems.max_length, problems.of.longest)
         lengths = sorted({*map(int, trained.round()), twice})
         return [SyntheticQuestions(problems, tuple(lengths), samples, seed=1)]
 
-    def describe(self) -> str:
-        problems = self.source
-        return (
-            f"{problems.task} of lengths {problems.min_length} to {problems.max_length}, "
-            f"{len(self.train):,} problems"
-        )
-
-    def told(self, summary: dict[str, Any], answered: Answered) -> str:
-        question, answer = min(answered, key=lambda each: each[0].cell)
-        tokens = question.prompt
-        if EQUALS in tokens:  # the answer follows
-            tokens = tokens[: int(np.argmax(question.answer != NO_LABEL))]
-        step, outcome = summary.get("criterion_step"), "Trained without a criterion."
-        if self.criterion is not None:
-            wanted = f"{self.criterion:.0%} right answers in the trained lengths"
-            outcome = f"Reached {wanted} at step {step}." if step else f"Failed to reach {wanted}."
-        return (
-            f"{outcome}\n\n{table_by_length(answered, 'length')}\n\n"
-            f"{len(answered):,} problems. One of the shortest, and what the model answers:\n\n"
-            f"> {in_words(tokens)} -> **{answer.text}**"
-        )
-
     @staticmethod
-    def add_options(parser: argparse.ArgumentParser) -> None:
+    def add_options(parser):
         about = "of the problems; by default the suite's, or 4 times the trained one"
         parser.add_argument("--max_length", type=integer(0), help=about)
         about = "problems per length"
@@ -179,9 +191,7 @@ class SyntheticTask(GeneratedTask):
         parser.set_defaults(processes=1)
 
     @staticmethod
-    def asked(
-        given: argparse.Namespace, folder: Path, model: TapeForCausalLM
-    ) -> tuple[SyntheticQuestions, str]:
+    def asked(given, folder, model):
         problems, trained = Synthetic.load(folder), read_configuration(folder, TRAINED)
         criterion, most = trained["task.criterion"], trained["trainer.max_steps"]
         rows = read_metrics(folder / MetricsFile.FILE)  # some may be of a continuation
