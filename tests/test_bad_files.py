@@ -162,7 +162,7 @@ DATA = [
     (f"{ADDITION} data.reverse=maybe", r"data\.reverse='maybe' must be true or false"),
     (f"{PASSKEY} data.max_length=few", r"data\.max_length='few' must be an integer"),
     (f"{SCROLLS} data.data_dir=5", r"data\.data_dir=5 must be a path"),
-    (f"{SCROLLS} data.data_dir={{given}}/zip_locked", r"qasper\.zip.* cannot be read .*encrypted"),
+    (f"{SCROLLS} data.data_dir={{given}}/zip_locked", r"qasper\.zip.* cannot be read: .*encrypted"),
 ]
 
 SCORED = "eval_scrolls.py --dataset_name qasper --metrics_output_dir metrics --cache_dir {store}"

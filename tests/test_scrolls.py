@@ -14,12 +14,11 @@ from scrolls_data import write_task
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from scrolls import official_files
+from scrolls import tasks
 from scrolls.examples import BUDGETS, Budget, Prompts, tokenize_split
-from scrolls.official_files import HUB, find, read_rows
 from scrolls.sample import DECISIONS, write_sample
 from scrolls.scrolls_task import TrainingRows, padded
-from scrolls.tasks import BENCHMARK, TASKS
+from scrolls.tasks import BENCHMARK, HUB, TASKS, find, read_rows
 from tape.model.loss import IGNORED
 
 ROOT = Path(__file__).parent.parent
@@ -88,7 +87,7 @@ def test_the_default_folder(zipped, variable, data_dir, folder, tmp_path, monkey
 
 def test_the_hub_is_asked_for_what_is_not_there(tmp_path, monkeypatch):
     zips = {(HUB, "quality.zip"): write_task(tmp_path / "hub", "quality")}
-    monkeypatch.setattr(official_files, "hf_hub_download", lambda *of, repo_type: zips[of])
+    monkeypatch.setattr(tasks, "hf_hub_download", lambda *of, repo_type: zips[of])
     monkeypatch.setenv("SCROLLS_DIR", str(tmp_path))
     found = find(TASKS["quality"], "train", None, tmp_path)
     assert str(found) == f"{tmp_path}/hub/quality.zip/quality/train.jsonl"

@@ -3,6 +3,10 @@
 tape evaluate output/add_adape --task addition --max_length 10 --shard 1/4
 tape evaluate output/passkey_tape_0 --task passkey
 tape evaluate output/parity_tape --task synthetic --samples 500
+
+The run's task of SCROLLS has options, answers and metrics of its own (scrolls/generate.py):
+
+tape evaluate output/scrolls/quality/tape --task scrolls
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ TASKS = {
     "passkey": ("tape.tasks.passkey.passkey_task", "PasskeyTask"),
     "synthetic": ("tape.tasks.synthetic.synthetic_task", "SyntheticTask"),
 }
+SCROLLS = "scrolls"
 log = logging.getLogger(__name__)
 
 
@@ -104,8 +109,10 @@ def parsed(words: list[str]) -> argparse.Namespace:
         words.insert(0, "--model")
     first = Parser(add_help=False)
     about = "what is asked: each has options of its own"
-    first.add_argument("--task", choices=[*TASKS], help=about)
-    name = first.parse_known_args(words)[0].task
+    first.add_argument("--task", choices=[*TASKS, SCROLLS], help=about)
+    found, others = first.parse_known_args(words)
+    if (name := found.task) == SCROLLS:
+        return argparse.Namespace(task=name, words=others)
     parser = Parser(
         prog="tape evaluate RUN",
         description="Accuracy on a generated task.",
@@ -131,7 +138,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
         task.add_options(parser)
     given = parser.parse_args(words)
     if name is None:
-        parser.error(f"give --task, one of {', '.join(TASKS)}")
+        parser.error(f"give --task, one of {', '.join((*TASKS, SCROLLS))}")
     return given
 
 
@@ -139,7 +146,11 @@ def parsed(words: list[str]) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
-    evaluate(parsed(sys.argv[1:] if words is None else words))
+    given = parsed(sys.argv[1:] if words is None else words)
+    if given.task == SCROLLS:
+        import_module("scrolls.generate").evaluate_run(given.words)
+    else:
+        evaluate(given)
 
 
 if __name__ == "__main__":
