@@ -338,8 +338,8 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     damaged = "damaged checkpoint (model.safetensors changed after it was written)"
     refusals = [
         (tmp_path / "nothing", out, "nothing is not a folder"),
-        (tmp_path, out, "has no config.json: there is no finished model"),
-        (saved(tmp_path / "a", model_type="llama"), out, "model of model_type 'llama'"),
+        (tmp_path, out, "has no model.safetensors"),
+        (saved(tmp_path / "a", model_type="gpt2"), out, "model_type 'gpt2'; allowed: 'tape'"),
         (saved(tmp_path / "c", num_hidden_layers=4), out, "are missing, such as model.layers.3"),
         (saved(tmp_path / "d", [torch.nan]), out, "not finite"),
         (cut, out, "has no model.safetensors"),

@@ -5,6 +5,7 @@ tape export output/adape_local --out adape-small
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -16,7 +17,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from tape.export import check
 from tape.export.card import model_card, shareable
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
@@ -26,6 +26,7 @@ from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
 
 FORMATS = ("tape", "llama")
+TEXT = "Naïve sheep,  3 + 4 = 7.\n\tdef f(x): return x  # ☃"
 LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: backends may round differently
 
 
@@ -62,8 +63,7 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
 
 def write_code(folder: Path) -> None:
     """Writes the model's modules next to its weights and registers them in config.json."""
-    modules = [cls.__module__ for cls in (TapeConfig, TapeForCausalLM)]
-    for name, text in flat_modules(*modules).items():
+    for name, text in flat_modules(TapeConfig.__module__, TapeForCausalLM.__module__).items():
         (folder / name).write_text(text, encoding="utf-8")
     classes = {
         "AutoConfig": TapeConfig,
@@ -78,10 +78,7 @@ def write_code(folder: Path) -> None:
 
 
 def verify(
-    model: TapeForCausalLM,
-    tokenizer: PreTrainedTokenizerBase | None,
-    folder: Path,
-    format: str,
+    model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase | None, folder: Path, format: str
 ) -> None:
     """Compares the model's logits on random tokens with those of the folder in another process: for
     the format "tape" in the saved dtype, where they must be equal; for "llama" in float32. Also
@@ -100,7 +97,7 @@ def verify(
     with torch.no_grad():
         expected = model(tokens).logits
     found = _load_elsewhere(folder, tokens, dtype)
-    if tokenizer is not None and tokenizer(check.TEXT).input_ids != found["ids"][0].tolist():
+    if tokenizer is not None and tokenizer(TEXT).input_ids != found["ids"][0].tolist():
         raise ValueError("the exported tokenizer produces different tokens from the model's")
     difference = (found["logits"].double() - expected.double()).abs().max().item()
     allowed = 0.0 if exact else LLAMA_TOLERANCE * expected.abs().max().item()
@@ -112,12 +109,14 @@ def verify(
 
 
 def _load_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> dict[str, torch.Tensor]:
+    """Returns what `_loaded` computes in a process that cannot import this package."""
+    program = f"{inspect.getsource(_loaded)}\nimport sys\n_loaded(*sys.argv[1:])"
     with tempfile.TemporaryDirectory() as scratch:
         given, answer = Path(scratch, "tokens.safetensors"), Path(scratch, "answer.safetensors")
         save_file({"input_ids": tokens}, given)
-        arguments = [folder, given, answer, dtype, torch.get_num_threads()]
+        arguments = [folder, given, answer, dtype, torch.get_num_threads(), TEXT]
         process = subprocess.run(
-            [sys.executable, "-P", check.__file__, *map(str, arguments)],
+            [sys.executable, "-P", "-c", program, *map(str, arguments)],
             cwd=scratch,
             env=os.environ | {"HF_MODULES_CACHE": scratch, "HF_HUB_OFFLINE": "1"},
             capture_output=True,
@@ -127,6 +126,28 @@ def _load_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> dict[str,
             reason = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
             raise ValueError(f"the exported folder cannot be loaded on its own: {reason[-1]}")
         return load_file(answer)
+
+
+def _loaded(folder: str, tokens: str, answer: str, dtype: str, threads: str, text: str) -> None:
+    """Writes the logits of the model in a folder, and the token ids of a text."""
+    import os
+    import sys
+
+    sys.modules["tape"] = None  # makes importing it fail
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(int(threads))
+    how = {"trust_remote_code": True}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how)
+    with torch.no_grad():
+        found = {"logits": model.eval()(**load_file(tokens)).logits}
+    if os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)
+        found["ids"] = tokenizer(text, return_tensors="pt").input_ids
+    save_file(found, answer)
 
 
 def _check_target(source: Source, out: Path) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from tape.files import read_object
-from tape.model.adapters import ADAPTER
 from tape.model.checkpoint import load_model, read_tokenizer
-from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import (
     CONFIGURATION,
@@ -25,7 +23,6 @@ from tape.runs.folder import (
 )
 from tape.runs.metrics import MetricsFile, read_metrics
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", ADAPTER)
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 REPORT = Path("report", "report.json")
 
@@ -45,43 +42,24 @@ class Source:
 
     @classmethod
     def open(cls, folder: Path) -> Source:
-        """Opens a folder.
-
-        Raises:
-            ValueError: if it does not exist, or holds no complete model of ours.
-        """
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder")
+        """Raises a ValueError for a checkpoint that is damaged."""
         folder = folder.resolve()
         is_checkpoint = CHECKPOINT.fullmatch(folder.name) is not None
         run = folder.parent if is_checkpoint else folder
-
-        def incomplete(reason: str) -> ValueError:
-            newest = last_complete(run)
-            hint = f"{newest} is complete" if newest else "there is no finished model of ours"
-            return ValueError(f"{folder} {reason}: {hint}")
-
-        if not (folder / "config.json").is_file():
-            raise incomplete("has no config.json")
-        kind, ours = read_object(folder / "config.json").get("model_type"), TapeConfig.model_type
-        if kind != ours:
-            raise ValueError(f"{folder} holds a model of model_type {kind!r}; allowed: {ours!r}")
-        if not any((folder / name).is_file() for name in WEIGHTS):
-            raise incomplete(f"has no {WEIGHTS[0]}")
         recorded = (run / CONFIGURATION).exists()
         hashed = (folder / HASHES).exists() or (is_checkpoint and recorded)
         if hashed and (found := verify_checkpoint(folder)) is not None:
-            raise incomplete(f"is a damaged checkpoint ({found})")
-        if is_checkpoint:
-            return cls(folder, run if recorded else None, step_of(folder))
-        return cls(folder, run, _step_of_final(run)) if recorded else cls(folder, None, None)
+            newest = last_complete(run) or "no checkpoint"
+            raise ValueError(f"{folder} is a damaged checkpoint ({found}): {newest} is complete")
+        step = step_of(folder) if is_checkpoint else _step_of_final(run) if recorded else None
+        return cls(folder, run if recorded else None, step)
 
     def load(self) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]:
         """Returns the model in its saved dtype, and its tokenizer if it has one; an adapter is
         merged into its base.
 
         Raises:
-            ValueError: if the weights do not match the model in config.json.
+            ValueError: if there is no complete model of ours.
         """
         model = load_model(self.folder).cpu()
         has_tokenizer = (self.folder / "tokenizer_config.json").exists()
