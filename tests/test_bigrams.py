@@ -3,33 +3,31 @@
 import numpy as np
 
 from tape.data import BigramCorpus, tokenize_corpus, train_tokenizer
-from tape.data import bigrams as module
-from tape.data.bigrams import CONCENTRATION, SYMBOLS, chains
 
 
 def literal_chains(seed, count, length):
     """The same draws, one symbol at a time."""
     random = np.random.RandomState(seed)
-    weights = random.standard_gamma(CONCENTRATION, (count, SYMBOLS, SYMBOLS))
-    symbols = [[n] for n in random.randint(SYMBOLS, size=count)]
+    weights = random.standard_gamma(BigramCorpus.CONCENTRATION, (count, 16, 16))
+    symbols = [[n] for n in random.randint(16, size=count)]
     for _ in range(length - 1):
         for chain, table, drawn in zip(symbols, weights, random.random_sample(count), strict=True):
             left, row = drawn * table[chain[-1]].sum(), table[chain[-1]]
-            chain.append(next(n for n in range(SYMBOLS) if left < row[: n + 1].sum()))
+            chain.append(next(n for n in range(16) if left < row[: n + 1].sum()))
     return symbols
 
 
 def test_chains_equal_a_literal_loop():
-    assert chains([3, 1], 5, 40).tolist() == literal_chains([3, 1], 5, 40)
+    assert BigramCorpus.chains([3, 1], 5, 40).tolist() == literal_chains([3, 1], 5, 40)
 
 
 def test_windows_of_the_validation_split_begin_with_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "DOCUMENTS", {"train": 9, "validation": 5})
-    monkeypatch.setattr(module, "AT_ONCE", 4)
+    monkeypatch.setattr(BigramCorpus, "DOCUMENTS", {"train": 9, "validation": 5})
+    monkeypatch.setattr(BigramCorpus, "AT_ONCE", 4)
     corpus = BigramCorpus()
     tokenizer = train_tokenizer(corpus, 258, tmp_path)
     ends = {}
-    for split, count in module.DOCUMENTS.items():
+    for split, count in BigramCorpus.DOCUMENTS.items():
         tokens = tokenize_corpus(corpus, split, tokenizer, tmp_path).tokens
         ends[split] = np.flatnonzero(tokens == tokenizer.eos_token_id)
         texts = [*corpus.documents(split)]

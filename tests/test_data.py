@@ -67,7 +67,7 @@ def test_local_corpus_is_real_text_in_two_splits():
     assert sum(map(len, train)) > 4_000_000
     assert 0.02 < sum(map(len, validation)) / sum(map(len, train)) < 0.25
     assert not set(train) & set(validation)
-    names = [path.relative_to(corpus.root).parts for path in corpus.files()]
+    names = [path.relative_to(corpus.root).parts for path in corpus.files]
     assert not any({"site-packages", "test", "tests"} & set(parts) for parts in names)
     assert ("argparse.py",) in names and ("pydoc_data", "topics.py") in names
 
@@ -83,7 +83,7 @@ def test_redpajama_reads_the_text_of_its_files(tmp_path, monkeypatch, caplog):
     assert sorted(train + validation) == sorted(DOCUMENTS[:55]) and 5 < len(validation) < 30
     assert RedPajamaCorpus(tmp_path, 0.3).fingerprint() == corpus.fingerprint()
     (tmp_path / "book_sample.jsonl").unlink()
-    assert len(RedPajamaCorpus(tmp_path).files()) == 10 and "book_sample.jsonl" in caplog.text
+    assert len(RedPajamaCorpus(tmp_path).files) == 10 and "book_sample.jsonl" in caplog.text
 
     def unreachable(*arguments, **settings):
         raise ConnectionError("no network")

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from tape.commands import train
 from tape.data import C4Corpus, StreamedBlocks, train_tokenizer
 from tape.data import blocks as blocks_module
-from tape.data import streaming as streaming_module
+from tape.data import c4 as streaming_module
 
 LENGTH, WINDOW, TAKEN = 24, 13, 600  # 600 blocks are two passes and a part of the third
 

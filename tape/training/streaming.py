@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from tape.data.streaming import StreamedBlocks
+from tape.data import StreamedBlocks
 from tape.runs.folder import step_of
 from tape.training.arguments import sequences_per_step, sharing
 
