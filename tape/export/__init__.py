@@ -8,10 +8,12 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,12 +22,14 @@ from transformers import PreTrainedTokenizerBase
 from tape.export.card import model_card, shareable
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
-from tape.export.source import CHECKPOINT, Source
-from tape.files import new_folder
+from tape.files import new_folder, read_object
+from tape.model.checkpoint import load_model, read_tokenizer
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
+from tape.runs.folder import CONFIGURATION, HASHES, last_complete, verify_checkpoint
 
 FORMATS = ("tape", "llama")
+CHECKPOINT = re.compile(r"checkpoint-\d+")
 TEXT = "Naïve sheep,  3 + 4 = 7.\n\tdef f(x): return x  # ☃"
 LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: backends may round differently
 
@@ -40,15 +44,15 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
     """
     if format not in FORMATS:
         raise ValueError(f"format={format!r}; allowed: {', '.join(FORMATS)}")
-    out = Path(out).absolute()
-    source = Source.open(Path(folder))
-    _check_target(source, out)
-    model, tokenizer = source.load()
+    folder, out = Path(folder), Path(out).absolute()
+    _check_target(out)
+    model, tokenizer, recorded = load(folder)
     if format == "llama":
         require_llama(model)
     with new_folder(out) as work:
         model.config.use_cache = True  # disabled during training
-        model.config.adaptation = shareable(model.config.adaptation)
+        if model.config.adaptation is not None:
+            model.config.adaptation = shareable(model.config.adaptation)
         model.save_pretrained(work)
         if tokenizer is not None:
             tokenizer.save_pretrained(work)
@@ -56,9 +60,29 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
             write_llama_config(model, work)
         else:
             write_code(work)
-        (work / "README.md").write_text(model_card(source, model, tokenizer, out.name, format))
+        (work / "README.md").write_text(model_card(model, tokenizer, recorded, out.name, format))
         verify(model, tokenizer, work, format)
     return out
+
+
+def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None, dict[str, Any]]:
+    """Returns the model of a run, of one of its checkpoints or of any other folder, in its saved
+    dtype, and its tokenizer if it has one; an adapter is merged into its base. Also returns what is
+    recorded of that base.
+
+    Raises:
+        ValueError: if there is no complete model of ours, or a checkpoint is damaged.
+    """
+    run = folder.parent if CHECKPOINT.fullmatch(folder.name) else folder
+    recorded = run / CONFIGURATION
+    hashed = (folder / HASHES).exists() or (run != folder and recorded.exists())
+    if hashed and (found := verify_checkpoint(folder)) is not None:
+        newest = last_complete(run) or "no checkpoint"
+        raise ValueError(f"{folder} is a damaged checkpoint ({found}): {newest} is complete")
+    model = load_model(folder).cpu()
+    has_tokenizer = (folder / "tokenizer_config.json").exists()
+    base = model.config.adaptation or (read_object(recorded) if recorded.exists() else {})
+    return model, read_tokenizer(folder) if has_tokenizer else None, base
 
 
 def write_code(folder: Path) -> None:
@@ -150,12 +174,11 @@ def _loaded(folder: str, tokens: str, answer: str, dtype: str, threads: str, tex
     save_file(found, answer)
 
 
-def _check_target(source: Source, out: Path) -> None:
+def _check_target(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(f"{out} already exists; choose another --out, or remove it")
-    places = [out.resolve(), *out.resolve().parents]
-    if source.run in places[1:] and any(CHECKPOINT.fullmatch(path.name) for path in places):
+    if any(map(CHECKPOINT.fullmatch, out.resolve().parts)):
         raise ValueError(
-            f"{out} is inside or named like a checkpoint, which the run may delete; "
-            f"choose another --out"
+            f"{out} is inside or named like a checkpoint, which a run may delete; choose another "
+            "--out"
         )
