@@ -70,15 +70,10 @@ def trained_for(folder: Path, what: Literal["task", "budget"]) -> str:
 
 @dataclass(frozen=True)
 class ScrollsData:
-    """A SCROLLS task and its prompt budget.
+    """A task of SCROLLS and the name of a budget of `BUDGETS`; ValueErrors if they are unknown.
 
     Args:
-        task: task name.
         data_dir: folder with the official zips or their contents; None: see `find`.
-        budget: see `BUDGETS`.
-
-    Raises:
-        ValueError: for an unknown task or budget.
     """
 
     task: str
@@ -163,11 +158,6 @@ class Examples(Dataset):
     def tokens(self, column: str, row: int) -> np.ndarray:
         """Returns the tokens of a prompt or an answer, (T,) int64."""
         return self.table[column][row].values.to_numpy().astype(np.int64)
-
-    def question(self, row: int) -> np.ndarray:
-        """Returns the tokens of a row's question, (T,) int64."""
-        start = len(self.prompts.start)
-        return self.tokens("prompt", row)[start : start + self.table["question"][row].as_py()]
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -28,17 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class Task(NamedTuple):
-    """Attributes:
-    name: also of its zip on the hub, and of the folder in the zip.
-    layout: text before the document: nothing, a question, or a question with choices.
-    metric: exact_match, f1 or rouge.
-    size: of its zip on the hub, approximately, in megabytes.
-    """
-
-    name: str
-    layout: Literal["document", "question", "choices"]
+    name: str  # also of its zip on the hub, and of the folder in the zip
+    layout: Literal["document", "question", "choices"]  # the document alone, or what precedes it
     metric: Literal["exact_match", "f1", "rouge"]
-    size: int = 0
+    size: int = 0  # of its zip on the hub, approximately, in megabytes
 
     @property
     def kind(self) -> Literal["answer", "summary"]:
@@ -120,9 +113,8 @@ def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source
     if not archive.is_file():
         raise FileNotFoundError(
             f"{folder} has neither {archive.name} nor {rows}; put {archive.name} (about "
-            f"{task.size:,} MB) there, from https://huggingface.co/datasets/{HUB}. The default "
-            f"folder is {FOLDER}, or the one that {VARIABLE} names. The task {SAMPLE} needs no "
-            f"files" + (f". The hub cannot be used: {cause}" if cause else "")
+            f"{task.size:,} MB) there, from https://huggingface.co/datasets/{HUB}. {VARIABLE} may "
+            f"name another folder" + (f". The hub cannot be used: {cause}" if cause else "")
         ) from cause
     with reading(archive / rows):
         member = zipfile.Path(archive, rows)

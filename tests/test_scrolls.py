@@ -66,12 +66,15 @@ def test_rows_of_official_files(task, tmp_path):
     assert {row.output for row in rows_of(tmp_path, task, "test")} == {None}
 
 
-@pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize(
-    ("variable", "data_dir", "folder"),
-    [("", None, "data/scrolls"), ("elsewhere", None, "elsewhere"), ("elsewhere", "given", "given")],
+    ("variable", "data_dir", "folder", "zipped"),
+    [
+        ("", None, "data/scrolls", True),
+        ("elsewhere", None, "elsewhere", False),
+        ("elsewhere", "given", "given", True),
+    ],
 )
-def test_the_default_folder(zipped, variable, data_dir, folder, tmp_path, monkeypatch):
+def test_the_default_folder(variable, data_dir, folder, zipped, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCROLLS_DIR", variable)
     asked = TASKS["quality"], "train", data_dir and Path(data_dir), tmp_path
@@ -142,8 +145,9 @@ def test_budgets_are_the_papers():
         assert {budget.length for budget in of.values()} == {settings["length"]}
 
 
-@pytest.mark.parametrize("bos", [False, True])
-@pytest.mark.parametrize("task", ["qasper", "gov_report", "quality"])
+@pytest.mark.parametrize(
+    ("task", "bos"), [("qasper", False), ("gov_report", True), ("quality", True)]
+)
 def test_only_the_document_is_cut(task, bos, tmp_path):
     budget = Budget(prompt=150, answer=12)
     write_task(tmp_path, task)
@@ -159,7 +163,6 @@ def test_only_the_document_is_cut(task, bos, tmp_path):
         assert (ids == 0).sum() == bos and (ids[0] == 0) == bos  # <s>, and none inside
         text, tail = decode(prompt[bos:]), examples.prompts.tail_text
         assert text.startswith(row.question) and text.endswith(tail)
-        assert decode(examples.question(number)) == row.question
         document = text[len(row.question) : -len(tail)]
         assert row.document.startswith(document)
         if document != row.document:
@@ -202,7 +205,6 @@ def test_tokens_are_cached_by_content(tmp_path, monkeypatch):
 
 DAMAGE = {
     "cut": lambda content: content[:-8],
-    "empty": lambda content: b"",
     "columns": lambda content: content.replace(b"id", b"no"),
     "metadata": lambda content: content[:-300] + bytes(200) + content[-100:],
 }
@@ -220,8 +222,8 @@ def test_damaged_tokens_are_made_again(tmp_path, caplog, damage):
     assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
 
 
-def training_rows(folder, total, seed=0, per_step=4):
-    return TrainingRows(examples_of(folder, budget=Budget(700, 8)), total, seed, per_step)
+def training_rows(folder, total, seed=0):
+    return TrainingRows(examples_of(folder, budget=Budget(700, 8)), total, seed, per_step=4)
 
 
 def test_the_order_of_training(tmp_path):
