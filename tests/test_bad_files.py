@@ -89,7 +89,6 @@ def write_scrolls(folder):
     answers = {f"qasper-validation-{n}": "x" for n in range(3)}
     contents = {
         "zip_locked/qasper.zip": locked,
-        "rows_none/qasper/validation.jsonl": "\n",
         os.fsdecode(b"answers_unnamed/qasper/\xff.json"): "{}",
         "answers/tape.json": json.dumps(answers),
     }
@@ -168,7 +167,6 @@ OTHER = r"--\w+ \S+ contains something else: remove it, or give another file"
 A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
 FILES = [
     (f"{SCORED} {VALID} --data_dir {{given}}/zip_locked", r"qasper\.zip.* cannot be .*encrypted"),
-    (f"{SCORED} {VALID} --data_dir {{given}}/rows_none", r"validation\.jsonl has no rows"),
     (f"{SCORED} {VALID} --predictions {{given}}/loop.txt", r"loop\.txt has no predict"),
     (f"{SCORED} {VALID} --metrics_output_dir {{given}}/file", r"file cannot be created: .* is a f"),
     (f"{ALL} {{given}}/answers_loop --metrics_output_dir m", r"tape\.json cannot be used"),

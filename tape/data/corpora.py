@@ -120,11 +120,11 @@ class LocalCorpus(FileCorpus):
                 f"Python's standard library has no source files in {self.root}; "
                 f"use data=text with data.files=... instead"
             )
-        self.parts, names = {"train": [], "validation": []}, []
-        for path in self.files:
-            names.append(path.relative_to(self.root).as_posix())
-            self.parts["validation" if _fraction(names[-1]) < 0.05 else "train"].append(path)
-        self.rule = "\n".join(names)
+        names = {path: path.relative_to(self.root).as_posix() for path in self.files}
+        self.parts = {"train": [], "validation": []}
+        for path, name in names.items():
+            self.parts["validation" if _fraction(name) < 0.05 else "train"].append(path)
+        self.rule = "\n".join(names.values())
 
 
 class TextCorpus(FileCorpus):
@@ -190,10 +190,8 @@ class RedPajamaCorpus(FileCorpus):
     ):
         check_fraction("data.validation_fraction", validation_fraction)
         super().__init__(name, documents)
-        self.validation_fraction, self.rule = (
-            validation_fraction,
-            f"redpajama {validation_fraction}",
-        )
+        self.validation_fraction = validation_fraction
+        self.rule = f"redpajama {validation_fraction}"
         names = [f"{source}_sample.jsonl" for source in self.SOURCES]
         folder = self._from_hub(names) if dir is None else check_path("data.dir", dir)
         self.files = [folder / each for each in names if (folder / each).is_file()]

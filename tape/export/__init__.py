@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from tape.export.card import model_card, shareable
+from tape.export.card import base_of, model_card
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
 from tape.files import new_folder, read_object
@@ -51,8 +51,8 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
         require_llama(model)
     with new_folder(out) as work:
         model.config.use_cache = True  # disabled during training
-        if model.config.adaptation is not None:
-            model.config.adaptation = shareable(model.config.adaptation)
+        if model.config.adaptation is not None:  # without the place of a local folder
+            model.config.adaptation |= {"base_model": base_of(recorded)[0]}
         model.save_pretrained(work)
         if tokenizer is not None:
             tokenizer.save_pretrained(work)

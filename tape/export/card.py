@@ -21,16 +21,11 @@ from tape.positions.tape import Tape
 TEMPLATE = Path(__file__).with_name("card.md")
 
 
-def shareable(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Returns what is recorded about a model's base, without the place of a local folder."""
-    if is_local(recorded) and recorded.get("base_model"):
-        return recorded | {"base_model": Path(recorded["base_model"]).name}
-    return recorded
-
-
-def is_local(recorded: dict[str, Any]) -> bool:
-    """Returns whether a model's base was a local folder, whose weights are recorded by a hash."""
-    return len(recorded.get("base_weights") or "") == SHA256
+def base_of(recorded: dict[str, Any]) -> tuple[str | None, bool]:
+    """Returns the name of a model's base, if it has one, and whether that was a local folder: the
+    weights of these are recorded by a hash."""
+    base, is_local = recorded.get("base_model"), len(recorded.get("base_weights") or "") == SHA256
+    return Path(base).name if base and is_local else base, is_local
 
 
 def model_card(
@@ -49,7 +44,8 @@ def model_card(
     if hasattr(model.model.position, "inv_freq"):
         arguments["rope_parameters"] = dict(model.config.rope_parameters)
     head = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    if (base := shareable(recorded).get("base_model")) is not None:
+    base, is_local = base_of(recorded)
+    if base is not None:
         head["base_model"] = base
     try:
         package = metadata.version("tape")
@@ -66,7 +62,7 @@ def model_card(
             parameters=model.num_parameters(),
             has_tokenizer=tokenizer is not None,
             head=_yaml(head | {"tags": ["positional-encoding", encoding]}),
-            local_base=is_local(recorded),
+            local_base=is_local,
             is_tape=issubclass(ENCODINGS[encoding], Tape),
             definition=inspect.getdoc(ENCODINGS[encoding]).split("\n\n")[0],
             arguments=_yaml(arguments),
