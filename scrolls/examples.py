@@ -62,8 +62,9 @@ def trained_for(folder: Path, what: Literal["task", "budget"]) -> str:
         name = read_object(folder / TRAINED_FOR)[what]
         look_up(what, name, {"task": TASKS, "budget": BUDGETS}[what])
     except (ValueError, OSError, KeyError) as error:
+        hint = "give budget=..." if what == "budget" else "give a run of experiment=scrolls"
         raise ValueError(
-            f"{folder / TRAINED_FOR} names no {what} of a fine-tuning ({error}): give {what}=..."
+            f"{folder / TRAINED_FOR} names no {what} of a fine-tuning ({error}): {hint}"
         ) from error
     return name
 

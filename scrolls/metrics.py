@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rouge_score.rouge_scorer import RougeScorer
+from rouge_score.tokenizers import DefaultTokenizer
 from tqdm import tqdm
 
 from scrolls.tasks import Task
@@ -21,7 +22,7 @@ from scrolls.tasks import Task
 SCORE = {"exact_match": "exact_match", "f1": "f1", "rouge": "rouge/geometric_mean"}
 VARIANTS = ("rouge1", "rouge2", "rougeL")
 
-_ROUGE = RougeScorer(VARIANTS, use_stemmer=False)
+_ROUGE = RougeScorer(VARIANTS, tokenizer=DefaultTokenizer(use_stemmer=False))
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 

@@ -194,6 +194,8 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
     assert tuned.config.position == before.config.position
 
     # The same answers, and their scores, by the name of the run alone.
+    with pytest.raises(ValueError, match=r"scrolls\.json names no task .*experiment=scrolls"):
+        entry.evaluate_run(["--model", str(base)])
     words = ["--max_batch_tokens=1000", f"--data_dir={data}", f"--cache_dir={data / 'cache'}"]
     evaluate.main([str(run), "--task", "scrolls", *words, "--shard=1/2"])
     assert not (run / "scrolls" / "qasper.json").exists()
