@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,8 +22,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from scrolls.official_files import Row, find, identity, read_rows
-from scrolls.tasks import TASKS, Split, Task
+from scrolls.tasks import TASKS, Row, Split, Task, find, identity, read_rows
 from tape.data.blocks import batches, check_unknown, token_dtype, tokenize, tokenizer_fingerprint
 from tape.files import new_folder, read_object, read_or_discard
 from tape.model.loss import IGNORED
@@ -53,33 +52,29 @@ BUDGETS = {
 }
 
 
-def trained_budget(folder: Path) -> str:
-    """Returns the name of the budget that a model was fine-tuned with.
+def trained_for(folder: Path, what: Literal["task", "budget"]) -> str:
+    """Returns the name of the task or the budget that a model was fine-tuned on.
 
     Raises:
         ValueError: if it was not fine-tuned on a task, or its record is damaged.
     """
     try:
-        name = read_object(folder / TRAINED_FOR)["budget"]
-        look_up("budget", name, BUDGETS)
-    except (ValueError, OSError, KeyError, TypeError) as error:
+        name = read_object(folder / TRAINED_FOR)[what]
+        look_up(what, name, {"task": TASKS, "budget": BUDGETS}[what])
+    except (ValueError, OSError, KeyError) as error:
+        hint = "give budget=..." if what == "budget" else "give a run of experiment=scrolls"
         raise ValueError(
-            f"{folder / TRAINED_FOR} names no budget of a fine-tuning ({error}): give budget=..."
+            f"{folder / TRAINED_FOR} names no {what} of a fine-tuning ({error}): {hint}"
         ) from error
     return name
 
 
 @dataclass(frozen=True)
 class ScrollsData:
-    """A SCROLLS task and its prompt budget.
+    """A task of SCROLLS and the name of a budget of `BUDGETS`; ValueErrors if they are unknown.
 
     Args:
-        task: task name.
         data_dir: folder with the official zips or their contents; None: see `find`.
-        budget: see `BUDGETS`.
-
-    Raises:
-        ValueError: for an unknown task or budget.
     """
 
     task: str
@@ -104,8 +99,8 @@ class Prompts:
             self.start = self.start[:-1]  # some tokenizers also end every text
         self.tail = tokenize(tokenizer, [self.tail_text])[0]
 
-    def columns(self, rows: list[Row]) -> dict[str, list]:
-        """Returns the columns of `Examples.table` for rows.
+    def tokenized(self, rows: list[Row]) -> list[dict[str, Any]]:
+        """Returns rows of `Examples.table`.
 
         Raises:
             ValueError: for a question that leaves no room for the document; names the id. If the
@@ -116,7 +111,7 @@ class Prompts:
         questions = tokenize(self.tokenizer, [row.question for row in rows])
         endings = [f"{self.tail_text} {(row.output or '').strip()}" for row in rows]
         endings, end = tokenize(self.tokenizer, endings), len(self.tail)
-        columns = {name: [] for name in ("id", "prompt", "answer", "question", "length")}
+        found = []
         for row, question, ending in zip(rows, questions, endings, strict=True):
             if not np.array_equal(ending[:end], self.tail):
                 raise ValueError(f"this tokenizer merges {self.tail_text!r} with the text after it")
@@ -128,12 +123,16 @@ class Prompts:
                 )
             document = documents[row.document]
             prompt = np.concatenate((self.start, question, document[: most - fixed], self.tail))
-            columns["id"].append(row.id)
-            columns["prompt"].append(prompt.astype(self.dtype))
-            columns["answer"].append(ending[end:].astype(self.dtype))
-            columns["question"].append(len(question))
-            columns["length"].append(len(question) + len(document))
-        return columns
+            found.append(
+                {
+                    "id": row.id,
+                    "prompt": prompt.astype(self.dtype),
+                    "answer": ending[end:].astype(self.dtype),
+                    "question": len(question),
+                    "length": len(question) + len(document),
+                }
+            )
+        return found
 
 
 class Examples(Dataset):
@@ -160,11 +159,6 @@ class Examples(Dataset):
     def tokens(self, column: str, row: int) -> np.ndarray:
         """Returns the tokens of a prompt or an answer, (T,) int64."""
         return self.table[column][row].values.to_numpy().astype(np.int64)
-
-    def question(self, row: int) -> np.ndarray:
-        """Returns the tokens of a row's question, (T,) int64."""
-        start = len(self.prompts.start)
-        return self.tokens("prompt", row)[start : start + self.table["question"][row].as_py()]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -204,7 +198,7 @@ def tokenize_split(prompts: Prompts, split: Split, data_dir: Path | None, cache:
         rows = tqdm(read_rows(source, task, split), title, unit="row", disable=None)
         with new_folder(folder) as work, pa.ipc.new_file(str(work / ROWS), schema) as file:
             for batch in batches(rows):
-                file.write_batch(pa.record_batch(prompts.columns(batch), schema))
+                file.write_batch(pa.RecordBatch.from_pylist(prompts.tokenized(batch), schema))
         table = _read(schema, folder)
     parts = (p.values.to_numpy() for name in ("prompt", "answer") for p in table[name].chunks)
     check_unknown(tokenizer, f"{task.name} ({split})", parts)

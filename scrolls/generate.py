@@ -2,6 +2,7 @@
 
 tape scrolls-generate model=output/scrolls/quality/adape task=quality output=adape.json
 tape scrolls-generate ... shard=1/4       # and 2/4, 3/4, 4/4: the last one writes the output
+tape evaluate output/scrolls/quality/adape --task scrolls      # and scores them
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from pathlib import Path
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from scrolls.examples import BUDGETS, Examples, Prompts, tokenize_split, trained_budget
-from scrolls.official_files import add_data
-from scrolls.tasks import SPLITS, TASKS
+from scrolls.examples import BUDGETS, Examples, Prompts, tokenize_split, trained_for
+from scrolls.score import evaluate_task
+from scrolls.tasks import SPLITS, TASKS, add_data
 from tape.command import Parser, expected_errors, integer, model_folder
 from tape.evaluation.decoding import greedy
-from tape.evaluation.journal import Incomplete, Shard, join, journals
+from tape.evaluation.journal import Incomplete, Shard, join, journals, place_of
 from tape.evaluation.questions import Batch, Question
 from tape.evaluation.workers import answering, complete_shard
 from tape.files import write_text
 from tape.model.checkpoint import check_length, identified, load
 from tape.model.modeling import TapeForCausalLM
+from tape.runs.folder import folder_for_results
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +42,10 @@ def plan(examples: Examples, rows: list[int], max_batch_tokens: int) -> list[Bat
     """
     budget = examples.prompts.budget
     if max_batch_tokens < budget.length:
-        asked = f"max_batch_tokens={max_batch_tokens:,} must be at least {budget.length:,}"
-        raise ValueError(f"{asked}, which one prompt and its answer may take")
+        raise ValueError(
+            f"max_batch_tokens={max_batch_tokens:,} must be at least {budget.length:,}, which one "
+            "prompt and its answer may take"
+        )
     size, room = max_batch_tokens // budget.length, budget.answer + 1
     prompts = {examples.ids[row]: examples.tokens("prompt", row) for row in rows}
     questions = [Question((id_,), text, None, len(text), room) for id_, text in prompts.items()]
@@ -62,8 +66,7 @@ def answers(
     texts = {}
     for question, tokens in zip(batch.questions, written, strict=True):
         tokens = tokens[:-1] if tokens[-1] == end else tokens[: batch.new_tokens - 1]
-        (id_,) = question.cell
-        texts[id_] = tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        texts[question.cell[0]] = tokenizer.decode(tokens, skip_special_tokens=True).strip()
     return texts
 
 
@@ -71,7 +74,7 @@ def generate(given: argparse.Namespace) -> None:
     """Generates one shard, and writes the output if all others are complete."""
     shard, folder, output = Shard.parse(given.shard), given.model, given.output
     task = TASKS[given.task]
-    name = given.budget or trained_budget(folder)
+    name = given.budget or trained_for(folder, "budget")
     budget = BUDGETS[name][task.kind]
     model, tokenizer = load(folder)
     check_length(model, budget.length, f"budget={name}")
@@ -79,8 +82,13 @@ def generate(given: argparse.Namespace) -> None:
     examples = tokenize_split(prompts, given.split, given.data_dir, given.cache_dir)
     rows = examples.questions_spread(given.limit)
     batches = plan(examples, rows, given.max_batch_tokens)
+    results = output.with_suffix(".parts")
+    begun = [header for header, _ in journals(results).values()]
+    if output.exists() and not begun:
+        raise ValueError(f"{output} exists without its journal {results}: give another output=...")
     header = {
         **identified(folder),
+        "encoding": model.config.position["name"],
         "task": task.name,
         "split": given.split,
         "tokens": examples.fingerprint,
@@ -89,9 +97,8 @@ def generate(given: argparse.Namespace) -> None:
         "max_batch_tokens": given.max_batch_tokens,
         "batches": len(batches),
     }
-    results = output.with_suffix(".parts")
-    if output.exists() and not journals(results):
-        raise ValueError(f"{output} exists without its journal {results}: give another output=...")
+    if begun and "encoding" not in begun[0]:  # by an earlier version
+        del header["encoding"]
     about = f"{len(rows):,} questions in {len(batches)} batches, shard {shard}"
     log.info("%s, %s (%s): %s", folder, task.name, given.split, about)
     complete_shard(
@@ -114,6 +121,40 @@ def generate(given: argparse.Namespace) -> None:
     log.info("answers are in %s", output)
 
 
+def evaluate_run(words: list[str]) -> None:
+    """Generates the answers of a fine-tuned run to the validation set of its task, and scores them,
+    in the folder `scrolls` of the run."""
+    parser = Parser(
+        prog="tape evaluate RUN --task scrolls",
+        description="Answer the validation set of the run's SCROLLS task, and score the answers. "
+        "The same command resumes after an interruption.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_options(parser)
+    fixed = {"split": "validation", "limit": None, "verify_only": False}
+    given = parser.parse_args(words, argparse.Namespace(**fixed))
+    given.task = trained_for(given.model, "task")
+    given.metrics_output_dir = place_of(folder_for_results(given.model), "--name", "scrolls")
+    given.output = given.metrics_output_dir / f"{given.task}.json"
+    generate(given)
+    if given.output.exists():  # all shards are complete
+        (report,) = evaluate_task(given.task, {"": given.output}, given).values()
+        log.info("%s\nresults are in %s", json.dumps(report, indent=4), given.metrics_output_dir)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", type=model_folder, required=True, help="the folder of a fine-tuned model")
+    add("--budget", choices=BUDGETS, help="tokens of prompts and answers; default: as in training")
+    about = "run together, with padding and the room for answers; a GPU takes more"
+    add("--max_batch_tokens", type=integer(1), default=16384, help=about)
+    about = "that work side by side; default: one for each thread of torch, one on a GPU"
+    add("--processes", type=integer(1), help=about)
+    about = "i/n: the i-th of n shares; the last one that ends writes the output"
+    add("--shard", default="1/1", help=about)
+    add_data(parser)
+
+
 def parsed(words: list[str]) -> argparse.Namespace:
     """Parses a command line; `split=test` is short for `--split=test`."""
     parser = Parser(
@@ -122,21 +163,13 @@ def parsed(words: list[str]) -> argparse.Namespace:
         "resumes after an interruption.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    add_options(parser)
     add = parser.add_argument
-    add("--model", type=model_folder, required=True, help="the folder of a fine-tuned model")
     add("--task", choices=TASKS, required=True, help="of SCROLLS, or sample")
     about = "the file to write, {id: text}; its journal is a folder beside it"
     add("--output", type=Path, required=True, help=about)
     add("--split", choices=SPLITS, default="validation")
-    add("--budget", choices=BUDGETS, help="tokens of prompts and answers; default: as in training")
-    about = "run together, with padding and the room for answers; a GPU takes more"
-    add("--max_batch_tokens", type=integer(1), default=16384, help=about)
     add("--limit", type=integer(1), help="only so many questions, spread evenly")
-    about = "that work side by side; default: one for each thread of torch, one on a GPU"
-    add("--processes", type=integer(1), help=about)
-    about = "i/n: the i-th of n shares; the last one that ends writes the output"
-    add("--shard", default="1/1", help=about)
-    add_data(parser)
     return parser.parse_args([f"--{w}" if re.match(r"\w+=", w) else w for w in words])
 
 

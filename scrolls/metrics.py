@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from rouge_score.rouge_scorer import RougeScorer
+from rouge_score.tokenizers import DefaultTokenizer
 from tqdm import tqdm
 
 from scrolls.tasks import Task
 
-# Metrics of a set of answers.
 SCORE = {"exact_match": "exact_match", "f1": "f1", "rouge": "rouge/geometric_mean"}
 VARIANTS = ("rouge1", "rouge2", "rougeL")
 
-_ROUGE = RougeScorer(VARIANTS, use_stemmer=False)
+_ROUGE = RougeScorer(VARIANTS, tokenizer=DefaultTokenizer(use_stemmer=False))
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -79,10 +79,9 @@ def averages(metric: str, examples: Sequence[dict[str, float]]) -> dict[str, flo
 
 
 def results(task: Task, predictions: list[str], golds: list[list[str]]) -> dict[str, Any]:
-    """Returns the official results, in percent with four decimals: rouge/rouge1, rouge/rouge2,
-    rouge/rougeL and rouge/geometric_mean, or f1, or exact_match; num_predicted;
-    mean_prediction_length_characters; scrolls_score, which is one of these; display_keys and
-    display, as shown by the benchmark.
+    """Returns the official results, in percent with four decimals: the averages of the task's
+    metric; num_predicted; mean_prediction_length_characters; scrolls_score, which is one of the
+    averages; display_keys and display, as shown by the benchmark.
 
     Args:
         predictions: at least one.

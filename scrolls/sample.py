@@ -14,7 +14,6 @@ import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from tape.data import LocalCorpus
 from tape.data.corpora import Split
@@ -32,10 +31,7 @@ PER_QUESTION: dict[Split, int] = {"train": 3000, "validation": 60}
 LINES = range(4, 200)  # allowed numbers of lines of a document
 
 
-class Asked(NamedTuple):
-    question: str
-    document: str
-    outputs: tuple[str, ...]  # equally good gold answers
+Asked = tuple[str, str, tuple[str, ...]]  # question, document, equally good gold answers
 
 
 def write_sample(cache: Path) -> Path:
@@ -47,8 +43,8 @@ def write_sample(cache: Path) -> Path:
         with new_folder(folder) as work:
             for split, most in PER_QUESTION.items():
                 asked = [one for text in corpus.documents(split) for one in _asked(text)]
-                asked = [one for one in asked if one.document not in seen]
-                seen.update(one.document for one in asked)
+                asked = [one for one in asked if one[1] not in seen]
+                seen.update(document for _, document, _ in asked)
                 lines = [json.dumps(row) + "\n" for row in _rows(asked, most)]
                 (work / f"{split}.jsonl").write_text("".join(lines))
     return folder
@@ -57,22 +53,20 @@ def write_sample(cache: Path) -> Path:
 def _rows(asked: list[Asked], most: int) -> Iterator[dict[str, str]]:
     # Ids are hashes, so sorting by them is a shuffle that is the same on every machine.
     found = {}
-    for one in asked:
-        text = f"{one.question}\n\n{one.document}"
-        found[hashlib.sha256(text.encode()).hexdigest()[:16]] = one, text
-    found = dict(sorted(found.items()))
+    for question, document, outputs in asked:
+        text = f"{question}\n\n{document}"
+        found[hashlib.sha256(text.encode()).hexdigest()[:16]] = question, text, outputs
     chosen: list[str] = []
     for question in (SUMMARY, NAME, *DECISIONS):
-        golds = {id_: one.outputs for id_, (one, _) in found.items() if one.question == question}
-        mine = [*golds]
+        mine = [id_ for id_ in sorted(found) if found[id_][0] == question]
         if question in DECISIONS:  # balanced, so that guessing the frequent answer does not pay
-            yes, no = ([id_ for id_ in mine if golds[id_] == (word,)] for word in ("Yes", "No"))
+            yes, no = ([id_ for id_ in mine if found[id_][2] == (word,)] for word in ("Yes", "No"))
             each = min(most // 2, len(yes), len(no))
             mine = yes[:each] + no[:each]
         chosen += mine[:most]
     for id_ in sorted(chosen):
-        one, text = found[id_]
-        for number, output in enumerate(one.outputs):
+        _, text, outputs = found[id_]
+        for number, output in enumerate(outputs):
             yield {"id": id_, "pid": f"{id_}_{number}", "input": text, "output": output}
 
 
@@ -94,13 +88,13 @@ def _asked(text: str) -> Iterator[Asked]:
                 first, _, _ = summary.partition("\n\n")
                 golds = (first.split("\n")[0].strip(), " ".join(first.split()))
                 if golds[0]:
-                    yield Asked(SUMMARY, document, tuple(dict.fromkeys(golds)))
+                    yield SUMMARY, document, tuple(dict.fromkeys(golds))
             method = isinstance(owner, ast.ClassDef)
             names = (node.name, f"{owner.name}.{node.name}") if method else (node.name,)
-            yield Asked(NAME, document, names)
+            yield NAME, document, names
             parts = {type(part) for part in ast.walk(node)}
             for question, kinds in DECISIONS.items():
-                yield Asked(question, document, ("Yes" if parts & kinds else "No",))
+                yield question, document, ("Yes" if parts & kinds else "No",)
 
 
 def _document(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:

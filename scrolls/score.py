@@ -15,12 +15,13 @@ from typing import Any
 import pandas as pd
 
 from scrolls.metrics import results
-from scrolls.official_files import add_data, find, read_rows
-from scrolls.tasks import BENCHMARK, SPLITS, TASKS, Split, Task
+from scrolls.tasks import BENCHMARK, SPLITS, TASKS, Split, Task, add_data, find, read_rows
 from tape import provenance
 from tape.command import Parser, expected_errors, result_folder
+from tape.evaluation.journal import journals
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
+from tape.positions import ALIASES, ENCODINGS
 from tape.validation import encodable
 
 # Of the table, in the paper's order and naming.
@@ -93,13 +94,24 @@ def verify(path: Path, ids: Collection[str]) -> tuple[dict[str, str], dict[str, 
     return {id_: found[id_] for id_ in ids}, None
 
 
+def label_of(kind: str, path: Path) -> str:
+    """Returns the name of a row: TYPE, after the encoding of the model that gave the predictions if
+    TYPE does not begin with one, as in `tape (keep_0)`. Files without a journal have no encoding.
+    """
+    headers = [header for header, _ in journals(path.with_suffix(".parts")).values()]
+    named = not kind or kind.split("_")[0] in {*ENCODINGS, *ALIASES}
+    if named or not headers or "encoding" not in headers[0]:
+        return kind
+    return f"{headers[0]['encoding']} ({kind})"
+
+
 def evaluate_task(
     name: str, files: dict[str, Path], given: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
     """Verifies files of predictions for a task, scores them unless they are only verified, and
     writes <TYPE>/<task>_metrics.json, the results or the errors, and <task>_answers.html; returns
-    the reports by type, empty for valid predictions that are not scored. Errors in one file do not
-    stop the others.
+    the reports by label, empty for valid predictions that are not scored. Errors in one file do not
+    stop the others; in place of results of an earlier file they are in <task>_errors.json.
 
     Args:
         files: by type; one without a type has its results in the folder itself, and no page.
@@ -109,17 +121,21 @@ def evaluate_task(
     reports, answered = {}, {}
     for kind, path in files.items():
         texts, report = verify(path, questions)
+        label, target = label_of(kind, path), out / kind / f"{name}_metrics.json"
+        errors = target.with_name(f"{name}_errors.json")
         if report is None and scored:
-            answered[kind] = texts
+            answered[label] = texts
             report = results(task, [*texts.values()], [*golds.values()])
-        reports[kind] = report or {}
-        target = out / kind / f"{name}_metrics.json"
+            errors.unlink(missing_ok=True)
+        elif report is not None and target.exists() and b'"scrolls_score"' in target.read_bytes():
+            target = errors
+        reports[label] = report or {}
         if report is not None:
             write_text(target, json.dumps(report, indent=4) + "\n")  # as the official ones
-        if "errors" in reports[kind]:
+        if "errors" in reports[label]:
             print(f"error: {report['errors'][0]}; details are in {target}", file=sys.stderr)
         elif kind or not scored:
-            print(f"{path}: {reports[kind].get('display', 'valid')}")
+            print(f"{path}: {reports[label].get('display', 'valid')}")
     if answered and "" not in answered:
         columns = {"question": questions, "gold answers": golds} | answered
         write_text(out / f"{name}_answers.html", page(pd.DataFrame(columns).loc[[*questions]]))
@@ -135,21 +151,18 @@ def page(table: pd.DataFrame) -> str:
     return f'<meta charset="utf-8">\n{style}\n{html}\n'
 
 
-# ---- the table of the benchmark (the paper's Table 1)
-
-
 def table(reports: dict[str, dict[str, dict[str, Any]]], origin: str) -> pd.DataFrame:
-    """Returns scores in percent, a row per encoding; the paper's Table 1 (validation sets) follows.
+    """Returns scores in percent, a row per label; the paper's Table 1 (validation sets) follows.
     `mean`, the benchmark's score, is missing where a task is.
 
     Args:
-        reports: by encoding and task.
+        reports: by label and task.
         origin: where they are from.
     """
     ours = [
-        {"encoding": kind, "from": origin}
+        {"encoding": label, "from": origin}
         | {task: report.get("scrolls_score") for task, report in of_tasks.items()}
-        for kind, of_tasks in sorted(reports.items())
+        for label, of_tasks in sorted(reports.items())
     ]
     rows = pd.concat([pd.DataFrame(ours), pd.read_csv(PAPER)], ignore_index=True)
     rows = rows.reindex(columns=["encoding", *COLUMNS, "from"])
@@ -166,9 +179,9 @@ def markdown(rows: pd.DataFrame) -> str:
 
 
 def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
-    """Evaluates a file of predictions, a folder of files <TYPE>.json, or of all tasks
-    <task>/<TYPE>.json, of which it also writes table.md and table.csv. Returns the reports by type
-    and task.
+    """Evaluates a file of predictions, a folder of files <TYPE>.json or of runs that `tape
+    evaluate` has answered, or of all tasks folders <task> of these, of which it also writes
+    table.md and table.csv. Returns the reports by label and task.
 
     Raises:
         ValueError: if there are no predictions, or files with names that cannot be written.
@@ -177,12 +190,14 @@ def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
     for task in BENCHMARK if given.all else [given.dataset_name]:
         place = given.predictions / task if given.all else given.predictions
         files = {path.stem: path for path in sorted(place.glob("[!.]*.json"))}
+        of_runs = sorted(place.glob(f"*/scrolls/{task}.json"))
+        files |= {path.parents[1].name: path for path in of_runs}
         if place.is_file():
             files = {"": place}
         if unnamed := [path for path in files.values() if not str(path).isprintable()]:
             raise ValueError(f"{str(unnamed[0])!r} has a name that is not UTF-8: rename it")
-        for kind, report in evaluate_task(task, files, given).items() if files else ():
-            found.setdefault(kind, {})[task] = report
+        for label, report in evaluate_task(task, files, given).items() if files else ():
+            found.setdefault(label, {})[task] = report
     if not found:
         raise ValueError(
             f"{given.predictions} has no predictions: expected a file, a folder of files "
@@ -209,7 +224,7 @@ def parsed() -> argparse.Namespace:
     what.add_argument("--dataset_name", choices=TASKS, help="score the predictions of one task")
     about = "score all <task>/<TYPE>.json in the folder of predictions, and write a table of them"
     what.add_argument("--all", action="store_true", help=about)
-    about = "a file {id: text}, or a folder of files <TYPE>.json; with --all a folder of these"
+    about = "a file {id: text}, or a folder of files <TYPE>.json or runs; with --all of these"
     add("--predictions", type=Path, required=True, help=about)
     add("--metrics_output_dir", type=result_folder, required=True, help="a folder for the results")
     add("--split", choices=SPLITS, help="default: test, as officially; with --all validation")

@@ -1,4 +1,4 @@
-"""Fine-tuning on a task: rows in batches of similar length, and sample answers at the end."""
+"""Fine-tuning on a task: rows in batches of similar length, and a score at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from scrolls.generate import answers, plan
 from scrolls.metrics import SCORE, averages, example
 from scrolls.tasks import TASKS
 from tape.data import EpochOrder, load_tokenizer
-from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.model.checkpoint import check_length
 from tape.model.loss import IGNORED
@@ -25,25 +24,20 @@ from tape.model.modeling import TapeForCausalLM
 from tape.runs.metrics import read_metrics
 from tape.settings.schema import RunSettings
 from tape.training.arguments import sequences_per_step, training_order
-from tape.training.report import facts, headline, printable, publish
+from tape.training.report import facts, headline, publish
 from tape.training.task import Task
 from tape.validation import check_integer, check_path
 
 POOL = 32  # steps whose sequences are sorted by length together
 BATCH = 8  # prompts of full budget that are answered together in the report
-SHOWN = 12  # answers in the report
-SHOWN_CHARACTERS = 120  # per answer
 REPORT = """\
 # {run}
 
 {headline}
 
-{task}, budget {budget}: {metric} {score:.2f} on {questions} validation questions, \
-answered greedily. Some of them:
+{task}, budget {budget}: {metric} {score:.2f} on {questions} validation questions, greedily.
 
-{table}
-
-All of them: tape scrolls-generate model={folder} task={task} output=...
+All of them, with their answers: tape evaluate {folder} --task scrolls
 """
 
 
@@ -124,26 +118,19 @@ class ScrollsTask(Task):
         """Answers some validation questions greedily and scores the answers."""
         trained_for = {"task": self.data.task, "budget": self.data.budget}
         write_text(folder / TRAINED_FOR, json.dumps(trained_for) + "\n")
-        examples, decode, golds = self.validation, self.tokenizer.decode, defaultdict(list)
+        golds, examples = defaultdict(list), self.validation
         for row, id_ in enumerate(examples.ids):
-            golds[id_].append(decode(examples.tokens("answer", row)).strip())
+            golds[id_].append(self.tokenizer.decode(examples.tokens("answer", row)).strip())
         rows = examples.questions_spread(self.samples)
-        given: dict[str, str] = {}
+        metric, scores = self.prompts.task.metric, []
         for batch in plan(examples, rows, BATCH * self.prompts.budget.length):
-            given |= answers(model, self.tokenizer, batch)
-
-        metric, metrics = self.prompts.task.metric, read_metrics(folder / "metrics.jsonl")
-        scores = [example(metric, text, golds[id_]) for id_, text in given.items()]
-        score = round(averages(metric, scores)[SCORE[metric]], 4)
-        summary = facts(model, metrics) | trained_for
-        summary |= {"metric": SCORE[metric], "score": score, "questions": len(rows)}
-        shown = [["question", "gold answers", "given"]]
-        for row in rows[:SHOWN]:
-            id_ = examples.ids[row]
-            texts = decode(examples.question(row)), " / ".join(golds[id_]), given[id_]
-            one_line = (" ".join(text.split()).replace("|", "\\|") for text in texts)
-            shown.append([printable(text[:SHOWN_CHARACTERS]) for text in one_line])
-        about = {"headline": headline(summary), "table": markdown_table(shown)}
-        text = REPORT.format(run=folder.name, folder=folder, **about, **summary)
+            given = answers(model, self.tokenizer, batch)
+            scores += [example(metric, text, golds[id_]) for id_, text in given.items()]
+        metrics = read_metrics(folder / "metrics.jsonl")
+        summary = facts(model, metrics) | trained_for | {"metric": SCORE[metric]}
+        summary["score"] = round(averages(metric, scores)[SCORE[metric]], 4)
+        summary["questions"] = len(rows)
+        about = {"run": folder.name, "folder": folder, "headline": headline(summary)}
+        text = REPORT.format(**about, **summary)
         publish(folder, metrics, summary, text)
         return text

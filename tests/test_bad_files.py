@@ -56,12 +56,9 @@ def write_texts(folder):
     contents = {
         "text.jsonl": text,
         "nested.jsonl": '{"text": ' + "[" * 100_000 + "\n",
-        "number.jsonl": '{"text": 3}\n',
-        "latin.jsonl": b'{"text": "caf\xe9"}',
         "empty.txt": "",
         "file": "x",
         "tokenizer_vocabulary/tokenizer.json": '{"model": {"type": "BPE"}}',
-        "tokenizer_nested/tokenizer.json": "[" * 100_000,
     }
     write_all(folder, contents)
     (folder / "loop.txt").symlink_to("loop.txt")
@@ -89,12 +86,9 @@ def write_scrolls(folder):
             locked,
             flags=re.DOTALL,
         )
-    row = {"id": "a", "pid": "a_1", "input": "Why?\n\nA document", "output": "x"}
     answers = {f"qasper-validation-{n}": "x" for n in range(3)}
     contents = {
         "zip_locked/qasper.zip": locked,
-        "rows_none/qasper/validation.jsonl": "\n",
-        "rows_pid/qasper/validation.jsonl": json.dumps(row | {"pid": ["a"]}),
         os.fsdecode(b"answers_unnamed/qasper/\xff.json"): "{}",
         "answers/tape.json": json.dumps(answers),
     }
@@ -130,9 +124,7 @@ SCROLLS = (
 )
 DATA = [
     # What cannot be read
-    ("data=text data.files={given}/number.jsonl", r"line 1: field 'text' has int 3; a document "),
     ("data=text data.files={given}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"),
-    ("data=text data.files={given}/latin.jsonl", r"latin\.jsonl is not UTF-8"),
     ("data=text data.files={given}/loop.txt", r"data\.files: .*loop\.txt is a broken link"),
     ("data=text data.files={given}/folder.txt", r"data\.files: no \.txt, .* in folder .*folder"),
     ("data=text data.files={given}/file", r"data\.files: .*file must be one of \.txt"),
@@ -141,13 +133,11 @@ DATA = [
     # What is no path
     ("data=text data.files=5", r"data\.files=5 must be a path"),
     ("data=text data.files=null", r"data=text needs data\.files="),
-    (f"{TEXT} data.validation=5", r"data\.validation=5 must be a path"),
     (f"{TEXT} data.validation=nowhere", r"data\.validation: nothing matches 'nowhere'"),
     (f"{TEXT} cache_dir={{given}}/file", r"given.*/file/tokenizers cannot be created: .*is a f"),
     (f"{TEXT} output_dir={{given}}/file", r"given.*/file cannot be created: .*file is a file"),
     (f"{TEXT} tokenizer={{given}}/c4", r"tokenizer='.*c4' is neither a folder with a tokenizer"),
     (f"{TEXT} tokenizer={{given}}/tokenizer_vocabulary", r"tokenizer\.json is damaged \(KeyError"),
-    (f"{TEXT} tokenizer={{given}}/tokenizer_nested", r"tokenizer\.json is damaged \(Recursion"),
     # What is no number or name
     (f"{TEXT} data.validation_fraction=a", r"data\.validation_fraction='a' must lie in \(0, 1\)"),
     (f"{C4} data.shards=0", r"data\.shards=0 must be an integer >= 1"),
@@ -162,7 +152,7 @@ DATA = [
     (f"{ADDITION} data.reverse=maybe", r"data\.reverse='maybe' must be true or false"),
     (f"{PASSKEY} data.max_length=few", r"data\.max_length='few' must be an integer"),
     (f"{SCROLLS} data.data_dir=5", r"data\.data_dir=5 must be a path"),
-    (f"{SCROLLS} data.data_dir={{given}}/zip_locked", r"qasper\.zip.* cannot be read .*encrypted"),
+    (f"{SCROLLS} data.data_dir={{given}}/zip_locked", r"qasper\.zip.* cannot be read: .*encrypted"),
 ]
 
 SCORED = "eval_scrolls.py --dataset_name qasper --metrics_output_dir metrics --cache_dir {store}"
@@ -177,8 +167,6 @@ OTHER = r"--\w+ \S+ contains something else: remove it, or give another file"
 A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
 FILES = [
     (f"{SCORED} {VALID} --data_dir {{given}}/zip_locked", r"qasper\.zip.* cannot be .*encrypted"),
-    (f"{SCORED} {VALID} --data_dir {{given}}/rows_none", r"validation\.jsonl has no rows"),
-    (f"{SCORED} {VALID} --data_dir {{given}}/rows_pid", r"line 1: id 'a': pid=\['a'\] must "),
     (f"{SCORED} {VALID} --predictions {{given}}/loop.txt", r"loop\.txt has no predict"),
     (f"{SCORED} {VALID} --metrics_output_dir {{given}}/file", r"file cannot be created: .* is a f"),
     (f"{ALL} {{given}}/answers_loop --metrics_output_dir m", r"tape\.json cannot be used"),
@@ -245,7 +233,6 @@ TRAINED_RUN = {"seed": 0, "trainer.seed": 0, "position.name": "rope", "length": 
 DAMAGED = {
     "config.json": {
         "empty": "",
-        "nested": NESTED,
         "number": "5",
         "bare": "{}",
         "gpt2": '{"model_type": "gpt2", "n_embd": 32}',
@@ -254,7 +241,7 @@ DAMAGED = {
         "encoding": {"position": {"name": "rpoe"}},
         "layers": {"num_hidden_layers": 9},
     },
-    "model.safetensors": {"empty": "", "text": "x" * 99},
+    "model.safetensors": {"empty": ""},
     "tokenizer.json": {"nested": NESTED},
     "metrics.jsonl": {"nested": NESTED, "text": '{"step": "a", "loss": 3}\n'},
     "perplexity.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\x00\udcff"},
@@ -295,10 +282,8 @@ def made(given, tmp_path_factory):
     for file in ("config.json", "model.safetensors"):
         shutil.copytree(model, without := folder / f"without_{file}")
         (without / file).unlink()
-        for kind in ("folder", "loop"):
-            shutil.copytree(without, folder / f"{kind}_{file}")
+        shutil.copytree(without, folder / f"folder_{file}")
         (folder / f"folder_{file}" / file).mkdir()
-        (folder / f"loop_{file}" / file).symlink_to(file)
     broken = TapeForCausalLM.from_pretrained(model)
     torch.nn.init.constant_(broken.model.embed_tokens.weight, math.nan)
     broken.save_pretrained(shutil.copytree(model, folder / "nan"))
@@ -314,7 +299,6 @@ def made(given, tmp_path_factory):
 
 MODELS = {
     "config_empty": r"config_empty/config\.json is damaged",
-    "config_nested": r"config\.json is damaged \(RecursionError",
     "config_number": r"config\.json: it must be a JSON object, not int",
     "config_bare": r"config_bare has no config\.json, or an empty one",
     "config_gpt2": r"config\.json: .* model_type 'gpt2'; allowed: 'tape'",
@@ -323,13 +307,12 @@ MODELS = {
     "config_encoding": r"encoding 'rpoe'; did you mean 'rope'\?",
     "config_layers": r"weights of the model .* are missing, such as model",
     "model_empty": r"model_empty/model\.safetensors is damaged",
-    "model_text": r"model_text/model\.safetensors is damaged",
     "tokenizer_nested": r"tokenizer\.json is damaged \(RecursionError",
     "empty": r"empty has no model\.safetensors",
     "index": r"index\.json: names '\.\./w', which is not a file in the same folder",
     "nan": r"made\d+/nan: some weights are not finite, such as model\.",
 }
-for _kind in ("without", "folder", "loop"):
+for _kind in ("without", "folder"):
     for _file in ("config.json", "model.safetensors"):
         MODELS[f"{_kind}_{_file}"] = rf"{_kind}_{re.escape(_file)} has no {re.escape(_file)}"
 

@@ -67,7 +67,7 @@ def test_local_corpus_is_real_text_in_two_splits():
     assert sum(map(len, train)) > 4_000_000
     assert 0.02 < sum(map(len, validation)) / sum(map(len, train)) < 0.25
     assert not set(train) & set(validation)
-    names = [path.relative_to(corpus.root).parts for path in corpus.files()]
+    names = [path.relative_to(corpus.root).parts for path in corpus.files]
     assert not any({"site-packages", "test", "tests"} & set(parts) for parts in names)
     assert ("argparse.py",) in names and ("pydoc_data", "topics.py") in names
 
@@ -83,7 +83,7 @@ def test_redpajama_reads_the_text_of_its_files(tmp_path, monkeypatch, caplog):
     assert sorted(train + validation) == sorted(DOCUMENTS[:55]) and 5 < len(validation) < 30
     assert RedPajamaCorpus(tmp_path, 0.3).fingerprint() == corpus.fingerprint()
     (tmp_path / "book_sample.jsonl").unlink()
-    assert len(RedPajamaCorpus(tmp_path).files()) == 10 and "book_sample.jsonl" in caplog.text
+    assert len(RedPajamaCorpus(tmp_path).files) == 10 and "book_sample.jsonl" in caplog.text
 
     def unreachable(*arguments, **settings):
         raise ConnectionError("no network")
@@ -131,11 +131,17 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     assert len(found) == 1
 
 
-def test_links_are_followed_and_read_once(tmp_path):
+def test_links_are_followed_and_read_once(tmp_path, monkeypatch):
     """A file that is held out is not trained on under another name either."""
     for folder, name in (("corpus", "a"), ("held", "validation"), ("more", "b")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{name}.txt").write_text(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a[1].txt").write_text("brackets")
+    assert everything(TextCorpus(["a[1].txt", tmp_path / "a[1].txt", "held"])) == [
+        "brackets",
+        "validation",
+    ]
     corpus = tmp_path / "corpus"
     (corpus / "link.txt").symlink_to(tmp_path / "held" / "validation.txt")
     (corpus / "again.txt").symlink_to(corpus / "a.txt")
@@ -144,14 +150,6 @@ def test_links_are_followed_and_read_once(tmp_path):
     for held_out in (corpus / "link.txt", tmp_path / "held"):
         train, validation = both_splits(TextCorpus(corpus, held_out))
         assert (sorted(train), validation) == (["a", "b"], ["validation"])
-
-
-def test_paths_are_the_same_file_however_they_are_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a[1].txt", "v.txt"):
-        (tmp_path / name).write_text(f"text of {name}")
-    corpus = TextCorpus(["a[1].txt", "v.txt", tmp_path / "a[1].txt"], validation=tmp_path / "v.txt")
-    assert both_splits(corpus) == [["text of a[1].txt"], ["text of v.txt"]]
 
 
 def test_documents_are_split_by_content(tmp_path):
@@ -183,24 +181,50 @@ def test_a_lone_file_is_cut_near_its_end_at_a_line_or_a_space(text, tmp_path):
         assert train.endswith("\n")
 
 
-def test_fingerprints_follow_content_kind_and_split(tmp_path, jsonl):
-    before = TextCorpus(jsonl).fingerprint()
-    copy, plain = tmp_path / "elsewhere.jsonl", tmp_path / "copy.txt"
-    for path in (copy, plain):
-        path.write_bytes(jsonl.read_bytes())
-    assert TextCorpus(copy).fingerprint() == before
-    assert TextCorpus(plain).fingerprint() != before
-    assert TextCorpus(jsonl, validation_fraction=0.3).fingerprint() != before
-    copy.write_text(jsonl.read_text().replace("fox", "cat", 1))
-    assert TextCorpus(copy).fingerprint() != before
-
-
-def test_fingerprints_are_what_they_were(tmp_path):
+def test_fingerprints_follow_content_kind_and_split(tmp_path):
     """Written down: with another, runs and caches of earlier versions would not be continued."""
     plain, rows = bad(tmp_path, "a.txt", "plain"), bad(tmp_path, "b.jsonl", '{"text": "a row"}\n')
-    assert TextCorpus(tmp_path).fingerprint()[:16] == "6e2691a46fa03d64"
-    assert TextCorpus(rows, validation=plain).fingerprint()[:16] == "990b57fac8acd9ec"
-    assert BigramCorpus().fingerprint()[:16] == "e5fd671ea419dfcd"
+    found = {TextCorpus(tmp_path).fingerprint()[:16]: "6e2691a46fa03d64"}
+    found[TextCorpus(rows, validation=plain).fingerprint()[:16]] = "990b57fac8acd9ec"
+    found[BigramCorpus().fingerprint()[:16]] = "e5fd671ea419dfcd"
+    assert [*found] == [*found.values()]
+    before = TextCorpus(rows).fingerprint()
+    copies = {name: bad(tmp_path, name, rows.read_bytes()) for name in ("c.jsonl", "c.txt")}
+    assert TextCorpus(copies["c.jsonl"]).fingerprint() == before
+    assert TextCorpus(copies["c.txt"]).fingerprint() != before
+    assert TextCorpus(rows, validation_fraction=0.3).fingerprint() != before
+    rows.write_text('{"text": "a cow"}\n')
+    assert TextCorpus(rows).fingerprint() != before
+
+
+def literal_chains(seed, count, length):
+    """The draws of bigrams in context, one symbol at a time."""
+    random = np.random.RandomState(seed)
+    weights = random.standard_gamma(BigramCorpus.CONCENTRATION, (count, 16, 16))
+    symbols = [[n] for n in random.randint(16, size=count)]
+    for _ in range(length - 1):
+        for chain, table, drawn in zip(symbols, weights, random.random_sample(count), strict=True):
+            left, row = drawn * table[chain[-1]].sum(), table[chain[-1]]
+            chain.append(next(n for n in range(16) if left < row[: n + 1].sum()))
+    return symbols
+
+
+def test_bigrams_in_context(tmp_path, monkeypatch):
+    """Windows of the validation split begin with documents."""
+    assert BigramCorpus.chains([3, 1], 5, 40).tolist() == literal_chains([3, 1], 5, 40)
+    monkeypatch.setattr(BigramCorpus, "DOCUMENTS", {"train": 9, "validation": 5})
+    monkeypatch.setattr(BigramCorpus, "AT_ONCE", 4)
+    corpus, ends = BigramCorpus(), {}
+    tokenizer = train_tokenizer(corpus, 258, tmp_path)
+    for split, count in BigramCorpus.DOCUMENTS.items():
+        tokens = tokenize_corpus(corpus, split, tokenizer, tmp_path).tokens
+        ends[split] = np.flatnonzero(tokens == tokenizer.eos_token_id)
+        texts = [*corpus.documents(split)]
+        assert len(set(texts)) == count and len(tokens) == sum(map(len, texts)) + count
+        assert tokenizer.decode(tokens[: ends[split][0]]) == texts[0]
+    assert ends["validation"].tolist() == [513 * n - 1 for n in range(1, 6)]
+    assert len({*(ends["train"] % 64)}) == 9
+    assert not {*corpus.documents("train")} & {*corpus.documents("validation")}
 
 
 # ---- what cannot be read
@@ -258,25 +282,17 @@ def test_rows_of_tables(tmp_path):
     for kind in (pa.string(), pa.large_string(), pa.dictionary("int32", "string")):
         path = tmp_path / f"{kind.id}.parquet"
         pyarrow.parquet.write_table(pa.table({"text": pa.array(texts, kind)}), path)
-        nothing = pa.table({"text": pa.array(["x"] * 1500 + [None], kind)})
-        pyarrow.parquet.write_table(nothing, tmp_path / "nothing")
-        (tmp_path / "nothing").rename(tmp_path / "nothing.parquet")
-        with pytest.raises(ValueError, match=r"g\.parquet, row 1,500: field 'text' has null"):
-            both_splits(TextCorpus(tmp_path / "nothing.parquet"))
-        (tmp_path / "nothing.parquet").unlink()
     for path in tmp_path.iterdir():
         assert everything(TextCorpus(path)) == sorted(texts)
 
 
-@pytest.mark.parametrize(
-    ("column", "kind"),
-    [([b"x"], "bytes b'x'"), ([1], "int 1"), ([["x"]], r"list \['x'\]"), ([None], "null")],
-)
-def test_a_parquet_column_of_another_type_is_named(column, kind, tmp_path):
+def test_a_parquet_column_of_another_type_is_named(tmp_path):
     path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pa.table({"text": pa.array(column)}), path)
-    with pytest.raises(ValueError, match=rf"a\.parquet, row 0: field 'text' has {kind}; a docum"):
-        both_splits(TextCorpus(path))
+    for value, kind in ((b"x", "bytes b'x'"), (["x"], r"list \['x'\]"), (None, "null")):
+        pyarrow.parquet.write_table(pa.table({"text": pa.array([value])}), tmp_path / "new")
+        (tmp_path / "new").rename(path)
+        with pytest.raises(ValueError, match=rf"a\.parquet, row 0: field 'text' has {kind}; a d"):
+            both_splits(TextCorpus(path))
     with pytest.raises(ValueError, match=r"row 0: no text in field 'body' .*text\); set data\.f"):
         both_splits(TextCorpus(path, field="body"))
 
@@ -302,18 +318,13 @@ def test_what_may_not_be_read_is_named(tmp_path, jsonl):
 # ---- tokenizers
 
 
-def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus):
+def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus, monkeypatch):
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
-    assert len(tokenizer) == 280
     text = "naïve\n\tdef f(x): return '→' # 日本"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert tokenizer.eos_token_id is not None
-    assert tokenizer.eos_token_id != tokenizer.pad_token_id
-    (folder,) = (tmp_path / "tokenizers").iterdir()
-    before = folder.stat().st_mtime_ns
-    again = train_tokenizer(corpus, 280, tmp_path)
-    assert again.get_vocab() == tokenizer.get_vocab()
-    assert folder.stat().st_mtime_ns == before
+    assert None is not tokenizer.eos_token_id != tokenizer.pad_token_id
+    monkeypatch.setattr("tape.data.tokenizer._train", None)
+    assert train_tokenizer(corpus, 280, tmp_path).get_vocab() == tokenizer.get_vocab()
 
 
 def plain_tokenizer(corpus, vocab_size):
@@ -343,11 +354,7 @@ def one_line(folder, letters):
     return TextCorpus(path)
 
 
-@pytest.mark.parametrize(
-    "letters",
-    ["ACGT", "".join(map(chr, range(0x4E00, 0x4E80))), "アイウエオ", "0123456789", "-=", " \t"],
-    ids=["dna", "chinese", "japanese", "digits", "signs", "spaces"],
-)
+@pytest.mark.parametrize("letters", ["ACGT", "日本語中文", " \t"], ids=["dna", "chinese", "spaces"])
 def test_pieces_of_a_text_without_spaces_are_bounded(letters, tmp_path):
     corpus = one_line(tmp_path, letters)
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
@@ -363,40 +370,35 @@ def test_pieces_of_a_text_without_spaces_are_bounded(letters, tmp_path):
     # One long word changes no other.
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
     parts = [*" \n\ta中7'-", "  ", "word", "'s", "'ll", "e\u0301", "\u3000"]
-    for seed in range(100):
+    for seed in range(30):
         text = "".join(random.Random(seed).choices(parts, k=40))
         assert bounded.pre_tokenize_str(text) == plain.pre_tokenize_str(text)
 
 
-def test_tokenizers_of_an_earlier_version_are_used(tmp_path):
-    corpus = one_line(tmp_path, "ACGT")
-    before = PreTrainedTokenizerFast(
-        tokenizer_object=plain_tokenizer(corpus, 260), eos_token="<|endoftext|>"
-    )
-    before.save_pretrained(tokenizer_folder(corpus, 260, tmp_path))
-    tokenizer = train_tokenizer(corpus, 260, tmp_path)
-    assert tokenizer.backend_tokenizer.to_str() == before.backend_tokenizer.to_str()
-
-
-def test_a_tokenizer_of_words_is_what_it_always_was(corpus, tmp_path):
+def test_tokenizers_are_what_they_always_were(corpus, tmp_path):
+    """Those of an earlier version are used, also for a text that would now be cut."""
     tokenizer = train_tokenizer(corpus, 300, tmp_path).backend_tokenizer
     found, expected = (json.loads(of.to_str()) for of in (tokenizer, plain_tokenizer(corpus, 300)))
     for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
         assert found[part] == expected[part]
     assert tokenizer_folder(corpus, 300, tmp_path).is_dir()
+    dna = one_line(tmp_path, "ACGT")
+    backend = plain_tokenizer(dna, 260)
+    before = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+    before.save_pretrained(tokenizer_folder(dna, 260, tmp_path))
+    again = train_tokenizer(dna, 260, tmp_path).backend_tokenizer
+    assert again.to_str() == before.backend_tokenizer.to_str()
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("tokenizer.json", "{"),
         ("tokenizer.json", "[" * 100_000),
         ("tokenizer.json", '{"model": {"type": "BPE"}}'),
         ("tokenizer.json", None),
-        ("tokenizer_config.json", "5"),
         ("tokenizer_config.json", "{}"),
     ],
-    ids=range(6),
+    ids=range(4),
 )
 def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog, name, content):
     expected = train_tokenizer(corpus, 300, tmp_path)
@@ -475,27 +477,19 @@ def test_the_order_of_training_is_the_same_in_every_numpy(stream):
 def test_tokens_are_cached_by_content(tmp_path, corpus, monkeypatch):
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
     first = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
-
-    def fail(*_):
-        raise AssertionError("tokenized again")
-
-    monkeypatch.setattr(blocks_module, "_write_stream", fail)
-    again = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
-    assert (first.tokens == again.tokens).all()
-    with pytest.raises(AssertionError, match="tokenized again"):
+    monkeypatch.setattr(blocks_module, "_write_stream", None)
+    assert (first.tokens == tokenize_corpus(corpus, "train", tokenizer, tmp_path).tokens).all()
+    with pytest.raises(TypeError, match="not callable"):  # tokenized again
         tokenize_corpus(corpus, "train", train_tokenizer(corpus, 300, tmp_path), tmp_path)
 
 
 DAMAGES = {
     "bytes": ("tokens.bin", lambda content: content[:-200]),
-    "odd bytes": ("tokens.bin", lambda content: content[:-1]),
     "no bytes": ("tokens.bin", lambda content: b""),
     "token 65535": ("tokens.bin", lambda content: content[:-2] + b"\xff\xff"),
-    "cut facts": ("facts.json", lambda content: content[:20]),
     "nested facts": ("facts.json", lambda content: b"[" * 100_000),
     "a number": ("facts.json", lambda content: b"5"),
     "a key": ("facts.json", lambda content: content.replace(b'"bytes"', b'"x"')),
-    "less": ("facts.json", lambda content: content.replace(b'"tokens": ', b'"tokens": -')),
     "dtype": ("facts.json", lambda content: content.replace(b"uint16", b"float9")),
     "no facts": ("facts.json", None),
     "no tokens": ("tokens.bin", None),

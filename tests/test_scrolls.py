@@ -14,12 +14,11 @@ from scrolls_data import write_task
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from scrolls import official_files
+from scrolls import tasks
 from scrolls.examples import BUDGETS, Budget, Prompts, tokenize_split
-from scrolls.official_files import HUB, find, read_rows
 from scrolls.sample import DECISIONS, write_sample
 from scrolls.scrolls_task import TrainingRows, padded
-from scrolls.tasks import BENCHMARK, TASKS
+from scrolls.tasks import BENCHMARK, HUB, TASKS, find, read_rows
 from tape.model.loss import IGNORED
 
 ROOT = Path(__file__).parent.parent
@@ -55,24 +54,27 @@ def examples_of(folder, task="qasper", split="train", budget=BUDGET, bos=False):
     return tokenize_split(prompts, split, folder, folder / "cache")
 
 
-@pytest.mark.parametrize("task", BENCHMARK)
-def test_rows_of_official_files(task, tmp_path):
-    write_task(tmp_path, task, train=6)
-    rows = rows_of(tmp_path, task)
-    assert len({row.id for row in rows}) == 6
-    for row in rows:
-        assert row.output and row.document.startswith("Report ")
-        assert row.question.endswith("\n\n") or row.question == ""
-        assert (" (D) " in row.question) == (task == "quality")
-    assert {row.output for row in rows_of(tmp_path, task, "test")} == {None}
+def test_rows_of_official_files(tmp_path):
+    for task in BENCHMARK:
+        write_task(tmp_path, task, train=6)
+        rows = rows_of(tmp_path, task)
+        assert len({row.id for row in rows}) == 6
+        for row in rows:
+            assert row.output and row.document.startswith("Report ")
+            assert row.question.endswith("\n\n") or row.question == ""
+            assert (" (D) " in row.question) == (task == "quality")
+        assert {row.output for row in rows_of(tmp_path, task, "test")} == {None}
 
 
-@pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize(
-    ("variable", "data_dir", "folder"),
-    [("", None, "data/scrolls"), ("elsewhere", None, "elsewhere"), ("elsewhere", "given", "given")],
+    ("variable", "data_dir", "folder", "zipped"),
+    [
+        ("", None, "data/scrolls", True),
+        ("elsewhere", None, "elsewhere", False),
+        ("elsewhere", "given", "given", True),
+    ],
 )
-def test_the_default_folder(zipped, variable, data_dir, folder, tmp_path, monkeypatch):
+def test_the_default_folder(variable, data_dir, folder, zipped, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCROLLS_DIR", variable)
     asked = TASKS["quality"], "train", data_dir and Path(data_dir), tmp_path
@@ -88,7 +90,7 @@ def test_the_default_folder(zipped, variable, data_dir, folder, tmp_path, monkey
 
 def test_the_hub_is_asked_for_what_is_not_there(tmp_path, monkeypatch):
     zips = {(HUB, "quality.zip"): write_task(tmp_path / "hub", "quality")}
-    monkeypatch.setattr(official_files, "hf_hub_download", lambda *of, repo_type: zips[of])
+    monkeypatch.setattr(tasks, "hf_hub_download", lambda *of, repo_type: zips[of])
     monkeypatch.setenv("SCROLLS_DIR", str(tmp_path))
     found = find(TASKS["quality"], "train", None, tmp_path)
     assert str(found) == f"{tmp_path}/hub/quality.zip/quality/train.jsonl"
@@ -143,8 +145,9 @@ def test_budgets_are_the_papers():
         assert {budget.length for budget in of.values()} == {settings["length"]}
 
 
-@pytest.mark.parametrize("bos", [False, True])
-@pytest.mark.parametrize("task", ["qasper", "gov_report", "quality"])
+@pytest.mark.parametrize(
+    ("task", "bos"), [("qasper", False), ("gov_report", True), ("quality", True)]
+)
 def test_only_the_document_is_cut(task, bos, tmp_path):
     budget = Budget(prompt=150, answer=12)
     write_task(tmp_path, task)
@@ -160,7 +163,6 @@ def test_only_the_document_is_cut(task, bos, tmp_path):
         assert (ids == 0).sum() == bos and (ids[0] == 0) == bos  # <s>, and none inside
         text, tail = decode(prompt[bos:]), examples.prompts.tail_text
         assert text.startswith(row.question) and text.endswith(tail)
-        assert decode(examples.question(number)) == row.question
         document = text[len(row.question) : -len(tail)]
         assert row.document.startswith(document)
         if document != row.document:
@@ -203,7 +205,6 @@ def test_tokens_are_cached_by_content(tmp_path, monkeypatch):
 
 DAMAGE = {
     "cut": lambda content: content[:-8],
-    "empty": lambda content: b"",
     "columns": lambda content: content.replace(b"id", b"no"),
     "metadata": lambda content: content[:-300] + bytes(200) + content[-100:],
 }
@@ -221,8 +222,8 @@ def test_damaged_tokens_are_made_again(tmp_path, caplog, damage):
     assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
 
 
-def training_rows(folder, total, seed=0, per_step=4):
-    return TrainingRows(examples_of(folder, budget=Budget(700, 8)), total, seed, per_step)
+def training_rows(folder, total, seed=0):
+    return TrainingRows(examples_of(folder, budget=Budget(700, 8)), total, seed, per_step=4)
 
 
 def test_the_order_of_training(tmp_path):

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import all_positions, composed, make_model
+from conftest import composed, in_modes, make_model
 from scrolls_data import write_task
 from test_scrolls import byte_tokenizer, examples_of
 
@@ -19,9 +19,9 @@ from scrolls.examples import BUDGETS, Budget
 from scrolls.generate import answers, plan
 from tape import TapeForCausalLM
 from tape.commands import train
-from tape.evaluation.decoding import left_padded
 from tape.evaluation.journal import FILE, read
 from tape.evaluation.questions import Batch, Question
+from tape.tasks import evaluate
 
 
 def make_speaker(position, tokenizer):
@@ -38,7 +38,7 @@ def batch_of(prompts, budget):
     return Batch(asked, room, budget.length)
 
 
-@all_positions
+@in_modes
 def test_batches_equal_one_by_one_without_a_cache(position):
     """Also where an answer has no end, and no more tokens than its room."""
     tokenizer, budget = byte_tokenizer(), Budget(prompt=30, answer=5)
@@ -54,11 +54,6 @@ def test_batches_equal_one_by_one_without_a_cache(position):
                 logits = model(torch.tensor([ids]), use_cache=False).logits
             ids.append(logits[0, -1].argmax().item())
         assert text == tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True).strip()
-
-
-def test_prompts_are_padded_on_the_left():
-    ids, mask = left_padded([np.array([5, 6, 7]), np.array([8])], padding=2)
-    assert ids.tolist() == [[5, 6, 7], [2, 2, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
 
 
 def test_a_plan_asks_each_id_once_within_its_tokens(tmp_path):
@@ -197,6 +192,18 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
     tuned, before = (TapeForCausalLM.from_pretrained(folder) for folder in (run, base))
     assert tuned.config.max_position_embeddings == 256 != before.config.max_position_embeddings
     assert tuned.config.position == before.config.position
+
+    # The same answers, and their scores, by the name of the run alone.
+    with pytest.raises(ValueError, match=r"scrolls\.json names no task .*experiment=scrolls"):
+        entry.evaluate_run(["--model", str(base)])
+    words = ["--max_batch_tokens=1000", f"--data_dir={data}", f"--cache_dir={data / 'cache'}"]
+    evaluate.main([str(run), "--task", "scrolls", *words, "--shard=1/2"])
+    assert not (run / "scrolls" / "qasper.json").exists()
+    for _ in range(2):
+        evaluate.main([str(run), "--task", "scrolls", *words, "--shard=2/2"])
+        assert json.loads((run / "scrolls" / "qasper.json").read_text()) == found
+        scored = json.loads((run / "scrolls" / "qasper_metrics.json").read_text())
+        assert scored["num_predicted"] == 30 and 0 <= scored["f1"] <= 100
 
     # The validation loss is that of all tokens, whatever they share a batch with.
     examples = examples_of(data, split="validation", budget=BUDGETS["demo"]["answer"])

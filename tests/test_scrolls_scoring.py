@@ -118,7 +118,6 @@ def test_scores_are_written_and_printed(evaluate, write, qasper, tmp_path, capsy
 @pytest.mark.parametrize(
     ("predictions", "error", "details"),
     [
-        ([["q1", "x"]], "it must hold a JSON object", {}),
         ("null", "it must hold a JSON object", {}),
         ("{", "Expecting property name", {}),
         ('{"q1": "x", "q1": "x"}', "duplicate id 'q1'", {}),
@@ -138,14 +137,41 @@ def test_what_does_not_verify(qasper, write, tmp_path, predictions, error, detai
     assert report["details"] == dict(zip(keys, details, strict=True))
 
 
-def test_errors_replace_scores(evaluate, write, qasper, tmp_path, capsys):
-    for more in [], ["--verify_only"]:
-        write(dict.fromkeys(IDS, "x"))
-        assert evaluate(qasper) == 0 and "f1" in metrics(tmp_path / "out")
+def test_errors_stand_in_place_of_scores_but_replace_none(
+    evaluate, write, qasper, tmp_path, capsys
+):
+    def fails_into(file, *more):
         write({})
         assert evaluate(qasper, *more) == 65
-        assert metrics(tmp_path / "out")["details"]["missing_keys"] == IDS
-        assert f"details are in {tmp_path}/out/qasper_metrics.json" in capsys.readouterr().err
+        assert f"details are in {out / file}" in capsys.readouterr().err
+        assert json.loads((out / file).read_text())["details"]["missing_keys"] == IDS
+
+    out = tmp_path / "out"
+    fails_into("qasper_metrics.json")  # as with the official evaluator
+    for more in [], ["--verify_only"]:
+        write(dict.fromkeys(IDS, "x"))
+        assert evaluate(qasper) == 0 and [*out.iterdir()] == [out / "qasper_metrics.json"]
+        good = metrics(out)
+        fails_into("qasper_errors.json", *more)
+        assert metrics(out) == good and "f1" in good
+
+
+def test_rows_name_the_encoding(evaluate, write, official, tmp_path):
+    """Also of names that do not tell it; of predictions without a journal it is not known."""
+    for name in ("keep_0", "adape", "other"):
+        write(answers(official, "qasper"), f"qasper/{name}.json")
+    run = tmp_path / "predictions" / "qasper" / "run_1" / "scrolls"
+    for name in ("keep_0", "adape"):
+        header = {"encoding": "tape", "shard": "1/1", "batches": 0}
+        write(json.dumps(header) + "\n", f"qasper/{name}.parts/shard-1-of-1/parts.jsonl")
+    write(answers(official, "qasper"), "qasper/run_1/scrolls/qasper.json")
+    (run / "qasper.parts").symlink_to("../../keep_0.parts")
+    assert evaluate(official, task=None, file="") == 0
+    table = pd.read_csv(tmp_path / "out" / "table.csv")
+    assert [*table["encoding"]][:4] == ["adape", "other", "tape (keep_0)", "tape (run_1)"]
+    page = pd.read_html(tmp_path / "out" / "qasper_answers.html", index_col=0)[0]
+    assert [*page.columns][2:] == ["adape", "tape (keep_0)", "other", "tape (run_1)"]
+    assert (tmp_path / "out" / "keep_0" / "qasper_metrics.json").is_file()
 
 
 def test_verify_only_scores_nothing(evaluate, write, official, tmp_path, capsys):
@@ -197,7 +223,6 @@ def test_the_table_of_the_benchmark(evaluate, write, official, tmp_path, capsys)
 
 
 def test_answers_are_read_side_by_side(evaluate, write, qasper, tmp_path):
-    assert "has no predictions" in evaluate(qasper, file="")
     write(dict(zip(IDS, ["mill", "<b>May</b>", "x " * 99], strict=True)))
     write(dict(zip(IDS, ["mill", "at\n5", "&amp;"], strict=True)), "rope.json")
     assert evaluate(qasper, file="") == 0

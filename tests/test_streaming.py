@@ -3,7 +3,6 @@
 import gc
 import gzip
 import json
-import os
 import shutil
 import threading
 from itertools import islice
@@ -15,18 +14,13 @@ import numpy as np
 import pytest
 import torch
 from shards import name_of, record, write_shards
-from test_training import (
-    assert_same_weights,
-    composed,
-    read_metrics,
-    weights,
-)
+from test_training import assert_same_weights, composed, read_metrics, weights
 from torch.utils.data import DataLoader
 
 from tape.commands import train
 from tape.data import C4Corpus, StreamedBlocks, train_tokenizer
 from tape.data import blocks as blocks_module
-from tape.data import streaming as streaming_module
+from tape.data import c4 as streaming_module
 
 LENGTH, WINDOW, TAKEN = 24, 13, 600  # 600 blocks are two passes and a part of the third
 
@@ -93,16 +87,15 @@ def test_the_stream_is_what_it_is_defined_as(stream, expected):
 
 
 def test_any_place_is_found_with_and_without_the_index(stream, expected, tmp_path):
-    places = [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 100, 199, 200, 311, TAKEN - 1]
+    places = [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 311, TAKEN - 1]
     for start in reversed(places):  # the later ones first: nothing is known of what precedes them
         assert take(stream(start), TAKEN - start) == expected[start:]
-    for start in places:
-        fresh = stream(start, cache=tmp_path / str(start))
-        assert take(fresh, 1) == expected[start : start + 1]
     known = stream()
-    for start in range(0, TAKEN, 7):
+    for start in range(0, TAKEN, 23):
         known.seek(start)
         assert take(known, 1) == expected[start : start + 1]
+    fresh = stream(200, cache=tmp_path / "fresh")
+    assert take(fresh, 1) == expected[200:201]
 
 
 def test_an_index_spares_tokenizing_what_precedes(stream, expected, monkeypatch):
@@ -116,24 +109,23 @@ def test_an_index_spares_tokenizing_what_precedes(stream, expected, monkeypatch)
     monkeypatch.setattr(streaming_module, "encode", listening)
     monkeypatch.setattr(blocks_module, "DOCUMENTS_AT_ONCE", 4)
     assert take(stream(WINDOW * 40), 1) == expected[WINDOW * 40 : WINDOW * 40 + 1]
-    windows, beginnings = {int(path.stem) for path in stream().folder.iterdir()}, set()
-    assert windows >= {*range(1, 41)}  # and the next ones, prepared meanwhile
-    for window in range(41):
+    assert {int(path.stem) for path in stream().folder.iterdir()} >= {*range(1, 41)}
+    beginnings = set()
+    for window in range(0, 41, 4):
         seen.clear()
         assert take(stream(WINDOW * window), 1) == expected[WINDOW * window : WINDOW * window + 1]
         assert len(seen) < 20
         beginnings.add(seen[0])
-    assert len(beginnings) > 20
+    assert len(beginnings) > 5
 
 
 def test_a_lost_index_is_made_again_and_a_damaged_one_is_named(stream, expected):
     list(islice(stream(), TAKEN))
     whole = {path: path.read_bytes() for path in stream().folder.iterdir()}
-    for kept in (0, 1, 9):
+    for kept in (0, 9):
         for path in whole:
             if int(path.stem) > kept:
                 path.unlink(missing_ok=True)
-        assert take(stream(200), 30) == expected[200:230]
         assert take(stream(TAKEN - 1), 1) == expected[TAKEN - 1 :]
         for window in range(1, TAKEN // WINDOW + 1):
             path = stream().folder / f"{window}.json"
@@ -217,15 +209,9 @@ SETTINGS = (
 
 @pytest.fixture
 def start(folder, tmp_path):
-    def start(*overrides, run="run", cache=tmp_path / "cache"):
-        cfg = composed(
-            *SETTINGS,
-            f"data.dir={folder}",
-            f"cache_dir={cache}",
-            f"output_dir={tmp_path / run}",
-            *overrides,
-        )
-        train.run(cfg)
+    def start(*overrides, run="run"):
+        places = f"data.dir={folder}", f"cache_dir={tmp_path / 'cache'}"
+        train.run(composed(*SETTINGS, *places, f"output_dir={tmp_path / run}", *overrides))
         return tmp_path / run
 
     return start
@@ -238,17 +224,15 @@ def metrics(folder, *names):
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(start, tmp_path):
     settings = ["trainer.lr_scheduler_type=cosine", "trainer.save_steps=3"]
-    whole = start(*settings, run="whole")
-    for again in range(2):
-        killed = tmp_path / f"killed{again}"
-        shutil.copytree(whole, killed)
-        for step in (6, 8)[again:]:  # the last step, with all that is at the end, or also step 6
-            shutil.rmtree(killed / f"checkpoint-{step}")
-        (killed / "model.safetensors").unlink()
-        start(*settings, run=killed.name)
-        assert_same_weights(weights(whole), weights(killed))
-        names = ("loss", "eval_loss", "learning_rate", "epoch")
-        assert metrics(killed, *names) == metrics(whole, *names)
+    whole, killed = start(*settings, run="whole"), tmp_path / "killed"
+    shutil.copytree(whole, killed)
+    for step in (6, 8):
+        shutil.rmtree(killed / f"checkpoint-{step}")
+    (killed / "model.safetensors").unlink()
+    start(*settings, run=killed.name)
+    assert_same_weights(weights(whole), weights(killed))
+    names = ("loss", "eval_loss", "learning_rate", "epoch")
+    assert metrics(killed, *names) == metrics(whole, *names)
 
 
 def test_a_run_goes_on_with_the_same_data_alone(start):
@@ -267,9 +251,3 @@ def test_a_run_goes_on_with_the_same_data_alone(start):
     for setting in ("+trainer.auto_find_batch_size=true", "+trainer.accelerator_config={SPLIT}"):
         with pytest.raises(ValueError, match="all steps must have one batch size"):
             start(setting.replace("SPLIT", "split_batches:true"), run="elastic")
-
-
-def test_a_run_on_cached_shards_ends_without_the_hub(start):
-    assert os.environ["HF_HUB_OFFLINE"] == "1"
-    folder = start("data.streaming=false", "trainer.max_steps=2")
-    assert (folder / "report" / "report.md").exists()

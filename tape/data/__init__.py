@@ -1,10 +1,8 @@
 """Text data: a corpus yields documents, a tokenizer encodes them, blocks pack the tokens."""
 
-from tape.data.bigrams import BigramCorpus
 from tape.data.blocks import EpochOrder, TokenBlocks, TokenStream, TrainingOrder, tokenize_corpus
-from tape.data.c4 import C4Corpus
-from tape.data.corpora import Corpus, LocalCorpus, RedPajamaCorpus, TextCorpus
-from tape.data.streaming import StreamedBlocks
+from tape.data.c4 import C4Corpus, StreamedBlocks
+from tape.data.corpora import BigramCorpus, Corpus, LocalCorpus, RedPajamaCorpus, TextCorpus
 from tape.data.tokenizer import load_tokenizer, train_tokenizer
 
 __all__ = [

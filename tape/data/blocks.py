@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, groupby, islice
@@ -139,8 +138,8 @@ def check_unknown(
     total, found = -ends, -ends * (unknown == tokenizer.eos_token_id)
     for part in parts:
         total += len(part)
-        for first in range(0, len(part), TOKENS_AT_ONCE):
-            found += np.count_nonzero(part[first : first + TOKENS_AT_ONCE] == unknown)
+        cuts = range(0, len(part), TOKENS_AT_ONCE)  # bounds the memory of the comparison
+        found += sum(np.count_nonzero(part[n : n + TOKENS_AT_ONCE] == unknown) for n in cuts)
     name = tokenizer.convert_ids_to_tokens(unknown)
     message = f"{text}: {found / max(total, 1):.1%} of the tokens are unknown ({name!r})"
     if found > MAX_UNKNOWN * total:
@@ -158,35 +157,31 @@ def batches(documents: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-@contextmanager
-def writable() -> Iterator[None]:
-    """Turns the error of a tokenizer that has no token for a part of a text into a ValueError."""
-    try:
-        yield
-    except Exception as error:
-        if type(error) is not Exception:  # the library raises the bare class
-            raise
-        raise ValueError(
-            f"the tokenizer has no token for a part of the text ({error}): use a model that was "
-            "trained on such text"
-        ) from error
-
-
 def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.ndarray]:
     """Tokenizes each text without special tokens; their names within a text are plain text.
 
     Returns:
         (N,) uint32 each; `token_dtype` is enough for them.
+
+    Raises:
+        ValueError: if the tokenizer has no token for a part of a text.
     """
     found = []
     # In batches of bounded size: the tokenizer takes some hundred bytes of memory per token.
     ends = accumulate(map(len, texts))
+    # On all cores; lengths beyond the model's are fine.
+    how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     for _, group in groupby(texts, key=lambda _: next(ends) // CHARACTERS_AT_ONCE):
-        with writable():
-            encoded = tokenizer(  # on all cores; lengths beyond its model's are fine
-                list(group), add_special_tokens=False, split_special_tokens=True, verbose=False
-            )
-        found += [np.array(ids, dtype=np.uint32) for ids in encoded["input_ids"]]
+        try:
+            encoded = tokenizer([*group], **how)["input_ids"]
+        except Exception as error:
+            if type(error) is not Exception:  # which tokenizers raises for such a text
+                raise
+            raise ValueError(
+                f"the tokenizer has no token for a part of the text ({error}): use a model that "
+                "was trained on such text"
+            ) from error
+        found += [np.array(ids, dtype=np.uint32) for ids in encoded]
     return found
 
 
@@ -237,11 +232,8 @@ def permutation(count: int, seed: int, number: int) -> np.ndarray:
 
 
 class EpochOrder(Dataset):
-    """The sequences of a run in training order: `total` of them, in a new order in each epoch.
-
-    Sequence n is a function of n and the seed, independent of the number of processes and of
-    interruptions.
-    """
+    """The `total` sequences of a run in training order, a new one in each epoch. Sequence n is a
+    function of n and the seed, independent of the number of processes and of interruptions."""
 
     def __init__(self, sequences: Dataset, total: int, seed: int):
         self.sequences, self.total, self.seed = sequences, total, seed
@@ -272,8 +264,7 @@ class TrainingOrder(EpochOrder):
         return f"{len(self.sequences.stream):,}"
 
     def seen(self, tokens: int) -> np.ndarray:
-        """Returns the blocks of the first epoch that the run sees, up to a number of tokens: (N,
-        length)."""
+        """Returns blocks of the first epoch that the run sees, about `tokens`: (N, length)."""
         blocks = self.sequences
         first = self._order(0)[: min(self.total, max(1, tokens // blocks.length))]
         starts = np.sort(blocks.numbers[first]) * blocks.length

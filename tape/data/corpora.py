@@ -9,11 +9,13 @@ import os
 import sysconfig
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Literal, NoReturn
 
+import numpy as np
 from huggingface_hub import hf_hub_download
 
 from tape.data.readers import PLAIN, documents, reading
@@ -36,7 +38,6 @@ class Corpus:
             "join" or None, to all earlier tokens of a block.
     """
 
-    masked = False  # whether tokens attend within their document
     streaming = False  # read during training rather than tokenized as a whole
 
     def __init__(self, name: str, documents: str | None):
@@ -61,35 +62,45 @@ class Corpus:
 
 
 class FileCorpus(Corpus):
-    """A corpus of local files, read as a whole."""
+    """Local files, read as a whole. Documents are held out for validation by their content, so that
+    copies of a document are in the same split.
 
-    def files(self) -> list[Path]:
-        raise NotImplementedError
+    Attributes:
+        files: all of them.
+        parts: files of each split; None: both splits are in all of them.
+        rule: what determines the splits besides the files.
+    """
 
-    def rule(self) -> str:
-        """Describes how documents are chosen: what determines the splits besides the files."""
-        raise NotImplementedError
+    files: list[Path]
+    parts: dict[Split, list[Path]] | None = None
+    rule: str
+    field = "text"
+    validation_fraction: float
+
+    def documents(self, split: Split) -> Iterator[str]:
+        for path in self.files if self.parts is None else self.parts[split]:
+            for text in documents(path, self.field):
+                held_out = self.parts is None and _fraction(text) < self.validation_fraction
+                if self.parts or held_out == (split == "validation"):
+                    yield text
 
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:
-        """Returns a hash of the files' contents and of the split rule."""
-        digest = hashlib.sha256(self.rule().encode())
-        for path in self.files():
+        digest = hashlib.sha256(self.rule.encode())
+        for path in self.files:
+            # The same bytes give other documents if the file type differs.
+            kind = b"plain" if path.suffix in PLAIN else b"rows"
+            kind = b"table" if ".csv" in path.suffixes else kind
             with reading(path), path.open("rb") as file:
-                # The same bytes give other documents if the file type differs.
-                kind = b"plain" if path.suffix in PLAIN else b"rows"
-                if ".csv" in path.suffixes:
-                    kind = b"table"
                 if kind == b"plain" and file.read(len(BOM_UTF8)) != BOM_UTF8:
                     file.seek(0)  # a byte order mark is no part of the document
                 digest.update(kind + hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
     def describe(self) -> str:
-        files = self.files()
-        size = sum(path.stat().st_size for path in files)
+        size = sum(path.stat().st_size for path in self.files)
         digest = self.fingerprint()[:16]
-        return f"{self.name}: {len(files):,} files, {size:,} bytes, sha256 {digest}"
+        return f"{self.name}: {len(self.files):,} files, {size:,} bytes, sha256 {digest}"
 
 
 class LocalCorpus(FileCorpus):
@@ -101,36 +112,26 @@ class LocalCorpus(FileCorpus):
     def __init__(self, name: str = "local", documents: str | None = None):
         super().__init__(name, documents)
         self.root = Path(sysconfig.get_paths()["stdlib"]).resolve()
-
-    @cache  # noqa: B019
-    def files(self) -> list[Path]:
         found = (path for suffix in PLAIN for path in self.root.rglob(f"*{suffix}"))
-        parts = {path: frozenset(path.relative_to(self.root).parts) for path in found}
-        files = sorted(path for path, names in parts.items() if not names & self.EXCLUDED)
-        if not files:
+        parts = {path: path.relative_to(self.root).parts for path in found}
+        self.files = sorted(path for path in parts if not self.EXCLUDED & {*parts[path]})
+        if not self.files:
             raise FileNotFoundError(
                 f"Python's standard library has no source files in {self.root}; "
                 f"use data=text with data.files=... instead"
             )
-        return files
-
-    def rule(self) -> str:
-        return "\n".join(self._name(path) for path in self.files())
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.root).as_posix()
-
-    def documents(self, split: Split) -> Iterator[str]:
-        for path in self.files():
-            if (fraction(self._name(path)) < 0.05) == (split == "validation"):
-                yield from documents(path, "")
+        names = {path: path.relative_to(self.root).as_posix() for path in self.files}
+        self.parts = {"train": [], "validation": []}
+        for path, name in names.items():
+            self.parts["validation" if _fraction(name) < 0.05 else "train"].append(path)
+        self.rule = "\n".join(names.values())
 
 
 class TextCorpus(FileCorpus):
     """The user's own files; settings: config/data/text.yaml.
 
-    Without files for validation, some documents are held out, chosen by content, so that copies of
-    a document are in the same split. A single plain file is cut near its end instead.
+    Without files for validation, some documents are held out. A single plain file is cut near its
+    end instead.
     """
 
     def __init__(
@@ -148,38 +149,27 @@ class TextCorpus(FileCorpus):
         check_text("data.field", field)
         super().__init__(name, documents)
         self.field, self.validation_fraction = field, validation_fraction
-        self.held_out = [] if validation is None else _expand("data.validation", validation)
-        held_out = {path.resolve() for path in self.held_out}
-        self.paths = [p for p in _expand("data.files", files) if p.resolve() not in held_out]
-        if not self.paths:
+        held_out = [] if validation is None else _expand("data.validation", validation)
+        others = {path.resolve() for path in held_out}
+        train = [path for path in _expand("data.files", files) if path.resolve() not in others]
+        if not train:
             raise FileNotFoundError("every file of data.files is in data.validation as well")
-
-    def files(self) -> list[Path]:
-        return self.paths + self.held_out
-
-    def rule(self) -> str:
-        return f"{len(self.held_out)} held out, {self.validation_fraction}, {self.field}"
+        self.parts = {"train": train, "validation": held_out} if held_out else None
+        self.files = train + held_out
+        self.rule = f"{len(held_out)} held out, {validation_fraction}, {field}"
 
     def documents(self, split: Split) -> Iterator[str]:
-        if self.held_out:
-            yield from self._read(self.paths if split == "train" else self.held_out)
-        elif len(self.paths) == 1 and self.paths[0].suffix in PLAIN:
-            for text in self._read(self.paths):
-                cut = _near_end(text, self.validation_fraction)
-                half = text[:cut] if split == "train" else text[cut:]
-                if half.strip():
-                    yield half
-        else:
-            for text in self._read(self.paths):
-                if (fraction(text) < self.validation_fraction) == (split == "validation"):
-                    yield text
-
-    def _read(self, paths: list[Path]) -> Iterator[str]:
-        for path in paths:
-            yield from documents(path, self.field)
+        if len(self.files) > 1 or self.files[0].suffix not in PLAIN:
+            yield from super().documents(split)
+            return
+        for text in documents(self.files[0], self.field):
+            cut = _near_end(text, self.validation_fraction)
+            half = text[:cut] if split == "train" else text[cut:]
+            if half.strip():
+                yield half
 
 
-class RedPajamaCorpus(TextCorpus):
+class RedPajamaCorpus(FileCorpus):
     """RedPajama-Data-1T-Sample (Together Computer 2023): eleven JSON lines files, about a billion
     tokens from the sources of Llama's training data. Settings: config/data/redpajama.yaml.
 
@@ -199,39 +189,86 @@ class RedPajamaCorpus(TextCorpus):
         documents: str | None = None,
     ):
         check_fraction("data.validation_fraction", validation_fraction)
-        Corpus.__init__(self, name, documents)
-        self.field, self.held_out, self.validation_fraction = "text", [], validation_fraction
+        super().__init__(name, documents)
+        self.validation_fraction = validation_fraction
+        self.rule = f"redpajama {validation_fraction}"
         names = [f"{source}_sample.jsonl" for source in self.SOURCES]
-        if dir is None:
-            log.info("downloading %s once, about 5 GB", self.HUB)
-            self.paths = self._from_hub(names)
-            return
-        folder = check_path("data.dir", dir)
-        self.paths = [folder / each for each in names if (folder / each).is_file()]
-        if not self.paths:
+        folder = self._from_hub(names) if dir is None else check_path("data.dir", dir)
+        self.files = [folder / each for each in names if (folder / each).is_file()]
+        missing = [each for each in names if folder / each not in self.files]
+        if not self.files:
             raise FileNotFoundError(
                 f"data.dir={folder} has none of {', '.join(names)}; they are on "
                 f"https://huggingface.co/datasets/{self.HUB}"
             )
-        if missing := {*names} - {path.name for path in self.paths}:
-            log.warning("%s lacks %s of %s files: %s", dir, len(missing), len(names), missing)
+        if missing:
+            log.warning("%s lacks %s of %s files: %s", folder, len(missing), len(names), missing)
 
-    def _from_hub(self, names: list[str]) -> list[Path]:
+    def _from_hub(self, names: list[str]) -> Path:
+        log.info("downloading %s once, about 5 GB", self.HUB)
         try:
-            return [Path(hf_hub_download(self.HUB, n, repo_type="dataset")) for n in names]
+            for name in names:
+                file = hf_hub_download(self.HUB, name, repo_type="dataset")
+            return Path(file).parent
         except Exception as error:  # the hub's client also raises errors of its HTTP clients
             raise FileNotFoundError(
                 f"{self.HUB} is neither in the hub's cache nor available from the hub ({error}); "
                 f"give data.dir=..., a folder with its files, or another corpus, data=local"
             ) from error
 
-    def rule(self) -> str:
-        return f"redpajama {self.validation_fraction}"
 
+class BigramCorpus(Corpus):
+    """Documents whose statistics are their own, the same on every machine: each is a Markov chain
+    over 16 letters with a random transition table. Nothing about a letter is known except from
+    earlier letters of its document, and a longer context is worth more at any length.
+    docs/pretraining.md has the lowest loss that a model can reach.
+    """
 
-def fraction(text: str) -> float:
-    """Maps a text to a number in [0, 1) by its hash."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 256**7
+    SYMBOLS = 16
+    CONCENTRATION = 0.1  # of the Dirichlet distribution of a row of a table
+    DOCUMENTS = {"train": 10_240, "validation": 1_024}
+    # Letters of a document; EOS follows. Windows of up to 512 tokens every 513 tokens of the
+    # validation split begin with a document. In training, documents end at any place of a sequence.
+    LETTERS = {"train": 510, "validation": 512}
+    AT_ONCE = 1_024  # documents
+
+    def __init__(self, name: str = "bigrams", documents: str | None = None):
+        super().__init__(name, documents)
+
+    @classmethod
+    def chains(cls, seed: Sequence[int], count: int, length: int) -> np.ndarray:
+        """Draws `count` chains of `length` symbols, (count, length), each from a table of its own:
+        for each row i, probabilities of the next symbol from Dirichlet(0.1, ..., 0.1)."""
+        random = np.random.RandomState(seed)  # the same numbers in all versions of numpy
+        tables = random.standard_gamma(cls.CONCENTRATION, (count, cls.SYMBOLS, cls.SYMBOLS))
+        tables, each = tables.cumsum(-1), np.arange(count)
+        symbols = np.empty((count, length), np.int64)
+        symbols[:, 0] = random.randint(cls.SYMBOLS, size=count)
+        for n in range(1, length):
+            row = tables[each, symbols[:, n - 1]]
+            drawn = random.random_sample((count, 1)) * row[:, -1:]
+            symbols[:, n] = (drawn >= row[:, :-1]).sum(-1)
+        return symbols
+
+    def symbols(self, split: Split) -> Iterator[np.ndarray]:
+        """Yields the documents as arrays (up to 1,024, length)."""
+        number = [*self.DOCUMENTS].index(split)
+        for n, first in enumerate(range(0, self.DOCUMENTS[split], self.AT_ONCE)):
+            count = min(self.AT_ONCE, self.DOCUMENTS[split] - first)
+            yield self.chains([number, n], count, self.LETTERS[split])
+
+    def documents(self, split: Split) -> Iterator[str]:
+        letters = np.array([*ascii_lowercase[: self.SYMBOLS]])
+        for part in self.symbols(split):
+            yield from map("".join, letters[part])
+
+    def fingerprint(self) -> str:
+        rule = f"bigrams {self.SYMBOLS} {self.CONCENTRATION} {self.DOCUMENTS} {self.LETTERS}"
+        return hashlib.sha256(rule.encode()).hexdigest()
+
+    def describe(self) -> str:
+        count, length = self.DOCUMENTS["train"], self.LETTERS["train"]
+        return f"{self.name}: {count:,} random documents of {length} letters"
 
 
 def no_documents(corpus: Corpus, split: Split) -> ValueError:
@@ -240,6 +277,11 @@ def no_documents(corpus: Corpus, split: Split) -> ValueError:
         f"the {split} split of {corpus.name} has no documents; give more text, or another "
         "validation text"
     )
+
+
+def _fraction(text: str) -> float:
+    """Maps a text to a number in [0, 1) by its hash."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 256**7
 
 
 def _near_end(text: str, share: float) -> int:

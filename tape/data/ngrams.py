@@ -14,20 +14,12 @@ ORDERS = {"bigram": 2, "trigram": 3, "5-gram": 5}
 
 
 class Counts(NamedTuple):
-    """Counts of all k-grams of one order, and sums over those with one context, their first k - 1
-    tokens.
+    """Counts of all k-grams of one order; their contexts are their first k - 1 tokens."""
 
-    Attributes:
-        grams: (G,) count by k-gram.
-        total: (C,) sum of counts by context.
-        distinct: (C,) k-grams with a count by context.
-        discount: subtracted from every count.
-    """
-
-    grams: np.ndarray
-    total: np.ndarray
-    distinct: np.ndarray
-    discount: float
+    grams: np.ndarray  # (G,) count by k-gram
+    total: np.ndarray  # (C,) sum of counts by context
+    distinct: np.ndarray  # (C,) k-grams with a count by context
+    discount: float  # subtracted from every count
 
     @classmethod
     def of(cls, grams: np.ndarray, contexts: np.ndarray, size: int) -> Counts:

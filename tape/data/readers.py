@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import locale
 import logging
+import zipfile
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
@@ -26,7 +27,9 @@ from tape.validation import encodable
 
 PLAIN = (".txt", ".md", ".rst", ".py")  # a file is a document
 BYTE_ORDER_MARK = BOM_UTF8.decode()
-UNREADABLE = (OSError, EOFError, ValueError, zlib.error, pyarrow.ArrowException)
+# Zips with a password raise RuntimeError, those of an unknown compression NotImplementedError.
+OF_ZIPS = (RuntimeError, zipfile.BadZipFile)
+UNREADABLE = (OSError, EOFError, ValueError, zlib.error, pyarrow.ArrowException, *OF_ZIPS)
 
 # fsspec's own reader takes truncated zstd data for complete.
 register_compression(
@@ -37,7 +40,7 @@ logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
 
 
 @contextmanager
-def reading(path: str | Path) -> Iterator[None]:
+def reading(path: object) -> Iterator[None]:
     """Turns errors while a file is read into ValueErrors that name the file."""
     try:
         yield
@@ -85,40 +88,33 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
     # As a DataFilesList, a name with brackets is not taken for a pattern.
     files = DataFilesDict(train=DataFilesList([str(path)], []))
     load = partial(load_dataset, data_files=files, split="train", streaming=True)
-    suffixes, read = Path(path).suffixes, _of_row
+    suffixes, encoding = Path(path).suffixes, locale.getpreferredencoding(False)
+    is_json = False
     if ".parquet" in suffixes:
         columns = load("parquet").column_names
         rows = load("parquet", columns=[field] if field in columns else columns)
     elif ".csv" in suffixes:
         rows = load("csv", keep_default_na=False)
+    elif encoding.lower() in ("utf-8", "utf8"):
+        rows, is_json = load("text"), True
     else:
-        encoding = locale.getpreferredencoding(False)
-        if encoding.lower() not in ("utf-8", "utf8"):
-            raise ValueError(
-                f"{path}: the locale's encoding, {encoding}, would be used for compressed text; "
-                "set PYTHONUTF8=1"
-            )
-        rows, read = load("text"), _of_line
-    return rows.map(partial(read, path, field), with_indices=True)
+        raise ValueError(
+            f"{path}: the locale's encoding, {encoding}, would be used for compressed text; "
+            "set PYTHONUTF8=1"
+        )
+    return rows.map(partial(_document, path, field, is_json), with_indices=True)
 
 
-def _of_line(path: str | Path, field: str, row: dict[str, str], number: int) -> dict[str, str]:
-    where, line = f"{path}, line {number + 1:,}", row["text"]
-    line = line if number else line.removeprefix(BYTE_ORDER_MARK)
-    if not line.strip():
-        return {"text": ""}
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({error})") from error
-    return {"text": _text(where, found, field)}
-
-
-def _of_row(path: str | Path, field: str, row: dict[str, Any], number: int) -> dict[str, str]:
-    return {"text": _text(f"{path}, row {number:,}", row, field)}
-
-
-def _text(where: str, row: Any, field: str) -> str:
+def _document(path: str | Path, field: str, is_json: bool, row: Any, number: int) -> dict[str, str]:
+    where = f"{path}, line {number + 1:,}" if is_json else f"{path}, row {number:,}"
+    if is_json:
+        line = row["text"] if number else row["text"].removeprefix(BYTE_ORDER_MARK)
+        if not line.strip():
+            return {"text": ""}
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where}: not JSON ({error})") from error
     if not isinstance(row, dict) or field not in row:
         has = f"fields {', '.join(row)}" if isinstance(row, dict) else "no fields"
         raise ValueError(f"{where}: no text in field {field!r} (the row has {has}); set data.field")
@@ -128,4 +124,4 @@ def _text(where: str, row: Any, field: str) -> str:
         raise ValueError(f"{where}: field {field!r} has {kind}; a document must be a string")
     if not encodable(text):
         raise ValueError(f"{where}: {field!r} holds a lone surrogate")
-    return text
+    return {"text": text}

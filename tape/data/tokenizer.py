@@ -29,11 +29,11 @@ LONG_RUN = rf"\S{{{MAX_PIECE}}}|\s{{{MAX_PIECE}}}"
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
-    """Trains a byte-level BPE with `vocab_size` tokens on the corpus's sample, cached on disk.
+    """Trains a byte-level BPE with `vocab_size` tokens on the corpus's sample, cached on disk. Its
+    end-of-text token serves as BOS and EOS; padding has its own token.
 
-    Its end-of-text token serves as BOS and EOS; padding has its own token. If the sample has longer
-    runs without a space, such as Chinese or DNA, texts are cut into pieces of at most `MAX_PIECE`
-    characters in training and encoding, because training time is quadratic in a piece's length.
+    If the sample has runs of more than `MAX_PIECE` characters without a space, such as Chinese or
+    DNA, training and encoding cut them: training time is quadratic in the length of a piece.
 
     Raises:
         ValueError: if the vocabulary is too small for all bytes, or the text yields fewer tokens.
@@ -44,28 +44,26 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrai
             "tokens"
         )
 
-    def folder_of(kind: str) -> Path:
-        content = f"{corpus.fingerprint()} {kind} {vocab_size}"
-        return cache_dir / "tokenizers" / hashlib.sha256(content.encode()).hexdigest()[:16]
-
     def read(folder: Path) -> PreTrainedTokenizerBase:
         tokenizer = load_tokenizer(str(folder))
         if len(tokenizer) != vocab_size:
             raise ValueError(f"it has {len(tokenizer)} tokens, not vocab_size={vocab_size}")
         return tokenizer
 
+    folders = []
     for kind in KINDS:
-        if (tokenizer := read_or_discard(folder_of(kind), read)) is not None:
+        key = hashlib.sha256(f"{corpus.fingerprint()} {kind} {vocab_size}".encode()).hexdigest()
+        folders.append(cache_dir / "tokenizers" / key[:16])
+        if (tokenizer := read_or_discard(folders[-1], read)) is not None:
             return tokenizer
     log.info("training a tokenizer of %s tokens", f"{vocab_size:,}")
     trained, is_cut = _train(corpus, vocab_size)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=trained, bos_token=END, eos_token=END, pad_token=PADDING
     )
-    folder = folder_of(KINDS[is_cut])
-    with new_folder(folder) as work:
+    with new_folder(folders[is_cut]) as work:
         tokenizer.save_pretrained(work)
-    return load_tokenizer(str(folder))
+    return load_tokenizer(str(folders[is_cut]))
 
 
 def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
@@ -112,8 +110,8 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
     except Exception as error:  # damaged files raise anything
-        reason = " ".join(str(error).split())
-        if (file := Path(name_or_folder, "tokenizer.json")).is_file():
+        reason, file = " ".join(str(error).split()), Path(name_or_folder, "tokenizer.json")
+        if file.is_file():
             reason = f"({type(error).__name__}: {reason}): create it again"
             raise ValueError(f"{file} is damaged {reason}") from error
         raise ValueError(

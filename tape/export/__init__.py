@@ -5,27 +5,32 @@ tape export output/adape_local --out adape-small
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from tape.export import check
-from tape.export.card import model_card, shareable
+from tape.export.card import base_of, model_card
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
-from tape.export.source import CHECKPOINT, Source
-from tape.files import new_folder
+from tape.files import new_folder, read_object
+from tape.model.checkpoint import load_model, read_tokenizer
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
+from tape.runs.folder import CONFIGURATION, HASHES, last_complete, verify_checkpoint
 
 FORMATS = ("tape", "llama")
+CHECKPOINT = re.compile(r"checkpoint-\d+")
+TEXT = "Naïve sheep,  3 + 4 = 7.\n\tdef f(x): return x  # ☃"
 LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: backends may round differently
 
 
@@ -39,15 +44,15 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
     """
     if format not in FORMATS:
         raise ValueError(f"format={format!r}; allowed: {', '.join(FORMATS)}")
-    out = Path(out).absolute()
-    source = Source.open(Path(folder))
-    _check_target(source, out)
-    model, tokenizer = source.load()
+    folder, out = Path(folder), Path(out).absolute()
+    _check_target(out)
+    model, tokenizer, recorded = load(folder)
     if format == "llama":
         require_llama(model)
     with new_folder(out) as work:
         model.config.use_cache = True  # disabled during training
-        model.config.adaptation = shareable(model.config.adaptation)
+        if model.config.adaptation is not None:  # without the place of a local folder
+            model.config.adaptation |= {"base_model": base_of(recorded)[0]}
         model.save_pretrained(work)
         if tokenizer is not None:
             tokenizer.save_pretrained(work)
@@ -55,15 +60,34 @@ def export(folder: str | Path, out: str | Path, format: str = "tape") -> Path:
             write_llama_config(model, work)
         else:
             write_code(work)
-        (work / "README.md").write_text(model_card(source, model, tokenizer, out.name, format))
+        (work / "README.md").write_text(model_card(model, tokenizer, recorded, out.name, format))
         verify(model, tokenizer, work, format)
     return out
 
 
+def load(folder: Path) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase | None, dict[str, Any]]:
+    """Returns the model of a run, of one of its checkpoints or of any other folder, in its saved
+    dtype, and its tokenizer if it has one; an adapter is merged into its base. Also returns what is
+    recorded of that base.
+
+    Raises:
+        ValueError: if there is no complete model of ours, or a checkpoint is damaged.
+    """
+    run = folder.parent if CHECKPOINT.fullmatch(folder.name) else folder
+    recorded = run / CONFIGURATION
+    hashed = (folder / HASHES).exists() or (run != folder and recorded.exists())
+    if hashed and (found := verify_checkpoint(folder)) is not None:
+        newest = last_complete(run) or "no checkpoint"
+        raise ValueError(f"{folder} is a damaged checkpoint ({found}): {newest} is complete")
+    model = load_model(folder).cpu()
+    has_tokenizer = (folder / "tokenizer_config.json").exists()
+    base = model.config.adaptation or (read_object(recorded) if recorded.exists() else {})
+    return model, read_tokenizer(folder) if has_tokenizer else None, base
+
+
 def write_code(folder: Path) -> None:
     """Writes the model's modules next to its weights and registers them in config.json."""
-    modules = [cls.__module__ for cls in (TapeConfig, TapeForCausalLM)]
-    for name, text in flat_modules(*modules).items():
+    for name, text in flat_modules(TapeConfig.__module__, TapeForCausalLM.__module__).items():
         (folder / name).write_text(text, encoding="utf-8")
     classes = {
         "AutoConfig": TapeConfig,
@@ -78,10 +102,7 @@ def write_code(folder: Path) -> None:
 
 
 def verify(
-    model: TapeForCausalLM,
-    tokenizer: PreTrainedTokenizerBase | None,
-    folder: Path,
-    format: str,
+    model: TapeForCausalLM, tokenizer: PreTrainedTokenizerBase | None, folder: Path, format: str
 ) -> None:
     """Compares the model's logits on random tokens with those of the folder in another process: for
     the format "tape" in the saved dtype, where they must be equal; for "llama" in float32. Also
@@ -100,7 +121,7 @@ def verify(
     with torch.no_grad():
         expected = model(tokens).logits
     found = _load_elsewhere(folder, tokens, dtype)
-    if tokenizer is not None and tokenizer(check.TEXT).input_ids != found["ids"][0].tolist():
+    if tokenizer is not None and tokenizer(TEXT).input_ids != found["ids"][0].tolist():
         raise ValueError("the exported tokenizer produces different tokens from the model's")
     difference = (found["logits"].double() - expected.double()).abs().max().item()
     allowed = 0.0 if exact else LLAMA_TOLERANCE * expected.abs().max().item()
@@ -112,12 +133,14 @@ def verify(
 
 
 def _load_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> dict[str, torch.Tensor]:
+    """Returns what `_loaded` computes in a process that cannot import this package."""
+    program = f"{inspect.getsource(_loaded)}\nimport sys\n_loaded(*sys.argv[1:])"
     with tempfile.TemporaryDirectory() as scratch:
         given, answer = Path(scratch, "tokens.safetensors"), Path(scratch, "answer.safetensors")
         save_file({"input_ids": tokens}, given)
-        arguments = [folder, given, answer, dtype, torch.get_num_threads()]
+        arguments = [folder, given, answer, dtype, torch.get_num_threads(), TEXT]
         process = subprocess.run(
-            [sys.executable, "-P", check.__file__, *map(str, arguments)],
+            [sys.executable, "-P", "-c", program, *map(str, arguments)],
             cwd=scratch,
             env=os.environ | {"HF_MODULES_CACHE": scratch, "HF_HUB_OFFLINE": "1"},
             capture_output=True,
@@ -129,12 +152,33 @@ def _load_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> dict[str,
         return load_file(answer)
 
 
-def _check_target(source: Source, out: Path) -> None:
+def _loaded(folder: str, tokens: str, answer: str, dtype: str, threads: str, text: str) -> None:
+    """Writes the logits of the model in a folder, and the token ids of a text."""
+    import os
+    import sys
+
+    sys.modules["tape"] = None  # makes importing it fail
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(int(threads))
+    how = {"trust_remote_code": True}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how)
+    with torch.no_grad():
+        found = {"logits": model.eval()(**load_file(tokens)).logits}
+    if os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)
+        found["ids"] = tokenizer(text, return_tensors="pt").input_ids
+    save_file(found, answer)
+
+
+def _check_target(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(f"{out} already exists; choose another --out, or remove it")
-    places = [out.resolve(), *out.resolve().parents]
-    if source.run in places[1:] and any(CHECKPOINT.fullmatch(path.name) for path in places):
+    if any(map(CHECKPOINT.fullmatch, out.resolve().parts)):
         raise ValueError(
-            f"{out} is inside or named like a checkpoint, which the run may delete; "
-            f"choose another --out"
+            f"{out} is inside or named like a checkpoint, which a run may delete; choose another "
+            "--out"
         )

@@ -14,18 +14,14 @@ def main() -> None:
         prog="tape export",
         description="Export a trained model to a folder that loads without this package.",
     )
-    parser.add_argument("folder", type=Path, help="a run, one of its checkpoints, or a saved model")
-    parser.add_argument("--out", type=Path, required=True, help="new folder to write")
-    parser.add_argument(
-        "--format",
-        choices=FORMATS,
-        default="tape",
-        help="tape: any encoding, with its code; llama: a plain Llama, for equivalent encodings "
-        "(default: tape)",
-    )
-    arguments = parser.parse_args()
+    add = parser.add_argument
+    add("folder", type=Path, help="a run, one of its checkpoints, or a saved model")
+    add("--out", type=Path, required=True, help="new folder to write")
+    about = "tape: any encoding, with its code; llama: a plain Llama, for equivalent encodings"
+    add("--format", choices=FORMATS, default="tape", help=f"{about} (default: tape)")
+    given = parser.parse_args()
     transformers.logging.disable_progress_bar()
-    out = export(arguments.folder, arguments.out, arguments.format)
+    out = export(given.folder, given.out, given.format)
     print(f"{out}: complete, and its logits equal the model's")
 
 

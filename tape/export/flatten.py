@@ -57,7 +57,7 @@ def _replaced(source: str, texts: dict[ast.AST, str]) -> str:
     for node in sorted(texts, key=lambda node: node.lineno, reverse=True):
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
-        found = found[:start] + texts[node].encode() + found[end + (not texts[node]) :]
+        found = found[:start] + texts[node].encode() + found[end:]
     return found.decode()
 
 

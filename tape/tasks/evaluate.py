@@ -3,6 +3,10 @@
 tape evaluate output/add_adape --task addition --max_length 10 --shard 1/4
 tape evaluate output/passkey_tape_0 --task passkey
 tape evaluate output/parity_tape --task synthetic --samples 500
+
+The run's task of SCROLLS has options, answers and metrics of its own (scrolls/generate.py):
+
+tape evaluate output/scrolls/quality/tape --task scrolls
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ TASKS = {
     "passkey": "tape.tasks.passkey.passkey_task:PasskeyTask",
     "synthetic": "tape.tasks.synthetic.synthetic_task:SyntheticTask",
 }
+SCROLLS = "scrolls"
 log = logging.getLogger(__name__)
 
 
@@ -102,8 +107,10 @@ def parsed(words: list[str]) -> argparse.Namespace:
         add_help=False,
     )
     add = parser.add_argument
-    add("--task", choices=[*TASKS], help="what is asked: each has options of its own")
-    name = parser.parse_known_args(words)[0].task
+    add("--task", choices=[*TASKS, SCROLLS], help="what is asked: each has options of its own")
+    found, others = parser.parse_known_args(words)
+    if (name := found.task) == SCROLLS:
+        return argparse.Namespace(task=name, words=others)
     add("-h", "--help", action="help", help="show this message")
     add("--model", "--base_model", dest="run", type=model_folder, required=True)
     add("--name", type=folder_name, help="name of the results folder, in the run's or in output/")
@@ -123,7 +130,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
         task.add_options(parser)
     given = parser.parse_args(words)
     if name is None:
-        parser.error(f"give --task, one of {', '.join(TASKS)}")
+        parser.error(f"give --task, one of {', '.join((*TASKS, SCROLLS))}")
     return given
 
 
@@ -131,7 +138,11 @@ def parsed(words: list[str]) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
-    evaluate(parsed(sys.argv[1:] if words is None else words))
+    given = parsed(sys.argv[1:] if words is None else words)
+    if given.task == SCROLLS:
+        import_module("scrolls.generate").evaluate_run(given.words)
+    else:
+        evaluate(given)
 
 
 if __name__ == "__main__":
