@@ -140,7 +140,7 @@ def main(words: list[str] | None = None) -> None:
     transformers.logging.disable_progress_bar()
     given = parsed(sys.argv[1:] if words is None else words)
     if given.task == SCROLLS:
-        import_module("scrolls.generate").evaluate_run(given.words)
+        resolve_name("scrolls.generate:evaluate_run")(given.words)
     else:
         evaluate(given)
 
