@@ -1,16 +1,21 @@
 """Vocabularies of other people's tokenizers: unknown tokens, and ids with gaps."""
 
+import json
+
 import pytest
 import torch
 from scrolls_data import write_task
 from shards import write_shards
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from scrolls.examples import Budget, Prompts, tokenize_split
 from scrolls.tasks import TASKS
 from tape.data import C4Corpus, StreamedBlocks, TextCorpus, tokenize_corpus
+from tape.data.blocks import tokenizer_fingerprint
+from tape.data.tokenizer import load_tokenizer
 from tape.evaluation.texts import open_text
+from tape.model.checkpoint import read_tokenizer
 from tape.model.configuration import TapeConfig
 from tape.training.build import adapt_model, build_model
 
@@ -96,3 +101,52 @@ def test_a_vocabulary_may_have_gaps(largest, tmp_path):
     config.vocab_size = largest
     with pytest.raises(ValueError, match=f"ids up to {largest:,}.*base_model=base {largest:,}"):
         adapt_model("base", config, tokenizer)
+
+
+def saved(folder, tokenizer, kind, **settings):
+    """The folder of a tokenizer of this class, with all its words in tokenizer.json."""
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": kind, "eos_token": "</s>", "unk_token": "<unk>", **settings}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def learned(model, text, **parts):
+    tokenizer = Tokenizer(model)
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text] * 9, trainer)
+    return tokenizer
+
+
+LETTERS_ALONE = pre_tokenizers.Sequence(
+    [pre_tokenizers.Split("", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+)
+
+
+@pytest.mark.parametrize("read", [lambda folder: load_tokenizer(str(folder)), read_tokenizer])
+def test_tokens_are_those_of_the_file(read, tmp_path):
+    """transformers builds some classes anew, with parts that are not those of tokenizer.json."""
+    made = learned(models.BPE(), "don't stop", pre_tokenizer=LETTERS_ALONE)
+    plain = read(saved(tmp_path / "plain", made, "PreTrainedTokenizerFast"))
+    assert plain("don't")["input_ids"] == made.encode("don't").ids
+    other = saved(tmp_path / "other", made, "Qwen2Tokenizer")
+    with pytest.raises(ValueError, match=r"Qwen2Tokenizer.* makes other tokens than .*other/tok"):
+        read(other)
+
+
+def test_the_first_call_does_not_change_the_fingerprint(tmp_path):
+    made = learned(models.BPE(), "don't stop", pre_tokenizer=LETTERS_ALONE)
+    made.enable_truncation(5)
+    made.enable_padding()
+    tokenizer = load_tokenizer(str(saved(tmp_path / "cut", made, "PreTrainedTokenizerFast")))
+    before = tokenizer_fingerprint(tokenizer)
+    assert len(tokenizer("don't stop")["input_ids"]) == 10
+    assert tokenizer_fingerprint(tokenizer) == before
