@@ -262,8 +262,8 @@ ZSTD = zstandard.compress(lines_of(DOCUMENTS).encode())
         ("a.csv", b"text\ncaf\xe9\n", r"a\.csv is not UTF-8 text"),
         ("a.csv", "text\n1\n", r"a\.csv, row 0: field 'text' has int 1; a document must be a"),
         ("a.csv", "body\nx\n", r"a\.csv, row 0: no text in field 'text' .*fields body"),
-        ("a.csv", "text\na, b\nc\n", r"a\.csv: row 0 has 2 fields, .* header 1; quote texts"),
-        ("a.csv", "id,text\n\n1,a, b\n", r"a\.csv: row 0 has 3 fields, .* header 2"),
+        ("a.csv", "text\na, b\nc\n", r"a\.csv: row 0 has more fields than the header; q"),
+        ("a.csv", "id,text\n\n1,a, b\n", r"a\.csv: row 0 has more fields than the header; q"),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):

@@ -126,27 +126,25 @@ def learned(model, text, **parts):
     return tokenizer
 
 
-LETTERS_ALONE = pre_tokenizers.Sequence(
-    [pre_tokenizers.Split("", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-)
+WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
 @pytest.mark.parametrize("read", [lambda folder: load_tokenizer(str(folder)), read_tokenizer])
 def test_tokens_are_those_of_the_file(read, tmp_path):
     """transformers builds some classes anew, with parts that are not those of tokenizer.json."""
-    made = learned(models.BPE(), "don't stop", pre_tokenizer=LETTERS_ALONE)
+    made = learned(models.BPE(), "12345", pre_tokenizer=WORDS)
     plain = read(saved(tmp_path / "plain", made, "PreTrainedTokenizerFast"))
-    assert plain("don't")["input_ids"] == made.encode("don't").ids
+    assert plain("12345")["input_ids"] == made.encode("12345").ids
     other = saved(tmp_path / "other", made, "Qwen2Tokenizer")
     with pytest.raises(ValueError, match=r"Qwen2Tokenizer.* makes other tokens than .*other/tok"):
         read(other)
 
 
 def test_the_first_call_does_not_change_the_fingerprint(tmp_path):
-    made = learned(models.BPE(), "don't stop", pre_tokenizer=LETTERS_ALONE)
+    made = learned(models.BPE(), "don't stop", pre_tokenizer=WORDS)
     made.enable_truncation(5)
     made.enable_padding()
     tokenizer = load_tokenizer(str(saved(tmp_path / "cut", made, "PreTrainedTokenizerFast")))
     before = tokenizer_fingerprint(tokenizer)
-    assert len(tokenizer("don't stop")["input_ids"]) == 10
+    assert len(tokenizer("don't stop" * 9)["input_ids"]) > 5
     assert tokenizer_fingerprint(tokenizer) == before

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import locale
 import logging
+import warnings
 import zipfile
 import zlib
 from codecs import BOM_UTF8
@@ -18,10 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pyarrow
 from datasets import IterableDataset, load_dataset
 from datasets.data_files import DataFilesDict, DataFilesList
 from fsspec.compression import register_compression
+from pandas.errors import ParserWarning
 
 from tape.validation import encodable
 
@@ -94,6 +97,7 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
         columns = load("parquet").column_names
         rows = load("parquet", columns=[field] if field in columns else columns)
     elif ".csv" in suffixes:
+        check_width(path)
         rows = load("csv", keep_default_na=False)
     elif encoding.lower() in ("utf-8", "utf8"):
         rows, is_json = load("text"), True
@@ -103,6 +107,18 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
             "set PYTHONUTF8=1"
         )
     return rows.map(partial(_document, path, field, is_json), with_indices=True)
+
+
+def check_width(path: str | Path) -> None:
+    """Raises a ValueError for a .csv whose first row is wider than its header: pandas would take
+    its first fields for an index, and text behind an unquoted comma for the document."""
+    with warnings.catch_warnings(action="error", category=ParserWarning):
+        try:
+            pandas.read_csv(path, nrows=1, index_col=False)
+        except ParserWarning as warning:
+            raise ValueError(
+                f"{path}: row 0 has more fields than the header; quote texts that hold commas"
+            ) from warning
 
 
 def _document(path: str | Path, field: str, is_json: bool, row: Any, number: int) -> dict[str, str]:

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from tape.data.corpora import Corpus, no_documents
 from tape.files import new_folder, read_or_discard
+from tape.model.checkpoint import check_tokens
 from tape.validation import check_text
 
 log = logging.getLogger(__name__)
@@ -120,6 +121,7 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
         ) from error
     if not tokenizer.is_fast:
         raise ValueError(f"tokenizer={name_or_folder!r} has no fast version (tokenizer.json)")
+    check_tokens(tokenizer, name_or_folder)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"tokenizer={name_or_folder!r} has no EOS token to join documents with")
     return tokenizer

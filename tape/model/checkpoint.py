@@ -13,7 +13,14 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from tokenizers import Tokenizer
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import cached_file
 
 from tape.files import read_object, reading
 from tape.model.adapters import ADAPTER, BFLOAT16, merged, weights_of_encoding
@@ -24,6 +31,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files
 CONFIG = "config.json"
 WITHOUT_EFFECT = ("adaptation", "transformers_version", "_name_or_path")  # fields of CONFIG
+PROBE = "It's 12345 of 6: don't  stop\n\n\tnow, Größe 漢字 ☃ x+=1"  # of all that tokenizers split
 SHA256 = 64  # digits; a revision on the hub has fewer
 
 
@@ -41,10 +49,12 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Returns the tokenizer beside a model.
 
     Raises:
-        ValueError: if there is none, or its files are damaged.
+        ValueError: if there is none, its files are damaged, or its class makes other tokens.
     """
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # damaged files raise anything
         for path in (folder / "tokenizer_config.json", folder / "tokenizer.json"):
             if path.is_file():
@@ -53,6 +63,28 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             f"{folder} has no tokenizer that can be loaded ({type(error).__name__}: {error}): add "
             "the model's own tokenizer"
         ) from error
+    if tokenizer.is_fast:
+        check_tokens(tokenizer, folder)
+    return tokenizer
+
+
+def check_tokens(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
+    """Raises a ValueError if a tokenizer makes other tokens than the tokenizer.json of its folder
+    or hub name: transformers builds some classes anew, with parts that are not the file's. Drops
+    truncation and padding, which a file may have, but no text here gets."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    file = cached_file(folder, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    if type(tokenizer) is PreTrainedTokenizerFast or file is None:
+        return
+    made = Tokenizer.from_file(file).encode(PROBE, add_special_tokens=False).ids
+    if made != backend.encode(PROBE, add_special_tokens=False).ids:
+        raise ValueError(
+            f"{type(tokenizer).__name__}, the tokenizer_class of {folder}, makes other tokens than "
+            f"{file}; where the file is right, set tokenizer_class to PreTrainedTokenizerFast in "
+            "its tokenizer_config.json"
+        )
 
 
 def read_config(folder: Path) -> TapeConfig:
