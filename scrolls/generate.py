@@ -20,10 +20,15 @@ from scrolls.examples import BUDGETS, Examples, Prompts, tokenize_split, trained
 from scrolls.official_files import add_data
 from scrolls.tasks import SPLITS, TASKS
 from tape.command import Parser, expected_errors, integer, model_folder
-from tape.evaluation.decoding import greedy
-from tape.evaluation.journal import Incomplete, Shard, join, journals
-from tape.evaluation.questions import Batch, Question
-from tape.evaluation.workers import answering, complete_shard
+from tape.evaluation.journal import (
+    Incomplete,
+    Shard,
+    answering,
+    complete_shard,
+    join,
+    journals,
+)
+from tape.evaluation.questions import Batch, Question, greedy
 from tape.files import write_text
 from tape.model.checkpoint import check_length, identified, load
 from tape.model.modeling import TapeForCausalLM

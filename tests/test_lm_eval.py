@@ -16,8 +16,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from tape.evaluation import lm_eval as entry
-from tape.evaluation import zero_shot
 from tape.evaluation.harness import Harness
+from tape.evaluation.tables import read_table
 from tape.model.checkpoint import load
 from tape.model.modeling import TapeForCausalLM
 
@@ -139,7 +139,7 @@ def test_answers_that_were_given_are_not_asked_again(tasks, tmp_path, monkeypatc
 
     monkeypatch.setattr(TapeForCausalLM, "forward", forward)
     assert ask(folder, tasks, "sums,spoken") == first
-    assert zero_shot.read([folder / "zero_shot.csv"]) == first
+    assert read_table(folder / "zero_shot.csv", entry.COLUMNS) == first
     with pytest.raises(ValueError, match="AssertionError: the model was asked again"):
         ask(folder, tasks, "sums", "--dtype", "bfloat16")
 
@@ -269,7 +269,7 @@ def test_models_that_cannot_be_asked_are_refused(tasks, tmp_path, monkeypatch):
 
 
 def row(model, task, value, metric="acc", **changes):
-    about = dict.fromkeys(zero_shot.COLUMNS, "") | {"shots": "0", "dtype": "float32"}
+    about = dict.fromkeys(entry.COLUMNS, "") | {"shots": "0", "dtype": "float32"}
     about |= {"max_length": "4096", "stderr": "0.01", "questions": "100"}
     found = {"model": model, "task": task, "metric": metric, "value": str(value)}
     return about | found | changes
@@ -284,15 +284,15 @@ def test_the_table_has_the_papers_rows():
         row("other", "niah_single_1", 1.0, metric="8192"),
         row("other", "lambada", 7.8403, metric="perplexity", stderr="0.25"),
     ]
-    lines = zero_shot.table(rows).splitlines()
+    lines = entry.table(rows).splitlines()
     columns = "mmlu_stem | arc_easy | niah_single_1 8192 | lambada perplexity"
     assert lines[0] == f"| model | {columns} | from |"
     assert lines[2].startswith("| ours | 50.00 | 75.00 ± 1.00 | - | - | 0 shots, float32, up to 40")
     assert lines[3].startswith("| other | - | 25.00 ± 1.00 | 100.00 ± 1.00 | 7.8403 ± 0.2500 |")
     assert "| TAPE | 33.27 | 74.16 | - | - | arXiv 2501.00712, Table 9 |" in lines
-    assert "| 70.00 ± 1.00 |" in zero_shot.table(rows, "acc_norm")
+    assert "| 70.00 ± 1.00 |" in entry.table(rows, "acc_norm")
     with pytest.raises(ValueError, match="unknown --metric 'acd'; did you mean 'acc'"):
-        zero_shot.table(rows, "acd")
+        entry.table(rows, "acd")
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_the_table_has_the_papers_rows():
 )
 def test_only_accuracies_are_in_percent(metric, value, shown):
     rows = [row("ours", "arc_easy", value, metric=metric, stderr="")]
-    lines = zero_shot.table(rows, metric).splitlines()
+    lines = entry.table(rows, metric).splitlines()
     assert lines[2].startswith(f"| ours | {shown} | ")
     papers = [line for line in lines if line.startswith("| TAPE | 74.16 |")]
     assert bool(papers) == (f"{float(shown):.2f}" == shown or metric == "accuracy")
@@ -327,7 +327,7 @@ def test_only_accuracies_are_in_percent(metric, value, shown):
 def test_a_table_mixes_no_questions(changes, message):
     rows = [row("ours", "arc_easy", 0.75), row("ours", "arc_easy", 0.5) | changes]
     with pytest.raises(ValueError, match=message):
-        zero_shot.table(rows)
+        entry.table(rows)
 
 
 BABILONG = """
@@ -363,7 +363,7 @@ def test_babilong_has_lengths(tmp_path):
         (row,) = ask(folder, tmp_path, "babilong_qa1", *given)[-1:]
         found[row["metric"]] = row["value"]
     assert found == {"acc": "0.0", "1024": "0.0", "2048": "1.0"}
-    assert len(zero_shot.read([folder / "zero_shot.csv"])) == 3
+    assert len(read_table(folder / "zero_shot.csv", entry.COLUMNS)) == 3
     message = "BABILong takes one multiple of 1,024 and no other tasks"
     for tasks, lengths in (
         ("babilong_qa1", ["2000"]),

@@ -21,9 +21,8 @@ from tape import TapeForCausalLM
 from tape.data import TextCorpus, load_tokenizer, tokenize_corpus, train_tokenizer
 from tape.evaluation import lm_eval, scoring
 from tape.evaluation import perplexity as entry
-from tape.evaluation.curves import COLUMNS, POSITION_COLUMNS
+from tape.evaluation.curves import figure_of, labels, read_curves
 from tape.evaluation.journal import FILE, Incomplete, read
-from tape.evaluation.picture import figure_of, labels
 from tape.evaluation.scoring import losses, perplexity
 from tape.evaluation.tables import add_rows, read_table
 from tape.evaluation.texts import open_text
@@ -97,7 +96,7 @@ def loss_of(model, tokens, start, target, length):
     return -logits.double().log_softmax(-1)[tokens[target]].item()
 
 
-def by_a_loop(model, tokens, convention, length, stride, batch_size=1):
+def by_a_loop(model, tokens, convention, length, stride):
     """The number of scored tokens and their loss, from the definition of the convention."""
 
     def loss(start, target):
@@ -118,11 +117,6 @@ def by_a_loop(model, tokens, convention, length, stride, batch_size=1):
     windows = [[loss(start, start + k) for k in range(1, length)] for start in starts]
     if convention == "longlora":
         windows.pop()
-        means = []
-        while windows:
-            together, windows = windows[:batch_size], windows[batch_size:]
-            means.append(np.mean(together))
-        return (len(starts) - 1) * (length - 1), np.mean(means)
     return sum(map(len, windows)), np.mean(windows)
 
 
@@ -133,7 +127,6 @@ def by_a_loop(model, tokens, convention, length, stride, batch_size=1):
         ("sliding", ["--stride", "5"]),
         ("paper", ["--stride", "9"]),
         ("longlora", ["--stride", "9"]),
-        ("longlora", ["--stride", "9", "--batch_size", "4"]),
         ("disjoint", []),
     ],
 )
@@ -144,8 +137,8 @@ def test_a_convention_equals_a_loop(convention, given, position, text_file, tmp_
     rows = table(folder / "perplexity.csv")
     assert [row["length"] for row in rows] == ["16", "32"]
     for row in rows:
-        stride, size = int(row["stride"] or row["length"]), int(row["batch_size"] or 1)
-        tokens, nll = by_a_loop(model, ids(TOKENS), convention, int(row["length"]), stride, size)
+        stride, length = int(row["stride"] or row["length"]), int(row["length"])
+        tokens, nll = by_a_loop(model, ids(TOKENS), convention, length, stride)
         assert int(row["tokens"]) == tokens and row["convention"] == convention
         assert float(row["nll"]) == pytest.approx(nll, rel=1e-5)
         assert float(row["perplexity"]) == pytest.approx(math.exp(nll), rel=1e-5)
@@ -454,22 +447,16 @@ def test_tables_take_rows_of_their_kind_only(folder, text_file, tmp_path):
 # ---- pictures and commands
 
 
-def test_pictures(folder, text_file, tmp_path, monkeypatch, capsys):
-    other = make_run(tmp_path / "llama_rope", "rope")
-    for given in (["--convention", "paper"], ["--lengths", "16", "24"]):
-        evaluate(folder, text_file, *given)
-    evaluate(other, text_file, "--convention", "paper")
-    tables = [folder / "perplexity.csv", other / "perplexity.csv"]
-    target = tmp_path / "pictures" / "both.png"
-    call(monkeypatch, "--plot", *tables, "--out", target)
-    assert str(target) in capsys.readouterr().out and target.stat().st_size
-
-    rows = [row for path in tables for row in read_table(path, COLUMNS)]
-    bins = [
-        row
-        for path in tables
-        for row in read_table(path.with_name("perplexity_by_position.csv"), POSITION_COLUMNS)
-    ]
+def test_pictures(folder, text_file, tmp_path):
+    """A table of several models has a line for each; positions are those of their longest windows,
+    and of a lone series all."""
+    out, other = tmp_path / "both.csv", make_run(tmp_path / "llama_rope", "rope")
+    given = ["--convention", "paper", "--out", str(out)]
+    evaluate(folder, text_file, *given)
+    evaluate(folder, text_file, "--lengths", "16", "24", *given[2:])
+    evaluate(other, text_file, *given)
+    assert out.with_suffix(".png").stat().st_size
+    rows, bins = read_curves(out)
     left, right = figure_of(rows, bins).axes
     lines = {line.get_label(): line for line in left.lines}
     assert set(lines) == {"llama_rope paper", "llama_tape paper", "llama_tape sliding"}
@@ -479,8 +466,8 @@ def test_pictures(folder, text_file, tmp_path, monkeypatch, capsys):
     curves = {line.get_label(): line.get_xdata() for line in right.lines}
     assert curves["llama_rope paper, 32"][0] == 1 and curves["llama_rope paper, 32"][-1] > 27
     assert min(curves["llama_tape sliding, 24"]) > 16  # of 19..23, which most windows score
-    alone = [r for r in rows if r["model"] == "llama_rope"]
-    left, right = figure_of(alone, [r for r in bins if r["model"] == "llama_rope"]).axes
+    alone = ([r for r in each if r["model"] == "llama_rope"] for each in (rows, bins))
+    left, right = figure_of(*alone).axes
     assert [line.get_label() for line in left.lines] == ["llama_rope"]
     assert [line.get_label() for line in right.lines] == ["16", "32"]
 
@@ -489,9 +476,12 @@ def test_series_are_named_by_what_tells_them_apart():
     def about(model, data="pile", dtype="float32", weights="a"):
         return (model, data, "sliding", "256", "", dtype, weights, "b")
 
-    assert labels([about("x", weights="a"), about("y", weights="b")]) == ["x", "y"]
-    assert labels([about("x"), about("x", "pg19")]) == ["x pile", "x pg19"]
-    assert labels([about("x", weights="a"), about("x", weights="b")]) == ["x a", "x b"]
+    for one, other, expected in (
+        (about("x", weights="a"), about("y", weights="b"), ["x", "y"]),
+        (about("x"), about("x", "pg19"), ["x pile", "x pg19"]),
+        (about("x", weights="a"), about("x", weights="b"), ["x a", "x b"]),
+    ):
+        assert [*labels([one, other]).values()] == expected
 
 
 def call(monkeypatch, *given):
@@ -510,10 +500,7 @@ def test_commands(folder, text_file, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--model {folder}", "--model needs --data"),
-        ("--plot x.csv --data x", "--plot takes no --data"),
-        ("--plot x.csv --out x.csv", "--out x.csv must end in .png"),
-        ("--model {folder} --data x --batch_size 2", "--batch_size is of --convention lo"),
+        ("--model {folder}", "the following arguments are required: --data"),
         ("--model {folder} --data x --lengths 1", "'1' must be an integer >= 2"),
         ("--model {folder} --data x --short 4", "--model takes no --short"),
         ("--model {folder} --data x --choose k.txt", "--choose k.txt must end in .json"),
@@ -521,7 +508,6 @@ def test_commands(folder, text_file, monkeypatch, capsys):
         ("--model {folder} --data x --choose k.json --lengths 8 16", "takes one of --lengths"),
         ("--model {folder} --data x --keys k.json --stride 4", "--keys takes no --stride"),
         ("--model {folder} --data x --keys k --choose k", "not allowed with argument"),
-        ("", "one of the arguments --model --plot is required"),
     ],
 )
 def test_options_that_do_not_go_together(given, message, trained, capsys):

@@ -19,9 +19,8 @@ from scrolls.examples import BUDGETS, Budget
 from scrolls.generate import answers, plan
 from tape import TapeForCausalLM
 from tape.commands import train
-from tape.evaluation.decoding import left_padded
 from tape.evaluation.journal import FILE, read
-from tape.evaluation.questions import Batch, Question
+from tape.evaluation.questions import Batch, Question, left_padded
 
 
 def make_speaker(position, tokenizer):

@@ -2,7 +2,6 @@
 
 tape perplexity --model output/adape_local --data local --lengths 512 1024
 tape perplexity --model output/llama_adape --data ../data/proof_pile.bin
-tape perplexity --plot output/*/perplexity.csv --out comparison.png
 
 LongPPL, of the tokens that need a long context (tape/evaluation/long_perplexity.py):
 
@@ -19,35 +18,22 @@ from typing import Any
 import numpy as np
 import transformers
 
-from tape.command import Distinct, Parser, expected_errors, integer, model_folder
+from tape.command import Parser, expected_errors, integer, model_folder
 from tape.evaluation import long_perplexity
-from tape.evaluation.curves import COLUMNS, Binned, binned, read_curves, write
+from tape.evaluation.curves import COLUMNS, Binned, binned, draw, read_curves, write
 from tape.evaluation.journal import Incomplete
-from tape.evaluation.picture import draw
 from tape.evaluation.scoring import BATCH_TOKENS, DTYPES, windows_at_once
 from tape.evaluation.tables import check_addable, markdown_table
 from tape.evaluation.texts import CORPORA, opened, walk
-from tape.evaluation.windows import (
-    CONVENTIONS,
-    Batch,
-    batches_of,
-    strides_of,
-    windows_of,
-)
+from tape.evaluation.windows import CONVENTIONS, Batch, batches_of, strides_of, windows_of
 from tape.files import reading
 from tape.runs.folder import folder_for_results
 
 LENGTHS = [1024, 2048, 4096, 8192]
 LONG, SHORT = 8192, 1024  # of LongPPL
-
-
-# Options of drawing, and of LongPPL; the measurement itself takes all others but --short.
+# Options that --choose and --keys take; without them, all others but --short are taken.
 OF_A_TEXT = {"model", "data", "files", "max_tokens", "batch_tokens", "dtype", "processes"}
-OPTIONS = {
-    "plot": {"out"},
-    "choose": OF_A_TEXT | {"lengths", "short"},
-    "keys": OF_A_TEXT | {"out"},
-}
+OPTIONS = {"choose": OF_A_TEXT | {"lengths", "short"}, "keys": OF_A_TEXT | {"out"}}
 
 
 def record(batch: Batch, losses: np.ndarray) -> dict[str, Any]:
@@ -77,16 +63,22 @@ def run(arguments: argparse.Namespace) -> str:
     read_curves(out)
     strides = strides_of(convention, arguments.lengths, arguments.stride)
     model, text = opened(arguments, max(arguments.lengths))
+    size = 1 if convention == "longlora" else None  # windows in a mean, as in LongLoRA's command
     batches = []
     for length, stride in strides.items():
         windows = windows_of(convention, text.length, length, stride)
-        most = arguments.batch_size or windows_at_once(length, arguments.batch_tokens)
+        most = size or windows_at_once(length, arguments.batch_tokens)
         batches += batches_of(windows, length, most)
     # The costliest first: if memory is short, it shows at once.
     batches.sort(key=lambda batch: (-batch.cost, -batch.length))
-    asked = {"lengths": list(strides), "strides": list(strides.values())}
-    for name in ("convention", "batch_tokens", "batch_size", "dtype"):
-        asked[name] = getattr(arguments, name)
+    asked = {
+        "lengths": list(strides),
+        "strides": list(strides.values()),
+        "convention": convention,
+        "batch_tokens": arguments.batch_tokens,
+        "batch_size": size,
+        "dtype": arguments.dtype,
+    }
     print(f"{folder}: shard {arguments.shard} of {text.name}, {text.length:,} tokens, {convention}")
     place = f"{out.with_suffix('')}/{convention}-"
     hashes, rows = walk(arguments, model, text, batches, asked, place, record)
@@ -97,7 +89,7 @@ def run(arguments: argparse.Namespace) -> str:
         "data_hash": hashes["text"][:16],
         "convention": convention,
         "stride": "" if convention == "disjoint" else strides[max(arguments.lengths)],
-        "batch_size": arguments.batch_size or "",
+        "batch_size": size or "",
         "dtype": arguments.dtype,
     }
     by_length: dict[int, list[Binned]] = {length: [] for length in arguments.lengths}
@@ -105,7 +97,7 @@ def run(arguments: argparse.Namespace) -> str:
         for row in rows:
             by_length[row["length"]].append(row["bins"])
         found = write(out, about, by_length)
-    draw([out], out.with_suffix(".png"))
+    draw(out)
     lines = [["window", "scored tokens", "loss", "perplexity"]]
     for x in found:
         lines.append([f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"])
@@ -119,20 +111,17 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         description="Perplexity of a model on a text, with windows of several lengths.",
         epilog=f"Default of --lengths: {' '.join(map(str, LENGTHS))}; with --choose {LONG}.",
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
-    plot = "draw these tables, and measure nothing"
-    what.add_argument("--plot", type=Path, nargs="+", action=Distinct, help=plot)
     add = parser.add_argument
+    about = "folder of a model of ours, or a Llama"
+    add("--model", type=model_folder, required=True, help=about)
     corpora = ", ".join(name for name in CORPORA if name != "run")
     about = f"a file of uint16 token ids, or the validation split of its own text (run), {corpora}"
-    add("--data", help=about)
+    add("--data", required=True, help=about)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
     add("--lengths", type=integer(2), nargs="+", help="tokens of the windows")
     add("--convention", choices=CONVENTIONS, default="sliding")
     add("--stride", type=integer(1), help="tokens between windows (default: docs/perplexity.md)")
     add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
-    add("--batch_size", type=integer(1), help="windows in a mean of longlora (default: 1)")
     add("--max_tokens", type=integer(1), help="of the text, from its beginning")
     add("--dtype", choices=DTYPES, default="float32")
     add("--out", type=Path, help="table to add to (default: in the run's folder, or in output/)")
@@ -154,13 +143,6 @@ def complete(arguments: argparse.Namespace, parser: Parser) -> None:
     allowed = OPTIONS.get(mode, vars(arguments).keys() - {"short"}) | {mode}
     if others := sorted(changed - allowed):
         parser.error(f"--{mode} takes no --{others[0]}")
-    if mode == "plot":
-        arguments.out = arguments.out or Path("perplexity.png")
-        if arguments.out.suffix not in (".png", ".svg", ".pdf"):
-            parser.error(f"--out {arguments.out} must end in .png, .svg or .pdf")
-        return
-    if arguments.data is None:
-        parser.error("--model needs --data")
     if mode == "choose":
         arguments.lengths, arguments.short = arguments.lengths or [LONG], arguments.short or SHORT
         if len(arguments.lengths) > 1:
@@ -170,10 +152,6 @@ def complete(arguments: argparse.Namespace, parser: Parser) -> None:
         return
     name = "long_perplexity.csv" if mode == "keys" else "perplexity.csv"
     arguments.out = arguments.out or folder_for_results(arguments.model) / name
-    if arguments.convention == "longlora":
-        arguments.batch_size = arguments.batch_size or 1
-    elif arguments.batch_size is not None:
-        parser.error(f"--batch_size is of --convention longlora, not of {arguments.convention}")
     arguments.lengths = sorted({*(arguments.lengths or LENGTHS)})
 
 
@@ -181,10 +159,7 @@ def complete(arguments: argparse.Namespace, parser: Parser) -> None:
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
     transformers.logging.disable_progress_bar()
-    if arguments.plot:
-        draw(arguments.plot, arguments.out)
-        print(arguments.out)
-    elif arguments.choose or arguments.keys:
+    if arguments.choose or arguments.keys:
         long = long_perplexity.choose if arguments.choose else long_perplexity.evaluate
         print(long(arguments))
     else:

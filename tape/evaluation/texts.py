@@ -9,7 +9,7 @@ import argparse
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,28 +19,19 @@ import numpy as np
 import torch
 
 import tape.data
-from tape.data import (
-    BigramCorpus,
-    C4Corpus,
-    Corpus,
-    LocalCorpus,
-    TextCorpus,
-    load_tokenizer,
-    tokenize_corpus,
-)
+from tape.data import Corpus, load_tokenizer, tokenize_corpus
 from tape.evaluation import scoring
-from tape.evaluation.journal import Shard, join
+from tape.evaluation.journal import Shard, answering, complete_shard, join
 from tape.evaluation.windows import Batch
-from tape.evaluation.workers import answering, complete_shard
 from tape.files import read_object, reading
 from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import TRAINED
 from tape.validation import suggestion
 
-CHUNK_TOKENS = 2**24  # tokens to check or hash
+CHUNK_TOKENS = 2**24  # tokens to hash at a time
 CORPORA = ("run", "local", "text", "c4", "bigrams")
-# Of files that hold text: read as token ids, any would seem to be some.
+# Of files that hold text: read as token ids, they would seem to be some.
 OF_TEXT = {".txt", ".md", ".rst", ".py", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst"}
 Record = Callable[[Batch, np.ndarray], dict[str, Any]]  # of a batch and its losses
 
@@ -62,27 +53,21 @@ class Text:
         """(length,)"""
         return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.length,))
 
-    def _parts(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields ids with the number of those before."""
-        for first in range(0, self.length, CHUNK_TOKENS):
-            yield first, self.tokens[first : first + CHUNK_TOKENS]
-
     def check(self, vocabulary: int) -> None:
         """Raises a ValueError for the first id outside a vocabulary of this size."""
-        for first, part in self._parts():
-            if part.max() >= vocabulary:
-                place = int((part >= vocabulary).argmax())
-                raise ValueError(
-                    f"{self.path}: token {first + place:,} is {part[place]:,}, beyond the model's "
-                    f"vocabulary of {vocabulary:,}; these ids come from another tokenizer: give a "
-                    "text tokenised with the model's own tokenizer"
-                )
+        if (tokens := self.tokens).max() >= vocabulary:
+            place = int((tokens >= vocabulary).argmax())
+            raise ValueError(
+                f"{self.path}: token {place:,} is {tokens[place]:,}, beyond the model's vocabulary "
+                f"of {vocabulary:,}; these ids come from another tokenizer: give a text tokenised "
+                "with the model's own tokenizer"
+            )
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the ids, independent of their file."""
         digest = hashlib.sha256()
-        for _, part in self._parts():
-            digest.update(part.astype("<u4").tobytes())
+        for first in range(0, self.length, CHUNK_TOKENS):
+            digest.update(self.tokens[first : first + CHUNK_TOKENS].astype("<u4").tobytes())
         return digest.hexdigest()
 
 
@@ -133,12 +118,12 @@ def corpus_of(name: str, files: list[str] | None) -> Corpus:
     if name == "text":
         if files is None:
             raise ValueError("--data text needs --files (paths, folders or globs)")
-        return TextCorpus(files)
+        return tape.data.TextCorpus(files)
     if name == "c4":
         if files is not None and len(files) > 1:
             raise ValueError(f"--data c4 takes one folder of shards, not {len(files)} --files")
-        return C4Corpus(files and files[0])
-    return LocalCorpus() if name == "local" else BigramCorpus()
+        return tape.data.C4Corpus(files and files[0])
+    return tape.data.LocalCorpus() if name == "local" else tape.data.BigramCorpus()
 
 
 def trained_on(folder: Path) -> Corpus:
@@ -199,12 +184,11 @@ def walk(
     header = {**identified(arguments.model), "text": text.fingerprint(), **asked}
     header["batches"] = len(batches)
     results = Path(place + hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12])
-    shard = Shard.parse(arguments.shard)
     load = partial(_load, dtype=scoring.DTYPES[arguments.dtype])
     answer = partial(_answer, text=text, record=record)
     complete_shard(
         results,
-        shard,
+        Shard.parse(arguments.shard),
         header,
         batches,
         answering(arguments.model, model, None, answer, arguments.processes, load),
