@@ -56,8 +56,6 @@ def write_texts(folder):
     contents = {
         "text.jsonl": text,
         "nested.jsonl": '{"text": ' + "[" * 100_000 + "\n",
-        "number.jsonl": '{"text": 3}\n',
-        "latin.jsonl": b'{"text": "caf\xe9"}',
         "empty.txt": "",
         "file": "x",
         "tokenizer_vocabulary/tokenizer.json": '{"model": {"type": "BPE"}}',
@@ -130,16 +128,13 @@ SCROLLS = (
 )
 DATA = [
     # What cannot be read
-    ("data=text data.files={given}/number.jsonl", r"line 1: field 'text' has int 3; a document "),
     ("data=text data.files={given}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"),
-    ("data=text data.files={given}/latin.jsonl", r"latin\.jsonl is not UTF-8"),
     ("data=text data.files={given}/loop.txt", r"data\.files: .*loop\.txt is a broken link"),
     ("data=text data.files={given}/folder.txt", r"data\.files: no \.txt, .* in folder .*folder"),
     ("data=text data.files={given}/file", r"data\.files: .*file must be one of \.txt"),
     ("data=text data.files=/dev/zero", r"data\.files: /dev/zero is neither a file nor a folder"),
     ("data=text data.files={given}/empty.txt", r"the train split of text has no documents"),
     # What is no path
-    ("data=text data.files=5", r"data\.files=5 must be a path"),
     ("data=text data.files=null", r"data=text needs data\.files="),
     (f"{TEXT} data.validation=5", r"data\.validation=5 must be a path"),
     (f"{TEXT} data.validation=nowhere", r"data\.validation: nothing matches 'nowhere'"),
@@ -149,18 +144,13 @@ DATA = [
     (f"{TEXT} tokenizer={{given}}/tokenizer_vocabulary", r"tokenizer\.json is damaged \(KeyError"),
     (f"{TEXT} tokenizer={{given}}/tokenizer_nested", r"tokenizer\.json is damaged \(Recursion"),
     # What is no number or name
-    (f"{TEXT} data.validation_fraction=a", r"data\.validation_fraction='a' must lie in \(0, 1\)"),
     (f"{C4} data.shards=0", r"data\.shards=0 must be an integer >= 1"),
-    (f"{C4} data.validation_documents=1.5", r"data\.validation_documents=1\.5 must be an int"),
     (f"{C4} data.seed=a", r"data\.seed='a' must be an integer >= 0"),
     (f"{C4} data.streaming=maybe", r"data\.streaming='maybe' must be true or false"),
     ("data=c4 data.root=5", r"data\.root=5 must be text"),
     (f"{TEXT} data.documents=marsk", r"data\.documents='marsk' must be join or mask, or null for"),
-    (f"{TEXT} data.foo=3", r"TextCorpus takes no argument 'foo'"),
     # Tasks of their own
     (f"{ADDITION} data.max_first=many", r"data\.max_first='many' must be an integer"),
-    (f"{ADDITION} data.reverse=maybe", r"data\.reverse='maybe' must be true or false"),
-    (f"{PASSKEY} data.max_length=few", r"data\.max_length='few' must be an integer"),
     (f"{SCROLLS} data.data_dir=5", r"data\.data_dir=5 must be a path"),
     (f"{SCROLLS} data.data_dir={{given}}/zip_locked", r"qasper\.zip.* cannot be read .*encrypted"),
 ]
@@ -187,7 +177,7 @@ FILES = [
     (f"{SCORED} {VALID} --metrics_output_dir {{given}}/model", A_MODEL),
     (f"{GRID}nested", r"problems_nested/problems\.json is damaged \(RecursionError"),
     (f"{GRID}key", r"problems_key/problems\.json: .*max_first='many' must be an integer"),
-    (f"{GRID}digits model={{given}}/loop.txt", r"--model: .*loop\.txt is not a folder"),
+    (f"{GRID}digits model={{given}}/loop.txt", r"--model\S*: .*loop\.txt is not a folder"),
     (f"{KEYS}nested", r"passkeys_nested/passkeys\.json is damaged \(RecursionError"),
     (f"{KEYS}key", r"passkeys_key/passkeys\.json: .*max_length=3: prompts"),
     (f"{KEYS}prompts --max_tokens 20 --interval 20", r"20 tokens has no room for its description"),
@@ -246,11 +236,9 @@ DAMAGED = {
     "config.json": {
         "empty": "",
         "nested": NESTED,
-        "number": "5",
         "bare": "{}",
         "gpt2": '{"model_type": "gpt2", "n_embd": 32}',
         "quantized": QUANTIZED,
-        "heads": {"num_attention_heads": 0},
         "encoding": {"position": {"name": "rpoe"}},
         "layers": {"num_hidden_layers": 9},
     },
@@ -315,11 +303,9 @@ def made(given, tmp_path_factory):
 MODELS = {
     "config_empty": r"config_empty/config\.json is damaged",
     "config_nested": r"config\.json is damaged \(RecursionError",
-    "config_number": r"config\.json: it must be a JSON object, not int",
     "config_bare": r"config_bare has no config\.json, or an empty one",
     "config_gpt2": r"config\.json: .* model_type 'gpt2'; allowed: 'tape'",
     "config_quantized": r"quantization_config .* requires bitsandbytes",
-    "config_heads": r"num_attention_heads=0 must be an integer >= 1",
     "config_encoding": r"encoding 'rpoe'; did you mean 'rope'\?",
     "config_layers": r"weights of the model .* are missing, such as model",
     "model_empty": r"model_empty/model\.safetensors is damaged",

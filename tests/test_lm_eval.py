@@ -121,11 +121,8 @@ def test_likelihoods_are_those_of_a_loop(position, tasks, tmp_path):
     assert 0 < acc < 12 and float(found["sums", "acc"]["value"]) == pytest.approx(acc / 12)
     assert float(found["sums", "acc_norm"]["value"]) == pytest.approx(acc_norm / 12)
     assert float(found["both", "acc"]["value"]) == pytest.approx((acc + others) / 17)
-    assert [found[task, "acc"]["questions"] for task in ("sums", "others", "both")] == [
-        "12",
-        "5",
-        "17",
-    ]
+    counts = [found[task, "acc"]["questions"] for task in ("sums", "others", "both")]
+    assert counts == ["12", "5", "17"]
     assert {row["shots"] for row in rows} == {"0"} and found["sums", "acc"]["version"] == "3"
     assert found["sums", "acc"]["max_length"] == "64"
 
@@ -213,13 +210,13 @@ def test_a_text_is_scored_without_the_bos_of_its_tokenizer():
 
 def test_answers_of_another_tokenizer_are_asked_again(tasks, tmp_path):
     folder = make_folder(tmp_path / "model")
-    ask(folder, tasks, "sums")
+    ask(folder, tasks, "sums", "--limit", "1")
     before = [*(tmp_path / "cache" / "lm_eval").iterdir()]
     written = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text(
         written.replace('"ignore_merges": false', '"ignore_merges": true')
     )
-    ask(folder, tasks, "sums")
+    ask(folder, tasks, "sums", "--limit", "1")
     assert len([*(tmp_path / "cache" / "lm_eval").iterdir()]) == len(before) + 1
 
 
@@ -301,10 +298,8 @@ def test_the_table_has_the_papers_rows():
         ("acc_norm", 1.0, "100.00"),
         ("em", 0.0, "0.00"),
         ("exact_match:strict-match", 0.5, "50.00"),
-        ("prompt_level_strict_acc", 0.5, "50.00"),
         ("accuracy", 62.5, "62.5000"),  # in percent already
         ("word_perplexity", 1234567.0, "1234567.0000"),
-        ("bits_per_byte", 0.9731, "0.9731"),
         ("mcc", -0.1, "-0.1000"),
     ],
 )
@@ -358,18 +353,11 @@ def test_babilong_has_lengths(tmp_path):
     (tmp_path / "babilong_qa1.yaml").write_text(BABILONG)
     (tmp_path / "made.py").write_text(MADE)
     folder = make_folder(tmp_path / "model", "rope")
-    found = {}
-    for given in ((), ("--lengths", "1024"), ("--lengths", "2048")):
-        (row,) = ask(folder, tmp_path, "babilong_qa1", *given)[-1:]
-        found[row["metric"]] = row["value"]
-    assert found == {"acc": "0.0", "1024": "0.0", "2048": "1.0"}
-    assert len(read_table(folder / "zero_shot.csv", entry.COLUMNS)) == 3
+    (row,) = ask(folder, tmp_path, "babilong_qa1", "--lengths", "2048")
+    assert (row["metric"], row["value"]) == ("2048", "1.0")
     message = "BABILong takes one multiple of 1,024 and no other tasks"
-    for tasks, lengths in (
-        ("babilong_qa1", ["2000"]),
-        ("babilong_qa1", ["1024", "2048"]),
-        ("babilong_qa1,ruler_vt", ["1024"]),
-    ):
+    for given in ("babilong_qa1 2000", "babilong_qa1 1024 2048", "babilong_qa1,ruler_vt 1024"):
+        tasks, *lengths = given.split()
         with pytest.raises(ValueError, match=message):
             ask(folder, tmp_path, tasks, "--lengths", *lengths)
 
@@ -388,7 +376,4 @@ def test_six_tasks_of_ruler_need_no_network(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", None)
     given = ["--model", str(folder), "--lengths", "1024", "--max_length", "1400", "--limit", "1"]
     rows = entry.run(entry.parse([*given, "--tasks", names]))
-    assert {row["task"] for row in rows} == {
-        *("niah_single_1", "niah_multikey_2", "niah_multikey_3"),
-        *("ruler_vt", "ruler_cwe", "ruler_fwe"),
-    }
+    assert {row["task"] for row in rows} == {*names.split(",")} and len(rows) >= 6

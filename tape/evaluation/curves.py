@@ -38,8 +38,6 @@ ABOUT = ("model", "model_hash", "data", "data_hash", "convention", "length")
 ABOUT += ("stride", "batch_size", "dtype")
 COLUMNS = (*ABOUT, "tokens", "nll", "perplexity")
 POSITION_COLUMNS = (*ABOUT, "first", "last", "tokens", "nll")
-# What a line of the picture is about: those columns first that name it best.
-SERIES = ["model", "data", "convention", "stride", "batch_size", "dtype", "model_hash", "data_hash"]
 
 # The context gain compares tokens that are scored in at least this many windows.
 MIN_WINDOWS = 100
@@ -172,15 +170,19 @@ def draw(path: Path) -> None:
 
 
 def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
-    """Returns perplexity by the length of the window, and the loss by the position in it: of the
-    longest windows of each series, or of all windows of a lone one."""
-    tables = [pd.DataFrame(each) for each in (rows, bins)]
-    keys = [key for each in tables for key in each[SERIES].itertuples(index=False, name=None)]
-    names = labels([*dict.fromkeys(keys)])
-    found = _long_form(*tables).assign(row=[names[key] for key in keys], seed=0)
+    """Returns perplexity by the length of the window, and the loss by the position in it, with a
+    line for each model, text and convention: of its longest windows, or of all windows of a lone
+    one. Lines are named by what differs between them."""
+    about = pd.DataFrame([*rows, *bins])[[name for name in ABOUT if name != "length"]]
+    without_hashes = about.drop(columns=["model_hash", "data_hash"])
+    if len(about.drop_duplicates()) == len(without_hashes.drop_duplicates()):
+        about = without_hashes
+    differing = about.columns[about.nunique() > 1]
+    names = about[differing].agg(" ".join, axis=1) if len(differing) else about["model"]
+    found = _long_form(pd.DataFrame(rows), pd.DataFrame(bins)).assign(row=names, seed=0)
     lengths = found["length"].map("{:,.0f}".format)
-    if len(names) > 1:
-        lengths = found["row"] + ", " + lengths
+    if len(differing):
+        lengths = names + ", " + lengths
         lengths = lengths[found["length"] == found.groupby("row")["length"].transform("max")]
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -194,17 +196,6 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
         axes.legend(title=title)
     left.set_xticks(sorted({*found["length"]}), minor=False)
     return figure
-
-
-def labels(series: list[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-    """Returns by series the model's name, and of other differences as much as it takes to tell them
-    apart."""
-    chosen = [SERIES.index("model")]
-    for k, values in enumerate(zip(*series, strict=True)):
-        told_apart = len({tuple(about[c] for c in chosen) for about in series})
-        if k not in chosen and told_apart < len(series) and len(set(values)) > 1:
-            chosen.append(k)
-    return {about: " ".join(about[k] for k in chosen if about[k]) for about in series}
 
 
 def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:

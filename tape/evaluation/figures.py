@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
-from tape.evaluation.view import Asked, HeatMap
+from tape.evaluation.view import Asked, HeatMap, select
 from tape.files import write_bytes
 from tape.statistics import table, weighted_mean
 
@@ -134,7 +134,10 @@ def heat_map(view: HeatMap | None, rows: pd.DataFrame, asked: Mapping[str, Asked
     Args:
         asked: the settings of the evaluation, by row.
     """
-    if view is None or not len(cells := view.cells(rows)):
+    if view is None or not {view.down, view.across} <= {*rows}:
+        return None
+    cells = select(rows, "accuracy").dropna(subset=[view.down, view.across])
+    if cells.empty:
         return None
     trained = {name: view.trained(each) for name, each in asked.items()}
     return heat(cells, view.down, view.across, trained=trained, labels=view.labels)

@@ -80,13 +80,12 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.special_tokens_map)
     further = {"truncate": arguments.truncate, **weights, "answers": ANSWERS}
     further["tokenizer"] = hashlib.sha256(written.encode()).hexdigest()
-    digest = hashlib.sha256(json.dumps(about | further).encode())
+    digest = hashlib.sha256(json.dumps(about | further).encode()).hexdigest()[:12]
     # Not beside the model but where only this program writes: lm-eval unpickles them.
-    answers = Path(os.environ.get("TAPE_CACHE", "cache"), "lm_eval")
-    answers /= f"{about['model']}-{digest.hexdigest()[:12]}"
+    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
+    answers = cache / "lm_eval" / f"{about['model']}-{digest}"
     tasks = tasks_of(arguments.tasks, lengths, arguments.include_path, arguments.model)
     harness = Harness(model, tokenizer, max_length, arguments.batch_size, arguments.truncate)
-    answers.mkdir(parents=True, exist_ok=True)
     try:
         with locked(answers):
             found = lm_eval.simple_evaluate(
@@ -153,8 +152,7 @@ def table(rows: list[Row], metric: str | None = None) -> str:
     have one of the tasks.
 
     Args:
-        metric: the metric to show, which a row must have; None: acc. Of a task without it, all
-            metrics are shown.
+        metric: the metric to show; None: acc. Of a task without it, all metrics are shown.
 
     Raises:
         ValueError: if models were evaluated differently, or one has two results for a task; for an
@@ -219,8 +217,6 @@ def names(text: str) -> list[str]:
     """Parses names between commas for argparse."""
     if not all(found := text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} names no task before, between or behind commas")
-    if twice := [name for name in found if found.count(name) > 1]:
-        raise argparse.ArgumentTypeError(f"duplicate value {twice[0]}")
     return found
 
 
@@ -229,11 +225,11 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         prog="tape lm-eval",
         description="Tasks of the Language Model Evaluation Harness (lm-eval).",
     )
-    what, tables = parser.add_mutually_exclusive_group(required=True), "compare these tables"
-    what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
-    what.add_argument("--table", type=Path, nargs="+", action=Distinct, help=tables)
     add, several = parser.add_argument, {"nargs": "+", "action": Distinct}
-    add("--tasks", type=names, help="names of tasks or groups, a,b,c")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
+    what.add_argument("--table", type=Path, **several, help="compare these tables")
+    add("--tasks", type=names, action=Distinct, help="names of tasks or groups, a,b,c")
     add("--include_path", type=Path, help="a folder with more tasks, yaml files")
     add("--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)")
     add("--batch_size", type=integer(1), default=8)

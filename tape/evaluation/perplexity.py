@@ -22,10 +22,17 @@ from tape.command import Parser, expected_errors, integer, model_folder
 from tape.evaluation import long_perplexity
 from tape.evaluation.curves import COLUMNS, Binned, binned, draw, read_curves, write
 from tape.evaluation.journal import Incomplete
-from tape.evaluation.scoring import BATCH_TOKENS, DTYPES, windows_at_once
+from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import check_addable, markdown_table
 from tape.evaluation.texts import CORPORA, opened, walk
-from tape.evaluation.windows import CONVENTIONS, Batch, batches_of, strides_of, windows_of
+from tape.evaluation.windows import (
+    BATCH_TOKENS,
+    CONVENTIONS,
+    Batch,
+    batches_of,
+    strides_of,
+    windows_of,
+)
 from tape.files import reading
 from tape.runs.folder import folder_for_results
 
@@ -67,8 +74,7 @@ def run(arguments: argparse.Namespace) -> str:
     batches = []
     for length, stride in strides.items():
         windows = windows_of(convention, text.length, length, stride)
-        most = size or windows_at_once(length, arguments.batch_tokens)
-        batches += batches_of(windows, length, most)
+        batches += batches_of(windows, length, length if size else arguments.batch_tokens)
     # The costliest first: if memory is short, it shows at once.
     batches.sort(key=lambda batch: (-batch.cost, -batch.length))
     asked = {

@@ -19,7 +19,6 @@ from tape.evaluation.windows import Batch, Window, batches_of
 from tape.model.modeling import TapeForCausalLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BATCH_TOKENS = 2048  # to run at once
 LOGITS = 2**21  # to hold at once: 8 MiB in float32
 
 
@@ -88,15 +87,11 @@ def cross_entropy(model: TapeForCausalLM, x_MC: Tensor, targets: Tensor) -> Tens
     return found
 
 
-def windows_at_once(length: int, batch_tokens: int = BATCH_TOKENS) -> int:
-    return max(1, batch_tokens // length)
-
-
 def perplexity(
     model: TapeForCausalLM, tokens: np.ndarray, windows: list[Window], length: int
 ) -> Perplexity:
     """Returns the perplexity of the tokens that windows of this length score, weighted alike."""
-    batches = batches_of(windows, length, windows_at_once(length))
+    batches = batches_of(windows, length)
     bar = tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None)
     count, total = 0, 0.0
     for batch in bar:
