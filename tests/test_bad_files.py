@@ -26,7 +26,6 @@ from refusals import (
 from scrolls_data import write_task
 from test_scrolls import byte_tokenizer
 
-from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
 from tape.commands import train
 from tape.model.checkpoint import load, weight_files
@@ -59,7 +58,6 @@ def write_texts(folder):
         "empty.txt": "",
         "file": "x",
         "tokenizer_vocabulary/tokenizer.json": '{"model": {"type": "BPE"}}',
-        "tokenizer_nested/tokenizer.json": "[" * 100_000,
     }
     write_all(folder, contents)
     (folder / "loop.txt").symlink_to("loop.txt")
@@ -91,7 +89,6 @@ def write_scrolls(folder):
     answers = {f"qasper-validation-{n}": "x" for n in range(3)}
     contents = {
         "zip_locked/qasper.zip": locked,
-        "rows_none/qasper/validation.jsonl": "\n",
         "rows_pid/qasper/validation.jsonl": json.dumps(row | {"pid": ["a"]}),
         os.fsdecode(b"answers_unnamed/qasper/\xff.json"): "{}",
         "answers/tape.json": json.dumps(answers),
@@ -103,18 +100,18 @@ def write_scrolls(folder):
 
 def write_models(folder):
     """Untrained ones, each with a file of what it was trained on that is damaged."""
-    tokenizer, text = byte_tokenizer(), {"nested": "[" * 100_000, "number": "5", "key": "{}"}
-    texts = {
-        "problems.json": text | {"key": '{"max_first": "many"}', "digits": '{"max_first": 2}'},
-        "passkeys.json": text | {"key": '{"max_length": 3}', "prompts": '{"max_length": 40}'},
-        "scrolls.json": text | {"type": '{"budget": 5}', "rows": '{"budget": "demo"}'},
-    }
+    tokenizer = byte_tokenizer()
     make_model("tape", vocab_size=len(tokenizer)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    for file, contents in texts.items():
-        for name, content in contents.items():
-            model = shutil.copytree(folder / "model", folder / f"{file[:-5]}_{name}")
-            (model / file).write_text(content)
+    for name, content in {
+        "problems_nested": "[" * 100_000,
+        "problems_key": '{"max_first": "many"}',
+        "problems_digits": '{"max_first": 2}',
+        "passkeys_key": '{"max_length": 3}',
+        "passkeys_prompts": '{"max_length": 40}',
+    }.items():
+        model = shutil.copytree(folder / "model", folder / name)
+        (model / f"{name.partition('_')[0]}.json").write_text(content)
 
 
 TEXT = "data=text data.files={given}/text.jsonl"
@@ -131,23 +128,18 @@ DATA = [
     ("data=text data.files={given}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"),
     ("data=text data.files={given}/loop.txt", r"data\.files: .*loop\.txt is a broken link"),
     ("data=text data.files={given}/folder.txt", r"data\.files: no \.txt, .* in folder .*folder"),
-    ("data=text data.files={given}/file", r"data\.files: .*file must be one of \.txt"),
     ("data=text data.files=/dev/zero", r"data\.files: /dev/zero is neither a file nor a folder"),
     ("data=text data.files={given}/empty.txt", r"the train split of text has no documents"),
     # What is no path
     ("data=text data.files=null", r"data=text needs data\.files="),
-    (f"{TEXT} data.validation=5", r"data\.validation=5 must be a path"),
     (f"{TEXT} data.validation=nowhere", r"data\.validation: nothing matches 'nowhere'"),
     (f"{TEXT} cache_dir={{given}}/file", r"given.*/file/tokenizers cannot be created: .*is a f"),
     (f"{TEXT} output_dir={{given}}/file", r"given.*/file cannot be created: .*file is a file"),
     (f"{TEXT} tokenizer={{given}}/c4", r"tokenizer='.*c4' is neither a folder with a tokenizer"),
     (f"{TEXT} tokenizer={{given}}/tokenizer_vocabulary", r"tokenizer\.json is damaged \(KeyError"),
-    (f"{TEXT} tokenizer={{given}}/tokenizer_nested", r"tokenizer\.json is damaged \(Recursion"),
     # What is no number or name
     (f"{C4} data.shards=0", r"data\.shards=0 must be an integer >= 1"),
-    (f"{C4} data.seed=a", r"data\.seed='a' must be an integer >= 0"),
     (f"{C4} data.streaming=maybe", r"data\.streaming='maybe' must be true or false"),
-    ("data=c4 data.root=5", r"data\.root=5 must be text"),
     (f"{TEXT} data.documents=marsk", r"data\.documents='marsk' must be join or mask, or null for"),
     # Tasks of their own
     (f"{ADDITION} data.max_first=many", r"data\.max_first='many' must be an integer"),
@@ -163,13 +155,9 @@ GRID = (
     "model={given}/problems_"
 )
 KEYS = "eval_retrieval.py --num_tests 1 --depths 1 --processes 1 --base_model {given}/passkeys_"
-OTHER = r"--\w+ \S+ contains something else: remove it, or give another file"
 A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
 FILES = [
-    (f"{SCORED} {VALID} --data_dir {{given}}/zip_locked", r"qasper\.zip.* cannot be .*encrypted"),
-    (f"{SCORED} {VALID} --data_dir {{given}}/rows_none", r"validation\.jsonl has no rows"),
     (f"{SCORED} {VALID} --data_dir {{given}}/rows_pid", r"line 1: id 'a': pid=\['a'\] must "),
-    (f"{SCORED} {VALID} --predictions {{given}}/loop.txt", r"loop\.txt has no predict"),
     (f"{SCORED} {VALID} --metrics_output_dir {{given}}/file", r"file cannot be created: .* is a f"),
     (f"{ALL} {{given}}/answers_loop --metrics_output_dir m", r"tape\.json cannot be used"),
     (f"{ALL} {{given}}/answers_unnamed --metrics_output_dir m", r"qasper/\\udcff\.json.* UTF-8"),
@@ -178,7 +166,6 @@ FILES = [
     (f"{GRID}nested", r"problems_nested/problems\.json is damaged \(RecursionError"),
     (f"{GRID}key", r"problems_key/problems\.json: .*max_first='many' must be an integer"),
     (f"{GRID}digits model={{given}}/loop.txt", r"--model\S*: .*loop\.txt is not a folder"),
-    (f"{KEYS}nested", r"passkeys_nested/passkeys\.json is damaged \(RecursionError"),
     (f"{KEYS}key", r"passkeys_key/passkeys\.json: .*max_length=3: prompts"),
     (f"{KEYS}prompts --max_tokens 20 --interval 20", r"20 tokens has no room for its description"),
 ]
@@ -215,17 +202,11 @@ def test_files_of_a_command(words, message, given, store, tmp_path):
 # --- evaluations and results
 
 CELLS = "measure,first_digits,second_digits,value,n,unit"
+ASKED_OF_1 = {"model": "0" * 64, "max_length": 1}
+ASKED_OF_1 |= {"problems.max_first": 1, "problems.max_second": 1}
 GRID_OF_1 = {
     "grid.csv": f"{CELLS}\naccuracy,1,1,0.5,2,share\n",
-    "summary.json": json.dumps(
-        {
-            "all": with_interval(1, 2),
-            "evaluated": {
-                **{"model": "0" * 64, "max_length": 1},
-                **{"problems.max_first": 1, "problems.max_second": 1},
-            },
-        }
-    ),
+    "summary.json": json.dumps({"all": with_interval(1, 2), "evaluated": ASKED_OF_1}),
 }
 OTHER_GRID = GRID_OF_1["summary.json"].replace('"correct": 1', '"correct": 2')
 PERPLEXITIES = "model,model_hash,data,data_hash,convention,length,stride,batch_size,dtype"
@@ -236,16 +217,15 @@ DAMAGED = {
     "config.json": {
         "empty": "",
         "nested": NESTED,
-        "bare": "{}",
         "gpt2": '{"model_type": "gpt2", "n_embd": 32}',
         "quantized": QUANTIZED,
         "encoding": {"position": {"name": "rpoe"}},
         "layers": {"num_hidden_layers": 9},
     },
-    "model.safetensors": {"empty": "", "text": "x" * 99},
+    "model.safetensors": {"empty": ""},
     "tokenizer.json": {"nested": NESTED},
-    "metrics.jsonl": {"nested": NESTED, "text": '{"step": "a", "loss": 3}\n'},
-    "perplexity.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\x00\udcff"},
+    "metrics.jsonl": {"nested": NESTED},
+    "perplexity.csv": {"empty": "", "binary": "\x00\udcff"},
     "zero_shot.csv": {"columns": "a,b\n1,2\n"},
     "compare/perplexity.csv": {
         "untrue": f"{PERPLEXITIES}\nm,{'0' * 16},d,d,sliding,64,32,,float32,9,6.1,1.5\n",
@@ -281,41 +261,33 @@ def made(given, tmp_path_factory):
             path.write_text(content, errors="surrogateescape")
     (folder / "metrics_nested" / "run.json").write_text("{}")
     for file in ("config.json", "model.safetensors"):
-        shutil.copytree(model, without := folder / f"without_{file}")
-        (without / file).unlink()
-        for kind in ("folder", "loop"):
-            shutil.copytree(without, folder / f"{kind}_{file}")
-        (folder / f"folder_{file}" / file).mkdir()
-        (folder / f"loop_{file}" / file).symlink_to(file)
+        for kind in ("without", "folder"):
+            shutil.copytree(model, other := folder / f"{kind}_{file}")
+            (other / file).unlink()
+        (other / file).mkdir()
     broken = TapeForCausalLM.from_pretrained(model)
     torch.nn.init.constant_(broken.model.embed_tokens.weight, math.nan)
     broken.save_pretrained(shutil.copytree(model, folder / "nan"))
     shutil.copytree(folder / "without_model.safetensors", folder / "index")
     index = folder / "index" / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "../w"}}')
-    characters = character_tokenizer()
-    small = make_model("tape", vocab_size=len(characters), max_position_embeddings=64)
-    small.save_pretrained(folder / "characters")
-    characters.save_pretrained(folder / "characters")
     return folder
 
 
 MODELS = {
     "config_empty": r"config_empty/config\.json is damaged",
     "config_nested": r"config\.json is damaged \(RecursionError",
-    "config_bare": r"config_bare has no config\.json, or an empty one",
     "config_gpt2": r"config\.json: .* model_type 'gpt2'; allowed: 'tape'",
     "config_quantized": r"quantization_config .* requires bitsandbytes",
     "config_encoding": r"encoding 'rpoe'; did you mean 'rope'\?",
     "config_layers": r"weights of the model .* are missing, such as model",
     "model_empty": r"model_empty/model\.safetensors is damaged",
-    "model_text": r"model_text/model\.safetensors is damaged",
     "tokenizer_nested": r"tokenizer\.json is damaged \(RecursionError",
     "empty": r"empty has no model\.safetensors",
     "index": r"index\.json: names '\.\./w', which is not a file in the same folder",
     "nan": r"made\d+/nan: some weights are not finite, such as model\.",
 }
-for _kind in ("without", "folder", "loop"):
+for _kind in ("without", "folder"):
     for _file in ("config.json", "model.safetensors"):
         MODELS[f"{_kind}_{_file}"] = rf"{_kind}_{re.escape(_file)} has no {re.escape(_file)}"
 
@@ -332,12 +304,11 @@ def test_models(name, made):
 
 
 GOOD = "{given}/problems_digits"
-PERPLEXITY = "-m tape.evaluation.perplexity --data {made}/ids.bin --lengths 64 --out o.csv --model"
-MEASURED = f"{PERPLEXITY} {GOOD}"
+MEASURED = "-m tape.evaluation.perplexity --data {made}/ids.bin --lengths 64 --out o.csv"
+MEASURED += f" --model {GOOD}"
 LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai --out o.csv --model {GOOD}"
 STABILITY = "-m tape.analysis.stability --length 16 --windows 1 --out o --model"
-PICTURES_OF = "-m tape.analysis.visualize --out o --model"
-PICTURES = f"{PICTURES_OF} {GOOD}"
+PICTURES = f"-m tape.analysis.visualize --out o --model {GOOD}"
 TABLE = "-m tape.evaluation.lm_eval --table"
 COMPARE = "-m tape.results.compare"
 EVALUATIONS = [
@@ -357,7 +328,7 @@ EVALUATIONS = [
     # Results
     *(
         (f"{MEASURED} --out {{made}}/perplexity_{damage}/perplexity.csv", rf"_{damage}/\S+csv is ")
-        for damage in ("empty", "columns", "binary")
+        for damage in ("empty", "binary")
     ),
     (f"{TABLE} {{made}}/zero_shot_columns/zero_shot.csv", r"zero_shot\.csv is "),
     (f"{COMPARE} {{made}}/grid_text --out o", r"grid/grid\.csv, line 2: value='a' is"),
@@ -376,11 +347,9 @@ def test_evaluations_and_results(words, message, given, made, tmp_path):
     assert files(given) | files(made) == before and not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("damage", DAMAGED["metrics.jsonl"])
-def test_a_damaged_log_of_a_run_is_listed(made, tmp_path, damage):
+def test_a_damaged_log_of_a_run_is_listed(made, tmp_path):
     """The page shows the other runs."""
-    outcome = run_command(
-        "-m", "tape.results.report", str(made / f"metrics_{damage}"), folder=tmp_path
-    )
+    words = ["-m", "tape.results.report", str(made / "metrics_nested")]
+    outcome = run_command(*words, folder=tmp_path)
     assert outcome.status == 0 and "Traceback" not in outcome.err, outcome.err
-    assert f"metrics_{damage}" in (tmp_path / "report" / "index.html").read_text()
+    assert "metrics_nested" in (tmp_path / "report" / "index.html").read_text()

@@ -111,13 +111,9 @@ SETTINGS = [
     ("model.attn_implementation=foo", r"attn_implementation='foo' .*: no such implementation"),
     ("model.hiden_size=3", r"model takes no argument 'hiden_size'; did you mean 'hidden_size'"),
     # the encoding
-    ("position=rope position.theta=inf", r"theta=inf must be a number > 0"),
     (f"{LINEAR}}}", r"rope_type='linear' also needs factor"),
     (f"{LINEAR},factor:2,partial_rotary_factor:0.5}}", r"only 'default' and 'proportional' rotate"),
     ("position=yarn position.factor=0.5", r"factor=0\.5 must be a number >= 1"),
-    ("position=relative position.extent=0", r"extent=0 must be an integer >= 1"),
-    ("position=cope position.count=1", r"count=1 must be an integer >= 2"),
-    ("position=fox position.start=x", r"start='x' must be a number"),
     ("position=t5 position.max_distance=99999999999", r"'t5': max_distance=9+ must be"),
     ("position=learned position.length=5", r"position 63 is beyond the learned table of length=5"),
     ("position.width=99999999999999999999", r"width=9+ must be"),

@@ -193,20 +193,16 @@ def test_a_llama_of_several_files_is_the_librarys(text_file, tmp_path):
     assert float(row["nll"]) == pytest.approx(nll / (TOKENS - 1), rel=1e-5)
 
 
-def test_a_base_model_keeps_its_files(text_file, tmp_path, monkeypatch):
+def test_a_base_model_keeps_its_files(tmp_path, monkeypatch):
     """Results of a model that is no run go to output/, unless a folder there is another's."""
     monkeypatch.chdir(tmp_path)
-    base = make_folder(tmp_path / "bases" / "llama", "rope")
-    before = sorted(path.name for path in base.iterdir())
-    evaluate(base, text_file)
-    assert sorted(path.name for path in base.iterdir()) == before
-    out = Path("output", "llama")
-    assert len(table(out / "perplexity.csv")) == 2 and (out / "perplexity.png").is_file()
-    assert lm_eval.parse(["--model", str(base), "--tasks", "mmlu"]).out.parent == out
+    base, out = make_folder(tmp_path / "bases" / "llama", "rope"), Path("output", "llama")
+    given = ["--model", str(base)]
+    assert entry.parse([*given, "--data", "local"]).out == out / "perplexity.csv"
+    assert lm_eval.parse([*given, "--tasks", "mmlu"]).out == out / "zero_shot.csv"
     make_folder(out)
     with pytest.raises(ValueError, match=r"output/llama, the folder of another model; rename one"):
-        evaluate(base, text_file)
-    assert evaluate(base, text_file, "--out", str(tmp_path / "out.csv"))
+        entry.parse([*given, "--data", "local"])
     run = make_run(tmp_path / "run")
     for folder in (run, make_folder(run / "checkpoint-4"), out):
         assert runs.folder_for_results(folder) == folder

@@ -42,7 +42,7 @@ class Accuracy:
     Attributes:
         file: name of the table.
         cell: by its name in journals, each condition as the table calls it.
-        counts: the counts of a cell in journals.
+        counts: of a cell, in journals.
         measures: by name; `accuracy` is one of them.
         listing: name of a list of accuracies in the summary.
         listed: from the rows, the condition that the list is over; NaN for rows that are left out.
@@ -94,8 +94,7 @@ class Accuracy:
         return self.write(results, asked, rows)
 
     def write(self, folder: Path, asked: Asked, rows: list[dict[str, Any]]) -> Evaluation:
-        """Writes the results from the records of all batches, in any order."""
-        rows = sorted(rows, key=lambda row: row["batch"])
+        """Writes the results from the records of all batches."""
         with reading(folder):
             table = self._table(asked, [cell for row in rows for cell in row["cells"]])
             wrong = sorted(

@@ -128,8 +128,8 @@ def _check_same(path: Path, header: Header, expected: Header) -> None:
 
 
 def join(results: Path) -> tuple[Header, Rows]:
-    """Returns the header of the evaluation in a folder, and the batches of all shards. Of a batch
-    that two shards have answered, as those of 1/1 and 2/4, the first answer counts.
+    """Returns the header of the evaluation in a folder, and the batches of all shards in order. If
+    two shards have answered a batch, as 1/1 and 2/4 do, the first answer counts.
 
     Raises:
         Incomplete: if batches are missing.
@@ -152,7 +152,8 @@ def join(results: Path) -> tuple[Header, Rows]:
             f"{len(missing)} of {first['batches']} batches are missing: run the evaluation of "
             f"{', '.join(where)} to its end"
         )
-    return {key: value for key, value in first.items() if key != "shard"}, [*rows.values()]
+    first.pop("shard")
+    return first, [rows[number] for number in sorted(rows)]
 
 
 def complete_shard(

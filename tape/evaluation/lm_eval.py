@@ -221,10 +221,8 @@ def names(text: str) -> list[str]:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(
-        prog="tape lm-eval",
-        description="Tasks of the Language Model Evaluation Harness (lm-eval).",
-    )
+    about = "Tasks of the Language Model Evaluation Harness (lm-eval)."
+    parser = Parser(prog="tape lm-eval", description=about)
     add, several = parser.add_argument, {"nargs": "+", "action": Distinct}
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")

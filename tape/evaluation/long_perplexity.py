@@ -41,8 +41,7 @@ def measure(
     keys: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """Returns the losses of a text's tokens for each length of the windows, (N,) float64; NaN where
-    there is none. Windows overlap by half: a loss has between half of a length and a length of
-    context. A repeated call continues.
+    there is none. Windows overlap by half: a loss has half of a length to a length of context.
 
     Args:
         place: the folder of what was measured so far.

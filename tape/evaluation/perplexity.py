@@ -112,19 +112,17 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(
-        prog="tape perplexity",
-        description="Perplexity of a model on a text, with windows of several lengths.",
-        epilog=f"Default of --lengths: {' '.join(map(str, LENGTHS))}; with --choose {LONG}.",
-    )
+    """Parses a command line; refuses options that do not go together."""
+    about = "Perplexity of a model on a text, with windows of several lengths."
+    parser = Parser(prog="tape perplexity", description=about)
     add = parser.add_argument
-    about = "folder of a model of ours, or a Llama"
-    add("--model", type=model_folder, required=True, help=about)
+    add("--model", type=model_folder, required=True, help="a folder: a model of ours, or a Llama")
     corpora = ", ".join(name for name in CORPORA if name != "run")
     about = f"a file of uint16 token ids, or the validation split of its own text (run), {corpora}"
     add("--data", required=True, help=about)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    add("--lengths", type=integer(2), nargs="+", help="tokens of the windows")
+    about = f"tokens of the windows (default: {' '.join(map(str, LENGTHS))}; of --choose: {LONG})"
+    add("--lengths", type=integer(2), nargs="+", help=about)
     add("--convention", choices=CONVENTIONS, default="sliding")
     add("--stride", type=integer(1), help="tokens between windows (default: docs/perplexity.md)")
     add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
@@ -138,12 +136,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     long.add_argument("--keys", type=Path, help="LongPPL: score the model on these key tokens")
     add("--short", type=integer(2), help=f"tokens of --choose's short windows (default: {SHORT})")
     arguments = parser.parse_args(given)
-    complete(arguments, parser)
-    return arguments
-
-
-def complete(arguments: argparse.Namespace, parser: Parser) -> None:
-    """Refuses options that do not go together, and fills in the defaults of the others."""
     mode = next((name for name in OPTIONS if getattr(arguments, name)), "model")
     changed = {k for k, value in vars(arguments).items() if value != parser.get_default(k)}
     allowed = OPTIONS.get(mode, vars(arguments).keys() - {"short"}) | {mode}
@@ -155,10 +147,11 @@ def complete(arguments: argparse.Namespace, parser: Parser) -> None:
             parser.error("--choose takes one of --lengths")
         if arguments.choose.suffix != ".json":
             parser.error(f"--choose {arguments.choose} must end in .json")
-        return
+        return arguments
     name = "long_perplexity.csv" if mode == "keys" else "perplexity.csv"
     arguments.out = arguments.out or folder_for_results(arguments.model) / name
     arguments.lengths = sorted({*(arguments.lengths or LENGTHS)})
+    return arguments
 
 
 @expected_errors(continues=True)

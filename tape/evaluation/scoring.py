@@ -1,7 +1,7 @@
 """Negative log-likelihoods of the tokens that windows score.
 
-Logits are computed for scored tokens only, a few at a time, so that their memory does not grow with
-the window: with a vocabulary of 32,000 the logits of 8,192 tokens take a gigabyte.
+Logits are computed for scored tokens only, a few at a time: with a vocabulary of 32,000 those of
+8,192 tokens would take a gigabyte.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ LOGITS = 2**21  # to hold at once: 8 MiB in float32
 
 
 class Perplexity(NamedTuple):
-    """The mean negative log-likelihood `nll` (nats per token) of `tokens` tokens under windows of
-    `length`."""
+    """The mean loss `nll` (nats per token) of `tokens` tokens under windows of `length`."""
 
     length: int
     tokens: int
@@ -92,9 +91,8 @@ def perplexity(
 ) -> Perplexity:
     """Returns the perplexity of the tokens that windows of this length score, weighted alike."""
     batches = batches_of(windows, length)
-    bar = tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None)
     count, total = 0, 0.0
-    for batch in bar:
+    for batch in tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None):
         found = losses(model, tokens, batch)
         count, total = count + len(found), total + float(found.sum())
     return Perplexity(length, count, total / count)
