@@ -178,7 +178,9 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
     if len(about.drop_duplicates()) == len(without_hashes.drop_duplicates()):
         about = without_hashes
     differing = about.columns[about.nunique() > 1]
-    names = about[differing].agg(" ".join, axis=1) if len(differing) else about["model"]
+    names = about[differing if len(differing) else ["model"]].agg(
+        lambda each: " ".join(filter(None, each)), axis=1
+    )
     found = _long_form(pd.DataFrame(rows), pd.DataFrame(bins)).assign(row=names, seed=0)
     lengths = found["length"].map("{:,.0f}".format)
     if len(differing):
