@@ -21,10 +21,16 @@ from scrolls.examples import BUDGETS, Examples, Prompts, tokenize_split, trained
 from scrolls.score import evaluate_task
 from scrolls.tasks import SPLITS, TASKS, add_data
 from tape.command import Parser, expected_errors, integer, model_folder
-from tape.evaluation.decoding import greedy
-from tape.evaluation.journal import Incomplete, Shard, join, journals, place_of
-from tape.evaluation.questions import Batch, Question
-from tape.evaluation.workers import answering, complete_shard
+from tape.evaluation.journal import (
+    Incomplete,
+    Shard,
+    answering,
+    complete_shard,
+    join,
+    journals,
+    place_of,
+)
+from tape.evaluation.questions import Batch, Question, greedy
 from tape.files import write_text
 from tape.model.checkpoint import check_length, identified, load
 from tape.model.modeling import TapeForCausalLM

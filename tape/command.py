@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -64,21 +64,9 @@ def in_one_line(error: Exception) -> str:
 class Parser(argparse.ArgumentParser):
     """ArgumentParser with one-line errors; --help shows the usage."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.register("type", Path, path)
-
-    def parse_args(self, *args: Any) -> argparse.Namespace:
-        """Refuses missing folders of models (`model_folder`), after all other arguments."""
-        parsed = super().parse_args(*args)
-        for action in self._actions:
-            given = getattr(parsed, action.dest, None) if action.type is model_folder else None
-            for folder in given if isinstance(given, list) else [given] if given else []:
-                try:
-                    check_model_folder(folder)
-                except ValueError as error:
-                    self.error(f"{action.option_strings[0]}: {error}")
-        return parsed
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message.removeprefix('argument ')}\n")
@@ -113,28 +101,24 @@ def path(text: str) -> Path:
 
 
 def model_folder(text: str) -> Path:
-    """Parses the folder of a model for argparse; `Parser` checks that there is one."""
-    return path(text)
+    """Parses the folder of a model for argparse; refuses one that does not exist."""
+    check_model_folder(folder := path(text))
+    return folder
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raises a ValueError unless there is such a folder."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder: give that of a model or a run")
+        raise argparse.ArgumentTypeError(f"{folder} is not a folder: give that of a model or a run")
 
 
-def writable(folder: Path) -> Path:
-    """Returns a folder for argparse if files can be written there."""
+def result_folder(text: str) -> Path:
+    """Parses a folder for results for argparse; refuses the folder of a run or a model, and one
+    where no files can be written."""
+    folder = path(text)
     try:
         check_folder(folder)
     except OSError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    return folder
-
-
-def result_folder(text: str) -> Path:
-    """Parses a folder for results for argparse; refuses the folder of a run or a model."""
-    folder = writable(path(text))
     if found := [name for name in OF_A_MODEL if (folder / name).exists()]:
         raise argparse.ArgumentTypeError(
             f"{text} is the folder of a run or a model ({found[0]}); give another one"

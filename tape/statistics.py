@@ -1,14 +1,16 @@
 """Statistics of comparisons: intervals of shares and means, tests over seeds, and their power.
 
-All intervals are 95 % intervals; p-values are two-sided.
+All intervals are 95 % intervals; p-values are two-sided. Rows in long form have the columns
+`value`, `n` (the number of observations that the value is the mean of), `seed`, and any others that
+they are grouped by, such as `row`, `task` or `length`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
-from statistics import NormalDist, stdev
+from statistics import NormalDist, mean, stdev
 
 import numpy as np
 import pandas as pd
@@ -50,14 +52,50 @@ def student(values: Sequence[float]) -> float:
     return float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / len(values) ** 0.5
 
 
-def differences(values: pd.Series, baseline: str) -> pd.DataFrame:
-    """Compares groups of values by seed with one of them, in a randomized block design.
+def weighted_mean(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
+    """Returns the mean of each group, weighted by `n`; NaN if the group has no value."""
+    sums = rows.assign(value=rows["value"] * rows["n"]).groupby(by, sort=False)[["value", "n"]]
+    sums = sums.sum(min_count=1)
+    return sums["value"] / sums["n"]
+
+
+def per_seed(rows: pd.DataFrame, by: str | Sequence[str] = "row", over: str = "seed") -> pd.Series:
+    """Returns a value for each group and seed, indexed by both."""
+    return weighted_mean(rows, [*([by] if isinstance(by, str) else by), over])
+
+
+def table(
+    rows: pd.DataFrame,
+    by: str | Sequence[str] = "row",
+    over: str = "seed",
+    scale: Callable[[float], float] = float,
+) -> pd.DataFrame:
+    """Returns the mean over seeds of each group.
+
+    Args:
+        by: columns to group by.
+        scale: of the value of a seed, such as `math.exp` of a loss.
+
+    Returns:
+        Columns mean, half_width (of the interval; NaN for one seed) and n (seeds).
+    """
+    groups = per_seed(rows, by, over).map(scale).groupby(level=by, sort=False)
+    return pd.DataFrame(
+        {
+            "mean": groups.agg(lambda values: mean(values)),
+            "half_width": groups.agg(lambda x: student(x) if len(x) > 1 else math.nan),
+            "n": groups.size(),
+        }
+    )
+
+
+def differences(
+    rows: pd.DataFrame, baseline: str, by: str = "row", over: str = "seed"
+) -> pd.DataFrame:
+    """Compares groups of rows with one of them by seed, in a randomized block design.
 
     The model is value = group + seed + error, with errors of one variance in all groups, fitted by
     least squares. For two groups with the same seeds it is the paired t-test.
-
-    Args:
-        values: indexed by group and seed.
 
     Returns:
         Columns mean, half_width (of its interval), p (of the t-test, corrected for the number of
@@ -67,6 +105,7 @@ def differences(values: pd.Series, baseline: str) -> pd.DataFrame:
         groups without the baseline, those whose values are not all finite, and those that no seed
         connects with the baseline; none if no error can be estimated.
     """
+    values = per_seed(rows, by, over)
     lines: dict[str, dict[str, float]] = {}
     values = values.groupby(level=0, sort=False).filter(lambda each: np.isfinite(each).all())
     names, seeds = (values.index.unique(level) for level in (0, 1))
@@ -101,7 +140,7 @@ def differences(values: pd.Series, baseline: str) -> pd.DataFrame:
             }
     columns = ["mean", "half_width", "p", "detectable", "pairs_half_width", "exact_p"]
     found = pd.DataFrame.from_dict(lines, orient="index", columns=columns)
-    return found.assign(p=holm([*found["p"]]))
+    return found.assign(p=holm([*found["p"]])).rename_axis(by)
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:

@@ -26,7 +26,6 @@ from refusals import (
 from scrolls_data import write_task
 from test_scrolls import byte_tokenizer
 
-from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
 from tape.commands import train
 from tape.model.checkpoint import load, weight_files
@@ -99,18 +98,18 @@ def write_scrolls(folder):
 
 def write_models(folder):
     """Untrained ones, each with a file of what it was trained on that is damaged."""
-    tokenizer, text = byte_tokenizer(), {"nested": "[" * 100_000, "number": "5", "key": "{}"}
-    texts = {
-        "problems.json": text | {"key": '{"max_first": "many"}', "digits": '{"max_first": 2}'},
-        "passkeys.json": text | {"key": '{"max_length": 3}', "prompts": '{"max_length": 40}'},
-        "scrolls.json": text | {"type": '{"budget": 5}', "rows": '{"budget": "demo"}'},
-    }
+    tokenizer = byte_tokenizer()
     make_model("tape", vocab_size=len(tokenizer)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    for file, contents in texts.items():
-        for name, content in contents.items():
-            model = shutil.copytree(folder / "model", folder / f"{file[:-5]}_{name}")
-            (model / file).write_text(content)
+    for name, content in {
+        "problems_nested": "[" * 100_000,
+        "problems_key": '{"max_first": "many"}',
+        "problems_digits": '{"max_first": 2}',
+        "passkeys_key": '{"max_length": 3}',
+        "passkeys_prompts": '{"max_length": 40}',
+    }.items():
+        model = shutil.copytree(folder / "model", folder / name)
+        (model / f"{name.partition('_')[0]}.json").write_text(content)
 
 
 TEXT = "data=text data.files={given}/text.jsonl"
@@ -127,11 +126,9 @@ DATA = [
     ("data=text data.files={given}/nested.jsonl", r"nested\.jsonl, line 1: not JSON .*recursion"),
     ("data=text data.files={given}/loop.txt", r"data\.files: .*loop\.txt is a broken link"),
     ("data=text data.files={given}/folder.txt", r"data\.files: no \.txt, .* in folder .*folder"),
-    ("data=text data.files={given}/file", r"data\.files: .*file must be one of \.txt"),
     ("data=text data.files=/dev/zero", r"data\.files: /dev/zero is neither a file nor a folder"),
     ("data=text data.files={given}/empty.txt", r"the train split of text has no documents"),
     # What is no path
-    ("data=text data.files=5", r"data\.files=5 must be a path"),
     ("data=text data.files=null", r"data=text needs data\.files="),
     (f"{TEXT} data.validation=nowhere", r"data\.validation: nothing matches 'nowhere'"),
     (f"{TEXT} cache_dir={{given}}/file", r"given.*/file/tokenizers cannot be created: .*is a f"),
@@ -139,18 +136,11 @@ DATA = [
     (f"{TEXT} tokenizer={{given}}/c4", r"tokenizer='.*c4' is neither a folder with a tokenizer"),
     (f"{TEXT} tokenizer={{given}}/tokenizer_vocabulary", r"tokenizer\.json is damaged \(KeyError"),
     # What is no number or name
-    (f"{TEXT} data.validation_fraction=a", r"data\.validation_fraction='a' must lie in \(0, 1\)"),
     (f"{C4} data.shards=0", r"data\.shards=0 must be an integer >= 1"),
-    (f"{C4} data.validation_documents=1.5", r"data\.validation_documents=1\.5 must be an int"),
-    (f"{C4} data.seed=a", r"data\.seed='a' must be an integer >= 0"),
     (f"{C4} data.streaming=maybe", r"data\.streaming='maybe' must be true or false"),
-    ("data=c4 data.root=5", r"data\.root=5 must be text"),
     (f"{TEXT} data.documents=marsk", r"data\.documents='marsk' must be join or mask, or null for"),
-    (f"{TEXT} data.foo=3", r"TextCorpus takes no argument 'foo'"),
     # Tasks of their own
     (f"{ADDITION} data.max_first=many", r"data\.max_first='many' must be an integer"),
-    (f"{ADDITION} data.reverse=maybe", r"data\.reverse='maybe' must be true or false"),
-    (f"{PASSKEY} data.max_length=few", r"data\.max_length='few' must be an integer"),
     (f"{SCROLLS} data.data_dir=5", r"data\.data_dir=5 must be a path"),
     (f"{SCROLLS} data.data_dir={{given}}/zip_locked", r"qasper\.zip.* cannot be read: .*encrypted"),
 ]
@@ -163,11 +153,8 @@ GRID = (
     "model={given}/problems_"
 )
 KEYS = "eval_retrieval.py --num_tests 1 --depths 1 --processes 1 --base_model {given}/passkeys_"
-OTHER = r"--\w+ \S+ contains something else: remove it, or give another file"
 A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
 FILES = [
-    (f"{SCORED} {VALID} --data_dir {{given}}/zip_locked", r"qasper\.zip.* cannot be .*encrypted"),
-    (f"{SCORED} {VALID} --predictions {{given}}/loop.txt", r"loop\.txt has no predict"),
     (f"{SCORED} {VALID} --metrics_output_dir {{given}}/file", r"file cannot be created: .* is a f"),
     (f"{ALL} {{given}}/answers_loop --metrics_output_dir m", r"tape\.json cannot be used"),
     (f"{ALL} {{given}}/answers_unnamed --metrics_output_dir m", r"qasper/\\udcff\.json.* UTF-8"),
@@ -175,8 +162,7 @@ FILES = [
     (f"{SCORED} {VALID} --metrics_output_dir {{given}}/model", A_MODEL),
     (f"{GRID}nested", r"problems_nested/problems\.json is damaged \(RecursionError"),
     (f"{GRID}key", r"problems_key/problems\.json: .*max_first='many' must be an integer"),
-    (f"{GRID}digits model={{given}}/loop.txt", r"--model: .*loop\.txt is not a folder"),
-    (f"{KEYS}nested", r"passkeys_nested/passkeys\.json is damaged \(RecursionError"),
+    (f"{GRID}digits model={{given}}/loop.txt", r"--model\S*: .*loop\.txt is not a folder"),
     (f"{KEYS}key", r"passkeys_key/passkeys\.json: .*max_length=3: prompts"),
     (f"{KEYS}prompts --max_tokens 20 --interval 20", r"20 tokens has no room for its description"),
 ]
@@ -213,17 +199,11 @@ def test_files_of_a_command(words, message, given, store, tmp_path):
 # --- evaluations and results
 
 CELLS = "measure,first_digits,second_digits,value,n,unit"
+ASKED_OF_1 = {"model": "0" * 64, "max_length": 1}
+ASKED_OF_1 |= {"problems.max_first": 1, "problems.max_second": 1}
 GRID_OF_1 = {
     "grid.csv": f"{CELLS}\naccuracy,1,1,0.5,2,share\n",
-    "summary.json": json.dumps(
-        {
-            "all": with_interval(1, 2),
-            "evaluated": {
-                **{"model": "0" * 64, "max_length": 1},
-                **{"problems.max_first": 1, "problems.max_second": 1},
-            },
-        }
-    ),
+    "summary.json": json.dumps({"all": with_interval(1, 2), "evaluated": ASKED_OF_1}),
 }
 OTHER_GRID = GRID_OF_1["summary.json"].replace('"correct": 1', '"correct": 2')
 PERPLEXITIES = "model,model_hash,data,data_hash,convention,length,stride,batch_size,dtype"
@@ -233,18 +213,15 @@ TRAINED_RUN = {"seed": 0, "trainer.seed": 0, "position.name": "rope", "length": 
 DAMAGED = {
     "config.json": {
         "empty": "",
-        "number": "5",
-        "bare": "{}",
         "gpt2": '{"model_type": "gpt2", "n_embd": 32}',
         "quantized": QUANTIZED,
-        "heads": {"num_attention_heads": 0},
         "encoding": {"position": {"name": "rpoe"}},
         "layers": {"num_hidden_layers": 9},
     },
     "model.safetensors": {"empty": ""},
     "tokenizer.json": {"nested": NESTED},
-    "metrics.jsonl": {"nested": NESTED, "text": '{"step": "a", "loss": 3}\n'},
-    "perplexity.csv": {"empty": "", "columns": "a,b\n1,2\n", "binary": "\x00\udcff"},
+    "metrics.jsonl": {"nested": NESTED},
+    "perplexity.csv": {"empty": "", "binary": "\x00\udcff"},
     "zero_shot.csv": {"columns": "a,b\n1,2\n"},
     "compare/perplexity.csv": {
         "untrue": f"{PERPLEXITIES}\nm,{'0' * 16},d,d,sliding,64,32,,float32,9,6.1,1.5\n",
@@ -280,30 +257,23 @@ def made(given, tmp_path_factory):
             path.write_text(content, errors="surrogateescape")
     (folder / "metrics_nested" / "run.json").write_text("{}")
     for file in ("config.json", "model.safetensors"):
-        shutil.copytree(model, without := folder / f"without_{file}")
-        (without / file).unlink()
-        shutil.copytree(without, folder / f"folder_{file}")
-        (folder / f"folder_{file}" / file).mkdir()
+        for kind in ("without", "folder"):
+            shutil.copytree(model, other := folder / f"{kind}_{file}")
+            (other / file).unlink()
+        (other / file).mkdir()
     broken = TapeForCausalLM.from_pretrained(model)
     torch.nn.init.constant_(broken.model.embed_tokens.weight, math.nan)
     broken.save_pretrained(shutil.copytree(model, folder / "nan"))
     shutil.copytree(folder / "without_model.safetensors", folder / "index")
     index = folder / "index" / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "../w"}}')
-    characters = character_tokenizer()
-    small = make_model("tape", vocab_size=len(characters), max_position_embeddings=64)
-    small.save_pretrained(folder / "characters")
-    characters.save_pretrained(folder / "characters")
     return folder
 
 
 MODELS = {
     "config_empty": r"config_empty/config\.json is damaged",
-    "config_number": r"config\.json: it must be a JSON object, not int",
-    "config_bare": r"config_bare has no config\.json, or an empty one",
     "config_gpt2": r"config\.json: .* model_type 'gpt2'; allowed: 'tape'",
     "config_quantized": r"quantization_config .* requires bitsandbytes",
-    "config_heads": r"num_attention_heads=0 must be an integer >= 1",
     "config_encoding": r"encoding 'rpoe'; did you mean 'rope'\?",
     "config_layers": r"weights of the model .* are missing, such as model",
     "model_empty": r"model_empty/model\.safetensors is damaged",
@@ -329,14 +299,12 @@ def test_models(name, made):
 
 
 GOOD = "{given}/problems_digits"
-PERPLEXITY = "-m tape.evaluation.perplexity --data {made}/ids.bin --lengths 64 --out o.csv --model"
-MEASURED = f"{PERPLEXITY} {GOOD}"
+MEASURED = "-m tape.evaluation.perplexity --data {made}/ids.bin --lengths 64 --out o.csv"
+MEASURED += f" --model {GOOD}"
 LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai --out o.csv --model {GOOD}"
 STABILITY = "-m tape.analysis.stability --length 16 --windows 1 --out o --model"
-PICTURES_OF = "-m tape.analysis.visualize --out o --model"
-PICTURES = f"{PICTURES_OF} {GOOD}"
+PICTURES = f"-m tape.analysis.visualize --out o --model {GOOD}"
 TABLE = "-m tape.evaluation.lm_eval --table"
-PLOT = "-m tape.evaluation.perplexity --out o.png --plot"
 COMPARE = "-m tape.results.compare"
 EVALUATIONS = [
     ("-m tape.export --out o {made}/loop", r"loop is not a folder"),
@@ -354,11 +322,10 @@ EVALUATIONS = [
     (f"{COMPARE} {GOOD} --out {{given}}/model", rf"--out: \S+model {A_MODEL}"),
     # Results
     *(
-        (f"{PLOT} {{made}}/perplexity_{damage}/perplexity.csv", rf"_{damage}/perplexity\.csv is ")
-        for damage in ("empty", "columns", "binary")
+        (f"{MEASURED} --out {{made}}/perplexity_{damage}/perplexity.csv", rf"_{damage}/\S+csv is ")
+        for damage in ("empty", "binary")
     ),
     (f"{TABLE} {{made}}/zero_shot_columns/zero_shot.csv", r"zero_shot\.csv is "),
-    (f"{PLOT} {{made}}/loop", r"loop does not exist: measure"),
     (f"{COMPARE} {{made}}/grid_text --out o", r"grid/grid\.csv, line 2: value='a' is"),
     (f"{COMPARE} {{made}}/summary_key --out o", r"grid/summary\.json"),
     (f"{COMPARE} {{made}}/perplexity_untrue --out o", r"line 2: perplexity=1\.5 is not exp"),
@@ -375,11 +342,9 @@ def test_evaluations_and_results(words, message, given, made, tmp_path):
     assert files(given) | files(made) == before and not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("damage", DAMAGED["metrics.jsonl"])
-def test_a_damaged_log_of_a_run_is_listed(made, tmp_path, damage):
+def test_a_damaged_log_of_a_run_is_listed(made, tmp_path):
     """The page shows the other runs."""
-    outcome = run_command(
-        "-m", "tape.results.report", str(made / f"metrics_{damage}"), folder=tmp_path
-    )
+    words = ["-m", "tape.results.report", str(made / "metrics_nested")]
+    outcome = run_command(*words, folder=tmp_path)
     assert outcome.status == 0 and "Traceback" not in outcome.err, outcome.err
-    assert f"metrics_{damage}" in (tmp_path / "report" / "index.html").read_text()
+    assert "metrics_nested" in (tmp_path / "report" / "index.html").read_text()

@@ -39,43 +39,27 @@ BOUNDS = [
     ("an integer in 258..2147483647", "vocab_size", "many", 100),
     ("an integer in 0..4294967295", "seed", "x", -1, 1.5, 2**32),
     ("an integer in 2..2147483647", "length", 1, None, 1e9),
-    ("an integer in 2..2147483647", "longest", 1),
     ("copy or counting", "rates_of", "sorting"),
     ("an integer >= 1", "sequence_parallel", 0, "x"),
     ("an integer in 1..2147483647, or null", "eval_blocks", 0, -1, "all"),
     ("an integer >= 1", "report.tokens", 0, -5, "x"),
-    ("an integer >= 1", "task.samples", 0, None),
     ("true or false", "debug", 5, None),
-    ("true or false", "accept_new_code", 5),
     ("text", "cache_dir", None, 5, ""),
-    ("text", "output_dir", None),
-    ("text, or null", "base_model", 5),
-    ("text, or null", "frozen", 5),
     ("text, or null", "tokenizer", 5, ""),
     ("a mapping of commands to arguments, or null", "evaluate", 5, {"a": 5}),
     (IN_ONE_FOLDER, "name", None, "../../esc", "a/b", ".hidden", "a b", "<script>", "a\nb"),
     ("a number >= 0", "optimizer.matrix_learning_rate", None, -1),
-    ("a number >= 0", "optimizer.encoding_factor", -2),
     ("an integer in 1..2147483647", "trainer.max_steps", 0, -1, 1.5, True, 10**20),
     ("an integer >= 1", "trainer.per_device_train_batch_size", 0),
-    ("an integer >= 1", "trainer.per_device_eval_batch_size", -2),
-    ("an integer >= 1", "trainer.gradient_accumulation_steps", 0),
     ("a number >= 0", "trainer.learning_rate", -1, "fast", math.nan, math.inf),
-    ("a number >= 0", "trainer.warmup_steps", -3),
-    ("a number >= 0", "trainer.weight_decay", "x"),
-    ("a number >= 0", "trainer.max_grad_norm", -1),
     ("a number in [0, 1)", "trainer.adam_beta1", 7),
-    ("a number in [0, 1)", "trainer.adam_beta2", 1),
-    ("a number >= 0", "trainer.adam_epsilon", "x"),
     ("an integer >= 1, or a number in (0, 1)", "trainer.logging_steps", 0),
-    ("an integer >= 1, or a number in (0, 1)", "trainer.save_steps", 0),
     ("an integer >= 1, or a number in (0, 1), or null", "trainer.eval_steps", 0, 1.5),
     ("an integer >= 1, or null", "trainer.save_total_limit", 0),
     ("an integer >= 0", "trainer.dataloader_num_workers", -1),
     # types of other fields of TrainingArguments
     ("a number", "trainer.num_train_epochs", "x"),
     ("true or false", "trainer.bf16", "maybe"),
-    ("true or false", "trainer.torch_compile", 5),
     ("text, a list or a mapping", "trainer.accelerator_config", 5),
 ]
 
@@ -90,7 +74,6 @@ def test_values_out_of_bounds(case):
         assert re.fullmatch(rf"error: {setting}=.* must be {re.escape(allowed)}", line)
 
 
-BASE_LORA = "base_model=org/base peft=lora peft.lora"
 DECAY = "schedule=wsd trainer.warmup_steps=0 trainer.lr_scheduler_kwargs.num_decay_steps"
 LINEAR = "position=rope position.scaling={rope_type:linear"
 # Settings of a run, and what its one line says.
@@ -119,66 +102,35 @@ SETTINGS = [
     ("output_dir=/proc/run", r"the folder /proc/run cannot be created: .*; give another one"),
     ("task._target_=foo.bar", r"foo"),
     # the model
-    *(
-        (f"model.{field}={value}", rf"model\.{field}={value} must be")
-        for field, value in (
-            *(("hidden_size", 0), ("intermediate_size", 0), ("num_hidden_layers", 0)),
-            *(("num_attention_heads", 0), ("num_attention_heads", -4), ("num_key_value_heads", 0)),
-            *(("head_dim", -2), ("num_recurrences", 0), ("max_position_embeddings", 0)),
-        )
-    ),
+    ("model.hidden_size=0", r"model\.hidden_size=0 must be"),
+    ("model.num_attention_heads=-4", r"model\.num_attention_heads=-4 must be"),
+    ("model.head_dim=-2", r"model\.head_dim=-2 must be"),
     ("model.hidden_size=x", r"model: Field 'hidden_size' expected int"),
     ("model.hidden_size=100000000", r"model: [\d,]+ GiB of weights .* exceed the \d+ GiB"),
     ("model.num_attention_heads=3", r"hidden size \(32\) is not a multiple .* \(3\)"),
     ("model.num_recurrences=999999", r"model\.num_hidden_layers=\d times num_recurrences=999999"),
-    ("model.hidden_act=foo", r"model: unknown hidden_act 'foo'"),
-    ("model.attention_dropout=2", r"model\.attention_dropout=2 must be a number in \[0, 1\)"),
-    ("model.rms_norm_eps=-1.0", r"model\.rms_norm_eps=-1\.0 must be a number > 0"),
     ("model.pad_token_id=9999", r"model\.pad_token_id=9999: it is set by the tokenizer"),
     ("model.vocab_size=3", r"tokenizer has ids up to 299, too many for model\.vocab_size=3"),
     ("model.attn_implementation=foo", r"attn_implementation='foo' .*: no such implementation"),
     ("+position.widht=3", r"takes no argument 'widht'; did you mean 'width'"),
     ("model.hiden_size=3", r"model takes no argument 'hiden_size'; did you mean 'hidden_size'"),
     # the encoding
-    ("position=rope position.theta=inf", r"theta=inf must be a number > 0"),
-    ("position=rope position.scaling=5", r"scaling=5 must be a mapping with a rope_type"),
     (f"{LINEAR}}}", r"rope_type='linear' also needs factor"),
     (f"{LINEAR},factor:2,partial_rotary_factor:0.5}}", r"only 'default' and 'proportional' rotate"),
     ("position=yarn position.factor=0.5", r"factor=0\.5 must be a number >= 1"),
-    (
-        "position=yarn position.beta_slow=64",
-        r"^error: model: .*: beta_slow=64 must be below beta_f",
-    ),
-    ("position=relative position.extent=0", r"extent=0 must be an integer >= 1"),
-    ("position=cope position.count=1", r"count=1 must be an integer >= 2"),
-    ("position=fox position.start=x", r"start='x' must be a number"),
-    ("position=fire position.threshold=-1", r"position fire: threshold=-1 must be a number > 0"),
-    ("position=xpos position.scale_base=0", r"position xpos: scale_base=0 must be a number > 0"),
     ("position=t5 position.max_distance=99999999999", r"'t5': max_distance=9+ must be"),
     ("position=learned position.length=5", r"position 63 is beyond the learned table of length=5"),
     ("position.width=99999999999999999999", r"width=9+ must be"),
-    ("position.sampler=5", r"unknown sampler 5"),
     ("position.sampler={name:shift,maximum:9223372036854775808}", r"maximum=9223372036854775808 m"),
     ("position=keep", r"position=keep .* need a base_model=\.\.\."),
     (
         "position=abacus position.digits=[99999]",
         r"digits=\[99999\] must be a list of token ids bel",
     ),
-    ("position=abacus position.offset=-1", r"abacus: offset=-1 must be an integer"),
     ("position=mixed position.pattern=[mixed]", r"mixed applies to all layers"),
     # bases
-    ("peft=lora", r"peft=lora adapts a trained model: give base_model=\.\.\."),
-    (f"{BASE_LORA}.alpha=nan", r"peft\.lora\.alpha=nan must be a finite number > 0"),
-    (f"{BASE_LORA}.rank=1.5", r"peft\.lora\.rank=1\.5 must be an integer >= 1"),
-    (f"{BASE_LORA}.dropout=a", r"peft\.lora\.dropout='a' must lie in \[0, 1\)"),
-    (f"{BASE_LORA}.targets=[[1]]", r"peft\.lora\.targets=\[\[1\]\] must be a list from q_proj, k_"),
-    (f"{BASE_LORA}=5", r"peft\.lora=5 must hold settings"),
     ("base_model=org/base peft=lora peft.extra=maybe", r"peft\.extra='maybe' must be true or"),
-    ("base_model=org/base peft=lora name=x peft.name=5", r"peft\.name=5 must be text"),
-    ("frozen=int9", r"unknown frozen 'int9'; did you mean 'int8'"),
-    ("frozen=nf4", r"frozen=nf4: all weights are trained"),
     ("base_model=output/no", r"base_model=output/no: there is no such folder; pre-train it first"),
-    ("base_model=/no/such/folder", r"base_model=/no/such/folder: "),
     ("base_model=.", r"base_model=\.: \. has no config\.json"),
 ]
 
@@ -342,17 +294,8 @@ def test_a_damaged_configuration_of_a_base(again, content):
         ("train.sh", "NGPUS", ["0", "-1", "1.5", "abc", "08", "a[$(touch harm)]", "9" * 20]),
         ("train.sh", "NNODES", ["0", "a[$(touch harm)]"]),
         ("train.sh", "NODE_RANK", ["x"]),
-        *(
-            pytest.param(
-                *case, marks=pytest.mark.slow
-            )  # of sweep.py, refused in test_sweep_scripts
-            for case in (
-                ("compare.sh", "JOBS", ["a[$(touch harm)]"]),
-                ("compare.sh", "SEEDS", ["0 x"]),
-                ("compare.sh", "TYPES", ["rope ../task/text"]),
-                ("suite.sh", "TASKS", ["copy poetry"]),
-            )
-        ),
+        # Of sweep.py, whose refusals are in test_sweep_scripts.
+        pytest.param("compare.sh", "JOBS", ["a[$(touch harm)]"], marks=pytest.mark.slow),
         ("gpu/all.sh", "SLICE", ["soon"]),
     ],
 )
@@ -364,16 +307,10 @@ def test_variables_of_scripts(tmp_path, name, variable, values):
     (tmp_path / "script" / "setup.sh").write_text("# installed\n")
     for value in values:
         environment = {**os.environ, "VIRTUAL_ENV": sys.prefix, variable: value}
-        outcome = subprocess.run(
-            ["bash", f"script/{name}"],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        words, how = ["bash", f"script/{name}"], {"capture_output": True, "text": True}
+        outcome = subprocess.run(words, cwd=tmp_path, env=environment, **how)
         assert outcome.returncode == 1 and len(outcome.stderr.splitlines()) == 1, outcome.stderr
-        setting = {"TYPES": "position", "TASKS": "data"}.get(variable, variable[:-1].lower())
-        assert re.match(rf"error: .*({variable}|{setting})", outcome.stderr)
+        assert re.match(rf"error: .*({variable}|{variable[:-1].lower()})", outcome.stderr)
         assert not (tmp_path / "harm").exists() and not (tmp_path / "output").exists()
 
 

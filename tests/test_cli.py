@@ -128,6 +128,6 @@ MODELS = (
 def test_a_missing_model_is_refused_at_once(line, tmp_path):
     name, *arguments = line.split()
     outcome = run_command("-m", cli.TARGETS[name], *arguments, folder=tmp_path)
-    refused = r"error: --\w*model: no is not a folder: give that of a model or a run"
+    refused = r"error: --\S*model: no is not a folder: give that of a model or a run"
     assert outcome.status == 2 and re.fullmatch(refused, outcome.err.strip())
     assert not [*tmp_path.iterdir()]

@@ -13,13 +13,13 @@ from commands import ROOT
 from arithmetic import Problems
 from arithmetic.addition_task import GRID
 from tape.evaluation.figures import heat
-from tape.evaluation.summary import weighted_mean
 from tape.files import write_text
 from tape.results.compare import compare, main, read
 from tape.results.figures import curves
 from tape.results.rows import row_labels
 from tape.results.typesetting import markdown
 from tape.runs.folder import TRAINED, register_run
+from tape.statistics import weighted_mean
 from tape.tasks.passkey.passkey_task import PASSKEY
 
 PROBLEMS = Problems(max_first=1, max_second=1)

@@ -73,8 +73,9 @@ def test_differences_are_those_of_the_statistics(runs):
         text = markdown(read(runs, "compare"), "rope")
         return [line for line in text.splitlines() if "|" in line][-1]
 
-    values = {(row, seed): x[2] for row, seeds in LOSSES.items() for seed, x in enumerate(seeds)}
-    found = differences(pd.Series(values), "rope").loc["tape"]
+    values = [(row, n, x[2], 1) for row, seeds in LOSSES.items() for n, x in enumerate(seeds)]
+    rows = pd.DataFrame(values, columns=["row", "seed", "value", "n"])
+    found = differences(rows, "rope").loc["tape"]
     assert cells(runs) == (
         f"| tape | loss, 32 | {found['mean']:+.4f} ± {found.half_width:.4f} "
         f"| ± {found.pairs_half_width:.4f} | {found.p:.2g} | 0.25 | {found.detectable:.2g} |"

@@ -6,9 +6,7 @@ import math
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +19,16 @@ from tape import TapeForCausalLM
 from tape.data import TextCorpus, load_tokenizer, tokenize_corpus, train_tokenizer
 from tape.evaluation import lm_eval, scoring
 from tape.evaluation import perplexity as entry
-from tape.evaluation.curves import COLUMNS, POSITION_COLUMNS
-from tape.evaluation.journal import FILE, Incomplete, read
-from tape.evaluation.picture import figure_of, labels
+from tape.evaluation.curves import figure_of, read_curves
+from tape.evaluation.journal import Incomplete
 from tape.evaluation.scoring import losses, perplexity
 from tape.evaluation.tables import add_rows, read_table
 from tape.evaluation.texts import open_text
-from tape.evaluation.windows import Batch, Window, batches_of, spread, windows_of
+from tape.evaluation.windows import batches_of, spread, windows_of
 from tape.runs import folder as runs
 
 ROOT = Path(__file__).parent.parent
+PG19 = "../data/pg19_test.bin"
 TOKENS = 70
 
 
@@ -97,7 +95,7 @@ def loss_of(model, tokens, start, target, length):
     return -logits.double().log_softmax(-1)[tokens[target]].item()
 
 
-def by_a_loop(model, tokens, convention, length, stride, batch_size=1):
+def by_a_loop(model, tokens, convention, length, stride):
     """The number of scored tokens and their loss, from the definition of the convention."""
 
     def loss(start, target):
@@ -118,11 +116,6 @@ def by_a_loop(model, tokens, convention, length, stride, batch_size=1):
     windows = [[loss(start, start + k) for k in range(1, length)] for start in starts]
     if convention == "longlora":
         windows.pop()
-        means = []
-        while windows:
-            together, windows = windows[:batch_size], windows[batch_size:]
-            means.append(np.mean(together))
-        return (len(starts) - 1) * (length - 1), np.mean(means)
     return sum(map(len, windows)), np.mean(windows)
 
 
@@ -133,7 +126,6 @@ def by_a_loop(model, tokens, convention, length, stride, batch_size=1):
         ("sliding", ["--stride", "5"]),
         ("paper", ["--stride", "9"]),
         ("longlora", ["--stride", "9"]),
-        ("longlora", ["--stride", "9", "--batch_size", "4"]),
         ("disjoint", []),
     ],
 )
@@ -144,8 +136,8 @@ def test_a_convention_equals_a_loop(convention, given, position, text_file, tmp_
     rows = table(folder / "perplexity.csv")
     assert [row["length"] for row in rows] == ["16", "32"]
     for row in rows:
-        stride, size = int(row["stride"] or row["length"]), int(row["batch_size"] or 1)
-        tokens, nll = by_a_loop(model, ids(TOKENS), convention, int(row["length"]), stride, size)
+        stride, length = int(row["stride"] or row["length"]), int(row["length"])
+        tokens, nll = by_a_loop(model, ids(TOKENS), convention, length, stride)
         assert int(row["tokens"]) == tokens and row["convention"] == convention
         assert float(row["nll"]) == pytest.approx(nll, rel=1e-5)
         assert float(row["perplexity"]) == pytest.approx(math.exp(nll), rel=1e-5)
@@ -153,7 +145,7 @@ def test_a_convention_equals_a_loop(convention, given, position, text_file, tmp_
 
 def test_logits_are_made_in_parts_and_for_scored_tokens_only(monkeypatch):
     model, tokens = make_model("tape", dtype=torch.float64), np.array(ids(TOKENS))
-    batches = batches_of(windows_of("sliding", TOKENS, 32, 5), 32, 3)
+    batches = batches_of(windows_of("sliding", TOKENS, 32, 5), 32, 3 * 32)
     whole = np.concatenate([losses(model, tokens, batch) for batch in batches])
     sizes = []
     model.lm_head.register_forward_hook(lambda *given: sizes.append(given[-1].shape[:-1].numel()))
@@ -174,20 +166,6 @@ def test_a_sample_equals_a_loop():
         ]
         assert found.tokens == len(expected) == 60
         assert found.nll == pytest.approx(np.mean(expected), rel=1e-5)
-
-
-def test_a_uniform_model_has_the_vocabulary_as_perplexity():
-    model = make_model("rope")
-    torch.nn.init.zeros_(model.lm_head.weight)
-    found = perplexity(model, np.array(ids(100)), spread(100, 16, 16, 8, 50), 16)
-    assert found.perplexity == pytest.approx(VOCABULARY, rel=1e-5)
-    assert found.bits_per_byte(found.tokens) == pytest.approx(math.log2(VOCABULARY), rel=1e-5)
-
-
-def test_the_model_is_left_as_it_was():
-    model = make_model("rope").train()
-    losses(model, np.array(ids(16)), Batch(16, [Window(0, 8, 16)]))
-    assert model.training
 
 
 def test_a_llama_of_several_files_is_the_librarys(text_file, tmp_path):
@@ -215,20 +193,16 @@ def test_a_llama_of_several_files_is_the_librarys(text_file, tmp_path):
     assert float(row["nll"]) == pytest.approx(nll / (TOKENS - 1), rel=1e-5)
 
 
-def test_a_base_model_keeps_its_files(text_file, tmp_path, monkeypatch):
+def test_a_base_model_keeps_its_files(tmp_path, monkeypatch):
     """Results of a model that is no run go to output/, unless a folder there is another's."""
     monkeypatch.chdir(tmp_path)
-    base = make_folder(tmp_path / "bases" / "llama", "rope")
-    before = sorted(path.name for path in base.iterdir())
-    evaluate(base, text_file)
-    assert sorted(path.name for path in base.iterdir()) == before
-    out = Path("output", "llama")
-    assert len(table(out / "perplexity.csv")) == 2 and (out / "perplexity.png").is_file()
-    assert lm_eval.parse(["--model", str(base), "--tasks", "mmlu"]).out.parent == out
+    base, out = make_folder(tmp_path / "bases" / "llama", "rope"), Path("output", "llama")
+    given = ["--model", str(base)]
+    assert entry.parse([*given, "--data", "local"]).out == out / "perplexity.csv"
+    assert lm_eval.parse([*given, "--tasks", "mmlu"]).out == out / "zero_shot.csv"
     make_folder(out)
     with pytest.raises(ValueError, match=r"output/llama, the folder of another model; rename one"):
-        evaluate(base, text_file)
-    assert evaluate(base, text_file, "--out", str(tmp_path / "out.csv"))
+        entry.parse([*given, "--data", "local"])
     run = make_run(tmp_path / "run")
     for folder in (run, make_folder(run / "checkpoint-4"), out):
         assert runs.folder_for_results(folder) == folder
@@ -268,13 +242,15 @@ def test_a_corpus_is_cut_by_the_models_tokenizer(text, cache, tmp_path, monkeypa
         ("locl", None, "neither a file nor a corpus; did you mean 'local'"),
         ("text", None, "--data text needs --files"),
         ("c4", ["a", "b"], "--data c4 takes one folder of shards, not 2 --files"),
-        ("local", ["x"], "--files goes with --data text and --data c4, not with --data local"),
+        ("{folder}/own.jsonl", None, "holds text, not token ids: give --data text --files"),
     ],
 )
 def test_bad_texts_are_refused(data, files, message, trained, tmp_path):
+    (tmp_path / "own.jsonl").write_text('{"text": "some"}')
     if isinstance(data, bytes):
         (tmp_path / "bad.bin").write_bytes(data)
-        data = str(tmp_path / "bad.bin")
+        data = "{folder}/bad.bin"
+    data = data.format(folder=tmp_path)
     with pytest.raises(ValueError, match=message):
         open_text(data, files, trained, tmp_path).check(VOCABULARY)
 
@@ -309,13 +285,6 @@ def test_a_run_that_names_no_text_is_refused(recorded, message, tmp_path):
         (run / "trained.json").write_text(json.dumps({"data": recorded}))
     with pytest.raises(ValueError, match=message):
         open_text("run", None, run, tmp_path)
-
-
-def test_text_is_not_read_as_token_ids(tmp_path):
-    path = tmp_path / "own.jsonl"
-    path.write_text('{"text": "some"}')
-    with pytest.raises(ValueError, match=r"holds text, not token ids: give --data text --files"):
-        open_text(str(path), None, tmp_path, tmp_path)
 
 
 def test_a_refused_evaluation_leaves_nothing_behind(folder, text_file, tmp_path):
@@ -363,35 +332,15 @@ def results(folder):
     ]
 
 
-def test_shards_and_processes_equal_one(folder, trained, text_file, tmp_path):
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_shards_and_processes_equal_one(folder, trained, text_file, tmp_path, processes):
     evaluate(folder, text_file)
     shared = shutil.copytree(trained, tmp_path / "shared" / "llama_tape")
     with pytest.raises(Incomplete, match=r"batches are missing.* a shard not started"):
-        evaluate(shared, text_file, "--shard", "2/2", "--processes", "2")
+        evaluate(shared, text_file, "--shard", "2/2", "--processes", processes)
     assert not (shared / "perplexity.csv").exists()
     evaluate(shared, text_file, "--shard", "1/2")
     assert results(shared) == results(folder)
-
-
-def test_a_killed_process_is_continued(folder, trained, text_file, tmp_path):
-    dies = """
-import os, runpy, signal, tape.evaluation.scoring as scoring
-before, left = scoring.losses, iter([True] * 3)
-def losses(*given):
-    next(left, False) or os.kill(os.getpid(), signal.SIGKILL)
-    return before(*given)
-scoring.losses = losses
-runpy.run_module("tape.evaluation.perplexity", run_name="__main__")
-"""
-    command = [sys.executable, "-c", dies, *options(folder, text_file)]
-    killed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    (journal,) = folder.glob(f"perplexity/sliding-*/shard-1-of-1/{FILE}")
-    assert len(read(journal)[1]) == 3 and not (folder / "perplexity.csv").exists()
-    evaluate(folder, text_file)
-    whole = shutil.copytree(trained, tmp_path / "whole" / "llama_tape")
-    evaluate(whole, text_file)
-    assert results(folder) == results(whole)
 
 
 def test_what_is_done_is_not_done_again(folder, text_file, monkeypatch):
@@ -454,22 +403,16 @@ def test_tables_take_rows_of_their_kind_only(folder, text_file, tmp_path):
 # ---- pictures and commands
 
 
-def test_pictures(folder, text_file, tmp_path, monkeypatch, capsys):
-    other = make_run(tmp_path / "llama_rope", "rope")
-    for given in (["--convention", "paper"], ["--lengths", "16", "24"]):
-        evaluate(folder, text_file, *given)
-    evaluate(other, text_file, "--convention", "paper")
-    tables = [folder / "perplexity.csv", other / "perplexity.csv"]
-    target = tmp_path / "pictures" / "both.png"
-    call(monkeypatch, "--plot", *tables, "--out", target)
-    assert str(target) in capsys.readouterr().out and target.stat().st_size
-
-    rows = [row for path in tables for row in read_table(path, COLUMNS)]
-    bins = [
-        row
-        for path in tables
-        for row in read_table(path.with_name("perplexity_by_position.csv"), POSITION_COLUMNS)
-    ]
+def test_pictures(folder, text_file, tmp_path):
+    """A table of several models has a line for each; positions are those of their longest windows,
+    and of a lone series all."""
+    out, other = tmp_path / "both.csv", make_run(tmp_path / "llama_rope", "rope")
+    given = ["--convention", "paper", "--out", str(out)]
+    evaluate(folder, text_file, *given)
+    evaluate(folder, text_file, "--lengths", "16", "24", *given[2:])
+    evaluate(other, text_file, *given)
+    assert out.with_suffix(".png").stat().st_size
+    rows, bins = read_curves(out)
     left, right = figure_of(rows, bins).axes
     lines = {line.get_label(): line for line in left.lines}
     assert set(lines) == {"llama_rope paper", "llama_tape paper", "llama_tape sliding"}
@@ -479,41 +422,24 @@ def test_pictures(folder, text_file, tmp_path, monkeypatch, capsys):
     curves = {line.get_label(): line.get_xdata() for line in right.lines}
     assert curves["llama_rope paper, 32"][0] == 1 and curves["llama_rope paper, 32"][-1] > 27
     assert min(curves["llama_tape sliding, 24"]) > 16  # of 19..23, which most windows score
-    alone = [r for r in rows if r["model"] == "llama_rope"]
-    left, right = figure_of(alone, [r for r in bins if r["model"] == "llama_rope"]).axes
+    alone = ([r for r in each if r["model"] == "llama_rope"] for each in (rows, bins))
+    left, right = figure_of(*alone).axes
     assert [line.get_label() for line in left.lines] == ["llama_rope"]
     assert [line.get_label() for line in right.lines] == ["16", "32"]
 
 
-def test_series_are_named_by_what_tells_them_apart():
-    def about(model, data="pile", dtype="float32", weights="a"):
-        return (model, data, "sliding", "256", "", dtype, weights, "b")
-
-    assert labels([about("x", weights="a"), about("y", weights="b")]) == ["x", "y"]
-    assert labels([about("x"), about("x", "pg19")]) == ["x pile", "x pg19"]
-    assert labels([about("x", weights="a"), about("x", weights="b")]) == ["x a", "x b"]
-
-
-def call(monkeypatch, *given):
-    monkeypatch.setattr(sys, "argv", ["perplexity", *map(str, given)])
-    entry.main()
-
-
-def test_commands(folder, text_file, monkeypatch, capsys):
-    call(monkeypatch, *options(folder, text_file))
+def test_commands(folder, text_file, capsys):
+    entry.main(options(folder, text_file))
     printed = capsys.readouterr().out
     assert re.search(r"^\| 32 \| 69 \| [\d.]+ \| [\d.]+ \|$", printed, re.MULTILINE)
-    call(monkeypatch, *options(folder, text_file, "--shard", "1/3", "--lengths", "32"))
+    entry.main(options(folder, text_file, "--shard", "1/3", "--lengths", "32"))
     assert "shard 1/3 is done; " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--model {folder}", "--model needs --data"),
-        ("--plot x.csv --data x", "--plot takes no --data"),
-        ("--plot x.csv --out x.csv", "--out x.csv must end in .png"),
-        ("--model {folder} --data x --batch_size 2", "--batch_size is of --convention lo"),
+        ("--model {folder}", "the following arguments are required: --data"),
         ("--model {folder} --data x --lengths 1", "'1' must be an integer >= 2"),
         ("--model {folder} --data x --short 4", "--model takes no --short"),
         ("--model {folder} --data x --choose k.txt", "--choose k.txt must end in .json"),
@@ -521,7 +447,6 @@ def test_commands(folder, text_file, monkeypatch, capsys):
         ("--model {folder} --data x --choose k.json --lengths 8 16", "takes one of --lengths"),
         ("--model {folder} --data x --keys k.json --stride 4", "--keys takes no --stride"),
         ("--model {folder} --data x --keys k --choose k", "not allowed with argument"),
-        ("", "one of the arguments --model --plot is required"),
     ],
 )
 def test_options_that_do_not_go_together(given, message, trained, capsys):
@@ -530,10 +455,21 @@ def test_options_that_do_not_go_together(given, message, trained, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.fixture
-def eval_llama(tmp_path):
-    """Runs bash lines that start the script with the paper's two texts and a command that prints
-    its arguments."""
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("data=proof_pile\nmodel_path=output/llama_adape\n{}", {}),  # lines of the paper's README
+        ("DATA_DIR='../my data' {}", {"data": "../my data/proof_pile.bin"}),
+        ("model_name=llama_lora {}", {"model": Path("output/llama_lora")}),
+        ("model_name=x model_path='a b' {}", {"model": Path("a b")}),
+        ("seq_len='2048 4096' {}", {"lengths": [2048, 4096]}),
+        ("data=pg19_test seq_len=4096 {} --lengths 512", {"data": PG19, "lengths": [512]}),
+        ("data=pile {}", r"error: \.\./data/pile\.bin .*DATA_DIR.*\n"),  # not downloaded
+    ],
+)
+def test_the_papers_command_line(lines, expected, tmp_path, monkeypatch):
+    """With a command that prints its arguments in the place of Python."""
+    monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
     project, python = tmp_path / "project", tmp_path / "venv" / "bin" / "python"
     shutil.copytree(ROOT / "script", project / "script")
     (project / "script" / "setup.sh").write_text("# the environment is there\n")
@@ -543,31 +479,13 @@ def eval_llama(tmp_path):
     for file in ("data/proof_pile.bin", "data/pg19_test.bin", "my data/proof_pile.bin"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
-
-    def start(lines):
-        environment = {**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv")}
-        command = ["bash", "-c", lines]
-        return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
-
-    return start
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ("{}", {}),
-        ("data=proof_pile\nmodel_path=output/llama_adape\n{}", {}),  # lines of the paper's README
-        ("data=pg19_test {}", {"data": "../data/pg19_test.bin"}),
-        ("DATA_DIR='../my data' {}", {"data": "../my data/proof_pile.bin"}),
-        ("model_name=llama_lora {}", {"model": Path("output/llama_lora")}),
-        ("model_name=x model_path='a b' {}", {"model": Path("a b")}),
-        ("seq_len='2048 4096' {}", {"lengths": [2048, 4096]}),
-        ("seq_len=4096 {} --lengths 512", {"lengths": [512]}),
-    ],
-)
-def test_the_papers_command_line(eval_llama, lines, expected, monkeypatch):
-    monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
-    started = eval_llama(lines.format("bash script/eval_llama.sh") + " --convention paper")
+    command = lines.format("bash script/eval_llama.sh") + " --convention paper"
+    how = {"cwd": project, "capture_output": True, "text": True}
+    how["env"] = {**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv")}
+    started = subprocess.run(["bash", "-c", command], **how)
+    if isinstance(expected, str):
+        assert started.returncode == 1 and re.fullmatch(expected, started.stderr)
+        return
     assert started.returncode == 0, started.stderr
     option, module, *arguments = started.stdout.splitlines()
     assert (option, module) == ("-m", "tape.evaluation.perplexity")
@@ -575,9 +493,3 @@ def test_the_papers_command_line(eval_llama, lines, expected, monkeypatch):
     paper = {"model": Path("output/llama_adape"), "data": "../data/proof_pile.bin"}
     paper |= {"lengths": [1024, 2048, 4096, 8192], "convention": "paper"}
     assert found | paper | expected == found
-
-
-def test_a_text_that_was_not_downloaded(eval_llama):
-    refused = eval_llama("data=pile bash script/eval_llama.sh")
-    assert refused.returncode == 1
-    assert re.fullmatch(r"error: \.\./data/pile\.bin .*DATA_DIR.*\n", refused.stderr)

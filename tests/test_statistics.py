@@ -29,8 +29,8 @@ def test_shares():
 
 def compared(groups, baseline):
     """Of values by group and seed."""
-    values = {(name, seed): x for name, each in groups.items() for seed, x in each.items()}
-    return differences(pd.Series(values), baseline)
+    rows = [(name, seed, x, 1) for name, each in groups.items() for seed, x in each.items()]
+    return differences(pd.DataFrame(rows, columns=["row", "seed", "value", "n"]), baseline)
 
 
 def test_two_groups_are_the_paired_test():

@@ -26,11 +26,10 @@ import tape.tasks.evaluate as entry
 from arithmetic import Problems, character_tokenizer
 from arithmetic.addition_task import GridQuestions
 from tape import TapeForCausalLM
-from tape.evaluation import workers
-from tape.evaluation.decoding import greedy
+from tape.evaluation import journal as workers
 from tape.evaluation.figures import heat_map
 from tape.evaluation.journal import FILE, Shard
-from tape.evaluation.questions import Question, Questions
+from tape.evaluation.questions import Question, Questions, greedy
 from tape.model.checkpoint import load
 from tape.tasks.passkey.passkey_task import PasskeyQuestions, PasskeyTask
 from tape.tasks.passkey.sequences import Passkeys, Prompt

@@ -87,7 +87,7 @@ def test_windows_that_cannot_be():
 
 def test_batches_hold_windows_of_one_size():
     windows = windows_of("sliding", 1000, 256, 100)
-    batches = batches_of(windows, 256, 3)
+    batches = batches_of(windows, 256, 3 * 256)
     assert [w for batch in batches for w in batch.windows] == windows
     assert [len(batch.windows) for batch in batches] == [3, 3, 2, 1]  # the last one is cut
     assert [batch.cost for batch in batches] == [768, 768, 512, 200]

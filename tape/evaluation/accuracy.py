@@ -19,7 +19,7 @@ import pandas as pd
 from tape.evaluation.journal import join
 from tape.evaluation.questions import Answer, Batch
 from tape.evaluation.tables import read_table
-from tape.evaluation.view import Asked, Evaluation, View
+from tape.evaluation.view import Asked, Evaluation, View, select
 from tape.files import read_object, reading, write_text
 from tape.statistics import with_interval
 
@@ -42,7 +42,7 @@ class Accuracy:
     Attributes:
         file: name of the table.
         cell: by its name in journals, each condition as the table calls it.
-        counts: the counts of a cell in journals.
+        counts: of a cell, in journals.
         measures: by name; `accuracy` is one of them.
         listing: name of a list of accuracies in the summary.
         listed: from the rows, the condition that the list is over; NaN for rows that are left out.
@@ -65,14 +65,13 @@ class Accuracy:
     def record(self, batch: Batch, answers: Iterable[Answer], keep: int) -> dict[str, Any]:
         """Returns the journal's record of a batch: counts per cell, and the first `keep` wrong
         answers of each."""
-        cells: dict[tuple[Any, ...], list[int]] = {}
+        cells: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
         wrong = []
         for question, answer in zip(batch.questions, answers, strict=True):
-            before = cells.get(question.cell, [0] * len(answer.counts))
-            cells[question.cell] = [a + b for a, b in zip(before, answer.counts, strict=True)]
+            cells.setdefault(question.cell, []).append(answer.counts)
             if not answer.right:
                 wrong.append(dict(zip(self.cell, question.cell, strict=True)) | answer.shown)
-        counts = [[*cell, *counts] for cell, counts in cells.items()]
+        counts = [[*cell, *map(sum, zip(*each, strict=True))] for cell, each in cells.items()]
         return {"cells": counts, "wrong": self._first_of_each(wrong, keep)}
 
     def _first_of_each(self, answers: list[dict[str, Any]], keep: int) -> list[dict[str, Any]]:
@@ -95,8 +94,7 @@ class Accuracy:
         return self.write(results, asked, rows)
 
     def write(self, folder: Path, asked: Asked, rows: list[dict[str, Any]]) -> Evaluation:
-        """Writes the results from the records of all batches, in any order."""
-        rows = sorted(rows, key=lambda row: row["batch"])
+        """Writes the results from the records of all batches."""
         with reading(folder):
             table = self._table(asked, [cell for row in rows for cell in row["cells"]])
             wrong = sorted(
@@ -166,11 +164,10 @@ class Accuracy:
 
     def describe(self, evaluation: Evaluation) -> str:
         """Formats a line per accuracy of the summary, with its interval and counts."""
-        summary = self.summary(evaluation)
-        listed = summary.pop(self.listing) if self.line else []
+        summary, lines = self.summary(evaluation), []
+        listed = summary[self.listing] if self.line else []
         shares = {self.line.format(**each): each for each in listed}
         shares |= {name: summary[name] for name in ("all", "inside", "outside") if summary[name]}
-        lines = []
         for name, each in shares.items():
             lines.append(
                 f"{name}: {each['accuracy']:.3f} ({each['low']:.3f} to {each['high']:.3f}), "
@@ -183,15 +180,18 @@ class Accuracy:
 
 def ratio(rows: pd.DataFrame, measure: str = "accuracy") -> float:
     """Returns a measure over several rows together."""
-    rows = rows[rows["measure"] == measure]
-    return float((rows["value"] * rows["n"]).round().sum() / rows["n"].sum())
+    count, n = _counts(rows, measure)
+    return float(count / n)
 
 
 def share(rows: pd.DataFrame) -> dict[str, float] | None:
     """Returns the accuracy over several rows with its interval and counts; None without rows."""
-    rows = rows[rows["measure"] == "accuracy"]
-    right = (rows["value"] * rows["n"]).round().sum()
-    return with_interval(int(right), int(rows["n"].sum()))
+    return with_interval(*map(int, _counts(rows, "accuracy")))
+
+
+def _counts(rows: pd.DataFrame, measure: str) -> tuple[float, float]:
+    rows = select(rows, measure)
+    return (rows["value"] * rows["n"]).round().sum(), rows["n"].sum()
 
 
 def _checked(table: pd.DataFrame) -> pd.DataFrame:

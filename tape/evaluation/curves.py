@@ -2,19 +2,22 @@
 
 perplexity.csv has a row per model, text, convention and length: how many tokens were scored, the
 mean loss `nll` (nats), and perplexity = exp(nll). perplexity_by_position.csv has the mean loss of
-the tokens with first..last tokens before them in their window.
+the tokens with first..last tokens before them in their window. perplexity.png shows both.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from tape.data.ngrams import ORDERS
+from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.scoring import Perplexity, exp
 from tape.evaluation.tables import Row, add_rows, read_table
 from tape.evaluation.view import (
@@ -31,23 +34,15 @@ from tape.evaluation.view import (
 )
 
 # What a row is about: it is there once.
-ABOUT = (
-    "model",
-    "model_hash",
-    "data",
-    "data_hash",
-    "convention",
-    "length",
-    "stride",
-    "batch_size",
-    "dtype",
-)
+ABOUT = ("model", "model_hash", "data", "data_hash", "convention", "length")
+ABOUT += ("stride", "batch_size", "dtype")
 COLUMNS = (*ABOUT, "tokens", "nll", "perplexity")
 POSITION_COLUMNS = (*ABOUT, "first", "last", "tokens", "nll")
 
 # The context gain compares tokens that are scored in at least this many windows.
 MIN_WINDOWS = 100
 
+LOSS = "loss (nats per token)"
 # Losses of n-gram models, from the reports of runs: of the same text, but of other tokens.
 NGRAMS = tuple(f"{name} loss" for name in ORDERS)
 
@@ -55,6 +50,7 @@ NGRAMS = tuple(f"{name} loss" for name in ORDERS)
 BINS = np.unique(np.rint(2 ** (np.arange(120) / 4)).astype(np.int64))
 
 Binned = list[tuple[int, int, float]]  # bin, tokens, their summed loss
+SUMS = {"tokens": "sum", "loss": math.fsum}
 
 
 def binned(positions: np.ndarray, losses: np.ndarray) -> Binned:
@@ -64,55 +60,36 @@ def binned(positions: np.ndarray, losses: np.ndarray) -> Binned:
     return [(int(k), int(tokens[k]), float(sums[k])) for k in tokens.nonzero()[0]]
 
 
-def average(length: int, parts: pd.DataFrame, by_batch: bool) -> Perplexity:
-    """Returns the mean over all tokens alike, or the mean of the means of batches, whose number of
-    tokens may differ.
-
-    Args:
-        parts: columns batch, bin, tokens, loss.
-    """
-    tokens = int(parts["tokens"].sum())
-    if by_batch:
-        sums = parts.groupby("batch").agg({"tokens": "sum", "loss": math.fsum})
-        nll = math.fsum(sums["loss"] / sums["tokens"]) / len(sums)
-    else:
-        nll = math.fsum(parts["loss"]) / tokens
-    if not math.isfinite(nll):
-        raise ValueError(f"the mean loss in windows of {length:,} is not finite")
-    return Perplexity(length, tokens, nll)
-
-
-def by_position(length: int, parts: pd.DataFrame) -> list[dict[str, Any]]:
-    """Returns the mean loss in each bin of positions in a window of this length."""
-    sums = parts.groupby("bin").agg({"tokens": "sum", "loss": math.fsum})
-    return [
-        {
-            "first": int(BINS[k]),
-            "last": min(int(BINS[k + 1]), length) - 1,
-            "tokens": int(tokens),
-            "nll": loss / tokens,
-        }
-        for k, tokens, loss in sums.itertuples()
-    ]
-
-
 def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -> list[Perplexity]:
-    """Adds the results at several lengths to the tables.
+    """Adds the results at several lengths to the tables: the mean over all tokens alike or, for
+    longlora, the mean of the means of batches; and the mean in each bin of positions.
 
     Args:
         about: a value for each of ABOUT but the length, empty where it does not apply.
         batches: by length, the losses of each batch.
+
+    Raises:
+        ValueError: for a mean that is not finite.
     """
     found, rows, bins = [], [], []
     for length, each in sorted(batches.items()):
+        key = about | {"length": length}
         parts = pd.DataFrame(
             [(n, *part) for n, batch in enumerate(each) for part in batch],
             columns=["batch", "bin", "tokens", "loss"],
         )
-        found.append(average(length, parts, by_batch=about["convention"] == "longlora"))
-        key = about | {"length": length}
-        rows.append(key | {name: getattr(found[-1], name) for name in COLUMNS[len(ABOUT) :]})
-        bins += [key | row for row in by_position(length, parts)]
+        tokens = int(parts["tokens"].sum())
+        nll = math.fsum(parts["loss"]) / tokens
+        if about["convention"] == "longlora":
+            sums = parts.groupby("batch").agg(SUMS)
+            nll = math.fsum(sums["loss"] / sums["tokens"]) / len(sums)
+        if not math.isfinite(nll):
+            raise ValueError(f"the mean loss in windows of {length:,} is not finite")
+        found.append(Perplexity(length, tokens, nll))
+        rows.append(key | {"tokens": tokens, "nll": nll, "perplexity": exp(nll)})
+        for k, tokens, loss in parts.groupby("bin")[["tokens", "loss"]].agg(SUMS).itertuples():
+            place = {"first": int(BINS[k]), "last": min(int(BINS[k + 1]), length) - 1}
+            bins.append(key | place | {"tokens": int(tokens), "nll": loss / tokens})
     add_rows(position_table(path), POSITION_COLUMNS, len(ABOUT) + 2, bins)
     add_rows(path, COLUMNS, len(ABOUT), rows)
     return found
@@ -176,10 +153,51 @@ def read_evaluation(folder: Path) -> Evaluation:
     rows = rows.sort_values("length", ignore_index=True)
     asked = rows[about].iloc[0].to_dict() | {"lengths": rows["length"].tolist()}
     asked["model"] = asked.pop("model_hash")
-    found = pd.concat([rows, bins[bins["length"] == asked["lengths"][-1]]], ignore_index=True)
+    return Evaluation(asked, _long_form(rows, bins[bins["length"] == asked["lengths"][-1]]))
+
+
+def _long_form(*tables: pd.DataFrame) -> pd.DataFrame:
+    """Returns the losses of both tables; those of whole windows have no `first` and `last`."""
+    found = pd.concat(tables, ignore_index=True)
     places = found[["length", "first", "last"]].astype(float)
     value = {"value": found["nll"].astype(float), "n": found["tokens"].astype(int), "unit": "nats"}
-    return Evaluation(asked, places.assign(measure="loss", **value))
+    return places.assign(measure="loss", **value)
+
+
+def draw(path: Path) -> None:
+    """Writes the picture of a table beside it."""
+    write_figure(figure_of(*read_curves(path)), path.with_suffix(""), ["png"])
+
+
+def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
+    """Returns perplexity by the length of the window, and the loss by the position in it, with a
+    line for each model, text and convention: of its longest windows, or of all windows of a lone
+    one. Lines are named by what differs between them."""
+    about = pd.DataFrame([*rows, *bins])[[name for name in ABOUT if name != "length"]]
+    without_hashes = about.drop(columns=["model_hash", "data_hash"])
+    if len(about.drop_duplicates()) == len(without_hashes.drop_duplicates()):
+        about = without_hashes
+    differing = about.columns[about.nunique() > 1]
+    names = about[differing if len(differing) else ["model"]].agg(
+        lambda each: " ".join(filter(None, each)), axis=1
+    )
+    found = _long_form(pd.DataFrame(rows), pd.DataFrame(bins)).assign(row=names, seed=0)
+    lengths = found["length"].map("{:,.0f}".format)
+    if len(differing):
+        lengths = names + ", " + lengths
+        lengths = lengths[found["length"] == found.groupby("row")["length"].transform("max")]
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    curve(_by_length(found), "length", axes=left)
+    curve(by_middle(found.assign(row=lengths, run=lengths)), "position", axes=right)
+    left.set(xlabel="window (tokens)", ylabel="perplexity")
+    right.set(xlabel="tokens before it in the window", ylabel=LOSS)
+    for axes, title in ((left, None), (right, "window")):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.legend(title=title)
+    left.set_xticks(sorted({*found["length"]}), minor=False)
+    return figure
 
 
 def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
@@ -208,22 +226,17 @@ def _whole(length: int) -> Where:
 
 
 def _by_length(rows: pd.DataFrame) -> pd.DataFrame:
-    """The perplexity of whole windows."""
+    """Returns the perplexity of whole windows."""
     windows = select(rows, "loss", lambda rows: rows["first"].isna())
     return windows.assign(value=windows["value"].map(exp))
 
 
 def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     lengths = asked[0]["lengths"]
+    ends = {lengths[0], lengths[-1]}
     columns = [
-        Column(
-            f"perplexity {length:,}",
-            "loss",
-            PERPLEXITY,
-            _whole(length),
-            compared=f"{length:,}" if length in (lengths[0], lengths[-1]) else "",
-        )
-        for length in lengths
+        Column(f"perplexity {n:,}", "loss", PERPLEXITY, _whole(n), f"{n:,}" * (n in ends))
+        for n in lengths
     ]
     having = rows[rows["measure"] == "context gain"]["run"]
     if having.nunique() == rows["run"].nunique():
@@ -240,16 +253,12 @@ VIEW = View(
     best=lambda asked: _whole(asked["lengths"][-1]),
     measure="loss",
     panels=(
-        Panel(
-            lambda rows: select(rows, "validation loss"),
-            "step",
-            ("steps", "validation loss (nats per token)"),
-        ),
+        Panel(partial(select, measure="validation loss"), "step", ("steps", f"validation {LOSS}")),
         Panel(_by_length, "length", ("window (tokens)", "perplexity"), log="xy"),
         Panel(
             by_middle,
             "position",
-            ("tokens before it in the longest windows", "loss (nats per token)"),
+            ("tokens before it in the longest windows", LOSS),
             log="x",
             levels=NGRAMS,
         ),

@@ -1,4 +1,4 @@
-"""Figures of rows in long form (tape/evaluation/summary.py): curves and heat maps; as files."""
+"""Figures of rows in long form (tape/statistics.py): curves and heat maps; as files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
-from tape.evaluation.summary import table, weighted_mean
-from tape.evaluation.view import Asked, HeatMap
+from tape.evaluation.view import Asked, HeatMap, select
 from tape.files import write_bytes
+from tape.statistics import table, weighted_mean
 
 PER_ROW = 4  # heat maps side by side
 SIDE = 3.6  # inches of a heat map
@@ -32,9 +32,8 @@ def write_figure(figure: Figure, target: Path, kinds: Sequence[str] = ("png", "s
     with matplotlib.rc_context({"svg.hashsalt": "tape"}):  # the same picture is the same file
         for kind in kinds:
             content = io.BytesIO()
-            metadata = {"Date": None} if kind == "svg" else None
-            how = {"format": kind, "metadata": metadata, "dpi": 150}
-            figure.savefig(content, bbox_inches="tight", **how)  # with all of its labels
+            how = {"format": kind, "metadata": {"Date": None} if kind == "svg" else None}
+            figure.savefig(content, dpi=150, bbox_inches="tight", **how)
             write_bytes(target.with_name(f"{target.name}.{kind}"), content.getvalue())
 
 
@@ -95,11 +94,8 @@ def heat(
     figure = Figure(figsize=(SIDE * columns + 0.9, SIDE * lines + 0.3), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False)
     for axes, (name, group) in zip(panels.flat, groups.items(), strict=False):
-        grid = (
-            weighted_mean(group, [down, across])
-            .unstack()
-            .reindex(index=places[0], columns=places[1])
-        )
+        grid = weighted_mean(group, [down, across]).unstack()
+        grid = grid.reindex(index=places[0], columns=places[1])
         image = _panel(axes, grid, (trained or {}).get(name, (None, None)))
         mean = np.nanmean(grid) if grid.notna().any(axis=None) else math.nan
         axes.set_title(f"{textwrap.fill(str(name), 36)}\nmean {mean:.3f}")
@@ -138,7 +134,10 @@ def heat_map(view: HeatMap | None, rows: pd.DataFrame, asked: Mapping[str, Asked
     Args:
         asked: the settings of the evaluation, by row.
     """
-    if view is None or not len(cells := view.cells(rows)):
+    if view is None or not {view.down, view.across} <= {*rows}:
+        return None
+    cells = select(rows, "accuracy").dropna(subset=[view.down, view.across])
+    if cells.empty:
         return None
     trained = {name: view.trained(each) for name, each in asked.items()}
     return heat(cells, view.down, view.across, trained=trained, labels=view.labels)

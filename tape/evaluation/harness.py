@@ -43,8 +43,7 @@ def tasks_of(names: list[str], lengths: list[int], folder: Path | None, model: P
     """Returns the tasks that lm-eval finds, in its own files and in a folder.
 
     Args:
-        lengths: of the prompts of RULER or BABILong, whose prompts come in lengths of their own, of
-            which a run has one: 4k for 4,096 tokens.
+        lengths: of the prompts of RULER, or one of BABILong, which calls 4,096 tokens 4k.
         model: folder of the tokenizer that counts the tokens of prompts.
 
     Raises:
@@ -56,13 +55,14 @@ def tasks_of(names: list[str], lengths: list[int], folder: Path | None, model: P
     metadata: dict[str, Any] = {"tokenizer": str(model)}
     if lengths:
         metadata["max_seq_lengths"] = lengths
-    if lengths and (ours := [name for name in names if name.startswith(BABILONG)]):
-        if len(ours) < len(names) or len(lengths) > 1 or lengths[0] % 1024:
-            raise ValueError(
-                f"--lengths {' '.join(map(str, lengths))} with --tasks {','.join(names)}: BABILong "
-                "takes one multiple of 1,024 and no other tasks; repeat the command for each length"
-            )
-        metadata["max_seq_lengths"] = f"{lengths[0] // 1024}k"
+        if ours := [name for name in names if name.startswith(BABILONG)]:
+            if len(ours) < len(names) or len(lengths) > 1 or lengths[0] % 1024:
+                raise ValueError(
+                    f"--lengths {' '.join(map(str, lengths))} with --tasks {','.join(names)}: "
+                    "BABILong takes one multiple of 1,024 and no other tasks; repeat the command "
+                    "for each length"
+                )
+            metadata["max_seq_lengths"] = f"{lengths[0] // 1024}k"
     tasks = Tasks(lengths, include_path=folder, metadata=metadata, include_defaults=False)
     if {*names} <= {*tasks.all_tasks}:
         return tasks

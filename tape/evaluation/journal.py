@@ -1,4 +1,4 @@
-"""Journals of evaluations in batches, which may be divided into shards.
+"""Answers the batches of an evaluation, in shards that go on where they were killed.
 
 A shard has a folder with a journal, parts.jsonl. Its first line, the header, holds the model's hash
 and the settings; then comes one line per batch, on disk before the next batch begins. A kill leaves
@@ -10,20 +10,38 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
+import torch
+import transformers
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
 from tape.files import reading, write_text
-from tape.runs.folder import differences
+from tape.model.checkpoint import load
+from tape.model.modeling import TapeForCausalLM
+from tape.runs.folder import differences, locked
 from tape.validation import check_name
 
 FILE = "parts.jsonl"
-MOST = 10**7  # batches
 # Files and folders of the run itself, in its folder.
 OF_THE_RUN = re.compile(
     r"report|perplexity|checkpoint-\d+|.*\.(json|jsonl|safetensors|model|csv|png|md|txt)",
     re.IGNORECASE,  # as the file systems of some machines
 )
+Load = Callable[[Path], tuple[TapeForCausalLM, PreTrainedTokenizerBase | None]]
+Answer = Callable[[TapeForCausalLM, PreTrainedTokenizerBase | None, Any], Any]
+Answered = Callable[[dict[int, Any]], Iterator[tuple[int, Any]]]
+Header = dict[str, Any]
+Rows = list[dict[str, Any]]
 
 
 def place_of(run: Path, setting: str, name: object) -> Path:
@@ -72,7 +90,7 @@ class Shard(NamedTuple):
         return range(self.index - 1, batches, self.count)
 
 
-def read(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]], int]:
+def read(path: Path) -> tuple[Header | None, Rows, int]:
     """Returns the header of a journal (None if it is empty), its batches, and the bytes of both
     without an unfinished last line.
 
@@ -86,55 +104,32 @@ def read(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]], int]:
         if header is not None:
             own = Shard.parse(header["shard"]).numbers(header["batches"])
             numbers = {row["batch"] for row in rows}
-            if len(own) > MOST or len(numbers) < len(rows) or not all(n in own for n in numbers):
+            if len(numbers) < len(rows) or not all(n in own for n in numbers):
                 raise ValueError("batches are duplicated or belong to another shard: remove it")
     return header, rows, len(whole)
 
 
-class Journal:
-    """The finished batches of a shard; others are appended to its file.
-
-    Args:
-        results: the folder of all shards.
-        header: the model, the settings, and the number of `batches`.
-
-    Raises:
-        ValueError: if the folder holds an evaluation of another model or with other settings;
-            names every difference.
-    """
-
-    def __init__(self, results: Path, shard: Shard, header: dict[str, Any]):
-        self.path = shard.folder(results) / FILE
-        self.rows: list[dict[str, Any]] = []
-        header = header | {"shard": str(shard)}
-        headers = {path: begun for path, (begun, _) in journals(results).items()}
-        if self.path.exists():
-            _, self.rows, size = read(self.path)
-            os.truncate(self.path, size)
-        if not self.rows:  # nothing has been answered yet
-            headers[self.path] = header
-        _owners(headers, header)
-        if not self.rows:
-            write_text(self.path, json.dumps(header) + "\n")
-
-    def append(self, row: dict[str, Any]) -> None:
-        """Adds a batch; `batch` is its number."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self.rows.append(row)
-
-
-def journals(results: Path) -> dict[Path, tuple[dict[str, Any], list[dict[str, Any]]]]:
+def journals(results: Path) -> dict[Path, tuple[Header, Rows]]:
     """Returns headers and batches of the journals in a folder, by file."""
     found = {path: read(path) for path in sorted(results.glob(f"shard-*/{FILE}"))}
     return {path: (header, rows) for path, (header, rows, _) in found.items() if header is not None}
 
 
-def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the header of the evaluation in a folder, and the batches of all shards. Of a batch
-    that two shards have answered, as those of 1/1 and 2/4, the first answer counts.
+def _check_same(path: Path, header: Header, expected: Header) -> None:
+    """Raises a ValueError if a journal is not of the `expected` evaluation."""
+    before, now = ({**each, "shard": None} for each in (header, expected))
+    if "config" not in before.keys() & now.keys():  # earlier versions have no hash of it
+        before["config"] = now["config"] = None
+    if changes := differences(before, now):
+        raise ValueError(
+            f"{path} holds another evaluation ({'; '.join(changes)}): give this one another "
+            f"name=... or folder, or remove {path.parents[1]} and the files created from it"
+        )
+
+
+def join(results: Path) -> tuple[Header, Rows]:
+    """Returns the header of the evaluation in a folder, and the batches of all shards in order. If
+    two shards have answered a batch, as 1/1 and 2/4 do, the first answer counts.
 
     Raises:
         Incomplete: if batches are missing.
@@ -143,11 +138,13 @@ def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     found = journals(results)
     if not found:
         raise ValueError(f"{results} contains no evaluation")
-    headers = {path: header for path, (header, _) in found.items()}
-    first = next(iter(headers.values()))
-    owners = _owners(headers, first)
+    first = next(iter(found.values()))[0]
+    owners: dict[int, Path] = {}
     rows: dict[int, dict[str, Any]] = {}
-    for _, answered in found.values():
+    for path, (header, answered) in found.items():
+        _check_same(path, header, first)
+        numbers = Shard.parse(header["shard"]).numbers(header["batches"])
+        owners = dict.fromkeys(numbers, path) | owners
         rows = {row["batch"]: row for row in answered} | rows
     if missing := set(range(first["batches"])) - rows.keys():
         where = sorted({str(owners.get(number, "a shard not started")) for number in missing})
@@ -155,25 +152,113 @@ def join(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             f"{len(missing)} of {first['batches']} batches are missing: run the evaluation of "
             f"{', '.join(where)} to its end"
         )
-    return {key: value for key, value in first.items() if key != "shard"}, [*rows.values()]
+    first.pop("shard")
+    return first, [rows[number] for number in sorted(rows)]
 
 
-def _owners(headers: dict[Path, dict[str, Any]], expected: dict[str, Any]) -> dict[int, Path]:
-    """Returns the first journal of each batch.
+def complete_shard(
+    results: Path,
+    shard: Shard,
+    header: Header,
+    batches: Sequence[Any],
+    answered: Answered,
+    row: Callable[[Any, Any], dict[str, Any]],
+    title: Callable[[Any], str] = lambda batch: "",
+) -> None:
+    """Answers the batches of one shard of an evaluation that are not in its journal yet.
+
+    Args:
+        results: the folder of all shards.
+        header: the model, the settings, and the number of `batches`.
+        batches: each with its `cost`, the tokens to run, roughly proportional to time.
+        answered: yields the numbers of batches, in any order, with their answers (`answering`).
+        row: returns the record of a batch and its answers.
+        title: returns a text to show beside the progress bar.
 
     Raises:
-        ValueError: if a journal is not of the `expected` evaluation.
+        ValueError: if the folder holds an evaluation of another model or with other settings;
+            names every difference.
     """
-    found: dict[int, Path] = {}
-    for path, header in headers.items():
-        before, now = header | {"shard": expected["shard"]}, expected
-        if "config" not in before.keys() & now.keys():  # earlier versions have no hash of it
-            before, now = ({**each, "config": None} for each in (before, now))
-        if changes := differences(before, now):
-            raise ValueError(
-                f"{path} holds another evaluation ({'; '.join(changes)}): give this one another "
-                f"name=... or folder, or remove {path.parents[1]} and the files created from it"
-            )
-        numbers = Shard.parse(header["shard"]).numbers(header["batches"])
-        found = dict.fromkeys(numbers, path) | found
-    return found
+    path, header, rows = shard.folder(results) / FILE, header | {"shard": str(shard)}, []
+    with locked(path.parent):
+        if path.exists():
+            _, rows, size = read(path)
+            os.truncate(path, size)
+        for other, (begun, _) in journals(results).items():
+            if other != path or rows:  # without rows, nothing has been answered with its header
+                _check_same(other, begun, header)
+        if not rows:
+            write_text(path, json.dumps(header) + "\n")
+        done, own = {row["batch"] for row in rows}, shard.numbers(len(batches))
+        missing = {number: batches[number] for number in own if number not in done}
+        before, total = (sum(batches[n].cost for n in numbers) for numbers in (done, own))
+        bar = tqdm(total=total, initial=before, unit="token", unit_scale=True, disable=None)
+        with bar, path.open("a", encoding="utf-8") as file:
+            for number, given in answered(missing):
+                batch = batches[number]
+                bar.set_postfix_str(title(batch))
+                file.write(json.dumps({"batch": number, **row(batch, given)}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+                bar.update(batch.cost)
+
+
+def answering(
+    folder: Path,
+    model: TapeForCausalLM,
+    tokenizer: PreTrainedTokenizerBase | None,
+    answer: Answer,
+    processes: int | None,
+    load: Load = load,
+) -> Answered:
+    """Returns a function that answers batches with the model from `folder`. On a CPU the operations
+    of a small model are too short for threads to share: one thread in each of several processes is
+    faster.
+
+    Args:
+        answer, load: functions of a module, or partials of one; other processes call them.
+        processes: 1 for this process; None for one per thread of torch, on a GPU this process.
+    """
+    if processes is None:
+        processes = torch.get_num_threads() if model.device.type == "cpu" else 1
+    if processes > 1:
+        return partial(_side_by_side, processes, (folder, answer, load))
+    return lambda batches: ((n, answer(model, tokenizer, x)) for n, x in batches.items())
+
+
+def _side_by_side(
+    processes: int, work: tuple[Path, Answer, Load], batches: dict[int, Any]
+) -> Iterator[tuple[int, Any]]:
+    """Answers in processes that load the model; yields each batch when it is done."""
+    most = min(processes, max(1, len(batches)))
+    with ProcessPoolExecutor(most, get_context("spawn"), _begin, work) as pool:
+        try:
+            numbers = {pool.submit(_answer, batch): number for number, batch in batches.items()}
+            for done in as_completed(numbers):
+                yield numbers[done], done.result()
+        except BrokenProcessPool as error:
+            raise ChildProcessError(
+                "a worker process was killed, perhaps for lack of memory; repeat the command to "
+                "resume, with fewer processes=... if necessary"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _begin(folder: Path, answer: Answer, load: Load) -> None:
+    global _work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
+    Thread(target=_end_with_parent, daemon=True).start()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    _work = (answer, *load(folder))
+
+
+def _end_with_parent() -> None:
+    parent_process().join()  # even one that was killed
+    os._exit(1)
+
+
+def _answer(batch: Any) -> Any:
+    answer, model, tokenizer = _work
+    return answer(model, tokenizer, batch)

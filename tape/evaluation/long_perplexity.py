@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tape.evaluation.scoring import exp, windows_at_once
+from tape.evaluation.scoring import exp
 from tape.evaluation.tables import add_rows, check_addable, markdown_table
 from tape.evaluation.texts import Text, opened, walk
 from tape.evaluation.windows import Batch, batches_of, windows_of
@@ -41,8 +41,7 @@ def measure(
     keys: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """Returns the losses of a text's tokens for each length of the windows, (N,) float64; NaN where
-    there is none. Windows overlap by half: a loss has between half of a length and a length of
-    context. A repeated call continues.
+    there is none. Windows overlap by half: a loss has half of a length to a length of context.
 
     Args:
         place: the folder of what was measured so far.
@@ -53,7 +52,7 @@ def measure(
         windows = windows_of("sliding", text.length, length, length // 2)
         if keys is not None:
             windows = [x for x in windows if np.diff(np.searchsorted(keys, [x.first, x.stop]))]
-        batches += batches_of(windows, length, windows_at_once(length, arguments.batch_tokens))
+        batches += batches_of(windows, length, arguments.batch_tokens)
     asked = {
         "keys": None if keys is None else hashlib.sha256(keys.tobytes()).hexdigest(),
         "lengths": lengths,
@@ -70,12 +69,6 @@ def measure(
     return found
 
 
-def key_tokens(long: np.ndarray, short: np.ndarray) -> np.ndarray:
-    """Returns the tokens, ascending, that the long context makes likely and the short one does
-    not: (K,). Tokens with a NaN are none."""
-    return np.flatnonzero((short - long > GAIN) & (long < MOST))
-
-
 def choose(arguments: argparse.Namespace) -> str:
     """Writes the key tokens of a text by the evaluator `arguments.model`; returns their number.
 
@@ -90,7 +83,7 @@ def choose(arguments: argparse.Namespace) -> str:
     place = arguments.choose.with_suffix("")
     with_long, with_short = measure(arguments, model, text, [length, short], place)
     with_long[: length // 2] = np.nan  # whose context is shorter
-    keys = key_tokens(with_long, with_short)
+    keys = np.flatnonzero((with_short - with_long > GAIN) & (with_long < MOST))  # not of NaNs
     scored = int(np.isfinite(with_long).sum())
     if not len(keys):
         raise ValueError(

@@ -2,7 +2,6 @@
 
 tape perplexity --model output/adape_local --data local --lengths 512 1024
 tape perplexity --model output/llama_adape --data ../data/proof_pile.bin
-tape perplexity --plot output/*/perplexity.csv --out comparison.png
 
 LongPPL, of the tokens that need a long context (tape/evaluation/long_perplexity.py):
 
@@ -19,15 +18,15 @@ from typing import Any
 import numpy as np
 import transformers
 
-from tape.command import Distinct, Parser, expected_errors, integer, model_folder
+from tape.command import Parser, expected_errors, integer, model_folder
 from tape.evaluation import long_perplexity
-from tape.evaluation.curves import COLUMNS, Binned, binned, read_curves, write
+from tape.evaluation.curves import COLUMNS, Binned, binned, draw, read_curves, write
 from tape.evaluation.journal import Incomplete
-from tape.evaluation.picture import draw
-from tape.evaluation.scoring import BATCH_TOKENS, DTYPES, windows_at_once
+from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import check_addable, markdown_table
 from tape.evaluation.texts import CORPORA, opened, walk
 from tape.evaluation.windows import (
+    BATCH_TOKENS,
     CONVENTIONS,
     Batch,
     batches_of,
@@ -39,15 +38,9 @@ from tape.runs.folder import folder_for_results
 
 LENGTHS = [1024, 2048, 4096, 8192]
 LONG, SHORT = 8192, 1024  # of LongPPL
-
-
-# Options of drawing, and of LongPPL; the measurement itself takes all others but --short.
+# Options that --choose and --keys take; without them, all others but --short are taken.
 OF_A_TEXT = {"model", "data", "files", "max_tokens", "batch_tokens", "dtype", "processes"}
-OPTIONS = {
-    "plot": {"out"},
-    "choose": OF_A_TEXT | {"lengths", "short"},
-    "keys": OF_A_TEXT | {"out"},
-}
+OPTIONS = {"choose": OF_A_TEXT | {"lengths", "short"}, "keys": OF_A_TEXT | {"out"}}
 
 
 def record(batch: Batch, losses: np.ndarray) -> dict[str, Any]:
@@ -77,16 +70,21 @@ def run(arguments: argparse.Namespace) -> str:
     read_curves(out)
     strides = strides_of(convention, arguments.lengths, arguments.stride)
     model, text = opened(arguments, max(arguments.lengths))
+    size = 1 if convention == "longlora" else None  # windows in a mean, as in LongLoRA's command
     batches = []
     for length, stride in strides.items():
         windows = windows_of(convention, text.length, length, stride)
-        most = arguments.batch_size or windows_at_once(length, arguments.batch_tokens)
-        batches += batches_of(windows, length, most)
+        batches += batches_of(windows, length, length if size else arguments.batch_tokens)
     # The costliest first: if memory is short, it shows at once.
     batches.sort(key=lambda batch: (-batch.cost, -batch.length))
-    asked = {"lengths": list(strides), "strides": list(strides.values())}
-    for name in ("convention", "batch_tokens", "batch_size", "dtype"):
-        asked[name] = getattr(arguments, name)
+    asked = {
+        "lengths": list(strides),
+        "strides": list(strides.values()),
+        "convention": convention,
+        "batch_tokens": arguments.batch_tokens,
+        "batch_size": size,
+        "dtype": arguments.dtype,
+    }
     print(f"{folder}: shard {arguments.shard} of {text.name}, {text.length:,} tokens, {convention}")
     place = f"{out.with_suffix('')}/{convention}-"
     hashes, rows = walk(arguments, model, text, batches, asked, place, record)
@@ -97,7 +95,7 @@ def run(arguments: argparse.Namespace) -> str:
         "data_hash": hashes["text"][:16],
         "convention": convention,
         "stride": "" if convention == "disjoint" else strides[max(arguments.lengths)],
-        "batch_size": arguments.batch_size or "",
+        "batch_size": size or "",
         "dtype": arguments.dtype,
     }
     by_length: dict[int, list[Binned]] = {length: [] for length in arguments.lengths}
@@ -105,7 +103,7 @@ def run(arguments: argparse.Namespace) -> str:
         for row in rows:
             by_length[row["length"]].append(row["bins"])
         found = write(out, about, by_length)
-    draw([out], out.with_suffix(".png"))
+    draw(out)
     lines = [["window", "scored tokens", "loss", "perplexity"]]
     for x in found:
         lines.append([f"{x.length:,}", f"{x.tokens:,}", f"{x.nll:.4f}", f"{x.perplexity:.3f}"])
@@ -114,25 +112,20 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(
-        prog="tape perplexity",
-        description="Perplexity of a model on a text, with windows of several lengths.",
-        epilog=f"Default of --lengths: {' '.join(map(str, LENGTHS))}; with --choose {LONG}.",
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
-    plot = "draw these tables, and measure nothing"
-    what.add_argument("--plot", type=Path, nargs="+", action=Distinct, help=plot)
+    """Parses a command line; refuses options that do not go together."""
+    about = "Perplexity of a model on a text, with windows of several lengths."
+    parser = Parser(prog="tape perplexity", description=about)
     add = parser.add_argument
+    add("--model", type=model_folder, required=True, help="a folder: a model of ours, or a Llama")
     corpora = ", ".join(name for name in CORPORA if name != "run")
     about = f"a file of uint16 token ids, or the validation split of its own text (run), {corpora}"
-    add("--data", help=about)
+    add("--data", required=True, help=about)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    add("--lengths", type=integer(2), nargs="+", help="tokens of the windows")
+    about = f"tokens of the windows (default: {' '.join(map(str, LENGTHS))}; of --choose: {LONG})"
+    add("--lengths", type=integer(2), nargs="+", help=about)
     add("--convention", choices=CONVENTIONS, default="sliding")
     add("--stride", type=integer(1), help="tokens between windows (default: docs/perplexity.md)")
     add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
-    add("--batch_size", type=integer(1), help="windows in a mean of longlora (default: 1)")
     add("--max_tokens", type=integer(1), help="of the text, from its beginning")
     add("--dtype", choices=DTYPES, default="float32")
     add("--out", type=Path, help="table to add to (default: in the run's folder, or in output/)")
@@ -143,48 +136,29 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     long.add_argument("--keys", type=Path, help="LongPPL: score the model on these key tokens")
     add("--short", type=integer(2), help=f"tokens of --choose's short windows (default: {SHORT})")
     arguments = parser.parse_args(given)
-    complete(arguments, parser)
-    return arguments
-
-
-def complete(arguments: argparse.Namespace, parser: Parser) -> None:
-    """Refuses options that do not go together, and fills in the defaults of the others."""
     mode = next((name for name in OPTIONS if getattr(arguments, name)), "model")
     changed = {k for k, value in vars(arguments).items() if value != parser.get_default(k)}
     allowed = OPTIONS.get(mode, vars(arguments).keys() - {"short"}) | {mode}
     if others := sorted(changed - allowed):
         parser.error(f"--{mode} takes no --{others[0]}")
-    if mode == "plot":
-        arguments.out = arguments.out or Path("perplexity.png")
-        if arguments.out.suffix not in (".png", ".svg", ".pdf"):
-            parser.error(f"--out {arguments.out} must end in .png, .svg or .pdf")
-        return
-    if arguments.data is None:
-        parser.error("--model needs --data")
     if mode == "choose":
         arguments.lengths, arguments.short = arguments.lengths or [LONG], arguments.short or SHORT
         if len(arguments.lengths) > 1:
             parser.error("--choose takes one of --lengths")
         if arguments.choose.suffix != ".json":
             parser.error(f"--choose {arguments.choose} must end in .json")
-        return
+        return arguments
     name = "long_perplexity.csv" if mode == "keys" else "perplexity.csv"
     arguments.out = arguments.out or folder_for_results(arguments.model) / name
-    if arguments.convention == "longlora":
-        arguments.batch_size = arguments.batch_size or 1
-    elif arguments.batch_size is not None:
-        parser.error(f"--batch_size is of --convention longlora, not of {arguments.convention}")
     arguments.lengths = sorted({*(arguments.lengths or LENGTHS)})
+    return arguments
 
 
 @expected_errors(continues=True)
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
     transformers.logging.disable_progress_bar()
-    if arguments.plot:
-        draw(arguments.plot, arguments.out)
-        print(arguments.out)
-    elif arguments.choose or arguments.keys:
+    if arguments.choose or arguments.keys:
         long = long_perplexity.choose if arguments.choose else long_perplexity.evaluate
         print(long(arguments))
     else:

@@ -1,7 +1,7 @@
 """Negative log-likelihoods of the tokens that windows score.
 
-Logits are computed for scored tokens only, a few at a time, so that their memory does not grow with
-the window: with a vocabulary of 32,000 the logits of 8,192 tokens take a gigabyte.
+Logits are computed for scored tokens only, a few at a time: with a vocabulary of 32,000 those of
+8,192 tokens would take a gigabyte.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from tape.evaluation.windows import Batch, Window, batches_of
 from tape.model.modeling import TapeForCausalLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BATCH_TOKENS = 2048  # to run at once
 LOGITS = 2**21  # to hold at once: 8 MiB in float32
 
 
 class Perplexity(NamedTuple):
-    """The mean negative log-likelihood `nll` (nats per token) of `tokens` tokens under windows of
-    `length`."""
+    """The mean loss `nll` (nats per token) of `tokens` tokens under windows of `length`."""
 
     length: int
     tokens: int
@@ -88,18 +86,13 @@ def cross_entropy(model: TapeForCausalLM, x_MC: Tensor, targets: Tensor) -> Tens
     return found
 
 
-def windows_at_once(length: int, batch_tokens: int = BATCH_TOKENS) -> int:
-    return max(1, batch_tokens // length)
-
-
 def perplexity(
     model: TapeForCausalLM, tokens: np.ndarray, windows: list[Window], length: int
 ) -> Perplexity:
     """Returns the perplexity of the tokens that windows of this length score, weighted alike."""
-    batches = batches_of(windows, length, windows_at_once(length))
-    bar = tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None)
+    batches = batches_of(windows, length)
     count, total = 0, 0.0
-    for batch in bar:
+    for batch in tqdm(batches, desc=f"perplexity at {length}", leave=False, disable=None):
         found = losses(model, tokens, batch)
         count, total = count + len(found), total + float(found.sum())
     return Perplexity(length, count, total / count)

@@ -45,12 +45,11 @@ def read_table(
     columns: tuple[str, ...],
     whole: Iterable[str] = (),
     real: Iterable[str] = (),
-    counts: Iterable[str] = (),
 ) -> list[Row]:
     """Returns the rows of a table; none if there is no file.
 
     Args:
-        whole, real, counts: columns of integers >= 1, of numbers >= 0, and of integers >= 0.
+        whole, real: columns of integers >= 1, and of numbers >= 0.
 
     Raises:
         ValueError: if the file is damaged, or has other columns or values.
@@ -66,13 +65,12 @@ def read_table(
             f"{path} is not a table of this kind: its columns are {', '.join(found) or 'none'} "
             f"instead of {', '.join(columns)}; remove it, or create it again"
         )
-    if torn := [n for n, row in enumerate(rows, start=2) if None in row or None in row.values()]:
-        raise ValueError(
-            f"{path}, line {torn[0]}: the number of values differs from the number of columns"
-        )
     numbers = dict.fromkeys(whole, r"[1-9]\d{0,14}") | dict.fromkeys(real, NUMBER)
-    numbers |= dict.fromkeys(counts, r"\d{1,15}")
     for n, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise ValueError(
+                f"{path}, line {n}: the number of values differs from the number of columns"
+            )
         for column, pattern in numbers.items():
             if not re.fullmatch(pattern, row[column], re.ASCII):
                 raise ValueError(

@@ -1,7 +1,4 @@
-"""Texts that models are scored on, and all of their windows, in processes and shards that resume.
-
-A text is token ids on disk, from LongLoRA's files or a corpus.
-"""
+"""Texts that models are scored on: token ids on disk, from LongLoRA's files or a corpus."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import argparse
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,38 +16,27 @@ import numpy as np
 import torch
 
 import tape.data
-from tape.data import (
-    BigramCorpus,
-    C4Corpus,
-    Corpus,
-    LocalCorpus,
-    TextCorpus,
-    load_tokenizer,
-    tokenize_corpus,
-)
+from tape.data import Corpus, load_tokenizer, tokenize_corpus
 from tape.evaluation import scoring
-from tape.evaluation.journal import Shard, join
+from tape.evaluation.journal import Shard, answering, complete_shard, join
 from tape.evaluation.windows import Batch
-from tape.evaluation.workers import answering, complete_shard
 from tape.files import read_object, reading
 from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.folder import TRAINED
 from tape.validation import suggestion
 
-CHUNK_TOKENS = 2**24  # tokens to check or hash
+CHUNK_TOKENS = 2**24  # tokens to hash at a time
 CORPORA = ("run", "local", "text", "c4", "bigrams")
-# Of files that hold text: read as token ids, any would seem to be some.
+# Of files that hold text: read as token ids, they would seem to be some.
 OF_TEXT = {".txt", ".md", ".rst", ".py", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst"}
 Record = Callable[[Batch, np.ndarray], dict[str, Any]]  # of a batch and its losses
 
 
 @dataclass(frozen=True)
 class Text:
-    """`length` token ids of `dtype`, from the beginning of a file without a header.
-
-    The ids are read through a memory map, which each process opens for itself.
-    """
+    """`length` token ids of `dtype` from the beginning of a file without a header, read through a
+    memory map that each process opens for itself."""
 
     name: str
     path: Path
@@ -62,27 +48,21 @@ class Text:
         """(length,)"""
         return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.length,))
 
-    def _parts(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields ids with the number of those before."""
-        for first in range(0, self.length, CHUNK_TOKENS):
-            yield first, self.tokens[first : first + CHUNK_TOKENS]
-
     def check(self, vocabulary: int) -> None:
         """Raises a ValueError for the first id outside a vocabulary of this size."""
-        for first, part in self._parts():
-            if part.max() >= vocabulary:
-                place = int((part >= vocabulary).argmax())
-                raise ValueError(
-                    f"{self.path}: token {first + place:,} is {part[place]:,}, beyond the model's "
-                    f"vocabulary of {vocabulary:,}; these ids come from another tokenizer: give a "
-                    "text tokenised with the model's own tokenizer"
-                )
+        if (tokens := self.tokens).max() >= vocabulary:
+            place = int((tokens >= vocabulary).argmax())
+            raise ValueError(
+                f"{self.path}: token {place:,} is {tokens[place]:,}, beyond the model's vocabulary "
+                f"of {vocabulary:,}; these ids come from another tokenizer: give a text tokenised "
+                "with the model's own tokenizer"
+            )
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the ids, independent of their file."""
         digest = hashlib.sha256()
-        for _, part in self._parts():
-            digest.update(part.astype("<u4").tobytes())
+        for first in range(0, self.length, CHUNK_TOKENS):
+            digest.update(self.tokens[first : first + CHUNK_TOKENS].astype("<u4").tobytes())
         return digest.hexdigest()
 
 
@@ -92,8 +72,7 @@ def open_text(
     """Opens a file of tokens, or the validation split of a corpus.
 
     Args:
-        data: path of a file of uint16 as LongLoRA publishes them, or the name of a corpus; "run":
-            that which the model was trained on, with the same validation split.
+        data: path of a file of uint16 as LongLoRA publishes them, or the name of a corpus.
         files: files of that corpus.
         model: folder whose tokenizer encodes the corpus.
         most: number of tokens to take, from the beginning; None: all.
@@ -105,10 +84,10 @@ def open_text(
     if files is not None and data not in ("text", "c4"):
         raise ValueError(f"--files goes with --data text and --data c4, not with --data {data}")
     if data in CORPORA:
-        corpus = trained_on(model) if data == "run" else corpus_of(data, files)
+        corpus = corpus_of(data, files, model)
         stream = tokenize_corpus(corpus, "validation", load_tokenizer(str(model)), cache_dir)
-        path, dtype = Path(stream.tokens.filename), stream.tokens.dtype.str
-        text = Text(f"{corpus.name} (validation)", path, dtype, len(stream))
+        path, dtype, length = Path(stream.tokens.filename), stream.tokens.dtype.str, len(stream)
+        name = f"{corpus.name} (validation)"
     else:
         path = Path(data)
         if not path.is_file():
@@ -124,29 +103,30 @@ def open_text(
             raise ValueError(
                 f"{path} has {size:,} bytes, {reason}: it must hold token ids as uint16"
             )
-        text = Text(path.name, path, "<u2", size // 2)
-    return text if most is None else replace(text, length=min(most, text.length))
+        name, dtype, length = path.name, "<u2", size // 2
+    return Text(name, path, dtype, length if most is None else min(most, length))
 
 
-def corpus_of(name: str, files: list[str] | None) -> Corpus:
-    """Returns one of the project's corpora by name."""
+def corpus_of(name: str, files: list[str] | None, model: Path) -> Corpus:
+    """Returns a corpus by name; "run": the one that a model was trained on, with the same split.
+
+    Raises:
+        ValueError: if `files` do not suit it, or the run has no record of a text.
+    """
+    if name == "run":
+        return _trained_on(model)
     if name == "text":
         if files is None:
             raise ValueError("--data text needs --files (paths, folders or globs)")
-        return TextCorpus(files)
+        return tape.data.TextCorpus(files)
     if name == "c4":
         if files is not None and len(files) > 1:
             raise ValueError(f"--data c4 takes one folder of shards, not {len(files)} --files")
-        return C4Corpus(files and files[0])
-    return LocalCorpus() if name == "local" else BigramCorpus()
+        return tape.data.C4Corpus(files and files[0])
+    return tape.data.LocalCorpus() if name == "local" else tape.data.BigramCorpus()
 
 
-def trained_on(folder: Path) -> Corpus:
-    """Returns the corpus that a run was trained on.
-
-    Raises:
-        ValueError: if it is not recorded, or was no text.
-    """
+def _trained_on(folder: Path) -> Corpus:
     if not (folder / TRAINED).is_file():
         raise ValueError(f"--data run: {folder} has no {TRAINED}; give the text's name or file")
     with reading(folder / TRAINED):
@@ -166,8 +146,7 @@ def opened(arguments: argparse.Namespace, longest: int) -> tuple[TapeForCausalLM
     """
     model = load_model(arguments.model, scoring.DTYPES[arguments.dtype])
     check_length(model, longest, f"--lengths {longest}")
-    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    most = arguments.max_tokens
+    cache, most = Path(os.environ.get("TAPE_CACHE", "cache")), arguments.max_tokens
     text = open_text(arguments.data, arguments.files, arguments.model, cache, most)
     text.check(model.config.vocab_size)
     return model, text
@@ -190,8 +169,8 @@ def walk(
         record: a function of a module; other processes call it.
 
     Returns:
-        Hashes of the `model` and the `text`; the records of all batches, in their order, with
-        `batch`, the number.
+        Hashes of the `model` and the `text`; the records of all batches in their order, with their
+        number, `batch`.
 
     Raises:
         Incomplete: if other shards are missing.
@@ -199,21 +178,18 @@ def walk(
     header = {**identified(arguments.model), "text": text.fingerprint(), **asked}
     header["batches"] = len(batches)
     results = Path(place + hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12])
-    shard = Shard.parse(arguments.shard)
     load = partial(_load, dtype=scoring.DTYPES[arguments.dtype])
     answer = partial(_answer, text=text, record=record)
     complete_shard(
         results,
-        shard,
+        Shard.parse(arguments.shard),
         header,
         batches,
         answering(arguments.model, model, None, answer, arguments.processes, load),
         lambda batch, found: found,
         title=lambda batch: f"windows of {batch.length:,}",
     )
-    _, rows = join(results)
-    with reading(results):
-        return header, sorted(rows, key=lambda row: row["batch"])
+    return join(results)
 
 
 def _load(folder: Path, dtype: torch.dtype) -> tuple[TapeForCausalLM, None]:

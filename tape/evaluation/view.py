@@ -1,13 +1,12 @@
 """How the rows of one kind of evaluation are shown, as data: columns of a table, curves, heat map.
 
-Rows are selected by functions, and not by queries of pandas: these are code, and what an evaluation
-was asked comes from files of others.
+Rows are selected by functions and not by queries of pandas, which are code: what an evaluation was
+asked comes from files of others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -114,15 +113,8 @@ class HeatMap(NamedTuple):
                 found &= rows[condition] <= last
         return found
 
-    def cells(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Returns the accuracies that are over both conditions; none if rows lack one."""
-        if not {self.down, self.across} <= {*rows}:
-            return rows[:0]
-        return select(rows, "accuracy").dropna(subset=[self.down, self.across])
 
-
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """
     Attributes:
         keys: settings of the evaluation that must be equal for all runs.

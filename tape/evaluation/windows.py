@@ -15,6 +15,7 @@ import numpy as np
 from tape.validation import look_up
 
 STRIDE = 256  # the paper's and LongLoRA's
+BATCH_TOKENS = 2048  # to run at once
 
 
 class Window(NamedTuple):
@@ -137,9 +138,9 @@ class Batch(NamedTuple):
         return sum(window.stop - window.start for window in self.windows)
 
 
-def batches_of(windows: list[Window], length: int, most: int) -> list[Batch]:
-    """Groups windows in their order, up to `most` together."""
-    batches = []
+def batches_of(windows: list[Window], length: int, tokens: int = BATCH_TOKENS) -> list[Batch]:
+    """Groups windows in their order, as many together as have `tokens` tokens."""
+    most, batches = max(1, tokens // length), []
     for _, alike in groupby(windows, key=lambda window: window.stop - window.start):
         found = list(alike)
         batches += [Batch(length, found[i : i + most]) for i in range(0, len(found), most)]

@@ -7,8 +7,8 @@
     heat(rows, "depth", "length")     maps side by side
 
 `tape compare` (compare.py) writes these for runs and saved results: runs.py reads and writes them,
-rows.py groups them by their settings, tape/evaluation/summary.py and figures.py summarize the rows,
-and the VIEW of each kind of evaluation says what is shown (tape/evaluation/view.py).
+rows.py groups them by their settings, tape/statistics.py and tape/evaluation/figures.py summarize
+the rows, and the VIEW of each kind of evaluation says what is shown (tape/evaluation/view.py).
 """
 
 from importlib import import_module
@@ -16,8 +16,8 @@ from typing import Any
 
 HOMES = {
     "load": "tape.results.comparison",
-    "table": "tape.evaluation.summary",
-    "differences": "tape.evaluation.summary",
+    "table": "tape.statistics",
+    "differences": "tape.statistics",
     "curve": "tape.evaluation.figures",
     "heat": "tape.evaluation.figures",
 }

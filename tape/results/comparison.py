@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from tape.evaluation.summary import per_seed
 from tape.evaluation.view import Asked, select
 from tape.results.rows import BASE, Groups, groups_of
 from tape.results.runs import Run, names_of, parts_of, read_all, table_of, view_of
+from tape.statistics import per_seed
 
 
 @dataclass(frozen=True, eq=False)

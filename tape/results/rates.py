@@ -18,8 +18,8 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
+from tape import statistics
 from tape.command import Parser, expected_errors, result_folder
-from tape.evaluation import summary
 from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.files import reading, write_text
@@ -56,7 +56,7 @@ class Choices:
     @cached_property
     def means(self) -> pd.DataFrame:
         """Mean losses by label and rate, ascending; NaN unless there is a run of every seed."""
-        found = summary.table(self.rows, ["row", "rate"])
+        found = statistics.table(self.rows, ["row", "rate"])
         means = found["mean"].where(found["n"] == self.rows["seed"].nunique()).unstack()
         return means.sort_index(axis=1).reindex(self.names)
 

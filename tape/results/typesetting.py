@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from tape.evaluation.curves import MIN_WINDOWS, context_gain
-from tape.evaluation.summary import differences, per_seed
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.evaluation.view import Column
 from tape.results.comparison import Comparison
 from tape.results.rows import RATE, kind_of
 from tape.results.runs import missing_note, view_of
+from tape.statistics import differences, per_seed
 
 NOTE = "Mean and 95 % interval (Student) over seeds."
 FEWER = """\

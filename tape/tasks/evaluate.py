@@ -23,10 +23,9 @@ import transformers
 from tape.analysis.intervene import INTERVENTIONS, load
 from tape.command import Parser, expected_errors, folder_name, integer, model_folder
 from tape.evaluation.figures import heat_map, write_figure
-from tape.evaluation.journal import Incomplete, Shard, place_of
+from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, place_of
 from tape.evaluation.questions import Batch, Questions
 from tape.evaluation.view import Evaluation
-from tape.evaluation.workers import answering, complete_shard
 from tape.model.checkpoint import identified
 from tape.runs.folder import folder_for_results
 from tape.tasks.generated import GeneratedTask

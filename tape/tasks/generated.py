@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 from collections.abc import Callable
+from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar, Self
@@ -22,16 +24,16 @@ from tape.evaluation.accuracy import Accuracy
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import Evaluation
+from tape.files import read_object, reading, write_text
 from tape.hashing import splitmix64
 from tape.model.modeling import TapeForCausalLM
 from tape.runs.metrics import read_metrics
-from tape.saved_settings import load, save
 from tape.settings.schema import RunSettings
 from tape.training.arguments import training_order
 from tape.training.callbacks import reached
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task
-from tape.validation import check_fraction, check_integer
+from tape.validation import check_arguments, check_fraction, check_integer
 
 NO_LABEL = -100
 FROM_THE_LAST_RATE = ("reduce_lr_on_plateau", "greedy")  # schedules
@@ -55,6 +57,24 @@ def word_tokenizer(words: list[str], split: Any, decoder: Any = None) -> PreTrai
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, padding_side="right"
     )
+
+
+def save(settings: Any, path: Path) -> None:
+    """Writes the fields of a dataclass."""
+    write_text(path, json.dumps(asdict(settings), indent=1) + "\n")
+
+
+def load(cls: type, path: Path, dropped: tuple[str, ...] = ()) -> Any:
+    """Reads settings written by `save`. Fields of former versions in `dropped` may be null.
+
+    Raises:
+        ValueError: if the fields in the file are not those of `cls`.
+    """
+    found = read_object(path)
+    found = {name: x for name, x in found.items() if name not in dropped or x is not None}
+    with reading(path):
+        check_arguments(cls.__name__, found, (field.name for field in fields(cls)))
+        return cls(**found)
 
 
 class Source:

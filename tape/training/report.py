@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from tape.data.blocks import TokenStream
 from tape.data.ngrams import ORDERS, NGrams
 from tape.data.tokenizer import text_bytes
-from tape.evaluation.decoding import plain_generation
 from tape.evaluation.figures import write_figure
+from tape.evaluation.questions import plain_generation
 from tape.evaluation.scoring import Perplexity, perplexity
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.windows import Window, spread

@@ -20,7 +20,6 @@ from scipy.stats import fisher_exact
 from tape import provenance
 from tape.command import Parser, expected_errors, result_folder
 from tape.evaluation.figures import heat, write_figure
-from tape.evaluation.summary import table
 from tape.evaluation.tables import csv_table, markdown_table
 from tape.evaluation.view import select
 from tape.files import write_text
@@ -35,7 +34,7 @@ from tape.results.runs import (
     read_saved,
     write_runs,
 )
-from tape.statistics import clopper_pearson, exchange_p, holm
+from tape.statistics import clopper_pearson, exchange_p, holm, table
 from tape.tasks.synthetic.generators import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
