@@ -81,11 +81,7 @@ COUNTED = "counted calls"
 
 
 def observed(work: Work, warm_up: int = 1, calls: int = 1) -> tuple[int, list[str]]:
-    """Calls some work under torch's profiler.
-
-    Args:
-        warm_up: calls before memory is counted.
-        calls: calls whose memory is counted.
+    """Calls some work under torch's profiler, `warm_up` times before memory is counted.
 
     Returns:
         The peak of tensors in bytes above those before the counted calls; and the fused kernels of
@@ -103,8 +99,7 @@ def observed(work: Work, warm_up: int = 1, calls: int = 1) -> tuple[int, list[st
                 work()
             synchronize()
     events = profile.profiler.kineto_results.events()
-    found = (FUSED.search(event.name()) for event in events)
-    names = {match[0] for match in found if match}
+    names = {match[0] for event in events if (match := FUSED.search(event.name()))}
     other = ("backward", "_attention_math")  # the latter is torch's without a fused kernel
     kernels = sorted(name for name in names if not name.lower().endswith(other))
     if DEVICE.type == "cuda":
@@ -182,29 +177,24 @@ def read(path: Path) -> pd.DataFrame:
     """
     if not path.exists():
         return pd.DataFrame(columns=COLUMNS)
-    text = dict.fromkeys(("comparison", "method", "seconds", "kernels", "note"), str)
+    text = dict.fromkeys(("comparison", "method", "kernels", "note"), str)
     with reading(path):
-        rows = pd.read_csv(path, dtype=text, keep_default_na=False)
-        if not {*COLUMNS} <= {*rows}:
-            raise ValueError(f"its columns must be {', '.join(COLUMNS)}: give another folder")
-        return rows[COLUMNS].assign(seconds=rows["seconds"].replace("", "nan").astype(float))
+        missing = {"seconds": ""}
+        return pd.read_csv(path, dtype=text, keep_default_na=False, na_values=missing)[COLUMNS]
 
 
 @cache
-def code() -> str:
-    """Returns a hash of the package and the benchmarks: of what is measured."""
+def surroundings() -> dict[str, str]:
+    """Returns what times depend on besides settings: machine, versions, and a hash of the package
+    and the benchmarks."""
     roots, found = (Path(tape.__file__).parent, Path(__file__).parent), hashlib.sha256()
     for path in (path for root in roots for path in sorted(root.rglob("*.py"))):
         found.update(path.name.encode() + path.read_bytes())
-    return found.hexdigest()[:16]
-
-
-def surroundings() -> dict[str, str]:
-    """Returns machine and versions."""
     return {
         "machine": f"{provenance.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "code": found.hexdigest()[:16],
     }
 
 
@@ -215,7 +205,6 @@ def run(
 
     Args:
         comparisons: by name; each returns the rows of `measure`.
-        settings: what the times depend on besides machine, versions and code.
 
     Returns:
         The rows of each comparison.
@@ -223,19 +212,17 @@ def run(
     Raises:
         ValueError: if the folder has rows of other settings; names every difference.
     """
-    about = {**surroundings(), "code": code(), **settings}
+    about = {**surroundings(), **settings}
     file, settings_file = out / "speed_rounds.csv", out / "speed_settings.json"
-    found = read(file)
-    if len(found) and (changes := differences(read_object(settings_file), about)):
+    done = dict(iter(read(file).groupby("comparison", sort=False)))
+    if done and (changes := differences(read_object(settings_file), about)):
         raise ValueError(
             f"{file} holds another measurement ({'; '.join(changes)}); give this one another "
             f"place, or remove that file"
         )
     write_text(settings_file, json.dumps(about, indent=1) + "\n")
-    done = dict(iter(found.groupby("comparison", sort=False)))
+    provenance.record(out)
     left = [name for name in comparisons if name not in done]
-    if left:
-        provenance.record(out)
     with torch._dynamo.config.patch(recompile_limit=64):
         for name in tqdm(left, unit="comparison", disable=None):
             done[name] = comparisons[name]()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from datetime import date
 from functools import partial
 from itertools import product
 from typing import NamedTuple
@@ -21,9 +20,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from benchmarks import peers, workloads
+from benchmarks import workloads
 from benchmarks.harness import Work, measure, run, surroundings
-from benchmarks.workloads import DEVICE, SHAPES, WITHOUT, WORK, Load
+from benchmarks.workloads import ADAPTERS, DEVICE, PEERS, SHAPES, WITHOUT, Load
 from tape import provenance
 from tape.attention.backends import KERNELS
 from tape.command import Distinct, Parser, expected_errors, integer, result_folder
@@ -41,40 +40,28 @@ class Case(NamedTuple):
 
     Attributes:
         prepare: sets up a method of a load.
-        work: by default; decoders can do any other.
+        work: as in `Load`.
         methods: that can be compared.
-        default: those that are.
-        others: methods beside each, in a comparison of its own.
-        batched: whether there are by default the sequences of a training step, else one.
+        default: those that are; None for all.
         counted: `warm_up` and `calls` of `measure`.
     """
 
     prepare: Callable[[Load, str], Work]
     work: tuple[str, ...]
     methods: list[str]
-    default: list[str]
-    others: tuple[str, ...] = ()
-    batched: bool = False
+    default: list[str] | None = None
     counted: tuple[int, int] = (1, 1)
 
-    def works(self, asked: list[str] | None) -> list[str]:
-        """Returns what is timed of the work that is asked for."""
-        able = WORK if self.prepare is workloads.of_decoder else self.work
-        return [work for work in asked or self.work if work in able]
 
-
-LAYERS = [*ENCODINGS, f"tape{WITHOUT}"]
-DECODERS, SOME = [*ENCODINGS, "llama"], ["rope", "tape", "llama"]
-PEERED = [*peers.PEERS["x-transformers"]]
-ADAPTERS = [*workloads.ADAPTERS]
-STEP, PASSES = ("training",), ("forward", "training")
+LAYERS, DECODERS = [*ENCODINGS, f"tape{WITHOUT}"], [*ENCODINGS, "llama"]
+SOME, PASSES, STEP = ["rope", "tape", "llama"], ("forward", "training"), ("training",)
 CASES = {
-    "layer": Case(peers.of_attention, PASSES, LAYERS, LAYERS),
-    "peers": Case(peers.of_attention, PASSES, PEERED, PEERED, others=(*peers.METHODS,)),
-    "train_step": Case(workloads.of_decoder, STEP, DECODERS, SOME, batched=True),
+    "layer": Case(workloads.of_attention, PASSES, LAYERS),
+    "peers": Case(workloads.of_attention, PASSES, [*PEERS["x-transformers"]]),
+    "train_step": Case(workloads.of_decoder, STEP, DECODERS, SOME),
     "decode": Case(workloads.of_decoder, ("prefill", "decoding"), DECODERS, SOME),
     # Memory is counted from the first call, which creates the state of AdamW.
-    "adapters": Case(workloads.of_adapter, STEP, ADAPTERS, ADAPTERS, batched=True, counted=(0, 2)),
+    "adapters": Case(workloads.of_adapter, STEP, [*ADAPTERS], counted=(0, 2)),
 }
 
 
@@ -91,7 +78,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--case", choices=CASES, default=cases, help="what is timed", **several)
     add("--methods", choices=names, help="by default those of the case", **several)
-    add("--work", choices=WORK, help="by default those of the case", **several)
     add("--shape", choices=SHAPES, default="base" if GPU else "small", help="of the decoder")
     add("--backends", choices=KERNELS, default=backends, help="of attention", **several)
     add("--compiled", choices=both, default=both[: 1 + GPU], help="torch.compile", **several)
@@ -107,9 +93,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     known = {name for case in arguments.case for name in CASES[case].methods}
     if unknown := [name for name in arguments.methods or () if name not in known]:
         parser.error(f"--methods {' '.join(unknown)}: --case {' '.join(arguments.case)} has none")
-    for name in arguments.case:
-        if not CASES[name].works(arguments.work):
-            parser.error(f"--work {' '.join(arguments.work)}: --case {name} has none")
     if arguments.shape == "llama2_7b" and not GPU:
         parser.error("--shape llama2_7b needs a GPU, and there is none; use --shape small")
     return arguments
@@ -120,7 +103,7 @@ def loads(arguments: argparse.Namespace) -> dict[str, tuple[str, Load, list[str]
     batch, length = TOKENS[arguments.shape]
     asked = product(
         sorted(arguments.lengths or [length]),
-        [(name, work) for name in arguments.case for work in CASES[name].works(arguments.work)],
+        [(name, work) for name in arguments.case for work in CASES[name].work],
         arguments.compiled,
         arguments.backends,
     )
@@ -131,7 +114,7 @@ def loads(arguments: argparse.Namespace) -> dict[str, tuple[str, Load, list[str]
             work=work,
             shape=arguments.shape,
             backend=backend,
-            batch=arguments.batch or (batch if case.batched else 1),
+            batch=arguments.batch or (batch if name in ("train_step", "adapters") else 1),
             length=length,
             new=arguments.new,
             dtype=getattr(torch, arguments.dtype),
@@ -139,11 +122,14 @@ def loads(arguments: argparse.Namespace) -> dict[str, tuple[str, Load, list[str]
             checkpointing=arguments.checkpointing,
         )
         title = f"{name}, {work}, {backend}{', compiled' * load.compiled}, {length:,} tokens"
-        methods = [m for m in arguments.methods or case.default if m in case.methods]
-        if arguments.alone or case.others:
-            for method in methods:
-                others = [other for other in case.others if other.startswith(f"{method},")]
-                found[f"{title}: {method}"] = name, load, [method, *others]
+        methods = arguments.methods or case.default or case.methods
+        methods = [method for method in methods if method in case.methods]
+        if name == "peers":  # each encoding beside those of others
+            for own in methods:
+                others = [f"{own}, {peer}" for peer in PEERS if own in PEERS[peer]]
+                found[f"{title}: {own}"] = name, load, [own, *others]
+        elif arguments.alone:
+            found |= {f"{title}: {own}": (name, load, [own]) for own in methods}
         elif methods:
             found[title] = name, load, methods
     return found
@@ -157,25 +143,24 @@ def spread(values: list[float] | np.ndarray) -> np.ndarray:
 def results(rows: pd.DataFrame, case: str, load: Load) -> pd.DataFrame:
     """Returns a row per method of a comparison, from its raw rows. `first` and `third` are
     quartiles; numbers are missing where a method could not run, and `note` says why."""
-    found, groups = [], rows.groupby("method", sort=False)["seconds"]
-    seconds = {method: times.dropna().to_numpy() for method, times in groups}
-    base = next(iter(seconds.values()))
+    found, base = [], None
     decoded = load.new if load.work == "decoding" else None
-    for _, raw in rows.drop_duplicates("method").iterrows():
-        own = seconds[raw.method]
-        row = {"case": case, "work": load.work, "method": raw.method, "backend": load.backend}
+    for method, raw in rows.groupby("method", sort=False):
+        own = raw["seconds"].dropna().to_numpy()
+        base = own if base is None else base
+        row = {"case": case, "work": load.work, "method": method, "backend": load.backend}
         row |= {"compiled": load.compiled, "dtype": str(load.dtype).removeprefix("torch.")}
         row |= {"batch": load.batch, "length": load.length, "rounds": len(own)}
         spreads = {}
         if len(own):
             spreads["milliseconds"] = spread(own) * 1e3 / (decoded or 1)
             row["tokens_per_second"] = load.batch * (decoded or load.length) / np.median(own)
-            row["memory_mib"] = raw.memory / 2**20
+            row["memory_mib"] = raw["memory"].iloc[0] / 2**20
         if len(own) and len(base):
             spreads["ratio"] = spread(own / base)
         for column, values in spreads.items():
             row |= zip((column, f"{column}_first", f"{column}_third"), values, strict=True)
-        found.append(row | {"kernels": raw.kernels, "note": raw.note})
+        found.append(row | raw[["kernels", "note"]].iloc[0].to_dict())
     return pd.DataFrame(found)
 
 
@@ -203,25 +188,22 @@ def table(found: pd.DataFrame) -> str:
 @expected_errors(continues=True)
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
-    asked = loads(arguments)
-    comparisons = {}
+    asked, comparisons = loads(arguments), {}
     for name, (case, load, methods) in asked.items():
         prepare, counted = partial(CASES[case].prepare, load), CASES[case].counted
         comparisons[name] = partial(measure, name, methods, prepare, arguments.rounds, *counted)
-    settings = {key: value for key, value in vars(arguments).items() if key != "out"}
-    settings["x-transformers"] = peers.version("x-transformers")
-    raw = run(arguments.out, comparisons, settings)
+    out = arguments.out
+    raw = run(out, comparisons, {k: v for k, v in vars(arguments).items() if k != "out"})
     found = {name: results(raw[name], case, load) for name, (case, load, _) in asked.items()}
-    record = provenance.read(arguments.out)[0]
-    day = record.get("time", str(date.today()))[:10]
-    parts = [f"{day}, commit {record.get('commit')}, {', '.join(surroundings().values())}"]
-    parts += ["In brackets quartiles; ratios are medians of those within rounds."]
+    record = provenance.read(out)[0]
+    where = [record["time"][:10], f"commit {record['commit']}", *surroundings().values()]
+    parts = [", ".join(where), "In brackets quartiles; ratios are medians of those within rounds."]
     for name, each in found.items():
         parts += [f"## {name}", table(each)]
     text = "\n\n".join(parts) + "\n"
-    write_text(arguments.out / "speed.csv", pd.concat(found.values()).to_csv(index=False))
-    write_text(arguments.out / "speed.md", text)
-    print(f"{text}\nalso in {arguments.out}")
+    write_text(out / "speed.csv", pd.concat(found.values()).to_csv(index=False))
+    write_text(out / "speed.md", text)
+    print(f"{text}\nalso in {out}")
     if not any(each.rounds.any() for each in found.values()):
         raise ValueError("no method could be measured: see the reasons above")
 

@@ -50,16 +50,7 @@ def test_files(tmp_path, capsys):
     assert f"3 encodings in {tmp_path}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--encodings", "rop"], "unknown position encoding 'rop'; did you mean 'rope'"),
-        (["--length", "3"], "--length: '3' must be an integer >= 4"),
-        (["--length", "9999"], "--length: 9999 is more than 4,096"),
-    ],
-)
-def test_bad_input(given, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([*given, "--out", str(tmp_path / "out")])
-    assert message in str(ended.value) + capsys.readouterr().err
+def test_an_unknown_encoding_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="unknown position encoding 'rop'; did you mean 'rope'"):
+        main(["--encodings", "rop", "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()

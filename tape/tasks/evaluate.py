@@ -16,7 +16,7 @@ from importlib import import_module
 
 import transformers
 
-from tape.analysis.intervene import INTERVENTIONS, load
+from tape.analysis.state import INTERVENTIONS, load
 from tape.command import Parser, expected_errors, folder_name, integer, model_folder
 from tape.evaluation.figures import heat_map, write_figure
 from tape.evaluation.journal import Incomplete, Shard, place_of
