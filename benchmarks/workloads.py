@@ -262,24 +262,6 @@ def last_call(model: nn.Module, load: Load) -> tuple[tuple[Any, ...], dict[str, 
     return calls[-1]
 
 
-def of_layer(layer: AttentionLayer, load: Load) -> Callable[[], None]:
-    """Returns the work of an attention layer."""
-    _, inputs, weights = layer
-    call, learned = load.compile(layer.call), [x for x in (*inputs, *weights) if x is not None]
-    grads: list[Tensor] = []
-
-    def training() -> None:
-        with load.autocast():
-            outputs = [y for y in call(*inputs) if y is not None]
-        if not grads:
-            grads.extend(torch.randn_like(y) for y in outputs)
-        torch.autograd.backward(outputs, grads)
-        for x in learned:
-            x.grad = None
-
-    return training if load.work == "training" else torch.no_grad()(lambda: call(*inputs))
-
-
 def of_attention(load: Load, method: str) -> Callable[[], None]:
     """Returns the work of an attention layer.
 
@@ -301,7 +283,17 @@ def of_attention(load: Load, method: str) -> Callable[[], None]:
         layer = peer_layer(peer, model, load)
     else:
         layer = attention_layer(model, load, update=not method.endswith(WITHOUT))
-    return of_layer(layer, load)
+    call, grads = load.compile(layer.call), []
+    learned = [x for x in (*layer.inputs, *layer.weights) if x is not None and x.requires_grad]
+
+    def training() -> None:
+        with load.autocast():
+            outputs = [y for y in call(*layer.inputs) if y is not None]
+        if not grads:
+            grads.extend(torch.randn_like(y) for y in outputs)
+        torch.autograd.grad(outputs, learned, grads, allow_unused=True)
+
+    return training if load.work == "training" else torch.no_grad()(lambda: call(*layer.inputs))
 
 
 def peer_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:

@@ -120,7 +120,6 @@ def test_the_papers_table():
     [
         ("--heads 5", "error: --hidden 768 must be a multiple of --heads 5"),
         ("--kv_heads 5", "error: num_attention_heads=12 must be a multiple of num_key_value"),
-        ("--length 0", "error: --length=0 must be an integer in 1..10000000"),
         ("--hidden 36", "error: rotary positions need pairs of channels: head_dim=3"),
     ],
 )
@@ -130,9 +129,9 @@ def test_what_cannot_be_counted_is_refused(tmp_path, arguments, message):
     assert refused.value.code.startswith(message) and not (tmp_path / "cost").exists()
 
 
-@pytest.mark.parametrize("name", ["rope", "tape"])
-def test_the_documented_cost(name):
-    costs = pd.DataFrame([cost_of(SHAPE, {"name": name})])
+def test_the_documented_cost():
+    """Of one encoding; a slow test has all of them."""
+    costs = pd.DataFrame([cost_of(SHAPE, {"name": "rope"})])
     costs[[*MEMORY]] /= SHAPE["length"]
     for table in cost.tables(costs, beside_paper=True):
         assert table.splitlines()[-1] in PAGE.read_text().splitlines()

@@ -23,13 +23,12 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 from tape import provenance
-from tape.command import Parser, expected_errors, result_folder
+from tape.command import Parser, expected_errors, integer, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS, Positions, ScoreBias
-from tape.validation import check_integer
 
 Shape = dict[str, int | None]
 # The paper's model trained from scratch, and the sequence length of its Table 3.
@@ -130,9 +129,6 @@ def configuration(shape: Shape, position: dict[str, Any]) -> TapeConfig:
     Raises:
         ValueError: for an invalid shape, or one that this encoding does not support.
     """
-    for name, value in shape.items():
-        if name != "kv_heads" or value is not None:
-            check_integer(f"--{name}", value, most=10**4 if name == "layers" else 10**7)
     if shape["hidden"] % shape["heads"]:
         raise ValueError(
             f"--hidden {shape['hidden']} must be a multiple of --heads {shape['heads']}"
@@ -204,7 +200,8 @@ def main(given: list[str] | None = None) -> None:
     about = "Cost of every encoding: arithmetic, parameters and memory."
     parser = Parser(prog="tape cost", description=about)
     for name, default in SHAPE.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
+        about, number = f"default: {default}", integer(1, 10**7)
+        parser.add_argument(f"--{name}", type=number, default=default, help=about)
     parser.add_argument("--out", type=result_folder, default="output/cost", help="a folder")
     arguments = parser.parse_args(given)
     shape, out = {name: getattr(arguments, name) for name in SHAPE}, arguments.out

@@ -35,8 +35,6 @@ from tape.results.runs import Run, settings_of
 from tape.runs.folder import TRAINED
 from tape.training.build import check_memory
 
-Rows = list[dict[str, Any]]
-
 
 def parser_of(name: str, description: str, windows: int) -> Parser:
     """Returns the parser of a command on models and a text; `windows` is the default of
@@ -53,9 +51,9 @@ def parser_of(name: str, description: str, windows: int) -> Parser:
 
 
 def models(folders: list[Path]) -> dict[Path, dict[str, str]]:
-    """Returns the first columns of each model's rows: `model`, the name of its folder, with parents
-    where names are equal; `row`, in tables, which runs that differ only in their seed share,
-    labelled as in comparisons of runs; the `model_hash` and the encoding, `position`.
+    """Returns the first columns of each model's rows: `model`, the name of its folder, as given if
+    two are equal; `row`, in tables, which runs that differ only in their seed share, labelled as in
+    comparisons of runs; the `model_hash` and the encoding, `position`.
 
     Raises:
         ValueError: if a run occurs twice.
@@ -65,8 +63,7 @@ def models(folders: list[Path]) -> dict[Path, dict[str, str]]:
         raise ValueError(f"--model {' '.join(twice)}: duplicate folder; give each once")
     names = [folder.name for folder in resolved]
     if len(set(names)) < len(names):
-        shared = os.path.commonpath(resolved)
-        names = [str(folder.relative_to(shared)) for folder in resolved]
+        names = [*map(str, folders)]
     rows = dict(zip(folders, names, strict=True))
     runs = [Run(f, *settings_of(f)) for f in folders if (f / TRAINED).is_file()]
     for label, group in grouped(runs):
@@ -110,27 +107,28 @@ def carry_out(
     name: str,
     arguments: argparse.Namespace,
     measure: Callable[[argparse.Namespace, Path, dict[str, str]], Iterable[dict[str, Any]]],
-    markdown: Callable[[Rows], str],
-    draw: Callable[[argparse.Namespace, Rows], None] = lambda *_: None,
+    markdown: Callable[[pd.DataFrame], str],
+    draw: Callable[[pd.DataFrame, Path], None] = lambda *_: None,
 ) -> None:
     """Measures all models; writes their rows to <name>.csv, and the tables of these, which it
     prints, to <name>.md.
 
     Args:
         measure: yields the rows of a model in a folder, with the first columns of `models`.
-        draw: writes figures.
+        draw: writes figures to a folder.
     """
     transformers.logging.disable_progress_bar()
-    rows: Rows = []
+    rows: list[dict[str, Any]] = []
     for folder, about in models(arguments.model).items():
         try:
             rows += measure(arguments, folder, about)
         except EXPECTED as error:
             raise ValueError(f"--model {folder}: {in_one_line(error)}") from error
-    text = markdown(rows)
-    write_text(arguments.out / f"{name}.csv", pd.DataFrame(rows).to_csv(index=False))
+    frame = pd.DataFrame(rows)
+    text = markdown(frame)
+    write_text(arguments.out / f"{name}.csv", frame.to_csv(index=False))
     write_text(arguments.out / f"{name}.md", text + "\n")
-    draw(arguments, rows)
+    draw(frame, arguments.out)
     provenance.record(arguments.out)
     print(f"{text}\n\nalso in {arguments.out}")
 

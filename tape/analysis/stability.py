@@ -24,7 +24,6 @@ from tqdm import tqdm
 
 from tape.analysis.inside import (
     Inside,
-    Rows,
     carry_out,
     check_size,
     look_inside,
@@ -112,11 +111,10 @@ def rows_of(
                 yield about | given | where | {"attention": attention, "dot": dot}
 
 
-def markdown(rows: Rows) -> str:
+def markdown(frame: pd.DataFrame) -> str:
     """Tabulates the paper's layers, models and shifts: means over the models of a row, with 95 %
     intervals. The paper's rows follow."""
-    frame, paper = pd.DataFrame(rows), pd.read_csv(PAPER, dtype=str, keep_default_na=False)
-    frame["dot"] = pd.to_numeric(frame["dot"])
+    paper = pd.read_csv(PAPER, dtype=str, keep_default_na=False)
     last = frame["layer"].max()
     layers = [layer for layer in SHOWN if layer <= last] + ([last] if last not in SHOWN else [])
     parts = []

@@ -27,7 +27,6 @@ from transformers import PreTrainedTokenizerBase
 
 from tape.analysis.inside import (
     Inside,
-    Rows,
     as_files,
     by_distance,
     carry_out,
@@ -235,9 +234,8 @@ def more(found: pd.DataFrame) -> pd.DataFrame:
     return losses
 
 
-def markdown(found: Rows) -> str:
+def markdown(frame: pd.DataFrame) -> str:
     """Tabulates, over the models of a row, the state by layer and the loss by intervention."""
-    frame = pd.DataFrame(found)
     lines = [["model", "layer", "seeds", r"\|e\|", "phase at distance 1", "at the trained length"]]
     of_layers = frame[frame["measure"].isin(["magnitude", "phase"])]
     for (name, layer), group in of_layers.groupby(["row", "layer"], sort=False):
@@ -292,14 +290,13 @@ def effects(losses: pd.DataFrame, label: str) -> Figure:
     return figure
 
 
-def draw(arguments: argparse.Namespace, found: Rows) -> None:
+def draw(frame: pd.DataFrame, out: Path) -> None:
     """Writes the figures of each row of models."""
-    frame = pd.DataFrame(found)
     for label, name in as_files(frame["row"].unique()).items():
         own = frame[frame["row"] == label]
         for measure in UNITS:
-            write_figure(curves(own, label, measure), arguments.out / f"{measure}_{name}")
-        write_figure(effects(more(own), label), arguments.out / f"interventions_{name}")
+            write_figure(curves(own, label, measure), out / f"{measure}_{name}")
+        write_figure(effects(more(own), label), out / f"interventions_{name}")
 
 
 def main(given: list[str] | None = None) -> None:

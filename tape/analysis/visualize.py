@@ -9,6 +9,7 @@ the first window of the first seed.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from torch import Tensor
 
 from tape.analysis.inside import (
     Inside,
-    Rows,
     as_files,
     by_distance,
     carry_out,
@@ -40,7 +40,7 @@ from tape.model.checkpoint import load
 PANEL = 1.9  # inches
 ATTENTION = "attention weight"
 DOTS = "positional dot product / frequencies"
-Maps = dict[int, np.ndarray]  # (heads, T, T), by the number of the layer
+Maps = dict[int, Tensor]  # (heads, T, T), by the number of the layer
 
 
 def beyond_a_quarter(A_HTT: Tensor) -> float:
@@ -67,18 +67,20 @@ def numbers(texts: list[Inside]) -> Iterator[dict[str, Any]]:
             "tokens": weights[0].shape[-1],
             "beyond_a_quarter": np.mean([beyond_a_quarter(A) for A in weights]),
             "entropy": np.mean([entropy(A) for A in weights]),
-            "magnitude": np.mean([e.norm(dim=-2).mean().item() for e in states]) if states else "",
+            "magnitude": np.mean([e.norm(dim=-2).mean().item() for e in states])
+            if states
+            else math.nan,
         }
 
 
-def markdown(rows: Rows) -> str:
+def markdown(frame: pd.DataFrame) -> str:
     """Tabulates by row and layer: means over models, with 95 % intervals."""
     head = ["attention beyond a quarter of the text, %", "entropy, nats", r"\|e\|"]
     lines = [["model", "layer", "seeds", *head]]
-    for (name, layer), group in pd.DataFrame(rows).groupby(["row", "layer"], sort=False):
+    for (name, layer), group in frame.groupby(["row", "layer"], sort=False):
         far = over_seeds((100 * group["beyond_a_quarter"]).tolist(), 2)
         spread = over_seeds(group["entropy"].tolist(), 3)
-        size = over_seeds([value for value in group["magnitude"] if value != ""], 3)
+        size = over_seeds(group["magnitude"].dropna().tolist(), 3)
         lines.append([name, layer, len(group), far, spread, size])
     return markdown_table(lines)
 
@@ -123,29 +125,27 @@ def distances(rows: dict[str, list[Inside]]) -> Figure:
     return figure
 
 
+def maps_of(inside: Inside, label: str) -> Maps:
+    """Returns the maps of a text, of the layers that have them."""
+    if label == ATTENTION:
+        return dict(enumerate(inside.attention, start=1))
+    dots = enumerate(inside.dot_products(), start=1)
+    return {n: dot / inside.states[n - 1].shape[-1] for n, dot in dots if dot is not None}
+
+
 def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> None:
     """Writes all figures of the rows of models to a folder."""
     write_figure(distances(rows), out / "distance")
-    files, first = as_files(rows), {row: texts[0] for row, texts in rows.items()}
-    weights = {row: inside.attention for row, inside in first.items()}
-    dots = {
-        row: [
-            None if e is None else d / e.shape[-1]
-            for d, e in zip(x.dot_products(), x.states, strict=True)
-        ]
-        for row, x in first.items()
-    }
-    for label, stem, found in ((ATTENTION, "attention", weights), (DOTS, "dot_products", dots)):
-        maps = {
-            row: {n: x.numpy() for n, x in enumerate(layers, 1) if x is not None}
-            for row, layers in found.items()
-        }
-        most = max((abs(x).max() for layers in maps.values() for x in layers.values()), default=1)
+    files = as_files(rows)
+    for stem, label in (("attention", ATTENTION), ("dot_products", DOTS)):
+        maps = {row: maps_of(texts[0], label) for row, texts in rows.items()}
+        sizes = [x.abs().max().item() for layers in maps.values() for x in layers.values()]
+        most = max(sizes, default=1)
         colours, norm = "RdBu_r", Normalize(-most, most)
         if label == ATTENTION:
             colours, norm = "viridis", PowerNorm(0.5, 0, most)
         for row, layers in maps.items():
-            if layers:  # with a state
+            if layers:
                 figure = grid(row, layers, heads, label, norm, colours)
                 write_figure(figure, out / f"{stem}_{files[row]}")
 
@@ -159,7 +159,7 @@ def main(given: list[str] | None = None) -> None:
     asked = parser.parse_args(given)
     seen: dict[str, list[Inside]] = {}  # by row
 
-    def measure(_: argparse.Namespace, folder: Path, about: dict[str, str]) -> Rows:
+    def measure(_: argparse.Namespace, folder: Path, about: dict[str, str]) -> list[dict]:
         model, _ = load(folder)
         size = f"--length {asked.length} --windows {asked.windows}"
         check_size(model, asked.length, size, asked.windows)
