@@ -21,6 +21,7 @@ from tape.export.llama import llama_config
 from tape.model.adapters import Method, adapt
 from tape.model.cache import GrowingCache, GrowingLayer
 from tape.model.frozen import BFLOAT16, cast_frozen
+from tape.positions import ENCODINGS
 from tape.positions.tape import TapeLayer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -36,6 +37,8 @@ SHAPES = {
     "base": BASE,
     "llama2_7b": BASE | {"layers": 32, "hidden": 4096, "heads": 32, "mlp": 11008},
 }
+# Sequences of a training step and their length.
+TOKENS = {"tiny": (4, 32), "small": (8, 256), "base": (1, 1024), "llama2_7b": (1, 8192)}
 LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 PLAIN = {"everything": False, "extra": True, "lora": None, "groups": None}
 ADAPTERS = {  # as in config/peft; embeddings and norms train too
@@ -342,3 +345,33 @@ class XTransformersLayer(nn.Module):
         length = hidden_states.shape[1]
         angles = None if self.rotary is None else self.rotary.forward_from_seq_len(length)
         return (self.attention(hidden_states, rotary_pos_emb=angles, rel_pos=self.bias),)
+
+
+class Case(NamedTuple):
+    """What is timed.
+
+    Attributes:
+        prepare: sets up a method of a load.
+        work: as in `Load`.
+        methods: that can be compared.
+        default: those that are; None for all.
+        counted: calls before memory is counted, and those whose memory is.
+    """
+
+    prepare: Callable[[Load, str], Callable[[], None]]
+    work: tuple[str, ...]
+    methods: list[str]
+    default: list[str] | None = None
+    counted: tuple[int, int] = (1, 1)
+
+
+LAYERS, DECODERS = [*ENCODINGS, f"tape{WITHOUT}"], [*ENCODINGS, "llama"]
+SOME, PASSES, STEP = ["rope", "tape", "llama"], ("forward", "training"), ("training",)
+CASES = {
+    "layer": Case(of_attention, PASSES, LAYERS),
+    "peers": Case(of_attention, PASSES, [*PEERS["x-transformers"]]),
+    "train_step": Case(of_decoder, STEP, DECODERS, SOME),
+    "decode": Case(of_decoder, ("prefill", "decoding"), DECODERS, SOME),
+    # Memory is counted from the first call, which creates the state of AdamW.
+    "adapters": Case(of_adapter, STEP, [*ADAPTERS], counted=(0, 2)),
+}

@@ -11,11 +11,22 @@ import pytest
 import torch
 from commands import ROOT
 
-from benchmarks import harness
-from benchmarks import speed as speed_module
-from benchmarks.harness import DEVICE, TOO_LARGE, in_turn, inability, measure, observed, read
-from benchmarks.speed import CASES, loads, main, parse, results, spread, table
-from benchmarks.workloads import Load
+from benchmarks import speed as module
+from benchmarks.speed import (
+    TOO_LARGE,
+    in_turn,
+    inability,
+    loads,
+    main,
+    measure,
+    observed,
+    parse,
+    read,
+    results,
+    spread,
+    table,
+)
+from benchmarks.workloads import CASES, DEVICE, Load
 from tape.evaluation.tables import markdown_table
 
 
@@ -181,7 +192,7 @@ def test_a_killed_run_is_continued(speed, monkeypatch):
         return measure(*given)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
-        patch.setattr(speed_module, "measure", measure_one)
+        patch.setattr(module, "measure", measure_one)
         speed(*SHORT)
     assert stopped.value.code == 130
     rounds = Path("speed/speed_rounds.csv")
@@ -191,7 +202,7 @@ def test_a_killed_run_is_continued(speed, monkeypatch):
     assert rounds.read_text().startswith(begun)  # nothing is measured twice
     counted = pd.read_csv(rounds).groupby(["comparison", "method"]).size()
     assert {*counted} == {7} and len(counted) == len(rows) == 4
-    monkeypatch.setattr(speed_module, "measure", measure_one)
+    monkeypatch.setattr(module, "measure", measure_one)
     again, same = speed(*SHORT)
     assert again == printed and same.equals(rows)  # nor measured again
 
@@ -204,7 +215,7 @@ def test_other_settings_machines_and_code_are_another_folder(speed, monkeypatch)
         SystemExit, match=r"^error: .*batch: None -> 2.*give this one another place"
     ):
         speed(*few, "--batch", 2)
-    monkeypatch.setattr(harness, "surroundings", lambda: {"code": "new", "machine": "an abacus"})
+    monkeypatch.setattr(module, "surroundings", lambda: {"code": "new", "machine": "an abacus"})
     with pytest.raises(SystemExit, match=r"code: \w+ -> new; machine: .* -> an abacus"):
         speed(*few)
     assert {path: path.read_bytes() for path in Path("speed").rglob("*.*")} == before
@@ -239,13 +250,3 @@ def test_the_documented_training_steps_follow_from_their_rows():
         ratio = f"{row.ratio:.2f} ({row.ratio_first:.2f} to {row.ratio_third:.2f})"
         lines.append([row.method, ratio, f"{share:.2f}"])
     assert markdown_table(lines) in (ROOT / "docs" / "efficiency.md").read_text()
-
-
-def test_the_documented_ratios_are_those_of_the_committed_tables():
-    """Of an earlier command, whose raw rows were not kept."""
-    page = (ROOT / "benchmarks" / "README.md").read_text()
-    for name in ("train_step", "decode", "adapters"):
-        tables = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text()
-        rows = re.findall(r"^\| \w+ \|.* ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", tables, re.M)
-        shown = [f"{middle} ({first} to {third})" for middle, first, third in rows]
-        assert any(ratio in page for ratio in shown)

@@ -44,7 +44,7 @@ def test_weights_and_states_are_those_that_the_layers_use(position):
         place = torch.arange(LENGTH)[None]
         e = model.model.position.state(Positions(place, place), torch.float64)[0, 0]  # (T, 2, F)
         expected = torch.einsum("ipf,jpf->ij", e, e)
-        torch.testing.assert_close(found.dot_products()[0][0], expected.float())
+        torch.testing.assert_close(inside.dot_products(found.states[0])[0], expected.float())
     else:
         assert found.states == [None] * 3
 

@@ -157,10 +157,11 @@ class Inside(NamedTuple):
     attention: list[Tensor]
     states: list[Tensor | None]
 
-    def dot_products(self) -> list[Tensor | None]:
-        """Returns D of every layer, (K|1, T, T): Re(e_i conj(e_j)), summed over frequencies."""
-        flat = [None if e is None else e.flatten(-2) for e in self.states]
-        return [None if e is None else e @ e.mT for e in flat]
+
+def dot_products(e_KT2F: Tensor) -> Tensor:
+    """Returns Re(e_i conj(e_j)) of a state, summed over frequencies, (K|1, T, T)."""
+    flat = e_KT2F.flatten(-2)
+    return flat @ flat.mT
 
 
 def check_size(model: TapeForCausalLM, length: int, owner: str, texts: int = 1) -> None:

@@ -26,6 +26,7 @@ from tape.analysis.inside import (
     Inside,
     carry_out,
     check_size,
+    dot_products,
     look_inside,
     parser_of,
     windows,
@@ -61,19 +62,20 @@ def attention_change(before: Tensor, after: Tensor) -> float:
     return 100 * (other - one).abs().sum(-1).mean().item()
 
 
-def dot_change(before: Tensor | None, after: Tensor | None) -> float:
-    """Compares dot products (K|1, T, T) with those after more tokens in front; NaN without."""
-    if before is None:
-        return math.nan
+def dot_change(before: Tensor, after: Tensor) -> float:
+    """Compares dot products (K|1, T, T) with those after more tokens in front."""
     n = after.shape[-1] - before.shape[-1]
     return 100 * ((after[:, n:, n:] - before).norm() / before.norm()).item()
 
 
 def changes(before: Inside, after: Inside) -> list[tuple[float, float]]:
     """Returns the changes of the attention and of the dot products of every layer in percent, from
-    a text to its shifted copy."""
+    a text to its shifted copy; those of dot products are NaN without a state."""
     attention = map(attention_change, before.attention, after.attention)
-    dots = map(dot_change, before.dot_products(), after.dot_products())
+    dots = (
+        math.nan if one is None else dot_change(dot_products(one), dot_products(other))
+        for one, other in zip(before.states, after.states, strict=True)
+    )
     return [*zip(attention, dots, strict=True)]
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,37 @@ def updating(model: TapeForCausalLM) -> list[TapeLayer]:
     return found
 
 
-def _leave_out(model: TapeForCausalLM, *parts: str) -> None:
-    """Leaves out parts of the update: as with P = 0 (`attends`), or W2 = 0 (`feed_forward`)."""
-    for layer in updating(model):
-        for part in parts:
+def _magnitude(e: Tensor) -> Tensor:
+    return e.norm(dim=-2, keepdim=True)
+
+
+# Parts of the update that are left out: as with P = 0 (`attends`), or W2 = 0 (`feed_forward`).
+LEFT_OUT = {
+    "initial": ("attends", "feed_forward"),  # all layers rotate by the state of RoPE
+    "without_attention": ("attends",),
+    "without_feed_forward": ("feed_forward",),
+}
+# What layers rotate by instead of their state e, given that of RoPE.
+ROTATED_BY = {
+    "phases": lambda e, rope: e / _magnitude(e).clamp(min=1e-6) * _magnitude(rope),
+    "magnitudes": lambda e, rope: rope * _magnitude(e) / _magnitude(rope),
+    # That of the row before in a batch, which has the same positions and another text.
+    "other_text": lambda e, rope: e.roll(1, dims=0),
+}
+INTERVENTIONS = LEFT_OUT | ROTATED_BY
+
+
+def intervene(model: TapeForCausalLM, name: str) -> None:
+    """Changes the state of a loaded model for good, which shows what a part of it is for.
+
+    Raises:
+        ValueError: for an unknown intervention, or a model whose layers do not update the state.
+    """
+    change, layers = look_up("intervention", name, INTERVENTIONS), updating(model)
+    if name in LEFT_OUT:
+        for layer, part in product(layers, change):
             setattr(layer, part, False)
-
-
-def _rotate_by(model: TapeForCausalLM, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Lets every layer rotate by a function of its state and the initial one."""
+        return
     position, first = model.model.position, []
     initial_state = position.state
 
@@ -86,55 +109,16 @@ def _rotate_by(model: TapeForCausalLM, change: Callable[[Tensor, Tensor], Tensor
         first[:] = [initial_state(*given)]
         return first[0]
 
-    position.state = state
-    for layer in (layer.context for layer in model.model.layers):
-        rotate = layer.rotate
-        layer.rotate = lambda q, k, e, rotate=rotate: rotate(q, k, change(e, first[0]))
-
-
-def _other_text(model: TapeForCausalLM) -> None:
-    """Rotates every row of a batch by the state of the row before it, which has the same positions
-    and another text."""
-
     def refuse(module: nn.Module, given: tuple, named: dict[str, Any]) -> None:
         if len(given[0]) < 2:
             raise ValueError("intervention other_text: give batches of two texts or more")
 
-    model.model.layers[0].register_forward_pre_hook(refuse, with_kwargs=True)
-    _rotate_by(model, lambda e, first: e.roll(1, dims=0))
-
-
-def _magnitude(e: Tensor) -> Tensor:
-    return e.norm(dim=-2, keepdim=True)
-
-
-# Changes to a loaded model, for good, that show what the parts of its state are for.
-INTERVENTIONS: dict[str, Callable[[TapeForCausalLM], None]] = {
-    # No layer updates the state: all rotate by that of RoPE.
-    "initial": lambda model: _leave_out(model, "attends", "feed_forward"),
-    "without_attention": lambda model: _leave_out(model, "attends"),
-    "without_feed_forward": lambda model: _leave_out(model, "feed_forward"),
-    # The state without its magnitude: e / |e|, with that of RoPE.
-    "phases": lambda model: _rotate_by(
-        model, lambda e, first: e / _magnitude(e).clamp(min=1e-6) * _magnitude(first)
-    ),
-    # RoPE's state with the magnitude of TAPE's.
-    "magnitudes": lambda model: _rotate_by(
-        model, lambda e, first: first * _magnitude(e) / _magnitude(first)
-    ),
-    "other_text": _other_text,
-}
-
-
-def intervene(model: TapeForCausalLM, name: str) -> None:
-    """Applies an intervention to a model.
-
-    Raises:
-        ValueError: for an unknown one, or a model whose layers do not update the state.
-    """
-    apply = look_up("intervention", name, INTERVENTIONS)
-    updating(model)
-    apply(model)
+    position.state = state
+    for layer in (layer.context for layer in model.model.layers):
+        rotate = layer.rotate
+        layer.rotate = lambda q, k, e, rotate=rotate: rotate(q, k, change(e, first[0]))
+    if name == "other_text":
+        model.model.layers[0].register_forward_pre_hook(refuse, with_kwargs=True)
 
 
 def load(

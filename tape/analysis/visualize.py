@@ -28,6 +28,7 @@ from tape.analysis.inside import (
     by_distance,
     carry_out,
     check_size,
+    dot_products,
     look_inside,
     parser_of,
     windows,
@@ -40,7 +41,7 @@ from tape.model.checkpoint import load
 PANEL = 1.9  # inches
 ATTENTION = "attention weight"
 DOTS = "positional dot product / frequencies"
-Maps = dict[int, Tensor]  # (heads, T, T), by the number of the layer
+Maps = dict[int, np.ndarray]  # (heads, T, T), by the number of the layer
 
 
 def beyond_a_quarter(A_HTT: Tensor) -> float:
@@ -128,9 +129,9 @@ def distances(rows: dict[str, list[Inside]]) -> Figure:
 def maps_of(inside: Inside, label: str) -> Maps:
     """Returns the maps of a text, of the layers that have them."""
     if label == ATTENTION:
-        return dict(enumerate(inside.attention, start=1))
-    dots = enumerate(inside.dot_products(), start=1)
-    return {n: dot / inside.states[n - 1].shape[-1] for n, dot in dots if dot is not None}
+        return {n: A.numpy() for n, A in enumerate(inside.attention, start=1)}
+    states = {n: e for n, e in enumerate(inside.states, start=1) if e is not None}
+    return {n: (dot_products(e) / e.shape[-1]).numpy() for n, e in states.items()}
 
 
 def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> None:
@@ -139,7 +140,7 @@ def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> None:
     files = as_files(rows)
     for stem, label in (("attention", ATTENTION), ("dot_products", DOTS)):
         maps = {row: maps_of(texts[0], label) for row, texts in rows.items()}
-        sizes = [x.abs().max().item() for layers in maps.values() for x in layers.values()]
+        sizes = [abs(x).max() for layers in maps.values() for x in layers.values()]
         most = max(sizes, default=1)
         colours, norm = "RdBu_r", Normalize(-most, most)
         if label == ATTENTION:
