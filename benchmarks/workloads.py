@@ -153,6 +153,24 @@ def library_llama(model: TapeForCausalLM) -> LlamaForCausalLM:
     return library.to(DEVICE)
 
 
+def training_step(
+    load: Load, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> Callable[[], None]:
+    """Returns a forward and backward pass with the loss, and a step of the optimizer if given."""
+    call, tokens = load.compile(model), load.tokens(model)
+    loss_alone = {} if type(model) is LlamaForCausalLM else {"skip_logits": True}
+
+    def step() -> None:
+        with load.autocast():
+            loss = call(input_ids=tokens, labels=tokens, use_cache=False, **loss_alone).loss
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
+
+    return step
+
+
 def of_decoder(load: Load, method: str) -> Callable[[], None]:
     """Returns the work of a whole decoder.
 
@@ -161,51 +179,36 @@ def of_decoder(load: Load, method: str) -> Callable[[], None]:
     """
     model = load.decoder("rope" if method == "llama" else method)
     model = load.ready(library_llama(model) if method == "llama" else model)
-    call, tokens = load.compile(model), load.tokens(model)
-    cache = load.cache(model.config) if load.work == "decoding" else None
-    if cache is not None:
-        with torch.no_grad():
-            model(tokens, past_key_values=cache, logits_to_keep=1)
-    loss_alone = {"skip_logits": True} if isinstance(model, TapeForCausalLM) else {}
-
-    def training() -> None:
-        with load.autocast():
-            loss = call(tokens, labels=tokens, use_cache=False, **loss_alone).loss
-        loss.backward()
-        model.zero_grad(set_to_none=True)
+    if load.work == "training":
+        return training_step(load, model)
+    call, tokens, cache = load.compile(model), load.tokens(model), load.cache(model.config)
 
     @torch.no_grad()
-    def inference() -> None:
-        if load.work == "prefill":
-            call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1)
-        else:
-            newest = tokens[:, :1]
-            for _ in range(load.new):
-                newest = call(newest, past_key_values=cache).logits.argmax(-1)
-            rewind(cache.layers, load.new)
+    def prefill() -> None:
+        call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1)
 
-    return training if load.work == "training" else inference
+    @torch.no_grad()
+    def decoding() -> None:
+        newest = tokens[:, :1]
+        for _ in range(load.new):
+            newest = call(newest, past_key_values=cache).logits.argmax(-1)
+        rewind(cache.layers, load.new)
+
+    if load.work == "prefill":
+        return prefill
+    with torch.no_grad():
+        model(tokens, past_key_values=cache, logits_to_keep=1)
+    return decoding
 
 
 def of_adapter(load: Load, method: str) -> Callable[[], None]:
     """Returns a training step on a base model with AdamW; in a short dtype the frozen weights are
     bfloat16."""
-    position = "tape" if method.startswith("adape") else "rope"
-    base = load.decoder(position)
-    tokens = load.tokens(base)
+    base = load.decoder("tape" if method.startswith("adape") else "rope")
     model = adapt(base, Method.of({"name": method} | ADAPTERS[method]), "base", "")
     cast_frozen(load.ready(model), None if load.dtype == torch.float32 else BFLOAT16)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, 1e-5)
-
-    def step() -> None:
-        with load.autocast():
-            loss = model(input_ids=tokens, labels=tokens, use_cache=False, skip_logits=True).loss
-        loss.backward()
-        optimizer.step()
-        model.zero_grad(set_to_none=True)
-
-    return step
+    return training_step(load, model, torch.optim.AdamW(trained, 1e-5))
 
 
 def rewind(layers: list[CacheLayerMixin], tokens: int) -> None:
