@@ -129,6 +129,13 @@ def test_what_cannot_be_counted_is_refused(tmp_path, arguments, message):
     assert refused.value.code.startswith(message) and not (tmp_path / "cost").exists()
 
 
+def test_a_product_that_the_formulas_lack_is_found(monkeypatch):
+    monkeypatch.setattr(formulas, "of_encoding", lambda *_: {})
+    shape = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "vocabulary": 61}
+    with pytest.raises(ValueError, match="fire: torch counts"):
+        cost_of(shape | {"length": 8}, {"name": "fire"})
+
+
 def test_the_documented_cost():
     """Of one encoding; a slow test has all of them."""
     costs = pd.DataFrame([cost_of(SHAPE, {"name": "rope"})])

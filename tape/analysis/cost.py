@@ -26,6 +26,7 @@ from tape import provenance
 from tape.command import Parser, expected_errors, integer, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
+from tape.model import flops
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS, Positions, ScoreBias
@@ -163,15 +164,25 @@ def encodings(shape: Shape) -> Iterator[dict[str, Any]]:
 
 def cost_of(shape: Shape, position: dict[str, Any]) -> dict[str, str | int]:
     """Computes the cost of an encoding for one sequence, memory in bytes of all its tokens. It is
-    labelled by its name, then its arguments as on a command line."""
+    labelled by its name, then its arguments as on a command line.
+
+    Raises:
+        ValueError: if torch's counts differ from the formulas.
+    """
     config, length = configuration(shape, position), shape["length"]
     name, *arguments = position.items()
     eager, sdpa = (fake_model(config, kernel) for kernel in ("eager", "sdpa"))
-    macs, flops = operations(eager, length)
+    counts = operations(eager, length)
+    expected = sum(flops.multiply_adds(config, length).values()), flops.flops(config, length)
+    if counts != expected:
+        raise ValueError(
+            f"{name[1]}: torch counts {counts[0]} MACs and {counts[1]} FLOPs, the formulas give "
+            f"{expected[0]} and {expected[1]}; add the difference to tape/model/flops.py"
+        )
     return {
         "encoding": " ".join([name[1], *(f"{key}={str(x).lower()}" for key, x in arguments)]),
-        "macs": macs,
-        "flops": flops,
+        "macs": counts[0],
+        "flops": counts[1],
         "parameters": eager.num_parameters(),
         "activations_eager": saved_bytes(eager, length),
         "activations_sdpa": saved_bytes(sdpa, length),
