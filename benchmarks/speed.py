@@ -4,78 +4,243 @@ tape speed                               # layers and decoders, on two cores min
 tape speed --case train_step decode --shape base --methods rope tape llama
 tape speed --case adapters decode --shape llama2_7b --methods lora adape rope tape
 
-The methods of a case take turns in one process; ratios are those to the first of them. Each
-comparison is saved before the next begins: the same command resumes.
+In a comparison the methods are set up one after the other and called once for their memory and
+attention kernels; then they are timed in rounds of alternating order, so that slow phases of the
+machine affect all of them. Ratios are those to the first method within rounds. Each comparison is
+saved before the next begins: the same command resumes.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import hashlib
+import json
+import math
+import os
+import re
+import time
 from collections.abc import Callable
-from datetime import date
-from functools import partial
+from functools import cache, partial
 from itertools import product
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+import transformers
+from torch._dynamo.exc import TorchDynamoException
+from torch._inductor.exc import InductorError
+from tqdm import tqdm
 
-from benchmarks import peers, workloads
-from benchmarks.harness import Work, measure, run, surroundings
-from benchmarks.workloads import DEVICE, SHAPES, WITHOUT, WORK, Load
+import tape
+from benchmarks.workloads import CASES, DEVICE, PEERS, SHAPES, TOKENS, Load
 from tape import provenance
 from tape.attention.backends import KERNELS
 from tape.command import Distinct, Parser, expected_errors, integer, result_folder
 from tape.evaluation.tables import markdown_table
-from tape.files import write_text
-from tape.positions import ENCODINGS
+from tape.files import read_object, reading, write_text
+from tape.runs.folder import differences
 
 GPU = DEVICE.type == "cuda"
-# Sequences of a training step and their length.
-TOKENS = {"tiny": (4, 32), "small": (8, 256), "base": (1, 1024), "llama2_7b": (1, 8192)}
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler reports each start and stop
+LEAST = 0.02 if GPU else 0.002  # seconds of a measurement
+TOO_LARGE = "does not fit into memory with the other methods: try --alone, or fewer of them"
+COLUMNS = ["comparison", "method", "round", "seconds", "memory", "kernels", "note"]
+Work = Callable[[], Any]
 
 
-class Case(NamedTuple):
-    """What is timed.
+def synchronize() -> None:
+    if GPU:
+        torch.cuda.synchronize()
 
-    Attributes:
-        prepare: sets up a method of a load.
-        work: by default; decoders can do any other.
-        methods: that can be compared.
-        default: those that are.
-        others: methods beside each, in a comparison of its own.
-        batched: whether there are by default the sequences of a training step, else one.
-        counted: `warm_up` and `calls` of `measure`.
+
+def in_turn(
+    work: dict[str, Work], rounds: int, warm_up: int = 2, least: float = 0.0
+) -> dict[str, list[float]]:
+    """Times each method `rounds` times, one after the other in alternating order.
+
+    Args:
+        least: minimal duration of a measurement in seconds. Shorter work is repeated within it.
+
+    Returns:
+        Seconds per call, by method and round.
     """
+    seconds: dict[str, list[float]] = {method: [] for method in work}
+    calls = dict.fromkeys(work, 1)
+    for number in range(-warm_up, rounds):
+        for method in list(work) if number % 2 else list(work)[::-1]:
+            synchronize()
+            start = time.perf_counter()
+            for _ in range(calls[method]):
+                work[method]()
+            synchronize()
+            once = (time.perf_counter() - start) / calls[method]
+            if number >= 0:
+                seconds[method].append(once)
+            else:
+                calls[method] = max(1, math.ceil(least / once))
+    return seconds
 
-    prepare: Callable[[Load, str], Work]
-    work: tuple[str, ...]
-    methods: list[str]
-    default: list[str]
-    others: tuple[str, ...] = ()
-    batched: bool = False
-    counted: tuple[int, int] = (1, 1)
 
-    def works(self, asked: list[str] | None) -> list[str]:
-        """Returns what is timed of the work that is asked for."""
-        able = WORK if self.prepare is workloads.of_decoder else self.work
-        return [work for work in asked or self.work if work in able]
+# Names of attention in the fused kernels of torch, flash-attn and this package.
+FUSED = re.compile(
+    r"_scaled_dot_product_\w+|\w*flash_fwd\w*|\w*fmha\w*|\w*sdpa\w*|\w*flex_attention\w*"
+    r"|_CausalAttention"
+)
+COUNTED = "counted calls"
 
 
-LAYERS = [*ENCODINGS, f"tape{WITHOUT}"]
-DECODERS, SOME = [*ENCODINGS, "llama"], ["rope", "tape", "llama"]
-PEERED = [*peers.PEERS["x-transformers"]]
-ADAPTERS = [*workloads.ADAPTERS]
-STEP, PASSES = ("training",), ("forward", "training")
-CASES = {
-    "layer": Case(peers.of_attention, PASSES, LAYERS, LAYERS),
-    "peers": Case(peers.of_attention, PASSES, PEERED, PEERED, others=(*peers.METHODS,)),
-    "train_step": Case(workloads.of_decoder, STEP, DECODERS, SOME, batched=True),
-    "decode": Case(workloads.of_decoder, ("prefill", "decoding"), DECODERS, SOME),
-    # Memory is counted from the first call, which creates the state of AdamW.
-    "adapters": Case(workloads.of_adapter, STEP, ADAPTERS, ADAPTERS, batched=True, counted=(0, 2)),
-}
+def observed(work: Work, warm_up: int = 1, calls: int = 1) -> tuple[int, list[str]]:
+    """Calls some work under torch's profiler, `warm_up` times before memory is counted.
+
+    Returns:
+        The peak of tensors in bytes above those before the counted calls; and the fused kernels of
+        attention, none if it was matrix products and a softmax.
+    """
+    with torch.profiler.profile(profile_memory=True) as profile:
+        for _ in range(warm_up):  # what the counted calls free must be allocated in the profiler
+            work()
+        synchronize()
+        if GPU:
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+        with torch.profiler.record_function(COUNTED):
+            for _ in range(calls):
+                work()
+            synchronize()
+    events = profile.profiler.kineto_results.events()
+    names = {match[0] for event in events if (match := FUSED.search(event.name()))}
+    other = ("backward", "_attention_math")  # the latter is torch's without a fused kernel
+    kernels = sorted(name for name in names if not name.lower().endswith(other))
+    if GPU:
+        return torch.cuda.max_memory_allocated() - before, kernels
+    # The process may keep what was freed: its resident memory would say little.
+    start = next(event.start_ns() for event in events if event.name() == COUNTED)
+    used = peak = 0
+    for at, change in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
+        if at >= start:
+            used += change
+            peak = max(peak, used)
+    return peak, kernels
+
+
+def inability(error: Exception) -> str:
+    """Returns why a method cannot run here; raises an unexpected error."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
+        return TOO_LARGE
+    if isinstance(error, TorchDynamoException | InductorError):
+        return f"does not compile: {text}"
+    if isinstance(error, ValueError | NotImplementedError | ImportError):
+        return text
+    raise error
+
+
+def measure(
+    name: str,
+    methods: list[str],
+    prepare: Callable[[str], Work],
+    rounds: int,
+    warm_up: int = 1,
+    calls: int = 1,
+) -> pd.DataFrame:
+    """Measures the methods of a comparison.
+
+    Args:
+        prepare: sets up a method and returns its work.
+        warm_up: calls before memory is counted, and rounds before the timed ones.
+        calls: calls whose memory is counted.
+
+    Returns:
+        COLUMNS, with a row per method and round. A method that could not run has one row, without
+        `seconds` (per call); its `note` says why. `memory` and `kernels` are those of `observed`.
+    """
+    torch._dynamo.reset()  # graphs of another length
+    found, able = {}, {}
+    for method in methods:
+        gc.collect()  # the models of the comparison before, and what did not fit
+        try:
+            work = prepare(method)
+            memory, kernels = observed(work, warm_up, calls)
+            found[method] = {"memory": memory, "kernels": "; ".join(kernels), "note": ""}
+            able[method] = work
+        except Exception as error:
+            found[method] = {"memory": 0, "kernels": "", "note": inability(error)}
+    try:
+        seconds = in_turn(able, rounds, warm_up, LEAST)
+    except Exception as error:
+        seconds, none = {}, {"memory": 0, "kernels": "", "note": inability(error)}
+        found |= dict.fromkeys(able, none)
+    rows = [
+        {"comparison": name, "method": method, **row, "round": number, "seconds": each}
+        for method, row in found.items()
+        for number, each in enumerate(seconds.get(method, [math.nan]), start=1)
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Reads rows of `measure`; none if there is no file.
+
+    Raises:
+        ValueError: if the file is damaged or another table.
+    """
+    if not path.exists():
+        return pd.DataFrame(columns=COLUMNS)
+    text = dict.fromkeys(("comparison", "method", "kernels", "note"), str)
+    with reading(path):
+        missing = {"seconds": ""}
+        return pd.read_csv(path, dtype=text, keep_default_na=False, na_values=missing)[COLUMNS]
+
+
+@cache
+def surroundings() -> dict[str, str]:
+    """Returns what times depend on besides settings: machine, versions, and a hash of the package
+    and the benchmarks."""
+    roots, found = (Path(tape.__file__).parent, Path(__file__).parent), hashlib.sha256()
+    for path in (path for root in roots for path in sorted(root.rglob("*.py"))):
+        found.update(path.name.encode() + path.read_bytes())
+    return {
+        "machine": f"{provenance.machine()}, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "code": found.hexdigest()[:16],
+    }
+
+
+def run(
+    out: Path, comparisons: dict[str, Callable[[], pd.DataFrame]], settings: dict[str, Any]
+) -> dict[str, pd.DataFrame]:
+    """Makes the comparisons that are not in a folder yet.
+
+    Args:
+        comparisons: by name; each returns the rows of `measure`.
+
+    Returns:
+        The rows of each comparison.
+
+    Raises:
+        ValueError: if the folder has rows of other settings; names every difference.
+    """
+    about = {**surroundings(), **settings}
+    file, settings_file = out / "speed_rounds.csv", out / "speed_settings.json"
+    done = dict(iter(read(file).groupby("comparison", sort=False)))
+    if done and (changes := differences(read_object(settings_file), about)):
+        raise ValueError(
+            f"{file} holds another measurement ({'; '.join(changes)}); give this one another "
+            f"place, or remove that file"
+        )
+    write_text(settings_file, json.dumps(about, indent=1) + "\n")
+    provenance.record(out)
+    left = [name for name in comparisons if name not in done]
+    with torch._dynamo.config.patch(recompile_limit=64):
+        for name in tqdm(left, unit="comparison", disable=None):
+            done[name] = comparisons[name]()
+            # whole comparisons only, whenever this process is killed
+            write_text(file, pd.concat(done.values()).to_csv(index=False))
+    return done
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
@@ -91,7 +256,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--case", choices=CASES, default=cases, help="what is timed", **several)
     add("--methods", choices=names, help="by default those of the case", **several)
-    add("--work", choices=WORK, help="by default those of the case", **several)
     add("--shape", choices=SHAPES, default="base" if GPU else "small", help="of the decoder")
     add("--backends", choices=KERNELS, default=backends, help="of attention", **several)
     add("--compiled", choices=both, default=both[: 1 + GPU], help="torch.compile", **several)
@@ -107,9 +271,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     known = {name for case in arguments.case for name in CASES[case].methods}
     if unknown := [name for name in arguments.methods or () if name not in known]:
         parser.error(f"--methods {' '.join(unknown)}: --case {' '.join(arguments.case)} has none")
-    for name in arguments.case:
-        if not CASES[name].works(arguments.work):
-            parser.error(f"--work {' '.join(arguments.work)}: --case {name} has none")
     if arguments.shape == "llama2_7b" and not GPU:
         parser.error("--shape llama2_7b needs a GPU, and there is none; use --shape small")
     return arguments
@@ -120,7 +281,7 @@ def loads(arguments: argparse.Namespace) -> dict[str, tuple[str, Load, list[str]
     batch, length = TOKENS[arguments.shape]
     asked = product(
         sorted(arguments.lengths or [length]),
-        [(name, work) for name in arguments.case for work in CASES[name].works(arguments.work)],
+        [(name, work) for name in arguments.case for work in CASES[name].work],
         arguments.compiled,
         arguments.backends,
     )
@@ -131,7 +292,7 @@ def loads(arguments: argparse.Namespace) -> dict[str, tuple[str, Load, list[str]
             work=work,
             shape=arguments.shape,
             backend=backend,
-            batch=arguments.batch or (batch if case.batched else 1),
+            batch=arguments.batch or (batch if name in ("train_step", "adapters") else 1),
             length=length,
             new=arguments.new,
             dtype=getattr(torch, arguments.dtype),
@@ -139,11 +300,14 @@ def loads(arguments: argparse.Namespace) -> dict[str, tuple[str, Load, list[str]
             checkpointing=arguments.checkpointing,
         )
         title = f"{name}, {work}, {backend}{', compiled' * load.compiled}, {length:,} tokens"
-        methods = [m for m in arguments.methods or case.default if m in case.methods]
-        if arguments.alone or case.others:
-            for method in methods:
-                others = [other for other in case.others if other.startswith(f"{method},")]
-                found[f"{title}: {method}"] = name, load, [method, *others]
+        methods = arguments.methods or case.default or case.methods
+        methods = [method for method in methods if method in case.methods]
+        if name == "peers":  # each encoding beside those of others
+            for own in methods:
+                others = [f"{own}, {peer}" for peer in PEERS if own in PEERS[peer]]
+                found[f"{title}: {own}"] = name, load, [own, *others]
+        elif arguments.alone:
+            found |= {f"{title}: {own}": (name, load, [own]) for own in methods}
         elif methods:
             found[title] = name, load, methods
     return found
@@ -157,25 +321,24 @@ def spread(values: list[float] | np.ndarray) -> np.ndarray:
 def results(rows: pd.DataFrame, case: str, load: Load) -> pd.DataFrame:
     """Returns a row per method of a comparison, from its raw rows. `first` and `third` are
     quartiles; numbers are missing where a method could not run, and `note` says why."""
-    found, groups = [], rows.groupby("method", sort=False)["seconds"]
-    seconds = {method: times.dropna().to_numpy() for method, times in groups}
-    base = next(iter(seconds.values()))
+    found, base = [], None
     decoded = load.new if load.work == "decoding" else None
-    for _, raw in rows.drop_duplicates("method").iterrows():
-        own = seconds[raw.method]
-        row = {"case": case, "work": load.work, "method": raw.method, "backend": load.backend}
+    for method, raw in rows.groupby("method", sort=False):
+        own = raw["seconds"].dropna().to_numpy()
+        base = own if base is None else base
+        row = {"case": case, "work": load.work, "method": method, "backend": load.backend}
         row |= {"compiled": load.compiled, "dtype": str(load.dtype).removeprefix("torch.")}
         row |= {"batch": load.batch, "length": load.length, "rounds": len(own)}
         spreads = {}
         if len(own):
             spreads["milliseconds"] = spread(own) * 1e3 / (decoded or 1)
             row["tokens_per_second"] = load.batch * (decoded or load.length) / np.median(own)
-            row["memory_mib"] = raw.memory / 2**20
+            row["memory_mib"] = raw["memory"].iloc[0] / 2**20
         if len(own) and len(base):
             spreads["ratio"] = spread(own / base)
         for column, values in spreads.items():
             row |= zip((column, f"{column}_first", f"{column}_third"), values, strict=True)
-        found.append(row | {"kernels": raw.kernels, "note": raw.note})
+        found.append(row | raw[["kernels", "note"]].iloc[0].to_dict())
     return pd.DataFrame(found)
 
 
@@ -203,25 +366,22 @@ def table(found: pd.DataFrame) -> str:
 @expected_errors(continues=True)
 def main(given: list[str] | None = None) -> None:
     arguments = parse(given)
-    asked = loads(arguments)
-    comparisons = {}
+    asked, comparisons = loads(arguments), {}
     for name, (case, load, methods) in asked.items():
         prepare, counted = partial(CASES[case].prepare, load), CASES[case].counted
         comparisons[name] = partial(measure, name, methods, prepare, arguments.rounds, *counted)
-    settings = {key: value for key, value in vars(arguments).items() if key != "out"}
-    settings["x-transformers"] = peers.version("x-transformers")
-    raw = run(arguments.out, comparisons, settings)
+    out = arguments.out
+    raw = run(out, comparisons, {k: v for k, v in vars(arguments).items() if k != "out"})
     found = {name: results(raw[name], case, load) for name, (case, load, _) in asked.items()}
-    record = provenance.read(arguments.out)[0]
-    day = record.get("time", str(date.today()))[:10]
-    parts = [f"{day}, commit {record.get('commit')}, {', '.join(surroundings().values())}"]
-    parts += ["In brackets quartiles; ratios are medians of those within rounds."]
+    record = provenance.read(out)[0]
+    where = [record["time"][:10], f"commit {record['commit']}", *surroundings().values()]
+    parts = [", ".join(where), "In brackets quartiles; ratios are medians of those within rounds."]
     for name, each in found.items():
         parts += [f"## {name}", table(each)]
     text = "\n\n".join(parts) + "\n"
-    write_text(arguments.out / "speed.csv", pd.concat(found.values()).to_csv(index=False))
-    write_text(arguments.out / "speed.md", text)
-    print(f"{text}\nalso in {arguments.out}")
+    write_text(out / "speed.csv", pd.concat(found.values()).to_csv(index=False))
+    write_text(out / "speed.md", text)
+    print(f"{text}\nalso in {out}")
     if not any(each.rounds.any() for each in found.values()):
         raise ValueError("no method could be measured: see the reasons above")
 

@@ -9,7 +9,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,17 +19,9 @@ from benchmarks.workloads import Load
 ROOT = Path(tape.__file__).parent
 
 
-class Trace(NamedTuple):
-    """The own functions, (file, function), and files of a call, in order; and how often the next
-    function is in another file."""
-
-    functions: list[tuple[str, str]]
-    files: list[str]
-    changes: int
-
-
-def training_step(position: str) -> Trace:
-    """Traces the forward and backward pass of a small model and its loss."""
+def training_step(position: str) -> list[tuple[str, str]]:
+    """Returns file and name of each own function that is called in the forward and backward pass of
+    a small model and its loss."""
     load = Load("training", "tiny", "sdpa", batch=2, length=16)
     model = load.decoder(position).cpu().train()
     ids = torch.randint(64, (2, 16))
@@ -45,19 +37,20 @@ def training_step(position: str) -> Trace:
         model(ids, labels=ids, skip_logits=True).loss.backward()
     finally:
         sys.setprofile(None)
-    files = [file for file, _ in calls]
-    changes = sum(before != after for before, after in pairwise(files))
-    return Trace([*dict.fromkeys(calls)], [*dict.fromkeys(files)], changes)
+    return calls
 
 
 def main() -> None:
     for position in sys.argv[1:] or ("rope", "tape"):
-        trace = training_step(position)
-        counts = f"{len(trace.functions)} functions in {len(trace.files)} files"
-        print(f"{position}: {counts}, {trace.changes} changes of file")
-        for file in trace.files:
-            names = ", ".join(name for where, name in trace.functions if where == file)
-            print(f"  {file}: {names}")
+        calls = training_step(position)
+        changes = sum(one[0] != other[0] for one, other in pairwise(calls))
+        names: dict[str, list[str]] = {}
+        for file, name in dict.fromkeys(calls):
+            names.setdefault(file, []).append(name)
+        counts = f"{len({*calls})} functions in {len(names)} files"
+        print(f"{position}: {counts}, {changes} changes of file")
+        for file in names:
+            print(f"  {file}: {', '.join(names[file])}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Timed work on models with random weights: forward passes, training steps, prompts and decoding,
-of a whole decoder, of one attention layer in it, or of a base model that is adapted."""
+"""Timed work on models with random weights: training steps, prompts and decoding of a decoder,
+passes of one attention layer in it, beside other implementations, and steps of adapters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -15,25 +16,29 @@ from transformers.masking_utils import create_causal_mask
 from transformers.models.llama import modeling_llama
 
 from tape import TapeConfig, TapeForCausalLM
-from tape.analysis.cost import LLAMA, SHAPE, configuration
+from tape.analysis.cost import SHAPE, configuration
 from tape.export.llama import llama_config
 from tape.model.adapters import Method, adapt
 from tape.model.cache import GrowingCache, GrowingLayer
 from tape.model.frozen import BFLOAT16, cast_frozen
+from tape.positions import ENCODINGS
 from tape.positions.tape import TapeLayer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-WORK = ("forward", "training", "prefill", "decoding")
 MIDDLE = 1  # the measured layer of three: TAPE's state is updated before it and read after it
 WITHOUT = " without its update"  # a layer of TAPE whose state stays as it is
+# Other implementations of an attention layer, with the same weights and outputs (tested).
+PEERS = {"transformers": ("rope",), "x-transformers": ("nope", "rope", "alibi", "t5")}
 BASE = {name: value for name, value in SHAPE.items() if name != "length"}  # the paper's model
 SMALL = BASE | {"layers": 4, "hidden": 256, "heads": 4, "mlp": 1024, "vocabulary": 4096}
 SHAPES = {
     "tiny": SMALL | {"layers": 2, "hidden": 64, "mlp": 128, "vocabulary": 256},
     "small": SMALL,
     "base": BASE,
-    "llama2_7b": {name: LLAMA[name] for name in BASE},
+    "llama2_7b": BASE | {"layers": 32, "hidden": 4096, "heads": 32, "mlp": 11008},
 }
+# Sequences of a training step and their length.
+TOKENS = {"tiny": (4, 32), "small": (8, 256), "base": (1, 1024), "llama2_7b": (1, 8192)}
 LORA = {"rank": 8, "alpha": 16, "dropout": 0.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 PLAIN = {"everything": False, "extra": True, "lora": None, "groups": None}
 ADAPTERS = {  # as in config/peft; embeddings and norms train too
@@ -47,9 +52,10 @@ ADAPTERS = {  # as in config/peft; embeddings and norms train too
 
 @dataclass(frozen=True)
 class Load:
-    """One of WORK, on random tokens.
+    """Work on random tokens.
 
     Attributes:
+        work: "forward", "training", "prefill" or "decoding".
         shape: one of SHAPES.
         backend: of attention.
         length: tokens of each sequence; in decoding, of the filled cache.
@@ -147,6 +153,24 @@ def library_llama(model: TapeForCausalLM) -> LlamaForCausalLM:
     return library.to(DEVICE)
 
 
+def training_step(
+    load: Load, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> Callable[[], None]:
+    """Returns a forward and backward pass with the loss, and a step of the optimizer if given."""
+    call, tokens = load.compile(model), load.tokens(model)
+    loss_alone = {} if type(model) is LlamaForCausalLM else {"skip_logits": True}
+
+    def step() -> None:
+        with load.autocast():
+            loss = call(input_ids=tokens, labels=tokens, use_cache=False, **loss_alone).loss
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
+
+    return step
+
+
 def of_decoder(load: Load, method: str) -> Callable[[], None]:
     """Returns the work of a whole decoder.
 
@@ -155,53 +179,36 @@ def of_decoder(load: Load, method: str) -> Callable[[], None]:
     """
     model = load.decoder("rope" if method == "llama" else method)
     model = load.ready(library_llama(model) if method == "llama" else model)
-    call, tokens = load.compile(model), load.tokens(model)
-    cache = load.cache(model.config) if load.work == "decoding" else None
-    if cache is not None:
-        with torch.no_grad():
-            model(tokens, past_key_values=cache, logits_to_keep=1)
-    loss_alone = {"skip_logits": True} if isinstance(model, TapeForCausalLM) else {}
-
-    def training() -> None:
-        with load.autocast():
-            loss = call(tokens, labels=tokens, use_cache=False, **loss_alone).loss
-        loss.backward()
-        model.zero_grad(set_to_none=True)
+    if load.work == "training":
+        return training_step(load, model)
+    call, tokens, cache = load.compile(model), load.tokens(model), load.cache(model.config)
 
     @torch.no_grad()
-    def inference() -> None:
-        if load.work == "forward":
-            call(tokens, use_cache=False)
-        elif load.work == "prefill":
-            call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1)
-        else:
-            newest = tokens[:, :1]
-            for _ in range(load.new):
-                newest = call(newest, past_key_values=cache).logits.argmax(-1)
-            rewind(cache.layers, load.new)
+    def prefill() -> None:
+        call(tokens, past_key_values=load.cache(model.config), logits_to_keep=1)
 
-    return training if load.work == "training" else inference
+    @torch.no_grad()
+    def decoding() -> None:
+        newest = tokens[:, :1]
+        for _ in range(load.new):
+            newest = call(newest, past_key_values=cache).logits.argmax(-1)
+        rewind(cache.layers, load.new)
+
+    if load.work == "prefill":
+        return prefill
+    with torch.no_grad():
+        model(tokens, past_key_values=cache, logits_to_keep=1)
+    return decoding
 
 
 def of_adapter(load: Load, method: str) -> Callable[[], None]:
     """Returns a training step on a base model with AdamW; in a short dtype the frozen weights are
     bfloat16."""
-    position = "tape" if method.startswith("adape") else "rope"
-    base = load.decoder(position)
-    tokens = load.tokens(base)
+    base = load.decoder("tape" if method.startswith("adape") else "rope")
     model = adapt(base, Method.of({"name": method} | ADAPTERS[method]), "base", "")
     cast_frozen(load.ready(model), None if load.dtype == torch.float32 else BFLOAT16)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, 1e-5)
-
-    def step() -> None:
-        with load.autocast():
-            loss = model(input_ids=tokens, labels=tokens, use_cache=False, skip_logits=True).loss
-        loss.backward()
-        optimizer.step()
-        model.zero_grad(set_to_none=True)
-
-    return step
+    return training_step(load, model, torch.optim.AdamW(trained, 1e-5))
 
 
 def rewind(layers: list[CacheLayerMixin], tokens: int) -> None:
@@ -261,19 +268,113 @@ def last_call(model: nn.Module, load: Load) -> tuple[tuple[Any, ...], dict[str, 
     return calls[-1]
 
 
-def of_layer(layer: AttentionLayer, load: Load) -> Callable[[], None]:
-    """Returns the work of an attention layer."""
-    _, inputs, weights = layer
-    call, learned = load.compile(layer.call), [x for x in (*inputs, *weights) if x is not None]
-    grads: list[Tensor] = []
+def of_attention(load: Load, method: str) -> Callable[[], None]:
+    """Returns the work of an attention layer.
+
+    Args:
+        method: an encoding; `tape` also without the update of its state; `rope, transformers` and
+            other PEERS.
+
+    Raises:
+        ValueError: for a peer in other backends than eager and sdpa.
+        ImportError: without the peer's package.
+    """
+    encoding, _, peer = method.removesuffix(WITHOUT).partition(", ")
+    if peer and load.backend not in ("eager", "sdpa"):
+        raise ValueError(f"{peer} is compared in eager and sdpa only")
+    if peer and find_spec(peer.replace("-", "_")) is None:
+        raise ImportError(f"{peer} is not installed (EXTRAS=peers bash script/setup.sh)")
+    model = load.ready(load.decoder(encoding, layers=3))
+    if peer:
+        layer = peer_layer(peer, model, load)
+    else:
+        layer = attention_layer(model, load, update=not method.endswith(WITHOUT))
+    call, grads = load.compile(layer.call), []
+    learned = [x for x in (*layer.inputs, *layer.weights) if x is not None and x.requires_grad]
 
     def training() -> None:
         with load.autocast():
-            outputs = [y for y in call(*inputs) if y is not None]
+            outputs = [y for y in call(*layer.inputs) if y is not None]
         if not grads:
             grads.extend(torch.randn_like(y) for y in outputs)
-        torch.autograd.backward(outputs, grads)
-        for x in learned:
-            x.grad = None
+        torch.autograd.grad(outputs, learned, grads, allow_unused=True)
 
-    return training if load.work == "training" else torch.no_grad()(lambda: call(*inputs))
+    return training if load.work == "training" else torch.no_grad()(lambda: call(*layer.inputs))
+
+
+def peer_layer(peer: str, model: TapeForCausalLM, load: Load) -> AttentionLayer:
+    """Returns a peer's attention with the weights of the middle layer of three."""
+    if peer == "transformers":
+        model = load.ready(library_llama(model))
+        _, settings = last_call(model, load)
+        x, module = settings.pop("hidden_states"), model.model.layers[MIDDLE].self_attn
+    else:
+        (x, *_), _ = last_call(model, load)
+        module, settings = XTransformersLayer(model, load), {}
+        module.to(x.device, model.dtype).train(model.training)
+
+    def call(x: Tensor) -> tuple[Tensor]:
+        return module(hidden_states=x, **settings)[:1]
+
+    return AttentionLayer(call, (x.requires_grad_(),), module.parameters())
+
+
+class XTransformersLayer(nn.Module):
+    """`x_transformers.Attention` with the encoding as in its decoder."""
+
+    def __init__(self, model: TapeForCausalLM, load: Load):
+        from x_transformers import x_transformers as library
+
+        super().__init__()
+        config, ours = model.config, model.model.layers[MIDDLE].self_attn
+        name, heads = config.position["name"], config.num_attention_heads
+        about = {"dim_head": config.head_dim, "heads": heads, "flash": load.backend == "sdpa"}
+        self.attention = library.Attention(config.hidden_size, causal=True, **about)
+        q, k = ours.q_proj.weight, ours.k_proj.weight
+        self.rotary = self.bias = None
+        if name == "rope":  # rotates neighbouring channels, where ours rotates f and f + F
+            self.rotary = library.RotaryEmbedding(config.head_dim)
+            q, k = (x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2) for x in (q, k))
+        elif name == "alibi":
+            self.bias = library.AlibiPositionalBias(heads)
+        elif name == "t5":
+            self.bias = library.RelativePositionBias(1.0, causal=True, heads=heads)
+            table = model.model.position.layers[MIDDLE].table.weight
+            self.bias.relative_attention_bias.load_state_dict({"weight": table})
+        weights = {"to_q": q, "to_k": k, "to_v": ours.v_proj.weight, "to_out": ours.o_proj.weight}
+        self.attention.load_state_dict({f"{key}.weight": w for key, w in weights.items()})
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor]:
+        length = hidden_states.shape[1]
+        angles = None if self.rotary is None else self.rotary.forward_from_seq_len(length)
+        return (self.attention(hidden_states, rotary_pos_emb=angles, rel_pos=self.bias),)
+
+
+class Case(NamedTuple):
+    """What is timed.
+
+    Attributes:
+        prepare: sets up a method of a load.
+        work: as in `Load`.
+        methods: that can be compared.
+        default: those that are; None for all.
+        counted: calls before memory is counted, and those whose memory is.
+    """
+
+    prepare: Callable[[Load, str], Callable[[], None]]
+    work: tuple[str, ...]
+    methods: list[str]
+    default: list[str] | None = None
+    counted: tuple[int, int] = (1, 1)
+
+
+LAYERS, DECODERS = [*ENCODINGS, f"tape{WITHOUT}"], [*ENCODINGS, "llama"]
+SOME, PASSES, STEP = ["rope", "tape", "llama"], ("forward", "training"), ("training",)
+CASES = {
+    "layer": Case(of_attention, PASSES, LAYERS),
+    "peers": Case(of_attention, PASSES, [*PEERS["x-transformers"]]),
+    "train_step": Case(of_decoder, STEP, DECODERS, SOME),
+    "decode": Case(of_decoder, ("prefill", "decoding"), DECODERS, SOME),
+    # Memory is counted from the first call, which creates the state of AdamW.
+    "adapters": Case(of_adapter, STEP, [*ADAPTERS], counted=(0, 2)),
+}

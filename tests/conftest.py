@@ -304,3 +304,15 @@ def text_file(tmp_path):
     path = tmp_path / "text.bin"
     np.random.default_rng(0).integers(0, VOCABULARY, 400).astype("<u2").tofile(path)
     return path
+
+
+@pytest.fixture
+def analyse(tmp_path, text_file, capsys):
+    """Runs a command; returns what it prints and its folder of results."""
+
+    def analyse(command, models, *given):
+        folders, out = map(str, models), tmp_path / "out"
+        command.main(["--model", *folders, "--data", str(text_file), "--out", str(out), *given])
+        return capsys.readouterr().out, out
+
+    return analyse

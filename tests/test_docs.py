@@ -1,6 +1,5 @@
 """What the documents show is true: code runs, files exist, names are known."""
 
-import csv
 import re
 import shlex
 import subprocess
@@ -114,9 +113,9 @@ def test_every_room_has_its_line():
 
 def test_the_trace_of_a_step_is_that_of_the_page():
     text = " ".join((ROOT / "docs" / "code.md").read_text().split())
-    rope, tape = training_step("rope"), training_step("tape")
-    assert f"RoPE passes {len(rope.functions)} functions in {len(rope.files)} files" in text
-    assert f"one with TAPE {len(tape.functions)} in {len(tape.files)} (" in text
+    rope, tape = ({*training_step(position)} for position in ("rope", "tape"))
+    assert f"RoPE passes {len(rope)} functions in {len({file for file, _ in rope})} files" in text
+    assert f"one with TAPE {len(tape)} in {len({file for file, _ in tape})} (" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -275,13 +274,6 @@ def test_the_lowest_losses_on_bigrams_are_those_of_the_page(capsys):
     assert capsys.readouterr().out.strip() in page.read_text()
 
 
-def number(cell):
-    try:
-        return float(cell) if "." in cell or "e" in cell else int(cell)
-    except ValueError:
-        return cell
-
-
 @pytest.mark.parametrize(
     ("results", "analysis"),
     [
@@ -294,9 +286,7 @@ def number(cell):
     ],
 )
 def test_analyses_are_those_of_the_results(results, analysis):
-    with (RESULTS / f"{results}.csv").open(newline="") as file:
-        rows = [{key: number(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
-    assert analysis.markdown(rows) in REPLICATION.read_text()
+    assert analysis.markdown(pd.read_csv(RESULTS / f"{results}.csv")) in REPLICATION.read_text()
 
 
 def test_the_faults_are_those_of_the_results():

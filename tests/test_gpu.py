@@ -68,24 +68,16 @@ def errors(found, exact):
 
 
 @every_kernel
+@pytest.mark.parametrize("padding", [True, False])  # causal kernels need no mask without it
 @pytest.mark.parametrize("heads", [4, 2])
-def test_bfloat16_is_as_close_as_eager_is(kernel, position, heads):
+def test_bfloat16_is_as_close_as_eager_is(kernel, position, padding, heads):
     """Logits and every gradient: at most three times the largest error of eager in bfloat16.
 
     Fused kernels round the averages that the gradient of their weights is made from, eager does
     not: parameter by parameter they may be further apart. A wrong gradient is off by its size."""
     if heads == 2 and not POSITIONS[position].get("tensorial", True):
         pytest.skip("needs a key/value head per query head")
-    assert_as_close_as_eager(kernel, position, num_key_value_heads=heads)
-
-
-@every_kernel
-@pytest.mark.parametrize("heads", [4, 2])
-def test_without_padding(kernel, position, heads):
-    """Causal kernels without a mask."""
-    if heads == 2 and not POSITIONS[position].get("tensorial", True):
-        pytest.skip("needs a key/value head per query head")
-    assert_as_close_as_eager(kernel, position, num_key_value_heads=heads, padding=False)
+    assert_as_close_as_eager(kernel, position, num_key_value_heads=heads, padding=padding)
 
 
 def assert_as_close_as_eager(kernel, position, **changes):

@@ -1,14 +1,12 @@
 """What is inside a model, and how it changes when a text is moved."""
 
-import argparse
-import csv
 import json
 import math
-import shutil
-import sys
+from argparse import Namespace
 
 import matplotlib.image
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import POSITIONS, make_model, random_tokens
@@ -16,9 +14,8 @@ from matplotlib.colors import Normalize
 from test_scrolls import byte_tokenizer
 
 from tape.analysis import inside, stability, visualize
-from tape.analysis.inside import look_inside
+from tape.analysis.inside import look_inside, models
 from tape.analysis.stability import attention_change, changes, dot_change, moved
-from tape.analysis.texts import models, tabulate
 from tape.evaluation.figures import write_figure
 from tape.positions import Positions
 from tape.runs.folder import TRAINED
@@ -47,7 +44,7 @@ def test_weights_and_states_are_those_that_the_layers_use(position):
         place = torch.arange(LENGTH)[None]
         e = model.model.position.state(Positions(place, place), torch.float64)[0, 0]  # (T, 2, F)
         expected = torch.einsum("ipf,jpf->ij", e, e)
-        torch.testing.assert_close(found.dot_products()[0][0], expected.float())
+        torch.testing.assert_close(inside.dot_products(found.states[0])[0], expected.float())
     else:
         assert found.states == [None] * 3
 
@@ -75,7 +72,7 @@ def test_a_layer_has_the_state_that_it_reads(name):
         x, e, *rest = given
         other = e if e is None else e + torch.linspace(0.1, 1, e[0].numel()).view_as(e[:1])
         outputs = [attention.forward(x, each, *rest)[0] for each in (e, other)]
-        read.append(None if torch.equal(*outputs) else e[0, ..., :2, :].flatten(-2).float())
+        read.append(None if torch.equal(*outputs) else e[0, ..., :2, :].float())
 
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(record)
@@ -158,42 +155,18 @@ def make_run(folder, position, seed, length=8):
     return folder
 
 
-def options(command, models, text_file, out, *given):
-    folders = [str(model) for model in models]
-    where = ["--model", *folders, "--data", str(text_file), "--out", str(out)]
-    text, whole = command.run(command.parse([*where, *given]))
-    assert whole == ("Not in the tables:" not in text)
-    return text
-
-
-def rows_in(path):
-    return list(csv.DictReader(path.open(newline="")))
-
-
-SHORT = {
-    stability: ("--length", "16", "--windows", "1", "--shifts", "9"),
-    visualize: ("--length", "30", "--windows", "1"),
-}
-each_command = pytest.mark.parametrize("command", SHORT)
-
-
-def test_the_table_of_two_models(tmp_path, text_file):
+def test_the_table_of_two_models(tmp_path, analyse):
     models = [make_folder(tmp_path / name, name) for name in ("rope", "alibi")]
-    out = tmp_path / "out"
-    given = ("--length", "16", "--windows", "2", "--shifts", "3", "9")
-    text = options(stability, models, text_file, out, *given)
-    assert (out / "stability.md").read_text() == text + "\n"
-    rows = rows_in(out / "stability.csv")
+    text, out = analyse(stability, models, "--length", "16", "--windows", "2", "--shifts", "3", "9")
+    assert text == (out / "stability.md").read_text() + f"\nalso in {out}\n"
+    rows = pd.read_csv(out / "stability.csv")
     assert len(rows) == 2 * 2 * 2 * 2 * 3  # models, dtypes, moves, shifts, layers
-    exact = [r for r in rows if r["dtype"] == "float32" and r["move"] == "ids"]
-    assert max(float(row["attention"]) for row in exact) < 0.01
-    assert {row["dot"] == "" for row in rows if row["model"] == "alibi"} == {True}
-    rounded = [r for r in rows if r["dtype"] == "bfloat16" and r["model"] == "rope"]
-    assert max(float(row["attention"]) for row in rounded) > 0.01
+    ids = rows[rows["move"] == "ids"].groupby(["model", "dtype"])["attention"].max()
+    assert ids["rope", "float32"] < 0.01 < ids["rope", "bfloat16"]
+    assert rows["dot"].isna().equals(rows["model"] == "alibi")
     lines = text.splitlines()
-    assert lines[0] == (
-        "| Attention weights, x 1e-2 | dtype | move | seeds | layer 1 | layer 2 | layer 3 |"
-    )
+    head = "| Attention weights, x 1e-2 | dtype | move | seeds | layer 1 | layer 2 | layer 3 |"
+    assert lines[0] == head
     assert any(line.startswith("| rope | float32 | 3 BOS tokens in front | 1 |") for line in lines)
     assert "| TAPE (paper) |  | 3 BOS tokens in front |  | 9.08 | 11.24 | - |" in lines
     assert stability.DEFINITIONS in text
@@ -203,41 +176,25 @@ def cell(values, digits):
     return f"{np.mean(values):.{digits}f} ± {student(values):.{digits}f}"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_seeds_of_one_run_are_one_row(tmp_path, text_file):
-    models = [make_run(tmp_path / f"{n}_{s}", n, s) for n in ("tape", "rope") for s in (0, 1, 2)]
+def test_seeds_of_one_run_are_one_row(tmp_path, analyse):
+    models = [make_run(tmp_path / f"rope_{seed}", "rope", seed) for seed in (0, 1)]
     models.append(make_run(tmp_path / "alone", "alibi", 0))
-    out = tmp_path / "out"
-
-    text = options(stability, models, text_file, out, *SHORT[stability])
-    rows = rows_in(out / "stability.csv")
-    names = {(name, f"{name}_{seed}") for name in ("tape", "rope") for seed in range(3)}
-    assert {(row["row"], row["model"]) for row in rows} == names | {("alone", "alone")}
-    kept = [r for r in rows if (r["row"], r["dtype"], r["move"]) == ("tape", "float32", "bos")]
-    cells = [
-        cell([float(row["attention"]) for row in kept if row["layer"] == layer], 2)
-        for layer in ("2", "3")
-    ]
-    line = "| tape | float32 | 9 BOS tokens in front | 3 |"
-    line = next(found for found in text.splitlines() if found.startswith(line))
-    assert line.endswith(f" | {' | '.join(cells)} |")
-
-    text = options(visualize, models, text_file, out, *SHORT[visualize])
-    rows = rows_in(out / "attention.csv")
-    found = [float(row["entropy"]) for row in rows if (row["row"], row["layer"]) == ("rope", "2")]
-    assert f" {cell(found, 3)} | 1.000 ± 0.000 |" in text and "| rope | 2 | 3 |" in text
+    text, out = analyse(visualize, models, "--length", "30", "--windows", "1")
+    rows = pd.read_csv(out / "attention.csv")
+    assert {*zip(rows["row"], rows["model"], strict=True)} == {
+        ("rope", "rope_0"),
+        ("rope", "rope_1"),
+        ("alone", "alone"),
+    }
+    found = rows[(rows["row"] == "rope") & (rows["layer"] == 2)]["entropy"].tolist()
+    assert f" {cell(found, 3)} | 1.000 ± 0.000 |" in text and "| rope | 2 | 2 |" in text
     names = {path.stem for path in out.glob("attention_*.png")}
-    assert names == {f"attention_{row}" for row in ("tape", "rope", "alone")}
-
-    copy = shutil.copytree(models[0], tmp_path / "copy")
-    same = r"tape_0 and .*copy are the same run, seed 0: give only one"
-    with pytest.raises(ValueError, match=same):
-        options(visualize, [models[0], copy], text_file, out, *SHORT[visualize])
+    assert names == {"attention_rope", "attention_alone"}
 
 
 def names_and_rows(*folders):
-    return [(model.name, model.row) for model in models(list(folders))]
+    return [(each["model"], each["row"]) for each in models(list(folders)).values()]
 
 
 def test_no_two_rows_have_one_name(tmp_path):
@@ -249,55 +206,40 @@ def test_no_two_rows_have_one_name(tmp_path):
     rows = dict(names_and_rows(*seeds, *longer))
     assert rows["run_0"] == "rope length=8" and rows["longer_1"] == "rope length=9"
     other = make_folder(tmp_path / "other" / "rope", "alibi")
-    assert names_and_rows(alone, other) == [(x, x) for x in ("rope", "other/rope")]
+    assert names_and_rows(alone, other) == [(str(x), str(x)) for x in (alone, other)]
     with pytest.raises(ValueError, match="duplicate folder; give each once"):
         models([alone, tmp_path / "other" / ".." / "rope"])
+    with pytest.raises(ValueError, match="are the same run, seed 0: give only one"):
+        models([seeds[0], make_run(tmp_path / "copy", "rope", 0)])
     (seeds[0] / TRAINED).write_text("{}")
     lacking = r"trained.json has no seed, trainer.seed, position.name, length"
     with pytest.raises(ValueError, match=lacking):
         models(seeds)
 
 
-@pytest.mark.usefixtures("undrawn")
-@each_command
-def test_what_one_model_refuses_does_not_stop_the_others(
-    command, tmp_path, text_file, monkeypatch, capsys
-):
-    short = make_folder(tmp_path / "a" / "final", {"name": "learned", "length": 20})
-    rope = make_folder(tmp_path / "b" / "final", "rope")
-    given = ["--model", str(short), str(rope), "--data", str(text_file), *SHORT[command]]
-    monkeypatch.setattr(sys, "argv", ["analysis", *given, "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    text = capsys.readouterr().out
-    assert ended.value.code == 1 and "| b/final |" in text and "| a/final |" not in text
-    assert f"Not in the tables:\n\n* {short}: " in text
-    assert "positions, but the model's 'learned' has 20" in text
+@pytest.mark.parametrize(
+    ("position", "given", "message"),
+    [
+        ({"name": "learned", "length": 20}, ("--length", "30"), "'learned' has 20"),
+        ("rope", ("--length", "500"), "windows of 500 tokens: the text has 400"),
+    ],
+)
+def test_what_a_model_refuses_names_it(position, given, message, tmp_path, analyse):
+    model = make_folder(tmp_path / "model", position)
+    with pytest.raises(SystemExit, match=rf"error: --model {model}: .*{message}"):
+        analyse(visualize, [model], *given)
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_fails_midway_has_no_rows(tmp_path):
-    folders = [make_folder(tmp_path / name, "rope") for name in ("a", "b")]
-
-    def measure(model):
-        yield {"model": model.folder.name}
-        if model.folder.name == "b":
-            raise ValueError("out of windows")
-
-    given = argparse.Namespace(model=folders, out=tmp_path / "out")
-    text, whole = tabulate(given, "table", measure, lambda rows: f"{len(rows)} row")
-    assert text.startswith("1 row\n\nNot in the tables:") and not whole
-    assert (tmp_path / "out" / "table.csv").read_text().split() == ["model", "a"]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_text_is_long_enough_for_a_window(tmp_path, text_file):
-    model = make_folder(tmp_path / "rope", "rope")
-    given = ("--length", "399", "--windows", "8")  # of 400 tokens
-    options(visualize, [model], text_file, tmp_path / "out", *given)
-    assert {row["texts"] for row in rows_in(tmp_path / "out" / "attention.csv")} == {"2"}
-    with pytest.raises(ValueError, match="windows of 500 tokens: the text has 400"):
-        options(stability, [model], text_file, tmp_path / "o", "--length", "500")
-    assert not (tmp_path / "o").exists()
+def test_windows_are_spread_over_a_text(tmp_path, text_file):
+    tokens = np.fromfile(text_file, dtype="<u2").astype(np.int64)
+    folder, decoder = make_folder(tmp_path / "rope", "rope"), make_model("rope", vocab_size=300)
+    for asked, starts in ((3, [0, 195, 390]), (1, [0])):
+        given = Namespace(data=str(text_file), files=None, windows=asked)
+        name, found = inside.windows(given, folder, decoder, 10)
+        assert name == "text.bin" and found.tolist() == [[*tokens[x : x + 10]] for x in starts]
+    given.windows = 8  # of which there are two
+    assert len(inside.windows(given, folder, decoder, 399)[1]) == 2
 
 
 # ---- pictures
@@ -307,34 +249,28 @@ def test_numbers_by_hand():
     T = 16
     A = torch.ones(1, T, T).tril() / torch.arange(1, T + 1)[:, None]  # all tokens before alike
     far = [(i - 4) / (i + 1) for i in range(5, T)]  # keys more than 4 back: i - 4 of i + 1
-    assert inside.beyond_a_quarter(A) == pytest.approx(sum(far) / len(far))
+    assert visualize.beyond_a_quarter(A) == pytest.approx(sum(far) / len(far))
     expected = np.mean([np.log(i + 1) for i in range(T)])
-    assert inside.entropy(A) == pytest.approx(expected, rel=1e-6)
-    assert inside.entropy(torch.eye(T)[None]) == 0
+    assert visualize.entropy(A) == pytest.approx(expected, rel=1e-6)
+    assert visualize.entropy(torch.eye(T)[None]) == 0
     by = inside.by_distance(A)
     assert by[0] == pytest.approx(np.mean([1 / (i + 1) for i in range(8, T)]))
     assert by[12] == pytest.approx(np.mean([1 / (i + 1) for i in range(12, T)]))
-    state = torch.tensor([[[3.0, 1.0, 4.0, 0.0]]])  # two frequencies: 3 + 4 i, 1
-    assert inside.magnitudes(state).tolist() == [[[5.0, 1.0]]]
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    ("second", "stateless"), [("rope", []), ("alibi", ["1", "2", "3"]), ("mixed", ["2"])]
-)
-def test_pictures_of_two_models(second, stateless, tmp_path, text_file):
+@pytest.mark.parametrize(("second", "stateless"), [("alibi", [1, 2, 3]), ("mixed", [2])])
+def test_pictures_of_two_models(second, stateless, tmp_path, analyse):
     models = [make_folder(tmp_path / name, name) for name in ("tape", second)]
-    out = tmp_path / "out"
-    given = ("--length", "16", "--windows", "2", "--heads", "1")
-    text = options(visualize, models, text_file, out, *given)
+    text, out = analyse(visualize, models, "--length", "16", "--windows", "2", "--heads", "1")
     drawn = {path.stem for path in out.glob("*.png")}
     dots = {"dot_products_tape"} | ({f"dot_products_{second}"} if len(stateless) < 3 else set())
     assert drawn == {"attention_tape", f"attention_{second}", "distance"} | dots
-    rows = rows_in(out / "attention.csv")
-    assert [row["layer"] for row in rows] == ["1", "2", "3"] * 2
-    assert 0 < float(rows[0]["beyond_a_quarter"]) < 1 and float(rows[0]["entropy"]) > 0
-    assert float(rows[0]["magnitude"]) == pytest.approx(1.0)
-    assert [row["layer"] for row in rows if row["magnitude"] == ""] == stateless
+    rows = pd.read_csv(out / "attention.csv")
+    assert rows["layer"].tolist() == [1, 2, 3] * 2
+    assert 0 < rows["beyond_a_quarter"][0] < 1 and rows["entropy"][0] > 0
+    assert rows["magnitude"][0] == pytest.approx(1.0)
+    assert rows[rows["magnitude"].isna()]["layer"].tolist() == stateless
     assert text.count("\n| ") == 6
 
 

@@ -83,7 +83,7 @@ sed -n 's/^\(tests\/.*\) \(PASSED\|SKIPPED\).*/--deselect=\1/p' "$out/logs/tests
     >"$out/logs/passed"
 part tests tests -c 'import sys, pytest; sys.exit(int(pytest.main(sys.argv[1:])) % 5)' \
     -v --tb=short -p no:cacheprovider -m gpu tests/test_gpu.py "@$out/logs/passed"
-speed layer layer --case layer --work forward training --compiled no "${layer[@]}"
+speed layer layer --case layer --compiled no "${layer[@]}"
 speed training training --case train_step --methods rope tape llama ${decoder[@]+"${decoder[@]}"} \
     --lengths "$first" --batch $((tokens / first)) --compiled "${compiled##* }" \
     --backends sdpa flex_attention

@@ -23,28 +23,25 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 from tape import provenance
-from tape.command import Parser, expected_errors, result_folder
+from tape.command import Parser, expected_errors, integer, result_folder
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.model import flops
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS, Positions, ScoreBias
-from tape.validation import check_integer
 
+Shape = dict[str, int | None]
 # The paper's model trained from scratch, and the sequence length of its Table 3.
-SHAPE = {
+SHAPE: Shape = {
     "layers": 12,
     "hidden": 768,
     "heads": 12,
-    "kv_heads": None,
+    "kv_heads": None,  # as many as heads
     "mlp": 3072,
     "vocabulary": 32000,
     "length": 1024,
 }
-# Llama 2 with 7B parameters.
-LLAMA = SHAPE | {"layers": 32, "hidden": 4096, "heads": 32, "mlp": 11008}
-HELP = {"kv_heads": "by default as many as heads", "length": "tokens of the sequence"}
 # Table 3 of arXiv 2501.00712 by encoding: G MACs, G FLOPs, parameters in units of 2^20.
 PAPER = Path(__file__).with_name("table3.csv")
 COUNTS = {"macs": ("MACs, G", 1e9), "flops": ("FLOPs, G", 1e9)}
@@ -62,13 +59,11 @@ Memory in float32. Activations: what a forward pass up to the logits keeps for t
 besides the weights. Cache: keys, values and TAPE's state."""
 
 
-def _numbers(shape: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
-    return out_shape.numel()
-
-
 # torch counts matrix products only; the paper's profiler also counts the inputs of these.
 aten = torch.ops.aten
-NONLINEAR = dict.fromkeys((aten._softmax, aten.silu, aten.relu), _numbers)
+NONLINEAR = dict.fromkeys(
+    (aten._softmax, aten.silu, aten.relu), lambda *_, out_shape, **__: out_shape.numel()
+)
 
 
 def fake_model(config: TapeConfig, attention: str) -> TapeForCausalLM:
@@ -129,15 +124,12 @@ def cached_bytes(model: TapeForCausalLM, length: int) -> int:
     return sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
 
 
-def configuration(shape: dict[str, int | None], position: dict[str, Any]) -> TapeConfig:
+def configuration(shape: Shape, position: dict[str, Any]) -> TapeConfig:
     """Returns a decoder's configuration with the given length as its training length.
 
     Raises:
         ValueError: for an invalid shape, or one that this encoding does not support.
     """
-    for name, value in shape.items():
-        if name != "kv_heads" or value is not None:
-            check_integer(f"--{name}", value, most=10**4 if name == "layers" else 10**7)
     if shape["hidden"] % shape["heads"]:
         raise ValueError(
             f"--hidden {shape['hidden']} must be a multiple of --heads {shape['heads']}"
@@ -156,7 +148,7 @@ def configuration(shape: dict[str, int | None], position: dict[str, Any]) -> Tap
     )
 
 
-def encodings(shape: dict[str, int | None]) -> Iterator[dict[str, Any]]:
+def encodings(shape: Shape) -> Iterator[dict[str, Any]]:
     """Yields all encodings, then TAPE's ablations: the widths of the paper's Table 7 at its 12
     heads, and the variants of Table 6."""
     yield from ({"name": name} for name in ENCODINGS)
@@ -170,31 +162,25 @@ def encodings(shape: dict[str, int | None]) -> Iterator[dict[str, Any]]:
         yield {"name": "tape", "equivariant": False, "tensorial": False}
 
 
-def label(position: dict[str, Any]) -> str:
-    """Returns the encoding's name, then its arguments as on a command line."""
-    name, *arguments = position.items()
-    return " ".join([name[1], *(f"{key}={str(value).lower()}" for key, value in arguments)])
-
-
-def cost_of(shape: dict[str, int | None], position: dict[str, Any]) -> dict[str, str | int]:
-    """Computes the cost of an encoding for one sequence, memory in bytes of all its tokens, and
-    checks the formulas against torch's counters.
+def cost_of(shape: Shape, position: dict[str, Any]) -> dict[str, str | int]:
+    """Computes the cost of an encoding for one sequence, memory in bytes of all its tokens. It is
+    labelled by its name, then its arguments as on a command line.
 
     Raises:
         ValueError: if torch's counts differ from the formulas.
     """
     config, length = configuration(shape, position), shape["length"]
-    encoding = label(position)
+    name, *arguments = position.items()
     eager, sdpa = (fake_model(config, kernel) for kernel in ("eager", "sdpa"))
     counts = operations(eager, length)
     expected = sum(flops.multiply_adds(config, length).values()), flops.flops(config, length)
     if counts != expected:
         raise ValueError(
-            f"{encoding}: torch counts {counts[0]} MACs and {counts[1]} FLOPs, the formulas give "
+            f"{name[1]}: torch counts {counts[0]} MACs and {counts[1]} FLOPs, the formulas give "
             f"{expected[0]} and {expected[1]}; add the difference to tape/model/flops.py"
         )
     return {
-        "encoding": encoding,
+        "encoding": " ".join([name[1], *(f"{key}={str(x).lower()}" for key, x in arguments)]),
         "macs": counts[0],
         "flops": counts[1],
         "parameters": eager.num_parameters(),
@@ -204,42 +190,20 @@ def cost_of(shape: dict[str, int | None], position: dict[str, Any]) -> dict[str,
     }
 
 
-def run(shape: dict[str, int | None], out: Path) -> str:
-    """Writes cost.csv, with memory in bytes per token, and cost.md to a folder; returns the latter.
-
-    Raises:
-        ValueError: before anything is written, for invalid input.
-    """
-    positions = [*encodings(shape)]
-    for position in positions:
-        configuration(shape, position)
-    costs = pd.DataFrame([cost_of(shape, position) for position in tqdm(positions, disable=None)])
-    costs[[*MEMORY]] /= shape["length"]
-    text = "\n\n".join([arithmetic(costs, shape == SHAPE), memory(costs), NOTES]) + "\n"
-    write_text(out / "cost.csv", costs.round(2).to_csv(index=False))
-    write_text(out / "cost.md", text)
-    provenance.record(out)
-    return text
-
-
-def arithmetic(costs: pd.DataFrame, beside_paper: bool) -> str:
-    """Tabulates multiply-adds, FLOPs and parameters, beside those of the paper if wanted."""
+def tables(costs: pd.DataFrame, beside_paper: bool) -> list[str]:
+    """Tabulates multiply-adds, FLOPs and parameters, beside those of the paper if wanted; then
+    activations and cache, of bytes per token."""
     paper = pd.read_csv(PAPER, dtype=str, index_col="encoding").reindex(costs["encoding"])
-    head, columns = ["encoding"], [costs["encoding"]]
+    names = ["encoding", *costs["encoding"]]
+    counts, memory = [names], [names]  # columns with their titles
     for name, (title, unit) in COUNTS.items():
-        head.append(title)
-        columns.append([f"{x:.2f}" if x >= 0.01 else f"{x:.2g}" for x in costs[name] / unit])
+        values = (f"{x:.2f}" if x >= 0.01 else f"{x:.2g}" for x in costs[name] / unit)
+        counts.append([title, *values])
         if beside_paper:
-            head.append("paper")
-            columns.append(paper[name].fillna(""))
-    return markdown_table([head, *zip(*columns, strict=True)])
-
-
-def memory(costs: pd.DataFrame) -> str:
-    """Tabulates activations and cache."""
-    columns = [[f"{x:,.1f}" for x in costs[kind] / 2**10] for kind in MEMORY]
-    head = ["encoding", *MEMORY.values()]
-    return markdown_table([head, *zip(costs["encoding"], *columns, strict=True)])
+            counts.append(["paper", *paper[name].fillna("")])
+    for name, title in MEMORY.items():
+        memory.append([title, *(f"{x:,.1f}" for x in costs[name] / 2**10)])
+    return [markdown_table(zip(*columns, strict=True)) for columns in (counts, memory)]
 
 
 @expected_errors()
@@ -247,12 +211,21 @@ def main(given: list[str] | None = None) -> None:
     about = "Cost of every encoding: arithmetic, parameters and memory."
     parser = Parser(prog="tape cost", description=about)
     for name, default in SHAPE.items():
-        about = HELP.get(name, "") + ("" if default is None else f" (default: {default})")
-        parser.add_argument(f"--{name}", type=int, default=default, help=about)
+        about, number = f"default: {default}", integer(1, 10**7)
+        parser.add_argument(f"--{name}", type=number, default=default, help=about)
     parser.add_argument("--out", type=result_folder, default="output/cost", help="a folder")
     arguments = parser.parse_args(given)
-    print(run({name: getattr(arguments, name) for name in SHAPE}, arguments.out))
-    print(f"also in {arguments.out}, as cost.csv and cost.md")
+    shape, out = {name: getattr(arguments, name) for name in SHAPE}, arguments.out
+    positions = [*encodings(shape)]
+    for position in positions:  # refused before anything is counted
+        configuration(shape, position)
+    costs = pd.DataFrame([cost_of(shape, position) for position in tqdm(positions, disable=None)])
+    costs[[*MEMORY]] /= shape["length"]
+    text = "\n\n".join([*tables(costs, shape == SHAPE), NOTES]) + "\n"
+    write_text(out / "cost.csv", costs.round(2).to_csv(index=False))
+    write_text(out / "cost.md", text)
+    provenance.record(out)
+    print(f"{text}\nalso in {out}, as cost.csv and cost.md")
 
 
 if __name__ == "__main__":

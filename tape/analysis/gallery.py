@@ -10,27 +10,28 @@ query's score of itself, which are the differences that softmax sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from tape import provenance
+from tape.analysis.cost import configuration
 from tape.command import Parser, expected_errors, integer, result_folder
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
-from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
 from tape.positions import ENCODINGS, canonical
 
 HEADS, CHANNELS = 4, 32  # of a head
+SHAPE = {"layers": 1, "hidden": HEADS * CHANNELS, "heads": HEADS, "kv_heads": None}
+SHAPE |= {"mlp": 1, "vocabulary": 1}
 COLUMNS, PANEL = 6, 2.2  # inches
-SCORE = "score - score of the query itself"
 
 
 @torch.no_grad()
@@ -42,25 +43,15 @@ def scores(name: str, length: int, seed: int = 0) -> Tensor:
         "learned": {"length": length},
         "randpe": {"length": 2 * length, "eval_length": length},
     }
-    width = HEADS * CHANNELS
-    config = TapeConfig(
-        vocab_size=1,
-        hidden_size=width,
-        intermediate_size=1,
-        num_hidden_layers=1,
-        num_attention_heads=HEADS,
-        max_position_embeddings=length // 2,
-        position={"name": name, **needed.get(name, {})},
-        attn_implementation="eager",
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    position = {"name": name, **needed.get(name, {})}
+    config = configuration(SHAPE | {"length": length // 2}, position)
+    config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = TapeForCausalLM(config).double().eval()
     attention = model.model.layers[0].self_attn
     model.model.embed_tokens.weight.fill_(1)
-    attention.q_proj.weight.copy_(torch.eye(width))
-    attention.k_proj.weight.copy_(torch.eye(width))
+    for projection in (attention.q_proj, attention.k_proj):
+        projection.weight.copy_(torch.eye(HEADS * CHANNELS))
     tokens = torch.zeros(1, length, dtype=torch.long)
     weights = model(tokens, output_attentions=True, use_cache=False).attentions[0][0].log()
     found = weights - weights.diagonal(dim1=-2, dim2=-1)[..., None]
@@ -72,59 +63,53 @@ def by_distance(scores_HTT: Tensor) -> Tensor:
     return scores_HTT[:, -1].flip(-1)
 
 
-def panels(names: Sequence[str], height: float, x: str, y: str) -> tuple[Figure, list[Any]]:
-    """Returns a figure with a panel of `height` inches per encoding."""
-    columns = min(COLUMNS, len(names))
-    rows = -(-len(names) // columns)
+def panels(
+    found: dict[str, Tensor], height: float, x: str, y: str, draw: Callable[[Axes, Tensor], None]
+) -> Figure:
+    """Draws a panel of `height` inches per encoding."""
+    columns = min(COLUMNS, len(found))
+    rows = -(-len(found) // columns)
     figure = Figure((PANEL * columns + 0.4, height * rows + 0.3), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axis, name in zip(axes, names, strict=False):
+    for axis, (name, scores_HTT) in zip(axes, found.items(), strict=False):
         axis.set_title(name, fontsize=9)
         axis.tick_params(labelsize=7)
-    for axis in axes[len(names) :]:
+        draw(axis, scores_HTT)
+    for axis in axes[len(found) :]:
         axis.remove()
     figure.supxlabel(x, fontsize=9)
     figure.supylabel(y, fontsize=9)
-    return figure, [*axes[: len(names)]]
+    return figure
 
 
-def draw_curves(found: dict[str, Tensor]) -> Figure:
+def curve(axis: Axes, scores_HTT: Tensor) -> None:
     """Draws the scores of the last query by distance, a line per head."""
-    distance = "distance to the key, tokens (dotted: the trained length)"
-    figure, axes = panels([*found], PANEL, distance, SCORE)
-    for axis, x_HTT in zip(axes, found.values(), strict=True):
-        axis.plot(by_distance(x_HTT).T.numpy(), linewidth=0.9)
-        axis.axvline(x_HTT.shape[-1] // 2, color="0.6", linewidth=0.7, linestyle=":")
-        axis.margins(x=0)
-        if not by_distance(x_HTT).any():
-            axis.set_ylim(-1, 1)
-    return figure
+    axis.plot(by_distance(scores_HTT).T.numpy(), linewidth=0.9)
+    axis.axvline(scores_HTT.shape[-1] // 2, color="0.6", linewidth=0.7, linestyle=":")
+    axis.margins(x=0)
+    if not by_distance(scores_HTT).any():
+        axis.set_ylim(-1, 1)
 
 
-def draw_maps(found: dict[str, Tensor]) -> Figure:
+def heat(axis: Axes, scores_HTT: Tensor) -> None:
     """Draws the scores of the first head: rows are queries, columns are keys."""
-    figure, axes = panels([*found], 0.85 * PANEL, "key", "query")
-    for axis, x_HTT in zip(axes, found.values(), strict=True):
-        image = np.where(np.isneginf(x_HTT[0]), np.nan, x_HTT[0])
-        bound = np.nanquantile(np.abs(image), 0.98) or 1.0
-        shown = axis.imshow(image, cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="nearest")
-        figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03).ax.tick_params(labelsize=6)
-    return figure
+    image = np.where(np.isneginf(scores_HTT[0]), np.nan, scores_HTT[0])
+    bound = np.nanquantile(np.abs(image), 0.98) or 1.0
+    shown = axis.imshow(image, cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="nearest")
+    bar = axis.figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03)
+    bar.ax.tick_params(labelsize=6)
 
 
 def run(names: Sequence[str], length: int, out: Path) -> None:
     """Writes curves.png and .svg, maps.png and .svg, and scores.csv to a folder."""
     found = {name: scores(name, length) for name in names}
-    rows = [
-        {"encoding": name, "head": head, "distance": distance, "score": value}
-        for name, x_HTT in found.items()
-        for head, line in enumerate(by_distance(x_HTT).tolist())
-        for distance, value in enumerate(line)
-    ]
-    table = pd.DataFrame(rows).round({"score": 6})
-    write_text(out / "scores.csv", table.to_csv(index=False))
-    write_figure(draw_curves(found), out / "curves")
-    write_figure(draw_maps(found), out / "maps")
+    lines = pd.concat({name: pd.DataFrame(by_distance(x).numpy()) for name, x in found.items()})
+    table = lines.stack().rename_axis(["encoding", "head", "distance"]).rename("score").round(6)
+    write_text(out / "scores.csv", table.reset_index().to_csv(index=False))
+    distance = "distance to the key, tokens (dotted: the trained length)"
+    lines = panels(found, PANEL, distance, "score - score of the query itself", curve)
+    write_figure(lines, out / "curves")
+    write_figure(panels(found, 0.85 * PANEL, "key", "query", heat), out / "maps")
     provenance.record(out)
 
 

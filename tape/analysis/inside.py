@@ -1,40 +1,177 @@
-"""Attention weights and positional state of every layer of a decoder, and numbers of them."""
+"""What analyses of trained models share: the command, windows of a text, and what is inside a
+decoder: attention weights and positional state of every layer, and numbers of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import torch
+import transformers
 from torch import Tensor
 
+from tape import provenance
+from tape.command import (
+    EXPECTED,
+    Parser,
+    expected_errors,
+    in_one_line,
+    integer,
+    model_folder,
+    result_folder,
+)
+from tape.evaluation.texts import CORPORA, open_text
+from tape.files import write_text
+from tape.model.checkpoint import check_length, fingerprint, read_config
 from tape.model.modeling import TapeForCausalLM
+from tape.results.rows import grouped
+from tape.results.runs import Run, settings_of
+from tape.runs.folder import TRAINED
 from tape.training.build import check_memory
 
 
-@dataclass(frozen=True)
-class Inside:
+def parser_of(name: str, description: str, windows: int) -> Parser:
+    """Returns the parser of a command on models and a text; `windows` is the default of
+    --windows."""
+    parser = Parser(prog=f"tape {name}", description=description)
+    add = parser.add_argument
+    add("--model", type=model_folder, nargs="+", required=True, help="folders of models")
+    text = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
+    add("--data", default="local", help=text)
+    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add("--out", type=result_folder, default=f"output/{name}", help="a folder")
+    add("--windows", type=integer(1, 10**6), default=windows, help="number of windows per length")
+    return parser
+
+
+def models(folders: list[Path]) -> dict[Path, dict[str, str]]:
+    """Returns the first columns of each model's rows: `model`, the name of its folder, as given if
+    two are equal; `row`, in tables, which runs that differ only in their seed share, labelled as in
+    comparisons of runs; the `model_hash` and the encoding, `position`.
+
+    Raises:
+        ValueError: if a run occurs twice.
+    """
+    resolved = [folder.resolve() for folder in folders]
+    if twice := sorted({str(f) for f in folders if resolved.count(f.resolve()) > 1}):
+        raise ValueError(f"--model {' '.join(twice)}: duplicate folder; give each once")
+    names = [folder.name for folder in resolved]
+    if len(set(names)) < len(names):
+        names = [*map(str, folders)]
+    rows = dict(zip(folders, names, strict=True))
+    runs = [Run(f, *settings_of(f)) for f in folders if (f / TRAINED).is_file()]
+    for label, group in grouped(runs):
+        if len(group) > 1:
+            label = f"{label}, seeds" if label in names else label
+            rows |= {run.folder: label for run in group}
+    return {
+        folder: {
+            "model": name,
+            "row": rows[folder],
+            "model_hash": fingerprint(folder)[:16],
+            "position": read_config(folder).position["name"],
+        }
+        for folder, name in zip(folders, names, strict=True)
+    }
+
+
+def windows(
+    arguments: argparse.Namespace, folder: Path, decoder: TapeForCausalLM, length: int
+) -> tuple[str, Tensor]:
+    """Returns the name of the text, and `--windows` of `length` tokens, spread evenly over it,
+    (W, T).
+
+    Raises:
+        ValueError, OSError: if there is no such text, or it is too short or of other tokens.
+    """
+    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
+    text = open_text(arguments.data, arguments.files, folder, cache)
+    text.check(decoder.config.vocab_size)
+    tokens = text.tokens
+    if len(tokens) < length:
+        raise ValueError(f"windows of {length} tokens: the text has {len(tokens):,}")
+    last = len(tokens) - length
+    starts = np.unique(np.linspace(0, last, min(arguments.windows, last + 1)).astype(int))
+    found = [tokens[start : start + length].astype(np.int64) for start in starts]
+    return text.name, torch.from_numpy(np.stack(found))
+
+
+@expected_errors()
+def carry_out(
+    name: str,
+    arguments: argparse.Namespace,
+    measure: Callable[[argparse.Namespace, Path, dict[str, str]], Iterable[dict[str, Any]]],
+    markdown: Callable[[pd.DataFrame], str],
+    draw: Callable[[pd.DataFrame, Path], None] = lambda *_: None,
+) -> None:
+    """Measures all models; writes their rows to <name>.csv, and the tables of these, which it
+    prints, to <name>.md.
+
+    Args:
+        measure: yields the rows of a model in a folder, with the first columns of `models`.
+        draw: writes figures to a folder.
+    """
+    transformers.logging.disable_progress_bar()
+    rows: list[dict[str, Any]] = []
+    for folder, about in models(arguments.model).items():
+        try:
+            rows += measure(arguments, folder, about)
+        except EXPECTED as error:
+            raise ValueError(f"--model {folder}: {in_one_line(error)}") from error
+    frame = pd.DataFrame(rows)
+    text = markdown(frame)
+    write_text(arguments.out / f"{name}.csv", frame.to_csv(index=False))
+    write_text(arguments.out / f"{name}.md", text + "\n")
+    draw(frame, arguments.out)
+    provenance.record(arguments.out)
+    print(f"{text}\n\nalso in {arguments.out}")
+
+
+def as_files(rows: Iterable[str]) -> dict[str, str]:
+    """Maps rows to distinct file names."""
+    found: dict[str, str] = {}
+    for row in rows:
+        name = re.sub(r"[^\w.=,-]+", "_", row).strip("_")[:80]
+        found[row] = f"{name}_{len(found) + 1}" if name in found.values() else name
+    return found
+
+
+# ---- inside a decoder
+
+
+class Inside(NamedTuple):
     """Internals of one sequence by layer (of every recurrence), in float32 on the CPU.
 
     Attributes:
         attention: weights (H, T, T) of every layer; rows are queries.
-        states: cosines and sines (K|1, T, 2 F) at the input of every layer; None for a layer
+        states: cosines and sines (K|1, T, 2, F) at the input of every layer; None for a layer
             without a state, as some in a mixture of encodings.
     """
 
     attention: list[Tensor]
     states: list[Tensor | None]
 
-    def dot_products(self) -> list[Tensor | None]:
-        """Returns D of every layer, (K|1, T, T): Re(e_i conj(e_j)), summed over frequencies."""
-        return [None if e is None else e @ e.mT for e in self.states]
+
+def dot_products(e_KT2F: Tensor) -> Tensor:
+    """Returns Re(e_i conj(e_j)) of a state, summed over frequencies, (K|1, T, T)."""
+    flat = e_KT2F.flatten(-2)
+    return flat @ flat.mT
 
 
-def check_size(model: TapeForCausalLM, owner: str, length: int, texts: int = 1) -> None:
-    """Raises a ValueError if the weights of texts of `length` tokens exceed this machine's memory.
+def check_size(model: TapeForCausalLM, length: int, owner: str, texts: int = 1) -> None:
+    """Raises a ValueError if the model has fewer than `length` positions, or the weights of `texts`
+    of that many tokens exceed this machine's memory.
 
     Args:
         owner: the settings that ask for them.
     """
+    check_length(model, length, owner)
     config = model.config
     maps = texts * config.num_hidden_layers * config.num_recurrences * config.num_attention_heads
     needed = 8 * maps * length**2  # the model's and the copies on the CPU
@@ -50,7 +187,7 @@ def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
 
     def record(module: torch.nn.Module, arguments: tuple) -> None:
         e = arguments[1]
-        states.append(None if e is None else e[0, ..., :2, :].flatten(-2).float().cpu())
+        states.append(None if e is None else e[0, ..., :2, :].float().cpu())
 
     ids = ids.to(model.device)[None]
     positions = torch.arange(first, first + ids.shape[1], device=ids.device)[None]
@@ -68,27 +205,9 @@ def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
     return Inside([layer[0].float().cpu() for layer in weights], states)
 
 
-def beyond_a_quarter(A_HTT: Tensor) -> float:
-    """Returns the share of attention on tokens farther back than a quarter of the text, averaged
-    over heads and the queries that have such tokens."""
-    T = A_HTT.shape[-1]
-    far = A_HTT.tril(-(T // 4) - 1).sum(-1)
-    return far[:, T // 4 + 1 :].mean().item()
-
-
-def entropy(A_HTT: Tensor) -> float:
-    """Returns the entropy of the weights of a query in nats, averaged over heads and queries."""
-    return -torch.special.xlogy(A_HTT, A_HTT).sum(-1).mean().item()
-
-
 def by_distance(A_HTT: Tensor) -> Tensor:
     """Returns the mean weight at each distance, (T,), over heads and the queries of the second
     half, which all have half of the text before them."""
     T = A_HTT.shape[-1]
     means = [A_HTT.diagonal(-d, 1, 2)[:, max(0, T // 2 - d) :].mean() for d in range(T)]
     return torch.stack(means)
-
-
-def magnitudes(e_KTF: Tensor) -> Tensor:
-    """Returns |e| of every head, token and frequency of a state (K|1, T, 2 F)."""
-    return e_KTF.unflatten(-1, (2, -1)).norm(dim=-2)

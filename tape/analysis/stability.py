@@ -22,12 +22,19 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tape.analysis.inside import Inside, check_size, look_inside
-from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
+from tape.analysis.inside import (
+    Inside,
+    carry_out,
+    check_size,
+    dot_products,
+    look_inside,
+    parser_of,
+    windows,
+)
 from tape.command import Distinct, integer
 from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import markdown_table, over_seeds
-from tape.model.checkpoint import check_length, load
+from tape.model.checkpoint import load
 from tape.model.modeling import TapeForCausalLM
 from tape.statistics import student
 
@@ -64,9 +71,11 @@ def dot_change(before: Tensor, after: Tensor) -> float:
 def changes(before: Inside, after: Inside) -> list[tuple[float, float]]:
     """Returns the changes of the attention and of the dot products of every layer in percent, from
     a text to its shifted copy; those of dot products are NaN without a state."""
-    pairs = zip(before.dot_products(), after.dot_products(), strict=True)
-    dots = (math.nan if one is None else dot_change(one, other) for one, other in pairs)
     attention = map(attention_change, before.attention, after.attention)
+    dots = (
+        math.nan if one is None else dot_change(dot_products(one), dot_products(other))
+        for one, other in zip(before.states, after.states, strict=True)
+    )
     return [*zip(attention, dots, strict=True)]
 
 
@@ -82,32 +91,32 @@ def moved(
         return changes(before, look_inside(model, torch.cat((front, ids))))
 
 
-def rows_of(arguments: argparse.Namespace, of: Model, dtype: str) -> Iterator[dict[str, Any]]:
-    """Yields a row per shift and layer of one model."""
-    folder = of.folder
-    model, tokenizer = load(folder, DTYPES[dtype])
+def rows_of(
+    arguments: argparse.Namespace, folder: Path, about: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Yields a row per dtype, shift and layer of one model."""
     length, farthest = arguments.length, max(arguments.shifts)
-    check_length(model, length + farthest, f"--length {length} shifted by {farthest}")
-    check_size(model, f"--length {length} shifted by {farthest}", length + farthest, texts=2)
-    bos = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    if bos is None:
-        raise ValueError(f"the tokenizer of {folder} has neither a BOS nor an EOS token to prepend")
-    text, texts = windows(arguments, folder, model, length)
-    about = of.about(model) | {"dtype": dtype, "data": text}
-    about |= {"length": length, "windows": len(texts)}
-    for kind, by in tqdm([*product(KINDS, arguments.shifts)], f"{folder}, {dtype}", disable=None):
-        found = [moved(model, ids, bos, kind, by) for ids in texts]
-        for layer, of_texts in enumerate(zip(*found, strict=True), start=1):
-            attention, dot = map(fmean, zip(*of_texts, strict=True))
-            where = {"move": kind, "by": by, "layer": layer}
-            yield about | where | {"attention": attention, "dot": dot}
+    for dtype in arguments.dtypes:
+        model, tokenizer = load(folder, DTYPES[dtype])
+        check_size(model, length + farthest, f"--length {length} shifted by {farthest}", texts=2)
+        bos = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        if bos is None:
+            raise ValueError("the tokenizer has neither a BOS nor an EOS token to prepend")
+        text, texts = windows(arguments, folder, model, length)
+        given = {"dtype": dtype, "data": text, "length": length, "windows": len(texts)}
+        moves = [*product(KINDS, arguments.shifts)]
+        for kind, by in tqdm(moves, f"{folder}, {dtype}", disable=None):
+            found = [moved(model, ids, bos, kind, by) for ids in texts]
+            for layer, of_texts in enumerate(zip(*found, strict=True), start=1):
+                attention, dot = map(fmean, zip(*of_texts, strict=True))
+                where = {"move": kind, "by": by, "layer": layer}
+                yield about | given | where | {"attention": attention, "dot": dot}
 
 
-def markdown(rows: Rows) -> str:
+def markdown(frame: pd.DataFrame) -> str:
     """Tabulates the paper's layers, models and shifts: means over the models of a row, with 95 %
     intervals. The paper's rows follow."""
-    frame, paper = pd.DataFrame(rows), pd.read_csv(PAPER, dtype=str, keep_default_na=False)
-    frame["dot"] = pd.to_numeric(frame["dot"])
+    paper = pd.read_csv(PAPER, dtype=str, keep_default_na=False)
     last = frame["layer"].max()
     layers = [layer for layer in SHOWN if layer <= last] + ([last] if last not in SHOWN else [])
     parts = []
@@ -136,15 +145,7 @@ def _over_seeds(values: list[float]) -> str:
     return f"{fmean(values):.2g}{spread}"
 
 
-def run(arguments: argparse.Namespace) -> tuple[str, bool]:
-    def of(model: Model) -> Iterator[dict[str, Any]]:
-        for dtype in arguments.dtypes:
-            yield from rows_of(arguments, model, dtype)
-
-    return tabulate(arguments, "stability", of, markdown)
-
-
-def parse(given: list[str] | None = None) -> argparse.Namespace:
+def main(given: list[str] | None = None) -> None:
     about = "Changes in attention and positions when a text is shifted (Table 8)."
     parser = parser_of("stability", about, windows=16)
     add = parser.add_argument
@@ -152,11 +153,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     shifts, dtypes = [3, 10, 100, 1000], ["float32", "bfloat16"]
     add("--shifts", type=integer(1, 10**6), nargs="+", action=Distinct, default=shifts)
     add("--dtypes", choices=DTYPES, nargs="+", action=Distinct, default=dtypes)
-    return parser.parse_args(given)
-
-
-def main() -> None:
-    carry_out(run, parse())
+    carry_out("stability", parser.parse_args(given), rows_of, markdown)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ tape state --model output/adape_local
 * How far the state of each layer is from that of RoPE: its magnitude, and the phase between a query
   and a key, minus what RoPE's would be, by their distance.
 * Attention by distance, up to the longest window.
-* The loss of the last half of windows with changed states (tape/analysis/intervene.py).
+* The loss of the last half of windows with changed states (INTERVENTIONS).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
-from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,24 +22,33 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
-from tape.analysis.inside import Inside, by_distance, check_size, look_inside, magnitudes
-from tape.analysis.intervene import INTERVENTIONS, intervene, updating
-from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
-from tape.analysis.visualize import as_files
+from tape.analysis.inside import (
+    Inside,
+    as_files,
+    by_distance,
+    carry_out,
+    check_size,
+    look_inside,
+    parser_of,
+    windows,
+)
 from tape.command import Distinct, integer
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
-from tape.model.checkpoint import check_length, load
+from tape.model import checkpoint
 from tape.model.modeling import TapeForCausalLM
+from tape.positions.tape import Tape, TapeLayer
 from tape.statistics import student
-from tape.training.build import check_memory
+from tape.validation import look_up
 
 BATCH = 8  # windows per batch
 NONE = "none"
 LOOKED_AT = 4  # windows whose states are looked at
+UNITS = {"phase": "phase beyond RoPE's, radians", "attention": "mean attention weight"}
 NOTE = """\
 Magnitude: mean over heads, frequencies and tokens of {looked} of the longest windows, at the input
 of a layer. Phase: between a query of the second half and a key, minus RoPE's, its absolute value.
@@ -46,12 +56,89 @@ Loss: of the last half of each window, in nats per token; with an intervention, 
 the same model as trained, on the same tokens. Means over seeds, with 95 % intervals (Student)."""
 
 
-def phase_by_distance(e_KTF: Tensor, first_TF: Tensor) -> Tensor:
+def updating(model: TapeForCausalLM) -> list[TapeLayer]:
+    """Returns the encoding's part in each layer that updates the state of a TAPE.
+
+    Raises:
+        ValueError: if there is none, or for another encoding.
+    """
+    found = [x.context for x in model.model.layers if isinstance(x.context, TapeLayer)]
+    if not (found and isinstance(model.model.position, Tape)):
+        raise ValueError(
+            f"position {model.config.position['name']!r}: give a model with tape or tape_yarn, "
+            "whose layers update the state"
+        )
+    return found
+
+
+def _magnitude(e: Tensor) -> Tensor:
+    return e.norm(dim=-2, keepdim=True)
+
+
+# Parts of the update that are left out: as with P = 0 (`attends`), or W2 = 0 (`feed_forward`).
+LEFT_OUT = {
+    "initial": ("attends", "feed_forward"),  # all layers rotate by the state of RoPE
+    "without_attention": ("attends",),
+    "without_feed_forward": ("feed_forward",),
+}
+# What layers rotate by instead of their state e, given that of RoPE.
+ROTATED_BY = {
+    "phases": lambda e, rope: e / _magnitude(e).clamp(min=1e-6) * _magnitude(rope),
+    "magnitudes": lambda e, rope: rope * _magnitude(e) / _magnitude(rope),
+    # That of the row before in a batch, which has the same positions and another text.
+    "other_text": lambda e, rope: e.roll(1, dims=0),
+}
+INTERVENTIONS = LEFT_OUT | ROTATED_BY
+
+
+def intervene(model: TapeForCausalLM, name: str) -> None:
+    """Changes the state of a loaded model for good, which shows what a part of it is for.
+
+    Raises:
+        ValueError: for an unknown intervention, or a model whose layers do not update the state.
+    """
+    change, layers = look_up("intervention", name, INTERVENTIONS), updating(model)
+    if name in LEFT_OUT:
+        for layer, part in product(layers, change):
+            setattr(layer, part, False)
+        return
+    position, first = model.model.position, []
+    initial_state = position.state
+
+    def state(*given: Any) -> Tensor:
+        first[:] = [initial_state(*given)]
+        return first[0]
+
+    def refuse(module: nn.Module, given: tuple, named: dict[str, Any]) -> None:
+        if len(given[0]) < 2:
+            raise ValueError("intervention other_text: give batches of two texts or more")
+
+    position.state = state
+    for layer in (layer.context for layer in model.model.layers):
+        rotate = layer.rotate
+        layer.rotate = lambda q, k, e, rotate=rotate: rotate(q, k, change(e, first[0]))
+    if name == "other_text":
+        model.model.layers[0].register_forward_pre_hook(refuse, with_kwargs=True)
+
+
+def load(
+    folder: Path, intervention: str | None = None, dtype: torch.dtype | None = None
+) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
+    """Returns the model of a run, with a change of its state if one is named, and its tokenizer.
+
+    Raises:
+        ValueError: as `intervene`.
+    """
+    model, tokenizer = checkpoint.load(folder, dtype)
+    if intervention is not None:
+        intervene(model, intervention)
+    return model, tokenizer
+
+
+def phase_by_distance(e_KT2F: Tensor, first_T2F: Tensor) -> Tensor:
     """Returns the mean of |arg(e_i conj(e_j)) - arg(f_i conj(f_j))| at each distance i - j, (T,),
-    for a state e (K|1, T, 2 F) and that of RoPE, f (1, T, 2 F), over the i of the second half."""
-    phase, first = (
-        torch.complex(*x.double().unflatten(-1, (2, -1)).unbind(-2)) for x in (e_KTF, first_TF)
-    )
+    for a state e and that of RoPE, f (1, T, 2, F), over the i of the second half."""
+    phase, first = (torch.complex(*x.double().unbind(-2)) for x in (e_KT2F, first_T2F))
     turned = phase * first.conj()  # RoPE's phase removed
     turned = turned / turned.abs().clamp(min=1e-12)
     T = turned.shape[1]
@@ -71,22 +158,20 @@ def geometry(model: TapeForCausalLM, texts: list[Inside]) -> Iterator[dict[str, 
     distances = {int(x) for x in np.geomspace(1, length - 1, 48)}
     distances.add(min(model.config.max_position_embeddings, length - 1))
     for layer in range(len(texts[0].attention)):
-        sizes = torch.cat([magnitudes(x.states[layer]).flatten() for x in texts])
-        found = {"magnitude": sizes.mean().item(), "magnitude_sd": sizes.std().item()}
+        sizes = torch.cat([x.states[layer].norm(dim=-2).flatten() for x in texts])
+        found = {"magnitude": sizes.mean(), "magnitude_sd": sizes.std()}
         context = model.model.layers[layer % len(model.model.layers)].context
-        for name, value in context.named_parameters():
-            found[f"norm of {name}"] = value.norm().item()
-        about = {"layer": layer + 1}
-        yield from ({"measure": name} | about | {"value": x} for name, x in found.items())
+        found |= {f"norm of {name}": x.norm() for name, x in context.named_parameters()}
+        for measure, value in found.items():
+            yield {"measure": measure, "layer": layer + 1, "value": value.item()}
         curves = {
             "phase": [phase_by_distance(x.states[layer], x.states[0]) for x in texts],
             "attention": [by_distance(x.attention[layer]) for x in texts],
         }
         for measure, each in curves.items():
-            mean = torch.stack(each).mean(0)
-            for distance in sorted(distances):
-                value = mean[distance].item()
-                yield {"measure": measure} | about | {"distance": distance, "value": value}
+            mean = torch.stack(each).mean(0).tolist()
+            for d in sorted(distances):
+                yield {"measure": measure, "layer": layer + 1, "distance": d, "value": mean[d]}
 
 
 @torch.no_grad()
@@ -98,34 +183,28 @@ def losses_of(model: TapeForCausalLM, ids_BL: Tensor) -> Tensor:
     return F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none")
 
 
-def rows(arguments: argparse.Namespace, of: Model) -> Iterator[dict[str, Any]]:
+def rows(
+    arguments: argparse.Namespace, folder: Path, about: dict[str, str]
+) -> Iterator[dict[str, Any]]:
     """Yields the rows of one model."""
-    model, _ = load(of.folder, torch.float32)
+    model, _ = load(folder, None, torch.float32)
     updating(model)
     trained = model.config.max_position_embeddings
     lengths = sorted(arguments.lengths or [trained, 2 * trained, 4 * trained])
-    check_length(model, lengths[-1], f"--lengths {lengths[-1]}")
     looked = min(LOOKED_AT, arguments.windows)
-    check_size(model, f"--lengths {lengths[-1]}", lengths[-1], looked)
-    logits = 8 * min(BATCH, arguments.windows) * lengths[-1] * model.config.vocab_size
-    remedy = "give shorter ones, or fewer --windows"
-    check_memory(logits, f"--lengths {lengths[-1]}", "of logits", remedy)
-    about = of.about(model) | {"trained": trained, "looked": looked}
-    texts = {length: windows(arguments, of.folder, model, length) for length in lengths}
+    check_size(model, lengths[-1], f"--lengths {lengths[-1]}", looked)
+    texts = {length: windows(arguments, folder, model, length) for length in lengths}
     name, longest = texts[lengths[-1]]
-    about["data"] = name
+    about = about | {"trained": trained, "looked": looked, "data": name}
     with model.evaluation_length(lengths[-1]):
         inside = [look_inside(model, ids) for ids in longest[:: len(longest) // looked][:looked]]
     yield from (about | {"length": lengths[-1]} | row for row in geometry(model, inside))
-    for change in tqdm([NONE, *INTERVENTIONS], desc=str(of.folder), disable=None):
-        model, _ = load(of.folder, torch.float32)
-        if change != NONE:
-            intervene(model, change)
-        for length in lengths:
-            ids = torch.stack(texts[length][1]).to(model.device)
+    for change in tqdm([NONE, *INTERVENTIONS], desc=str(folder), disable=None):
+        model, _ = load(folder, None if change == NONE else change, torch.float32)
+        for length, (_, ids) in texts.items():
             with model.evaluation_length(length):
                 # In batches of like size: one of a single text has no other text.
-                parts = ids.tensor_split(math.ceil(len(ids) / BATCH))
+                parts = ids.to(model.device).tensor_split(math.ceil(len(ids) / BATCH))
                 losses = torch.cat([losses_of(model, part) for part in parts])
             found = {"measure": "loss", "change": change, "length": length, "n": losses.numel()}
             yield about | found | {"value": losses.double().mean().item()}
@@ -139,46 +218,40 @@ def more(found: pd.DataFrame) -> pd.DataFrame:
     return losses
 
 
-def markdown(found: Rows) -> str:
+def markdown(frame: pd.DataFrame) -> str:
     """Tabulates, over the models of a row, the state by layer and the loss by intervention."""
-    frame = pd.DataFrame(found)
     lines = [["model", "layer", "seeds", r"\|e\|", "phase at distance 1", "at the trained length"]]
     of_layers = frame[frame["measure"].isin(["magnitude", "phase"])]
     for (name, layer), group in of_layers.groupby(["row", "layer"], sort=False):
-        phase = group[group["measure"] == "phase"]
-        near = phase[phase["distance"] == 1]["value"].tolist()
-        far = phase[phase["distance"] == phase["trained"]]["value"].tolist()
-        size = group[group["measure"] == "magnitude"]["value"].tolist()
-        cells = [over_seeds(x, 3) for x in (size, near, far)]
+        size, phase = (group[group["measure"] == each] for each in ("magnitude", "phase"))
+        near, far = (phase[phase["distance"] == d] for d in (1, phase["trained"]))
+        cells = [over_seeds(x["value"].tolist(), 3) for x in (size, near, far)]
         lines.append([name, int(layer), len(size), *cells])
     losses = more(frame)
     lengths = sorted(losses["length"].unique())
     changed = [["model", "state", "seeds", *(f"loss, {length:,}" for length in lengths)]]
     for (name, change), group in losses.groupby(["row", "change"], sort=False):
-        column = "value" if change == NONE else "more"
+        label, column = ("as trained", "value") if change == NONE else (change, "more")
         of = [group.loc[group["length"] == length, column].tolist() for length in lengths]
-        cells = [over_seeds(x, 4) for x in of]
-        changed.append([name, "as trained" if change == NONE else change, len(of[0]), *cells])
+        changed.append([name, label, len(of[0]), *(over_seeds(x, 4) for x in of)])
     note = NOTE.format(looked=int(frame["looked"].max()))
     return "\n\n".join([markdown_table(lines), markdown_table(changed), note])
 
 
-def draw(frame: pd.DataFrame, label: str) -> dict[str, Figure]:
-    """Draws the phase and the attention by distance, a line per layer with the trained length
-    marked, and the effects of the interventions: means over the models of a row."""
-    units = {"phase": "phase beyond RoPE's, radians", "attention": "mean attention weight"}
-    figures = {name: Figure(figsize=(5.4, 3.8), layout="constrained") for name in units}
-    for measure, figure in figures.items():
-        axes, rows = figure.subplots(), frame[frame["measure"] == measure]
-        for layer, own in rows.groupby("layer"):
-            mean = own.groupby("distance")["value"].mean()
-            axes.plot(mean.index, mean, label=f"layer {int(layer)}")
-        axes.axvline(rows["trained"].iloc[0], color="grey", ls=":", label="trained length")
-        axes.set(xscale="log", xlabel="distance, tokens", ylabel=units[measure])
-        axes.legend(fontsize=7)
-        axes.grid(alpha=0.3)
-        axes.set(title=label, yscale="linear" if measure == "phase" else "log")
-    return figures | {"interventions": effects(more(frame), label)}
+def curves(frame: pd.DataFrame, label: str, measure: str) -> Figure:
+    """Draws a measure by distance, a line per layer with the trained length marked: means over the
+    models of a row."""
+    figure = Figure(figsize=(5.4, 3.8), layout="constrained")
+    axes, rows = figure.subplots(), frame[frame["measure"] == measure]
+    for layer, own in rows.groupby("layer"):
+        mean = own.groupby("distance")["value"].mean()
+        axes.plot(mean.index, mean, label=f"layer {int(layer)}")
+    axes.axvline(rows["trained"].iloc[0], color="grey", ls=":", label="trained length")
+    axes.set(xscale="log", xlabel="distance, tokens", ylabel=UNITS[measure])
+    axes.legend(fontsize=7)
+    axes.grid(alpha=0.3)
+    axes.set(title=label, yscale="linear" if measure == "phase" else "log")
+    return figure
 
 
 def effects(losses: pd.DataFrame, label: str) -> Figure:
@@ -201,29 +274,24 @@ def effects(losses: pd.DataFrame, label: str) -> Figure:
     return figure
 
 
-def run(arguments: argparse.Namespace) -> tuple[str, bool]:
-    text, whole = tabulate(arguments, "state", partial(rows, arguments), markdown)
-    frame = pd.read_csv(arguments.out / "state.csv")
-    for label, name in as_files([*frame["row"].astype(str).unique()]).items():
-        for kind, figure in draw(frame[frame["row"].astype(str) == label], label).items():
-            write_figure(figure, arguments.out / f"{kind}_{name}")
-    return text, whole
+def draw(frame: pd.DataFrame, out: Path) -> None:
+    """Writes the figures of each row of models."""
+    for label, name in as_files(frame["row"].unique()).items():
+        own = frame[frame["row"] == label]
+        for measure in UNITS:
+            write_figure(curves(own, label, measure), out / f"{measure}_{name}")
+        write_figure(effects(more(own), label), out / f"interventions_{name}")
 
 
-def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = parser_of(
-        "state", "How TAPE's learned state differs from RoPE's, and what it is for.", 64
-    )
+def main(given: list[str] | None = None) -> None:
+    about = "How TAPE's learned state differs from RoPE's, and what it is for."
+    parser = parser_of("state", about, windows=64)
     about = "window lengths; default: 1, 2 and 4 times the trained length"
     parser.add_argument("--lengths", type=integer(4), nargs="+", action=Distinct, help=about)
     arguments = parser.parse_args(given)
     if arguments.windows < 2:
         parser.error("--windows 1: give 2 or more, for the state of another text")
-    return arguments
-
-
-def main() -> None:
-    carry_out(run, parse())
+    carry_out("state", arguments, rows, markdown, draw)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ the first window of the first seed.
 from __future__ import annotations
 
 import argparse
-import re
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,23 @@ import torch
 from matplotlib import colormaps
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from tape.analysis.inside import (
     Inside,
-    beyond_a_quarter,
+    as_files,
     by_distance,
+    carry_out,
     check_size,
-    entropy,
+    dot_products,
     look_inside,
-    magnitudes,
+    parser_of,
+    windows,
 )
-from tape.analysis.texts import Model, Rows, carry_out, parser_of, tabulate, windows
 from tape.command import integer
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
-from tape.model.checkpoint import check_length, load
+from tape.model.checkpoint import load
 
 PANEL = 1.9  # inches
 ATTENTION = "attention weight"
@@ -42,30 +44,46 @@ DOTS = "positional dot product / frequencies"
 Maps = dict[int, np.ndarray]  # (heads, T, T), by the number of the layer
 
 
-def maps_of(inside: Inside) -> dict[str, Maps]:
-    """Returns the maps of a text by label, for the layers that have them."""
-    dots = [None if e is None else e @ e.mT / (e.shape[-1] / 2) for e in inside.states]
-    return {
-        label: {n: x.numpy(force=True) for n, x in enumerate(layers, 1) if x is not None}
-        for label, layers in ((ATTENTION, inside.attention), (DOTS, dots))
-    }
+def beyond_a_quarter(A_HTT: Tensor) -> float:
+    """Returns the share of attention on tokens farther back than a quarter of the text, averaged
+    over heads and the queries that have such tokens."""
+    T = A_HTT.shape[-1]
+    far = A_HTT.tril(-(T // 4) - 1).sum(-1)
+    return far[:, T // 4 + 1 :].mean().item()
 
 
-def numbers(model: Model, texts: list[Inside]) -> Iterator[dict[str, Any]]:
+def entropy(A_HTT: Tensor) -> float:
+    """Returns the entropy of the weights of a query in nats, averaged over heads and queries."""
+    return -torch.special.xlogy(A_HTT, A_HTT).sum(-1).mean().item()
+
+
+def numbers(texts: list[Inside]) -> Iterator[dict[str, Any]]:
     """Yields a row per layer: means over texts."""
     for layer in range(len(texts[0].attention)):
         weights = [inside.attention[layer] for inside in texts]
-        sizes = [magnitudes(e).mean().item() for x in texts if (e := x.states[layer]) is not None]
+        states = [e for inside in texts if (e := inside.states[layer]) is not None]
         yield {
-            "model": model.name,
-            "row": model.row,
             "layer": layer + 1,
             "texts": len(texts),
             "tokens": weights[0].shape[-1],
             "beyond_a_quarter": np.mean([beyond_a_quarter(A) for A in weights]),
             "entropy": np.mean([entropy(A) for A in weights]),
-            "magnitude": np.mean(sizes) if sizes else "",
+            "magnitude": np.mean([e.norm(dim=-2).mean().item() for e in states])
+            if states
+            else math.nan,
         }
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """Tabulates by row and layer: means over models, with 95 % intervals."""
+    head = ["attention beyond a quarter of the text, %", "entropy, nats", r"\|e\|"]
+    lines = [["model", "layer", "seeds", *head]]
+    for (name, layer), group in frame.groupby(["row", "layer"], sort=False):
+        far = over_seeds((100 * group["beyond_a_quarter"]).tolist(), 2)
+        spread = over_seeds(group["entropy"].tolist(), 3)
+        size = over_seeds(group["magnitude"].dropna().tolist(), 3)
+        lines.append([name, layer, len(group), far, spread, size])
+    return markdown_table(lines)
 
 
 def grid(name: str, layers: Maps, heads: int, label: str, norm: Normalize, colours: str) -> Figure:
@@ -108,82 +126,52 @@ def distances(rows: dict[str, list[Inside]]) -> Figure:
     return figure
 
 
-def as_files(rows: list[str]) -> dict[str, str]:
-    """Maps rows to distinct file names."""
-    found: dict[str, str] = {}
-    for row in rows:
-        name = re.sub(r"[^\w.=,-]+", "_", row).strip("_")[:80]
-        found[row] = f"{name}_{len(found) + 1}" if name in found.values() else name
-    return found
+def maps_of(inside: Inside, label: str) -> Maps:
+    """Returns the maps of a text, of the layers that have them."""
+    if label == ATTENTION:
+        return {n: A.numpy() for n, A in enumerate(inside.attention, start=1)}
+    states = {n: e for n, e in enumerate(inside.states, start=1) if e is not None}
+    return {n: (dot_products(e) / e.shape[-1]).numpy() for n, e in states.items()}
 
 
-def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> list[str]:
-    """Writes all figures of the rows of models to a folder; returns their names."""
-    figures = {"distance": distances(rows)}
-    files = as_files(list(rows))
-    all_maps = {row: maps_of(texts[0]) for row, texts in rows.items()}
-    for label, stem in ((ATTENTION, "attention"), (DOTS, "dot_products")):
-        for old in out.glob(f"{stem}_*.*"):  # of an earlier call
-            if old.suffix in (".png", ".svg"):
-                old.unlink()
-        maps = {row: found[label] for row, found in all_maps.items() if found[label]}
-        most = max((abs(x).max() for layers in maps.values() for x in layers.values()), default=1)
+def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> None:
+    """Writes all figures of the rows of models to a folder."""
+    write_figure(distances(rows), out / "distance")
+    files = as_files(rows)
+    for stem, label in (("attention", ATTENTION), ("dot_products", DOTS)):
+        maps = {row: maps_of(texts[0], label) for row, texts in rows.items()}
+        sizes = [abs(x).max() for layers in maps.values() for x in layers.values()]
+        most = max(sizes, default=1)
         colours, norm = "RdBu_r", Normalize(-most, most)
         if label == ATTENTION:
             colours, norm = "viridis", PowerNorm(0.5, 0, most)
         for row, layers in maps.items():
-            figures[f"{stem}_{files[row]}"] = grid(row, layers, heads, label, norm, colours)
-    for name, figure in figures.items():
-        write_figure(figure, out / name)
-    return list(figures)
+            if layers:
+                figure = grid(row, layers, heads, label, norm, colours)
+                write_figure(figure, out / f"{stem}_{files[row]}")
 
 
-def look(arguments: argparse.Namespace, folder: Path) -> list[Inside]:
-    """Inspects a model on each window."""
-    model, _ = load(folder)
-    length, given = arguments.length, f"--length {arguments.length}"
-    check_size(model, f"{given} --windows {arguments.windows}", length, arguments.windows)
-    _, texts = windows(arguments, folder, model, length)
-    check_length(model, length, given)
-    with model.evaluation_length(length):
-        return [look_inside(model, ids) for ids in texts]
-
-
-def markdown(rows: Rows) -> str:
-    """Tabulates by row and layer: means over models, with 95 % intervals."""
-    head = ["attention beyond a quarter of the text, %", "entropy, nats", r"\|e\|"]
-    lines = [["model", "layer", "seeds", *head]]
-    for (name, layer), group in pd.DataFrame(rows).groupby(["row", "layer"], sort=False):
-        far = over_seeds((100 * group["beyond_a_quarter"]).tolist(), 2)
-        spread = over_seeds(group["entropy"].tolist(), 3)
-        size = over_seeds([value for value in group["magnitude"] if value != ""], 3)
-        lines.append([name, layer, len(group), far, spread, size])
-    return markdown_table(lines)
-
-
-def run(arguments: argparse.Namespace) -> tuple[str, bool]:
-    rows: dict[str, list[Inside]] = {}
-
-    def of(model: Model) -> Iterator[dict[str, Any]]:
-        texts = look(arguments, model.folder)
-        rows.setdefault(model.row, []).extend(texts)
-        return numbers(model, texts)
-
-    text, whole = tabulate(arguments, "attention", of, markdown)
-    return f"{text}\n\nPictures: {', '.join(draw(rows, arguments.heads, arguments.out))}", whole
-
-
-def parse(given: list[str] | None = None) -> argparse.Namespace:
+def main(given: list[str] | None = None) -> None:
     about = "Figures of a model's attention and positions (Fig. 7)."
     parser = parser_of("visualize", about, windows=8)
     add = parser.add_argument
     add("--length", type=integer(8), default=256, help="tokens per window")
     add("--heads", type=integer(1), default=4, help="heads to show per layer")
-    return parser.parse_args(given)
+    asked = parser.parse_args(given)
+    seen: dict[str, list[Inside]] = {}  # by row
 
+    def measure(_: argparse.Namespace, folder: Path, about: dict[str, str]) -> list[dict]:
+        model, _ = load(folder)
+        size = f"--length {asked.length} --windows {asked.windows}"
+        check_size(model, asked.length, size, asked.windows)
+        _, texts = windows(asked, folder, model, asked.length)
+        with model.evaluation_length(asked.length):
+            found = [look_inside(model, ids) for ids in texts]
+        seen.setdefault(about["row"], []).extend(found)
+        names = {"model": about["model"], "row": about["row"]}
+        return [names | row for row in numbers(found)]
 
-def main() -> None:
-    carry_out(run, parse())
+    carry_out("attention", asked, measure, markdown, lambda *_: draw(seen, asked.heads, asked.out))
 
 
 if __name__ == "__main__":

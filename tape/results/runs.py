@@ -149,7 +149,7 @@ def names_of(folder: Path) -> tuple[str, ...]:
 
 def read_run(folder: Path, name: str | None) -> Run:
     """Reads a run with its evaluation in the folder `name`. The state that the model was evaluated
-    with (`tape.analysis.intervene`) is among its settings, as `intervention`.
+    with (`tape.analysis.state`) is among its settings, as `intervention`.
 
     Raises:
         ValueError, OSError: if it did not finish, was not evaluated since, or files are damaged.

@@ -20,7 +20,7 @@ from pkgutil import resolve_name
 
 import transformers
 
-from tape.analysis.intervene import INTERVENTIONS, load
+from tape.analysis.state import INTERVENTIONS, load
 from tape.command import Parser, expected_errors, folder_name, integer, model_folder
 from tape.evaluation.figures import heat_map, write_figure
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, place_of
