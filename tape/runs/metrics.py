@@ -63,7 +63,9 @@ def metric_rows(folder: Path) -> list[dict[str, Any]]:
         return []
     logged = read_metrics(path)
     if not any("loss" in row for row in logged):
-        raise ValueError(f"{path} contains no training loss")
+        raise ValueError(
+            f"{path} contains no training loss: trainer.logging_steps must be <= trainer.max_steps"
+        )
     rows = []
     with reading(path):
         for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):
