@@ -17,7 +17,7 @@ from tape.evaluation.summary import weighted_mean
 from tape.files import write_text
 from tape.results.compare import compare, main, read
 from tape.results.figures import curves
-from tape.results.rows import row_labels
+from tape.results.rows import labels_of
 from tape.results.typesetting import markdown
 from tape.runs.folder import TRAINED, register_run
 from tape.tasks.passkey.results import PASSKEY
@@ -177,9 +177,9 @@ def test_samplers_and_rates_of_the_encoding_are_in_the_label():
         subset | {"position.sampler.length": 162},
     ]
     labels = ["tape", "rope", "tape encoding_factor=10", "tape sampler=subset"]
-    assert row_labels(groups) == labels
+    assert labels_of(groups) == labels
     longer = subset | {"position.sampler.length": 500}
-    assert row_labels([groups[-1], longer]) == [
+    assert labels_of([groups[-1], longer]) == [
         "tape sampler.length=162",
         "tape sampler.length=500",
     ]
