@@ -42,26 +42,19 @@ OUT = Path("output/compare_e")
 
 
 @pytest.fixture(autouse=True)
-def signals():
-    """Under nohup and in the background of a shell, these are ignored from the start."""
-    before = {
-        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
-    }
-    yield
-    for number, handler in before.items():
-        assert signal.signal(number, handler) in (signal.SIG_DFL, signal.default_int_handler)
-
-
-@pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
+    """With signals that do as usual, also under nohup and in the background of a shell."""
     monkeypatch.chdir(tmp_path)
     Path("stand_in.py").write_text(STAND_IN)
     Path("config").mkdir()
     Path("config/train.yaml").write_text("length: 64\n")
     monkeypatch.setattr(engine, "COMMAND", (sys.executable, "-I", "-S", "stand_in.py"))
     monkeypatch.setattr(compose, "CONFIG", Path("config"))
-    return tmp_path
+    usual = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def make_run(row, *told, seed=0, **changes):
@@ -150,7 +143,7 @@ def test_the_request_of_a_receipt_is_that_of_the_beginning(monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_a_run_that_fails_is_named_and_the_others_go_on(command, capfd):
+def test_a_run_that_fails_is_named_and_the_others_are_compared(command, capfd):
     runs = [make_run("rope", f"fail {command}"), make_run("tape"), make_run("rope", seed=1)]
     for _ in range(2):
         assert performed(*runs, jobs=1, baseline="rope") == 1
@@ -205,14 +198,11 @@ def test_a_stopped_sweep_saves_and_resumes(number, received, status, capfd):
 
 
 def test_a_sweep_under_nohup_goes_on():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        run = make_run("rope")
-        sender = signal_when(signal.SIGHUP, run.folder / "model.safetensors")
-        assert performed(run) == 0
-        sender.join()  # it may be late, and must not find the signal's usual effect again
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run = make_run("rope")
+    sender = signal_when(signal.SIGHUP, run.folder / "model.safetensors")
+    assert performed(run) == 0
+    sender.join()  # it may be late, and must not find the signal's usual effect again
 
 
 def test_a_sweep_has_time_slices():
