@@ -111,14 +111,10 @@ def help_of(words: list[str], name: str) -> str:
     groups = [f"{group}: {listed(options(group))}" for group in groups_of()]
     overrides = [each.input_line for each in parsed(words)]
     settings = OmegaConf.to_yaml(composed(overrides, name))
-    return "\n".join(
-        [
-            "usage: group=entry chooses an entry of a group, setting=value changes a setting",
-            *("", "groups:", "", *groups),
-            *("", "settings:", "", settings),
-            "--hydra-help lists the flags of Hydra",
-        ]
-    )
+    lines = ["usage: group=entry chooses an entry of a group, setting=value changes a setting"]
+    lines += ["", "groups:", "", *groups, "", "settings:", "", settings]
+    lines += ["--hydra-help lists the flags of Hydra"] if name == "train" else []
+    return "\n".join(lines)
 
 
 def composed(words: list[str], name: str) -> DictConfig:
