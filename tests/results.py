@@ -1,77 +1,82 @@
-"""Runs with their evaluations as folders, from saved results."""
+"""Runs as folders: how they were trained and how they were evaluated, without weights."""
 
 import json
 import math
 
+from arithmetic import Problems
 from arithmetic.addition_task import GRID
-from tape.evaluation.curves import ABOUT, COLUMNS, POSITION_COLUMNS
-from tape.evaluation.tables import csv_table
+from tape.evaluation.curves import binned, write
 from tape.files import write_text
+from tape.runs.folder import TRAINED, register_run
 from tape.tasks.passkey.passkey_task import PASSKEY
 
-PLACES = {"perplexity": "compare", "arithmetic": "grid", "passkey": "passkey"}
+PROBLEMS = vars(Problems(max_first=1, max_second=1))
+LINES = [{"step": n, "loss": 9.0 - n, "tokens_per_second": 100.0 + n} for n in (1, 2, 3)]
 
 
-def lay_out(run, folder, place=None):
-    """Write a run as its training and its evaluations left it, without weights. Its evaluations
-    are in the folder `place`, by default that of the scripts."""
-    settings = {"trainer.seed": run.seed} | run.settings | {"seed": run.seed}
-    write_text(folder / "trained.json", json.dumps(settings))
-    for kind, asked in run.asked.items():
-        rows = run.rows[run.rows["evaluation"] == kind]
-        target = folder / (place or PLACES[kind])
-        target.mkdir(parents=True, exist_ok=True)
-        {"perplexity": perplexity, "arithmetic": grid, "passkey": passkey}[kind](
-            target, asked, rows
-        )
-    training = run.rows[run.rows["evaluation"] == "training"]
-    if len(training):
-        write_text(folder / "metrics.jsonl", metrics(training))
+def make_run(folder, position, seed=0, **changes):
+    """A finished run; `changes` of its settings by their names, with __ for dots."""
+    settings = {"name": folder.name, "seed": seed, "length": 8, "tokens": {"train": "one"}}
+    settings |= {"model": {"hidden_size": 8}, "position": {"name": position}}
+    settings["trainer"] = {"seed": seed, "max_steps": 5, "eval_steps": seed + 1}
+    for name, value in changes.items():
+        place, *groups, last = settings, *name.split("__")
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+    write_text(folder / TRAINED, json.dumps(register_run(folder, settings)))
     return folder
 
 
-def grid(target, asked, rows):
+def change(run, **settings):
+    """Changes settings that a run was trained with."""
+    trained = json.loads((run / TRAINED).read_text()) | settings
+    write_text(run / TRAINED, json.dumps(trained))
+
+
+def add_grid(place, outside, **asked):
+    """An evaluation of 2 x 2 digits with so many right of 10 in each cell beyond 1 x 1, where all
+    are right."""
+    evaluated = {"model": "-", "max_length": 2, "samples": 10, "seed": 0, "wrong": 0}
+    evaluated |= {f"problems.{name}": value for name, value in PROBLEMS.items()} | asked
+    cells = [[1, 1, 10, 10], *([n, m, outside, 10] for n, m in ((1, 2), (2, 1), (2, 2)))]
+    place.mkdir()
+    GRID.write(place, evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
+    return place
+
+
+def add_passkeys(place, trained, right, weights="-"):
+    """An evaluation with so many right of five prompts, by length and depth."""
+    evaluated = {"model": weights, "trained": trained, "max_tokens": 80, "interval": 10}
+    evaluated |= {"num_tests": 5, "depths": 2, "seed": 0, "keys": 1, "values": 1, "plain": True}
     cells = [
-        [int(row.first_digits), int(row.second_digits), round(row.value * row.n), int(row.n)]
-        for row in rows.itertuples()
+        [length, depth, 5, count, count, 5 * length]
+        for length, counts in right.items()
+        for depth, count in zip((0.0, 1.0), counts, strict=True)
     ]
-    GRID.write(target, asked, [{"batch": 0, "cells": cells, "wrong": []}])
+    batches = [{"batch": 0, "cells": cells, "wrong": []}]
+    place.mkdir(exist_ok=True)
+    PASSKEY.write(place, evaluated | {"original": False, "wrong": 0}, batches)
 
 
-def passkey(target, asked, rows):
-    counts = rows.assign(count=(rows["value"] * rows["n"]).round().astype(int))
-    cells = []
-    for (length, depth), cell in counts.groupby(["length", "depth"], dropna=False):
-        count = cell.set_index("measure")["count"]
-        prompts = int(cell.set_index("measure")["n"]["accuracy"])
-        numbers = (int(count[name]) for name in ("accuracy", "found", "tokens"))
-        cells.append([int(length), None if math.isnan(depth) else depth, prompts, *numbers])
-    PASSKEY.write(target, asked, [{"batch": 0, "cells": cells, "wrong": []}])
+def add_perplexity(place, losses, weights="f" * 16, windows=1, **asked):
+    """An evaluation with a loss by length, the same at all positions."""
+    about = {"model": "run", "model_hash": weights[:16], "data": "d", "data_hash": "d"}
+    about |= {"convention": "paper", "stride": 4, "batch_size": "", "dtype": "float32"} | asked
+    batches = {
+        length: [binned([*range(1, length)] * windows, [loss] * (length - 1) * windows)]
+        for length, loss in losses.items()
+    }
+    write(place / "perplexity.csv", about, batches)
 
 
-def perplexity(target, asked, rows):
-    about = asked | {"model": target.parent.name, "model_hash": asked["model"]}
-    tables = {"perplexity.csv": [COLUMNS], "perplexity_by_position.csv": [POSITION_COLUMNS]}
-    for row in rows[rows["measure"] == "loss"].itertuples():
-        key = [row.length if name == "length" else about[name] for name in ABOUT]
-        key[ABOUT.index("length")] = int(row.length)
-        if math.isnan(row.first):
-            values = [*key, int(row.n), row.value, math.exp(row.value)]
-            tables["perplexity.csv"].append(values)
-        else:
-            values = [*key, int(row.first), int(row.last), int(row.n), row.value]
-            tables["perplexity_by_position.csv"].append(values)
-    for name, lines in tables.items():
-        write_text(target / name, csv_table(lines))
+def add_metrics(run, loss, last=3):
+    """What a run logged, with the loss of a validation at step `last`."""
+    lines = [line | {"peak_memory_gib": 2} for line in LINES]
+    lines.append({"step": last, "eval_loss": loss})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_text(run / "metrics.jsonl", text)
 
 
-def metrics(rows):
-    value = {row.measure: row.value for row in rows.itertuples()}
-    spent = {"tokens_per_second": value["speed"], "peak_memory_gib": value["peak memory"]}
-    lines = []
-    for row in rows.itertuples():
-        if row.measure == "training loss":
-            lines.append({"step": int(row.step), "loss": row.value, **spent})
-        elif row.measure == "validation loss":
-            lines.append({"step": int(row.step), "eval_loss": row.value})
-    return "".join(json.dumps(line) + "\n" for line in lines)
+def logs(perplexities):
+    return {length: math.log(value) for length, value in perplexities.items()}

@@ -26,7 +26,7 @@ from shards import write_shards
 from torch.distributed.run import get_args_parser
 
 import tape.commands.__main__ as cli
-from tape.sweep.compose import compose_run
+from tape.settings.composition import compose_run
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES += sorted(ROOT.glob("docs/*.md"))

@@ -9,56 +9,29 @@ from contextlib import suppress
 import pandas as pd
 import pytest
 from commands import ROOT
+from results import add_grid, add_passkeys, make_run
 
-from arithmetic import Problems
-from arithmetic.addition_task import GRID
 from tape.evaluation.figures import heat
 from tape.files import write_text
 from tape.results.compare import compare, main, read
 from tape.results.figures import curves
-from tape.results.rows import row_labels
+from tape.results.rows import labels_of
 from tape.results.typesetting import markdown
 from tape.runs.folder import TRAINED, register_run
 from tape.statistics import weighted_mean
-from tape.tasks.passkey.passkey_task import PASSKEY
-
-PROBLEMS = Problems(max_first=1, max_second=1)
 
 
-def make_run(
-    folder, position, seed, outside, asked=(), trainer=(), hidden=8, text="one", **settings
-):
+def make_adder(folder, position, seed=0, outside=1, asked=(), **changes):
     """A run with a `grid`."""
-    trainer = {"seed": seed, "max_steps": 5, "eval_steps": seed + 1, **dict(trainer)}
-    configuration = {
-        **{"name": folder.name, "seed": seed, "length": 7, "model": {"hidden_size": hidden}},
-        **{"position": {"name": position, **settings}, "trainer": trainer},
-        "tokens": {"train": text},
-    }
-    write_text(folder / TRAINED, json.dumps(register_run(folder, configuration)))
-    grid(folder / "grid", outside, asked)
+    add_grid(make_run(folder, position, seed, **changes) / "grid", outside, **dict(asked))
     return folder
-
-
-def grid(place, outside, asked=()):
-    """Writes a grid of 2 x 2 with so many right answers of 10 in each cell beyond 1 x 1, where all
-    are right."""
-    evaluated = {
-        **{"model": "-", "max_length": 2, "samples": 10, "seed": 0, "wrong": 0},
-        **{f"problems.{name}": value for name, value in vars(PROBLEMS).items()},
-        **dict(asked),
-    }
-    cells = [[1, 1, 10, 10], *([n, m, outside, 10] for n, m in ((1, 2), (2, 1), (2, 2)))]
-    place.mkdir()
-    GRID.write(place, evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
-    return place
 
 
 @pytest.fixture
 def runs(tmp_path):
     outside = {("tape", 0): 2, ("tape", 1): 4, ("tape", 2): 9, ("rope", 0): 1, ("rope", 1): 1}
     return [
-        make_run(tmp_path / f"add_{position}_{seed}", position, seed, right)
+        make_adder(tmp_path / f"add_{position}_{seed}", position, seed, right)
         for (position, seed), right in outside.items()
     ]
 
@@ -74,7 +47,7 @@ def labels(runs, across=ALL):
 def test_evaluations_with_another_state_are_rows_of_their_own(runs, tmp_path):
     """Saved results keep them apart, too."""
     tapes = [run for run in runs if "tape" in run.name]
-    changed = [grid(run / "grid_initial", 0, {"intervention": "initial"}) for run in tapes]
+    changed = [add_grid(run / "grid_initial", 0, intervention="initial") for run in tapes]
     shutil.copy(tapes[0] / "grid" / "grid.csv", tapes[0])  # the run's own folder remains a run
     assert labels(runs) == {"tape": 3, "rope": 2}
     own = [run / "grid" for run in tapes]
@@ -101,11 +74,10 @@ def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
     assert (tmp_path / "out" / "table.md").read_text() == text + "\n"
     rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
     assert len(rows) == 5 * 4 and len({row["settings"] for row in rows}) == 2
-    assert rows[1] | {"settings": ""} == {
-        **{"run": "add_tape_0", "encoding": "tape", "settings": "", "seed": "0"},
-        **{"evaluation": "arithmetic", "measure": "accuracy"},
-        **{"first_digits": "1", "second_digits": "2", "value": "0.2", "n": "10", "unit": "share"},
-    }
+    expected = {"run": "add_tape_0", "encoding": "tape", "settings": "", "seed": "0"}
+    expected |= {"evaluation": "arithmetic", "measure": "accuracy", "first_digits": "1"}
+    expected |= {"second_digits": "2", "value": "0.2", "n": "10", "unit": "share"}
+    assert rows[1] | {"settings": ""} == expected
     assert (tmp_path / "out" / "heatmaps.png").stat().st_size > 1000
     assert not (tmp_path / "out" / "curves.png").exists()
     rows = found.rows["arithmetic"]
@@ -150,9 +122,9 @@ def test_damaged_results_are_refused(name, change, message, runs, tmp_path):
 def test_rows_are_named_by_all_that_differs(runs, tmp_path):
     """And not by what has no influence, such as eval_steps, or only another encoding has; by the
     whole name of a setting where another, here `length`, ends alike."""
-    runs.append(make_run(tmp_path / "wide", "tape", 0, 1, hidden=16))
-    runs.append(make_run(tmp_path / "theta", "rope", 0, 1, theta=5))
-    runs += [make_run(tmp_path / f"{n}", "learned", 0, 1, length=n) for n in (9, 16)]
+    runs.append(make_adder(tmp_path / "wide", "tape", model__hidden_size=16))
+    runs.append(make_adder(tmp_path / "theta", "rope", position__theta=5))
+    runs += [make_adder(tmp_path / f"{n}", "learned", position__length=n) for n in (9, 16)]
     assert labels(runs) == {
         "rope theta=None": 2,
         "rope theta=5": 1,
@@ -164,62 +136,49 @@ def test_rows_are_named_by_all_that_differs(runs, tmp_path):
 
 
 def test_samplers_and_rates_of_the_encoding_are_in_the_label():
-    def settings(name, **others):
-        return {"position.name": name, "position.sampler": "index", **others}
-
-    subset = {"position.name": "tape", "position.sampler.name": "subset"}
-    groups = [
-        *(
-            settings("tape"),
-            settings("rope"),
-            settings("tape", **{"optimizer.encoding_factor": 10}),
-        ),
-        subset | {"position.sampler.length": 162},
+    usual = [{"position.name": name, "position.sampler": "index"} for name in ("tape", "rope")]
+    factor = usual[0] | {"optimizer.encoding_factor": 10}
+    subsets = [
+        {"position.name": "tape", "position.sampler.name": "subset", "position.sampler.length": n}
+        for n in (162, 500)
     ]
-    labels = ["tape", "rope", "tape encoding_factor=10", "tape sampler=subset"]
-    assert row_labels(groups) == labels
-    longer = subset | {"position.sampler.length": 500}
-    assert row_labels([groups[-1], longer]) == [
-        "tape sampler.length=162",
-        "tape sampler.length=500",
-    ]
+    expected = ["tape", "rope", "tape encoding_factor=10", "tape sampler=subset"]
+    assert labels_of([*usual, factor, subsets[0]]) == expected
+    assert labels_of(subsets) == ["tape sampler.length=162", "tape sampler.length=500"]
 
 
 def test_rates_of_encodings_are_named_below_the_table(tmp_path):
     """A row per encoding is named by it alone; rows of one encoding by their rates."""
-
-    def run(name, position, seed, rate):
-        return make_run(tmp_path / name, position, seed, 1, (), {"learning_rate": rate})
-
-    runs = [run("a", "rope", 0, 0.2), run("b", "rope", 1, 0.2), run("c", "fire", 0, 0.1)]
+    runs = [
+        make_adder(tmp_path / f"{n}", position, seed, trainer__learning_rate=rate)
+        for n, (position, seed, rate) in enumerate(
+            [("rope", 0, 0.2), ("rope", 1, 0.2), ("fire", 0, 0.1), ("rope", 0, 0.4)]
+        )
+    ]
     assert "Learning rates" not in compare(runs[:2], tmp_path / "one", "grid")[0]
-    text, _ = compare(runs, tmp_path / "two", "grid")
-    assert "| rope | 2 |" in text
-    assert "\nLearning rates: rope 0.2, fire 0.1." in text
-    runs.append(run("d", "rope", 0, 0.4))
+    text, _ = compare(runs[:3], tmp_path / "two", "grid")
+    assert "| rope | 2 |" in text and "\nLearning rates: rope 0.2, fire 0.1." in text
     text, _ = compare(runs, tmp_path / "three", "grid")
-    assert (
-        "| rope trainer.learning_rate=0.4 | 1 |" in text and "\nLearning rates: fire 0.1." in text
-    )
+    assert "| rope trainer.learning_rate=0.4 | 1 |" in text
+    assert "\nLearning rates: fire 0.1." in text
 
 
 def test_one_run_in_other_words_is_one_row(tmp_path):
     """10000 is 10000.0; a setting that was not there yet is null, or an empty group."""
     runs = [
-        make_run(tmp_path / "a", "rope", 0, 1, theta=10000),
-        make_run(tmp_path / "b", "rope", 1, 1, theta=10000.0, scaling=None),
-        make_run(tmp_path / "c", "rope", 2, 1, theta=10000.0, scaling={}),
+        make_adder(tmp_path / "a", "rope", 0, position__theta=10000),
+        make_adder(tmp_path / "b", "rope", 1, position__theta=10000.0, position__scaling=None),
+        make_adder(tmp_path / "c", "rope", 2, position__theta=10000.0, position__scaling={}),
     ]
     assert labels(runs) == {"rope": 3}
 
 
 def test_rows_of_different_encodings_say_where_what_they_share_differs(tmp_path):
+    tape = {"position__theta": 10000, "position__sampler": "shift", "position__width": 4}
     runs = [
-        make_run(tmp_path / "a", "rope", 0, 1, theta=500, sampler="shift"),
-        make_run(tmp_path / "b", "tape", 0, 1, theta=10000, sampler="shift", width=4),
-        make_run(
-            tmp_path / "c", "tape", 1, 1, {}, {"seed": 0}, theta=10000, sampler="shift", width=4
-        ),
+        make_adder(tmp_path / "a", "rope", position__theta=500, position__sampler="shift"),
+        make_adder(tmp_path / "b", "tape", 0, **tape),
+        make_adder(tmp_path / "c", "tape", 1, trainer__seed=0, **tape),
     ]
     assert labels(runs).keys() == {"rope theta=500", "tape", "tape trainer.seed=0"}
     assert labels(runs[:2]).keys() == {"rope theta=500", "tape theta=10000"}
@@ -227,13 +186,13 @@ def test_rows_of_different_encodings_say_where_what_they_share_differs(tmp_path)
 
 def test_a_continued_run_is_what_it_was_until_it_ends(tmp_path):
     """And never the same as one that was to be as long from the beginning."""
-    run = make_run(tmp_path / "a", "rope", 0, 1)
+    run = make_adder(tmp_path / "a", "rope")
     (run / "checkpoint-5").mkdir()
     longer = json.loads((run / "run.json").read_text())
     longer["trainer"]["max_steps"] = 9
     recorded = register_run(run, longer)
     assert recorded["earlier_max_steps"] == [5] and register_run(run, longer) == recorded
-    straight = make_run(tmp_path / "b", "rope", 1, 1, trainer={"max_steps": 9}.items())
+    straight = make_adder(tmp_path / "b", "rope", 1, trainer__max_steps=9)
     expected = {"rope trainer.max_steps=5", "rope trainer.max_steps=9"}
     assert labels((run, straight)).keys() == expected
     write_text(run / TRAINED, json.dumps(recorded))
@@ -241,46 +200,44 @@ def test_a_continued_run_is_what_it_was_until_it_ends(tmp_path):
     assert labels((run, straight), (*ALL, "earlier_max_steps")).keys() == expected
 
 
-def test_what_cannot_be_compared_is_refused(runs, tmp_path):
-    other = make_run(tmp_path / "other", "rope", 7, 1, asked={"samples": 20}.items())
-    with pytest.raises(
-        ValueError, match="were evaluated with different settings: samples: 10 -> 20"
-    ):
+@pytest.mark.parametrize(
+    ("position", "seed", "changes", "message"),
+    [
+        ("tape", 7, {"asked": {"samples": 20}}, r"evaluated with different .*: samples: 10 -> 20"),
+        ("tape", 7, {"model__hidden_size": 16}, r"model\.hidden_size: 8 -> 16; .* with --across"),
+        ("tape", 7, {"tokens__train": "two"}, r"tokens\.train: one -> two; .* with --across"),
+        ("tape", 7, {"length": 9}, r"length: 8 -> 9; .* with --across"),
+        ("tape", 2, {}, r"add_tape_2 and .*other are the same run, seed 2"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(position, seed, changes, message, runs, tmp_path):
+    other = make_adder(tmp_path / "other", position, seed, **changes)
+    with pytest.raises(ValueError, match=message):
         read([*runs, other], "grid")
-    wide = make_run(tmp_path / "wide", "tape", 7, 1, hidden=16)
-    with pytest.raises(ValueError, match=r"model\.hidden_size: 8 -> 16; .* with --across"):
-        read([*runs, wide], "grid")
-    text = make_run(tmp_path / "text", "tape", 7, 1, text="another")
-    with pytest.raises(ValueError, match=r"tokens\.train: one -> another; .* with --across"):
-        read([*runs, text], "grid")
-    twice = make_run(tmp_path / "twice", "tape", 2, 1)
-    with pytest.raises(ValueError, match=r"add_tape_2 and .*twice are the same run, seed 2"):
-        read([*runs, twice], "grid")
-    with pytest.raises(
-        ValueError, match="--baseline 'tpae' is not a row; choose one of tape, rope"
-    ):
+
+
+def test_what_is_not_there_is_refused(runs, tmp_path):
+    message = "--baseline 'tpae' is not a row; choose one of tape, rope"
+    with pytest.raises(ValueError, match=message):
         compare(runs, tmp_path / "out", "grid", baseline="tpae")
     with pytest.raises(ValueError, match=r"no runs were given|has none of"):
         read([tmp_path / "nothing"])
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_be_read_is_named_below_the_table(runs, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_read_is_named_below_the_table(runs, tmp_path, capsys):
     (runs[0] / "model.safetensors").write_bytes(b"trained further")
     shutil.rmtree(runs[1] / "grid")
     (runs[2] / TRAINED).unlink()
     (runs[3] / "grid" / "summary.json").write_text("{")
     found = read(runs)
-    for run, words in zip(
-        runs[:4],
-        (
-            "was evaluated with other weights",
-            "grid has none of perplexity.csv, grid.csv, passkey.csv, synthetic.csv: evaluate that",
-            "has no trained.json: give the folder of a run that",
-            "summary.json is damaged",
-        ),
-        strict=True,
-    ):
+    expected = [
+        "was evaluated with other weights",
+        "grid has none of perplexity.csv, grid.csv, passkey.csv, synthetic.csv: evaluate that",
+        "has no trained.json: give the folder of a run that",
+        "summary.json is damaged",
+    ]
+    for run, words in zip(runs[:4], expected, strict=True):
         assert words in found.missing[run]
     assert found.labels == ["rope"]
     with pytest.raises(SystemExit, match="error: 4 of 5 are not in the table"):
@@ -301,24 +258,9 @@ def test_the_evaluation_is_the_one_that_all_have(runs):
 def make_passkey_run(folder, position, seed, right):
     """A run with all answers right at 10 tokens, where the training ended, and so many of 10 at 20,
     40 and 80."""
-    configuration = {
-        **{"name": folder.name, "seed": seed, "length": 10, "model": {"hidden_size": 8}},
-        **{"position": {"name": position}, "trainer": {"seed": seed, "max_steps": 5}},
-    }
-    write_text(folder / TRAINED, json.dumps(register_run(folder, configuration)))
-    evaluated = {
-        **{"model": "-", "trained": 10, "max_tokens": 80, "interval": 10, "num_tests": 5},
-        **{"depths": 2, "seed": 0, "keys": 1, "values": 1, "plain": True, "original": False},
-        "wrong": 0,
-    }
-    shares = {10: 10, 20: right, 40: right // 2, 80: 0}
-    cells = [
-        [length, depth, 5, *[min(5, max(0, right - 5 * row))] * 2, 5 * length]
-        for length, right in shares.items()
-        for row, depth in enumerate((0.0, 1.0))
-    ]
-    (folder / "passkey").mkdir()
-    PASSKEY.write(folder / "passkey", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
+    counts = {10: 10, 20: right, 40: right // 2, 80: 0}
+    counts = {n: [min(5, max(0, x - 5 * row)) for row in range(2)] for n, x in counts.items()}
+    add_passkeys(make_run(folder, position, seed) / "passkey", 10, counts)
     return folder
 
 
@@ -334,12 +276,12 @@ def test_the_table_of_lengths_has_means_and_intervals_over_seeds(tmp_path):
         "| tape | 1 | 100.0 | 80.0 | 40.0 | 0.0 |",
         "| rope | 3 | 100.0 ± 0.0 | 40.0 ± 49.7 | 20.0 ± 24.8 | 0.0 ± 0.0 |",
     ]
-    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
+    rows = pd.read_csv(tmp_path / "out" / "results.csv")
     assert len(rows) == 4 * 4 * 2 * 3  # runs, lengths, depths, measures
-    chosen = [row for row in rows if (row["run"], row["length"]) == ("rope_0", "20")]
-    assert [(row["measure"], row["depth"], row["value"], row["n"]) for row in chosen[:4]] == [
-        *(("accuracy", "0", "0.4", "5"), ("found", "0", "0.4", "5")),
-        *(("tokens", "0", "20.0", "5"), ("accuracy", "1", "0.0", "5")),
+    chosen = rows[(rows["run"] == "rope_0") & (rows["length"] == 20)].set_index("measure")
+    assert chosen.loc["accuracy"][["depth", "value", "n"]].values.tolist() == [
+        [0, 0.4, 5],
+        [1, 0, 5],
     ]
     for name in ("heatmaps", "curves"):
         assert (tmp_path / "out" / f"{name}.png").stat().st_size > 1000
@@ -349,24 +291,21 @@ def test_the_table_of_lengths_has_means_and_intervals_over_seeds(tmp_path):
     assert len(axes.collections) == 1  # one seed has no interval
 
 
-@pytest.mark.parametrize("name", ["passkey", "addition", "needle"])
+@pytest.mark.parametrize("name", ["passkey", "addition"])
 def test_what_was_asked_is_not_run_as_code(name, tmp_path):
     """Saved results may be those of others."""
     folder = shutil.copytree(ROOT / "docs" / "results" / name, tmp_path / name)
     settings, made = folder / "settings.json", tmp_path / "made"
-    code = f"1 and @pd.io.common.os.mkdir('{made}')"
-    text, count = re.subn(
-        r'"(trained|problems\.max_first)": \d+',
-        lambda found: f'"{found[1]}": {json.dumps(code)}',
-        settings.read_text(),
-    )
+    code = json.dumps(f"1 and @pd.io.common.os.mkdir('{made}')")
+    pattern = r'"(trained|problems\.max_first)": \d+'
+    text, count = re.subn(pattern, lambda x: f'"{x[1]}": {code}', settings.read_text())
     settings.write_text(text)
     with suppress(TypeError, ValueError):  # text is compared with numbers
         compare([folder], tmp_path / "out")
     assert count and not made.exists()
 
 
-@pytest.mark.parametrize("size", [1, 10, 20, 37, 80, 300])
+@pytest.mark.parametrize("size", [1, 37, 300])
 def test_labels_stay_readable(size):
     digits = [(n, m) for n in range(1, size + 1) for m in range(1, size + 1)]
     rows = pd.DataFrame(digits, columns=["first_digits", "second_digits"])

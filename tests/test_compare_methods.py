@@ -1,79 +1,37 @@
 """Methods of context extension side by side: the numbers, the rows, the picture, and refusals."""
 
-import csv
-import json
 import math
 import shutil
 
+import pandas as pd
 import pytest
 from conftest import composed
+from results import add_passkeys, add_perplexity, change, logs
+from results import make_run as make
 
-from tape.evaluation.curves import binned, write
-from tape.files import write_text
 from tape.results.compare import compare, main, read
 from tape.results.figures import curves
 from tape.results.typesetting import markdown
-from tape.runs.folder import TRAINED, register_run
-from tape.tasks.passkey.passkey_task import PASSKEY
 from tape.tasks.passkey.sequences import Passkeys
 
-BASE_HASH = 4 * "0123456789abcdef"
-ABOUT = {
-    **{"data": "local (validation)", "data_hash": "d", "convention": "paper", "stride": 4},
-    **{"batch_size": "", "dtype": "float32"},
-}
-COMPARABILITY_KEYS = {
-    **{"max_tokens": 8, "interval": 4, "num_tests": 10, "depths": 1, "seed": 0},
-    **{"keys": 1, "values": 1, "plain": True, "original": False, "wrong": 0},
-}
+BASE = 4 * "0123456789abcdef"
 
 
-def settings_of(folder, method, seed, changes):
-    """As train.py records them, nested; `changes` by their flat names."""
-    adapted = method is not None
-    settings = {
-        **{"name": folder.name, "seed": seed, "length": 32 if adapted else 8},
-        "peft": {"name": method, "lora": {"rank": 8}} if adapted else None,
-        "base_model": "output/base" if adapted else None,
-        "position": {"name": "tape" if method == "adape" else "rope"},
-        "trainer": {"seed": seed, "max_steps": 5, "learning_rate": 0.1},
-        "tokens": {"train": "t"},
-        **({"base_weights": BASE_HASH} if adapted else {}),
-    }
-    for name, value in changes.items():
-        *groups, last = name.split(".")
-        place = settings
-        for group in groups:
-            place = place[group]
-        place[last] = value
-    return settings
-
-
-def make_run(
-    folder, method, seed=0, perplexities=None, right=None, asked=(), weights=None, **changes
-):
-    """A run with these perplexities, by length, and so many right of 10 at each length; those of
-    tables, its weights are not there."""
-    changes = {name.replace("__", "."): value for name, value in changes.items()}
-    settings = settings_of(folder, method, seed, changes)
-    write_text(folder / TRAINED, json.dumps(register_run(folder, settings)))
-    weights = weights or (BASE_HASH if method is None else "f" * 64)
+def make_run(folder, method, seed=0, perplexities=None, right=None, **changes):
+    """A run with these perplexities, and so many right of 10, by length; a base without a method.
+    `changes` are of its settings, and `asked` of its perplexities."""
+    asked, weights = changes.pop("asked", {}), changes.pop("weights", None)
+    if method is not None:
+        adapted = {"length": 32, "base_model": "output/base", "base_weights": BASE}
+        changes = adapted | {"peft__name": method, "peft__lora": {"rank": 8}} | changes
+    make(folder, "tape" if method == "adape" else "rope", seed, **changes)
+    weights = weights or (BASE if method is None else "f" * 64)
     if perplexities:
-        measure(folder / "extend" / "perplexity.csv", weights, perplexities, dict(asked))
+        add_perplexity(folder / "extend", logs(perplexities), weights, **asked)
     if right:
-        cells = [[length, 0.5, 10, n, n, 10 * length] for length, n in right.items()]
-        evaluated = {**COMPARABILITY_KEYS, "model": weights, "trained": 8 if method else 4}
-        PASSKEY.write(folder / "extend", evaluated, [{"batch": 0, "cells": cells, "wrong": []}])
+        counts = {length: [min(5, n), max(0, n - 5)] for length, n in right.items()}
+        add_passkeys(folder / "extend", 8 if method else 4, counts, weights)
     return folder
-
-
-def measure(path, weights, perplexities, asked):
-    """Tokens before a token add nothing: the loss is the same at all positions."""
-    batches = {
-        length: [binned(range(1, length), [math.log(value)] * (length - 1))]
-        for length, value in perplexities.items()
-    }
-    write(path, {"model": "run", "model_hash": weights[:16], **ABOUT, **asked}, batches)
 
 
 @pytest.fixture
@@ -110,9 +68,9 @@ def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
         "| lora | 3 | 100.0 ± 0.0 | 50.0 ± 89.6 |",
     ]
     assert (tmp_path / "out" / "table.md").read_text() == text + "\n"
-    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
-    assert {row["run"] for row in rows} == {run.name for run in runs}
-    assert {row["evaluation"] for row in rows} == {"perplexity", "passkey"}
+    rows = pd.read_csv(tmp_path / "out" / "results.csv")
+    assert {*rows["run"]} == {run.name for run in runs}
+    assert {*rows["evaluation"]} == {"perplexity", "passkey"}
     for kind in ("png", "svg"):
         assert (tmp_path / "out" / f"curves.{kind}").stat().st_size > 1000
 
@@ -140,18 +98,31 @@ def test_the_picture_names_all_and_draws_what_was_measured(runs):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trainer__max_steps": 6}, r"trainer\.max_steps: 5 -> 6"),
-        ({"length": 16}, "length: 32 -> 16"),
-        ({"tokens__train": "u"}, r"tokens\.train: t -> u"),
-        ({"base_weights": "a"}, f"base_weights: {BASE_HASH} -> a"),
+        ({"trainer__max_steps": 6}, r"trained .*: trainer\.max_steps: 5 -> 6;"),
+        ({"length": 16}, "trained with different settings: length: 32 -> 16;"),
+        ({"tokens__train": "u"}, r"trained with different settings: tokens\.train: one -> u;"),
+        ({"base_weights": "a"}, f"trained with different settings: base_weights: {BASE} -> a;"),
+        ({"asked": {"stride": 5}}, "evaluated with different settings: stride: 4 -> 5"),
+        ({"asked": {"data_hash": "e"}}, "evaluated with different settings: data_hash: d -> e"),
+        ({"perplexities": {8: 30.0}}, r"evaluated .*: lengths: \[8, 32\] -> \[8\]"),
     ],
 )
-def test_other_budgets_are_refused_by_name(runs, tmp_path, changes, message):
-    runs.append(make_run(tmp_path / "other", "ft", 0, {8: 30.0, 32: 35.0}, **changes))
-    with pytest.raises(
-        ValueError, match=f"_lora_0 and .*other were trained with different settings: {message};"
-    ):
+def test_what_was_trained_or_measured_otherwise_is_refused_by_name(
+    runs, tmp_path, changes, message
+):
+    given = {"perplexities": {8: 30.0, 32: 35.0}} | changes
+    runs.append(make_run(tmp_path / "other", "ft", **given))
+    with pytest.raises(ValueError, match=f"/.* and .*other were {message}"):
         read(runs, "extend")
+
+
+def test_two_measurements_are_not_one(runs, tmp_path):
+    two = make_run(tmp_path / "two", "ft", 0, {8: 30.0, 32: 35.0})
+    add_perplexity(two / "extend", {8: 1.0}, convention="disjoint")
+    missing = read([*runs, two], "extend").missing[two]
+    assert "does not hold one measurement of one model (convention)" in missing
+    shutil.rmtree(two / "extend")
+    assert "has none of perplexity.csv" in read([*runs, two], "extend").missing[two]
 
 
 def test_a_method_with_other_settings_is_another_row(runs, tmp_path):
@@ -159,7 +130,8 @@ def test_a_method_with_other_settings_is_another_row(runs, tmp_path):
     runs.append(make_run(tmp_path / "wide", "lora", 0, at, peft__lora={"rank": 16}))
     labels = read(runs).labels
     assert "lora peft.lora.rank=8" in labels and "lora peft.lora.rank=16" in labels
-    runs.append(make_run(tmp_path / "xpos", "lora", 0, at, position={"name": "xpos", "centre": 4}))
+    xpos = {"position__name": "xpos", "position__centre": 4}
+    runs.append(make_run(tmp_path / "xpos", "lora", 0, at, **xpos))
     labels = read(runs).labels
     assert {label for label in labels if label.startswith("lora")} == {
         "lora",  # that has pass keys, and no other
@@ -175,29 +147,6 @@ def test_a_method_with_other_settings_is_another_row(runs, tmp_path):
         read([*runs, tmp_path / "again"], "extend")
 
 
-def test_what_was_measured_otherwise_is_refused(runs, tmp_path):
-    at = {8: 30.0, 32: 35.0}
-    for name, asked, found, message in [
-        ("stride", {"stride": 5}, at, "evaluated with different settings: stride: 4 -> 5"),
-        ("data", {"data_hash": "e"}, at, "evaluated with different settings: data_hash: d -> e"),
-        (
-            "lengths",
-            {},
-            {8: 30.0},
-            r"evaluated with different settings: lengths: \[8, 32\] -> \[8\]",
-        ),
-    ]:
-        other = make_run(tmp_path / name, "ft", 0, found, asked=asked.items())
-        with pytest.raises(ValueError, match=message):
-            read([*runs, other], "extend")
-    two = make_run(tmp_path / "two", "ft", 0, at)
-    measure(two / "extend" / "perplexity.csv", "f" * 64, at, {"convention": "disjoint"})
-    missing = read([*runs, two], "extend").missing[two]
-    assert "does not hold one measurement of one model (convention)" in missing
-    shutil.rmtree(two / "extend")
-    assert "has none of perplexity.csv" in read([*runs, two], "extend").missing[two]
-
-
 def test_the_base_is_the_one_that_was_adapted(runs, tmp_path):
     second = make_run(tmp_path / "second", None, 0, {8: 40.0, 32: 90.0}, length=9)
     with pytest.raises(
@@ -206,8 +155,7 @@ def test_the_base_is_the_one_that_was_adapted(runs, tmp_path):
         read([*runs, second], "extend")
     for run in runs[2:]:
         if run.name.startswith("text"):
-            trained = json.loads((run / TRAINED).read_text()) | {"base_weights": "9" * 64}
-            write_text(run / TRAINED, json.dumps(trained))
+            change(run, base_weights="9" * 64)
     with pytest.raises(
         SystemExit, match=r"error: .*text_lora_0 was adapted from other weights than .*base"
     ):
@@ -243,8 +191,7 @@ def test_each_seed_may_have_a_base_of_its_own(tmp_path):
     for seed, folder in trained.items():
         make_run(folder, None, seed, right={4: 10, 8: 0}, weights=str(seed) * 64)
     assert "| not extended | 2 |" in markdown(read([*runs, *trained.values()], **within))
-    path = trained[1] / "trained.json"
-    path.write_text(path.read_text().replace('"max_steps": ', '"max_steps": 9'))
+    change(trained[1], trainer={"seed": 1, "max_steps": 9})
     with pytest.raises(ValueError, match=r"base_0 and .*base_1 were .* trainer\.max_steps: "):
         read([*runs, *trained.values()], **within)
     with pytest.raises(ValueError, match=r"base_0 and .*base_1 are both not extended"):

@@ -20,7 +20,7 @@ from tape import TapeForCausalLM
 from tape.analysis import stability, state, visualize
 from tape.evaluation.tables import over_seeds
 from tape.positions import ALIASES, ENCODINGS, Positions
-from tape.results.comparison import read
+from tape.results.rows import read
 from tape.results.typesetting import markdown
 from tape.settings.groups import ABLATIONS, CONFIG
 from tape.tasks.synthetic.suite import suite

@@ -1,15 +1,14 @@
 """Learning rates chosen by validation loss."""
 
-import json
-
 import pytest
-from conftest import composed, make_config
+from conftest import composed
 from omegaconf import OmegaConf
+from results import add_metrics
+from results import make_run as make
 
 from tape.files import write_text
 from tape.results.rates import choices, draw, main, read_finished, table
 from tape.results.runs import read_all
-from tape.runs.folder import TRAINED, register_run
 from tape.settings.groups import CONFIG
 
 LOSSES = {
@@ -20,14 +19,10 @@ LOSSES = {
 
 def make_run(folder, encoding, rate, loss, seed=7, last=5, **others):
     """A run with this validation loss at the end."""
-    settings = {"seed": seed, "length": 8, "sequences_per_step": 4, **others}
-    settings["position"] = {"name": encoding}
-    settings["trainer"] = {"seed": seed, "max_steps": 5, "learning_rate": rate}
-    write_text(folder / TRAINED, json.dumps(register_run(folder, settings)))
-    make_config(encoding).save_pretrained(folder)
-    row = {"step": 3, "loss": 4.0, "tokens_per_second": 9.0, "peak_memory_gib": 1.0}
-    rows = [row, {"step": 2, "eval_loss": 1.0}, {"step": last, "eval_loss": loss}]
-    write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    make(folder, encoding, seed, trainer__learning_rate=rate, **others)
+    add_metrics(folder, loss, last)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "eval_loss": 1.0}\n')
     return folder
 
 
@@ -114,11 +109,8 @@ def test_other_budgets_and_double_runs_are_refused(runs, tmp_path):
         found([*runs, twice])
 
 
-def test_a_file_has_one_rate_per_encoding(runs, tmp_path, capsys):
-    wide = make_run(tmp_path / "wide", "tape", 0.001, 2.0)
-    trained = json.loads((wide / TRAINED).read_text())
-    trained["position"]["width"] = 4
-    write_text(wide / TRAINED, json.dumps(trained))
+def test_a_file_has_one_rate_per_encoding(runs, tmp_path):
+    wide = make_run(tmp_path / "wide", "tape", 0.001, 2.0, position__width=4)
     with pytest.raises(SystemExit, match=r"one learning rate per name: rope, tape.*leave some"):
         main([*map(str, runs), str(wide), "--out", str(tmp_path / "out")])
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tape import provenance
-from tape.results import html
-from tape.results.report import main
+from tape.results.report import MARK, main
 
 ROOT = Path(__file__).parent.parent
 PICTURE = min((ROOT / "docs" / "results").rglob("*.png"))
@@ -226,4 +225,4 @@ def test_what_cannot_be_reported_is_refused(output, tmp_path, capsys):
     shutil.rmtree(out)
     for _ in range(2):  # a report may be made again
         main([str(output), "--out", str(out)])
-    assert html.MARK in (out / "index.html").read_text()
+    assert MARK in (out / "index.html").read_text()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tape.sweep import engine, receipt
+from tape.sweep import compose, engine
+from tape.sweep.compose import Run
 from tape.sweep.engine import perform
-from tape.sweep.receipt import Run
 
 STAND_IN = """
 import os, pathlib, signal, sys, time
@@ -42,26 +42,19 @@ OUT = Path("output/compare_e")
 
 
 @pytest.fixture(autouse=True)
-def signals():
-    """Under nohup and in the background of a shell, these are ignored from the start."""
-    before = {
-        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
-    }
-    yield
-    for number, handler in before.items():
-        assert signal.signal(number, handler) in (signal.SIG_DFL, signal.default_int_handler)
-
-
-@pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
+    """With signals that do as usual, also under nohup and in the background of a shell."""
     monkeypatch.chdir(tmp_path)
     Path("stand_in.py").write_text(STAND_IN)
     Path("config").mkdir()
     Path("config/train.yaml").write_text("length: 64\n")
     monkeypatch.setattr(engine, "COMMAND", (sys.executable, "-I", "-S", "stand_in.py"))
-    monkeypatch.setattr(receipt, "CONFIG", Path("config"))
-    return tmp_path
+    monkeypatch.setattr(compose, "CONFIG", Path("config"))
+    usual = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def make_run(row, *told, seed=0, **changes):
@@ -72,7 +65,7 @@ def make_run(row, *told, seed=0, **changes):
 
 def performed(*runs, **changes):
     names = ("seconds", "cluster", "baseline")
-    cfg = {"out": str(OUT), "jobs": 2, "partial": False, "compare": "compare", "submitit": {}}
+    cfg = {"out": str(OUT), "jobs": 2, "compare": "compare", "submitit": {}}
     return perform(dict.fromkeys(names) | cfg | changes, runs)
 
 
@@ -140,30 +133,29 @@ def test_an_encoding_is_no_folder(capfd):
 def test_the_request_of_a_receipt_is_that_of_the_beginning(monkeypatch):
     execute = engine.Engine.execute
 
-    def edited(self, words, log):
+    async def edited(self, words, log=None):
         wrote("config/new.yaml")
-        return execute(self, words, log)
+        return await execute(self, words, log)
 
     monkeypatch.setattr(engine.Engine, "execute", edited)
     assert performed(run := make_run("rope")) == 0
     assert run.receipt.exists() and not run.finished()
 
 
-@pytest.mark.parametrize("partial", [True, False])
 @pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_a_run_that_fails_is_named_and_the_others_go_on(command, partial, capfd):
+def test_a_run_that_fails_is_named_and_the_others_are_compared(command, capfd):
     runs = [make_run("rope", f"fail {command}"), make_run("tape"), make_run("rope", seed=1)]
     for _ in range(2):
-        assert performed(*runs, jobs=1, partial=partial, baseline="rope") == 1
+        assert performed(*runs, jobs=1, baseline="rope") == 1
         out, err = capfd.readouterr()
         told = f"e_rope_0 did not finish, see {runs[0].log}: error: the loss is not finite"
         assert err.splitlines() == [f"error: {told}", "error: 1 of 3 runs did not finish: e_rope_0"]
-        assert ("--baseline output/e_rope_1" in out) == partial
+        assert "--baseline output/e_rope_1" in out
         assert [trainings(run) for run in runs[1:]] == [1, 1]
 
 
 def test_nothing_is_compared_where_all_runs_failed(capfd):
-    assert performed(make_run("rope", "fail train"), partial=True) == 1
+    assert performed(make_run("rope", "fail train")) == 1
     assert "compared" not in capfd.readouterr().out
 
 
@@ -206,14 +198,11 @@ def test_a_stopped_sweep_saves_and_resumes(number, received, status, capfd):
 
 
 def test_a_sweep_under_nohup_goes_on():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        run = make_run("rope")
-        sender = signal_when(signal.SIGHUP, run.folder / "model.safetensors")
-        assert performed(run) == 0
-        sender.join()  # it may be late, and must not find the signal's usual effect again
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run = make_run("rope")
+    sender = signal_when(signal.SIGHUP, run.folder / "model.safetensors")
+    assert performed(run) == 0
+    sender.join()  # it may be late, and must not find the signal's usual effect again
 
 
 def test_a_sweep_has_time_slices():
@@ -250,7 +239,7 @@ def test_a_base_model_is_trained_first(capfd):
 
 def test_nothing_starts_from_a_base_model_that_failed(capfd):
     run = make_run("lora")
-    assert performed(make_run("base", "fail train", is_base=True), run, partial=True) == 1
+    assert performed(make_run("base", "fail train", is_base=True), run) == 1
     out, err = capfd.readouterr()
     assert "the loss is not finite" in err and "compared" not in out and not run.folder.exists()
 
@@ -258,7 +247,7 @@ def test_nothing_starts_from_a_base_model_that_failed(capfd):
 def test_runs_are_jobs_of_a_cluster(capfd):
     runs = [make_run("rope"), make_run("tape", "fail train")]
     cluster = {"cluster": "local", "submitit": {"timeout_min": 1}}
-    assert performed(*runs, **cluster, partial=True) == 1
+    assert performed(*runs, **cluster) == 1
     out, err = capfd.readouterr()
     assert "e_rope_0: finished" in out and "compared" in out
     assert f"e_tape_0 did not finish, see {runs[1].log}: error: the loss" in err

@@ -1,13 +1,11 @@
 """Sweeps from training to the comparison, with tiny runs; the commands run in this process."""
 
-import logging
 import re
 import shutil
 
 import pytest
 from commands import run_command
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.singleton import Singleton
 from test_generated import SETTINGS
 
 from tape.sweep.engine import Engine
@@ -21,12 +19,9 @@ TEXT += ["eval_blocks=8", "report.tokens=512", "trainer.eval_steps=1000"]
 def sweep(tmp_path, monkeypatch):
     """Runs sweep.py, and every command of it in this process."""
 
-    def execute(self, words, log):
-        hydra = Singleton.get_state()  # sweep.py is a command of Hydra, as some of these
-        GlobalHydra.instance().clear()
-        logging.getLogger().handlers.clear()
+    async def execute(self, words, log=None):
+        GlobalHydra.instance().clear()  # sweep.py has composed runs
         outcome = run_command("-m", "tape.commands", *words, folder=tmp_path)
-        Singleton.set_state(hydra)
         if log is None:
             print(outcome.out, outcome.err)
         else:
@@ -34,12 +29,7 @@ def sweep(tmp_path, monkeypatch):
                 file.write(outcome.out + outcome.err)
         return outcome.status
 
-    def learn_all(self, runs):  # signals of runs are for the main thread
-        for run in runs:
-            self.learn(run)
-
     monkeypatch.setattr(Engine, "execute", execute)
-    monkeypatch.setattr(Engine, "learn_all", learn_all)
     return lambda *words: run_command("sweep.py", *words, folder=tmp_path)
 
 

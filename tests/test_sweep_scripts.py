@@ -39,11 +39,13 @@ def run_script(tmp_path):
 
 
 def test_values_and_seeds_are_combined():
-    found = commands(
-        *("sweep=encodings", "vary.position=[tape,rope]", "vary.trainer.learning_rate=[1e-3,2e-5]"),
-        *("seeds=0 7", "name=rates", "settings=['length=64']"),
-        *("--", "data=text", "data.files=my texts/"),
-    )
+    words = [
+        "sweep=encodings",
+        "vary.position=[tape,rope]",
+        "vary.trainer.learning_rate=[1e-3,2e-5]",
+    ]
+    words += ["seeds=0 7", "name=rates", "settings=['length=64']"]
+    found = commands(*words, "--", "data=text", "data.files=my texts/")
     runs = [command for command in found if command[0] == "train"]
     names = [
         f"rates_{position}_learning_rate_{rate}_{seed}"
@@ -52,11 +54,9 @@ def test_values_and_seeds_are_combined():
         for rate in ("0.001", "2e-05")
     ]
     assert [given(run, "name") for run in runs] == [[name] for name in names]
-    assert runs[5] == [
-        *("train", "experiment=text", f"name={names[5]}", f"output_dir=output/{names[5]}"),
-        *("position=tape", "trainer.learning_rate=2e-05", "seed=7", "length=64"),
-        *("data=text", "data.files=my texts/"),
-    ]
+    settings = f"experiment=text name={names[5]} output_dir=output/{names[5]} position=tape "
+    settings += "trainer.learning_rate=2e-05 seed=7 length=64 data=text"
+    assert runs[5] == ["train", *settings.split(), "data.files=my texts/"]
     evaluated = [command for command in found if command[0] == "perplexity"]
     assert given(evaluated[5], "model") == [f"output/{names[5]}"]
     assert given(evaluated[5], "out") == [f"output/{names[5]}/compare/perplexity.csv"]
@@ -70,48 +70,35 @@ def test_runs_of_a_sweep_compose(name):
     """Its evaluation and the comparison are commands of the project."""
     fewer = ["vary.data=parity"] if name == "suite" else []
     fewer += ["vary.trainer.learning_rate=[1e-3]"] if "rates" in name else []
-    found = commands(f"sweep={name}", "seeds=[0]", *fewer)
-    own = [command for command in found if command[0] == "train"]
-    for _, *settings in own[:1] + own[-1:]:
-        outcome = run_command("train.py", *settings, "--cfg", "job", "--resolve", folder=ROOT)
-        assert outcome.status == 0, outcome.err
-    assert {command[0] for command in found} <= {*TARGETS}
+    assert {command[0] for command in commands(f"sweep={name}", "seeds=[0]", *fewer)} <= {*TARGETS}
 
 
 REFUSED = [
     ([], r"sweep=null: choose one of ablation_architecture, "),
     (["sweep=encoding"], r"unknown sweep 'encoding'; did you mean 'encodings'\?"),
-    (["sweep=passkey", "vary.position=[rope,nop]"], r"vary\.position='nop' .*known: abacus, "),
+    (["sweep=passkey", "vary.position=[rope,nop]"], r"unknown position 'nop'; did you mean 'nope'"),
     (
         ["vary.position=[rope]", "vary.position.name=[tape]"],
         r"vary\.position\.name=\[tape\] beside vary\.position=\[rope\]: give one of",
     ),
-    (["sweep=passkey", "vary.position=keep"], r"vary\.position='keep' is no value of"),
-    (["sweep=passkey", "vary.position=[]"], r"vary\.position=\[\]: name one value or more"),
-    (["sweep=passkey", "vary.position=rope rope"], r"'rope': duplicate value; name it once"),
-    (["sweep=passkey", "vary.length=[[1]]"], r"vary\.length=\[1\] must be an integer in 2\.\."),
+    (["sweep=passkey", "vary.position=[]"], r"vary, seeds: name one value or more of each"),
     (["sweep=passkey", "vary.seed=[1,2]"], r"vary\.seed is set by the sweep; give name="),
     (["sweep=passkey", "vary=3"], r"vary=3 must be a mapping"),
     (["sweep=passkey", "seeds=0 x"], r"seeds='x' must be an integer in 0\.\."),
     (["sweep=passkey", "jobs=0"], r"jobs=0 must be an integer >= 1"),
-    (["sweep=passkey", "seconds=-1"], r"seconds=-1 must be a number > 0"),
+    (["sweep=passkey", "seconds=-1"], r"seconds=-1 must be an integer >= 1"),
     (["sweep=passkey", "cluster=pbs"], r"cluster='pbs' must be null, slurm or local"),
     (["sweep=passkey", "name=../outside"], r"name='\.\./outside' must be one folder of "),
-    (["sweep=passkey", "runs='output/{rwo}_{seed}'"], r"runs='output/\{rwo\}_\{seed\}' must be"),
-    (["sweep=passkey", "runs=output/x"], r"runs=output/x: two runs have one folder"),
+    (["sweep=passkey", "runs=output/../x"], r"runs='output/\.\./x' must be the beginning of"),
     (["sweep=passkey", "length=64"], r"length=64: .*; settings of the runs follow --$"),
     (["sweep=passkey", "jbos=3"], r"jbos=3: there is no such setting; did you mean 'jobs'"),
-    (["sweep=encodings", "evaluation='--out a.csv'"], r"--out is set by the sweep"),
-    (["sweep=encodings", "baseline=ropee"], r"baseline=ropee is not a row of the sweep; choose"),
     (["sweep=passkey", "vary.position=[adape,tape]"], r"adape and tape are rows with the same se"),
     # what would replace the values that vary
-    *(
-        (["sweep=passkey", "--", word], rf"{re.escape(word)} is set by the sweep; give name=")
-        for word in (
-            *("seed=1", "+output_dir=x", "position=x"),
-            *("+position.name=rope", "position@position=rope"),
-        )
-    ),
+    (["sweep=passkey", "--", "seed=1"], r"seed=1 is set by the sweep; give name="),
+    (["sweep=passkey", "--", "+output_dir=x"], r"\+output_dir=x is set by the sweep"),
+    (["sweep=passkey", "--", "position=x"], r"position=x is set by the sweep"),
+    (["sweep=passkey", "--", "+position.name=rope"], r"\+position.name=rope is set by the sweep"),
+    (["sweep=passkey", "--", "position@position=rope"], r"position@position=rope is set by the"),
     (["sweep=passkey", "vary.data=[local]", "--", "data._target_=x"], r"data\._target_=x is set"),
     (["sweep=extension", "--", "position=tape"], r"position=tape is set by the sweep"),
     (["sweep=extension", "vary.peft=[lora,longlora]", "--", "peft.groups=4"], r"lora and longlora"),
@@ -120,15 +107,11 @@ REFUSED = [
         r"trainer=.* is set by the sweep",
     ),
     (["sweep=ablation_width", "--", "position.width=3"], r"position\.width=3 is set by"),
-    # what the runs, or the comparison, would refuse
+    # what the runs would refuse
     (["sweep=passkey", "--", "experiment=no"], r"unknown experiment 'no'"),
     (["sweep=passkey", "--", "lenght=5"], r"lenght=5: there is no such setting; did you mean"),
     (["sweep=passkey", "--", "--help"], r"'--help' is not a setting of a run; give name=value"),
     (["sweep=passkey", "vary.trainer.max_steps=[5,x]"], r"max_steps='x' must be an integer"),
-    (
-        ["sweep=passkey", "--", "trainer.max_steps=5", "trainer.warmup_steps=0"],
-        r"trainer\.logging_steps=50 is more than trainer\.max_steps=5: no loss",
-    ),
 ]
 
 
@@ -150,10 +133,8 @@ def test_the_models_of_each_seed_start_from_its_base():
     found = commands("sweep=bases", "vary.peft=[lora,norms]", "seeds=[4,5]")
     trained = [words for words in found if words[0] == "train"]
     bases = [f"output/passkey_rope_{seed}" for seed in (4, 5)]
-    assert [words[-1] for words in trained] == [
-        *("seed=4", "seed=5"),
-        *(f"base_model={base}" for base in bases for _ in range(2)),
-    ]
+    started = [f"base_model={base}" for base in bases for _ in range(2)]
+    assert [words[-1] for words in trained] == ["seed=4", "seed=5", *started]
     evaluated = [given(words, "model") for words in found if words[0] == "evaluate"]
     folders = [f"output/bases/{method}_{seed}" for seed in (4, 5) for method in ("lora", "norms")]
     assert evaluated == [[folder] for folder in (*bases, *folders)]
@@ -195,10 +176,8 @@ def test_variables_of_the_comparison_on_text(run_script):
 def test_variables_of_the_suite(run_script):
     found = run_script("suite.sh", TASKS="copy s5", TYPES="rope", EVALUATION="--samples 5")
     assert len(found) == 5 * 2 * 2 + 1
-    assert found[2][1:6] == [
-        *("experiment=synthetic", "name=suite_s5_rope_0", "output_dir=output/suite_s5_rope_0"),
-        *("data=s5", "position=rope"),
-    ]
+    settings = "experiment=synthetic name=suite_s5_rope_0 output_dir=output/suite_s5_rope_0 "
+    assert found[2][1:6] == f"{settings} data=s5 position=rope".split()
     evaluated = ["--model", "output/suite_copy_rope_0", "--task", "synthetic"]
     assert found[1] == ["evaluate", *evaluated, "--samples", "5"]
     assert given(found[-1], "beside") == ["docs/results/suite"]

@@ -108,7 +108,7 @@ speed decoding decoding --case decode --methods rope tape fire t5 llama --length
     --compiled "${both[@]}" --backends sdpa ${decoder[@]+"${decoder[@]}"}
 speed llama llama --case adapters decode --alone --methods lora longlora adape rope tape \
     --backends sdpa --batch 1 --compiled no --rounds 7 ${llama[@]+"${llama[@]}"}
-part addition addition_20 sweep.py sweep=addition_gpu "runs='$out/addition/{row}_{seed}'" \
+part addition addition_20 sweep.py sweep=addition_gpu "runs='$out/addition/'" \
     "compare='compare --name grid --out $out/compare_addition'" \
     ${addition[@]+"${addition[@]}"}
 for encoding in rope tape; do

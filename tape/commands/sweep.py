@@ -8,46 +8,35 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from functools import partial
 
-import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from tape.settings.composition import call, is_expected, listed, refuse
-from tape.settings.groups import CONFIG, options
+from tape.settings.composition import call, composed, listed
+from tape.settings.groups import options
 from tape.sweep.compose import comparison, sweep_of
 from tape.sweep.engine import perform
 
-SETTINGS: list[str] = []  # of the runs: the words after --
 
-
-@hydra.main(version_base=None, config_path=str(CONFIG), config_name="sweep")
-def composed(cfg: DictConfig) -> None:
-    try:
-        if OmegaConf.is_missing(cfg, "name"):
-            raise ValueError(f"sweep=null: choose one of {listed(options('sweep'))}")
-        sweep = OmegaConf.to_container(cfg, resolve=True)
-        runs = sweep_of(sweep, SETTINGS)
-        if cfg.dry_run:
-            commands = [*(words for run in runs for words in run.commands), comparison(sweep, runs)]
-            print("\n".join(f"tape {shlex.join(words)}" for words in commands if words))
-            return
-        status = perform(sweep, runs)
-    except Exception as error:
-        if cfg.debug is True or not is_expected(error):
-            raise
-        refuse(error)
-    sys.exit(status)
+def sweep(settings: list[str]) -> None:
+    """Performs the sweep of the command line, with these settings for its runs."""
+    cfg = composed(sys.argv[1:], "sweep")
+    if OmegaConf.is_missing(cfg, "name"):
+        raise ValueError(f"sweep=null: choose one of {listed(options('sweep'))}")
+    values = OmegaConf.to_container(cfg, resolve=True)
+    runs = sweep_of(values, settings)
+    if not cfg.dry_run:
+        sys.exit(perform(values, runs))
+    commands = [*(words for run in runs for words in run.commands), comparison(values, runs)]
+    print("\n".join(f"tape {shlex.join(words)}" for words in commands if words))
 
 
 def main() -> None:
-    SETTINGS.clear()
-    if "--" in sys.argv:
-        at = sys.argv.index("--")
-        SETTINGS.extend(sys.argv[at + 1 :])
-        del sys.argv[at:]
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    settings = sys.argv[at + 1 :]
     # Any setting of a run may vary, and a cluster has its own.
-    sys.argv = [re.sub(r"^(?=(vary|submitit)[.=])", "++", word) for word in sys.argv]
-    call(composed, "sweep")
+    sys.argv[1:] = [re.sub(r"^(?=(vary|submitit)[.=])", "++", word) for word in sys.argv[1:at]]
+    call(partial(sweep, settings), "sweep")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from tape.settings.composition import call, is_expected, refuse
+from tape.settings.composition import call, is_expected, refuse, settings_of
 from tape.settings.groups import CONFIG
-from tape.settings.schema import RunSettings, check_base, check_groups, check_settings
+from tape.settings.schema import RunSettings, check_base
 
 STOPPED = os.EX_TEMPFAIL  # 75: the run was told to stop, and the same command continues it
 log = logging.getLogger(__name__)
@@ -25,18 +25,6 @@ log = logging.getLogger(__name__)
 
 class Terminated(BaseException):
     """SIGTERM arrived before the first step or after the last one."""
-
-
-def settings_of(cfg: DictConfig) -> dict[str, Any]:
-    """Returns the settings of a run as plain values.
-
-    Raises:
-        ValueError: for the first one that is missing or out of bounds.
-    """
-    check_groups(OmegaConf.to_container(cfg))
-    settings = OmegaConf.to_container(cfg, resolve=True)
-    check_settings(settings)
-    return settings
 
 
 def instantiate(settings: dict[str, Any]) -> Any:

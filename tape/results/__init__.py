@@ -6,16 +6,16 @@
     curve(rows, x="length")           lines with bands over seeds
     heat(rows, "depth", "length")     maps side by side
 
-`tape compare` (compare.py) writes these for runs and saved results: runs.py reads and writes them,
-rows.py groups them by their settings, tape/statistics.py and tape/evaluation/figures.py summarize
-the rows, and the VIEW of each kind of evaluation says what is shown (tape/evaluation/view.py).
+`tape compare` (compare.py) writes these for runs and saved results, which runs.py reads and rows.py
+groups; tape/statistics.py summarizes. The VIEW of each kind of evaluation says what is shown
+(tape/evaluation/view.py).
 """
 
 from importlib import import_module
 from typing import Any
 
 HOMES = {
-    "load": "tape.results.comparison",
+    "load": "tape.results.rows",
     "table": "tape.statistics",
     "differences": "tape.statistics",
     "curve": "tape.evaluation.figures",

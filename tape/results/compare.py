@@ -16,8 +16,8 @@ from pathlib import Path
 from tape import provenance
 from tape.command import Parser, expected_errors, folder_name, result_folder
 from tape.files import write_text
-from tape.results.comparison import Comparison, read
 from tape.results.figures import write_figures
+from tape.results.rows import Comparison, read
 from tape.results.runs import end, write_runs
 from tape.results.typesetting import latex, markdown, tables_of
 

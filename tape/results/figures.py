@@ -10,8 +10,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from tape.evaluation.figures import curve, heat_map, write_figure
 from tape.evaluation.view import Panel, select
-from tape.results.comparison import Comparison
-from tape.results.rows import BASE
+from tape.results.rows import BASE, Comparison
 from tape.results.runs import view_of
 
 

@@ -63,8 +63,7 @@ class Choices:
     @cached_property
     def rates(self) -> dict[str, float]:
         """The chosen rate by label, of those rows where a rate has a run of every seed."""
-        means = self.means.dropna(how="all")
-        return dict(zip(means.index, map(float, means.idxmin(axis=1)), strict=True))
+        return self.means.dropna(how="all").idxmin(axis=1).astype(float).to_dict()
 
     def is_at_boundary(self, label: str) -> bool:
         tried = self.rows["rate"][self.rows["row"] == label]
@@ -99,26 +98,20 @@ def choices(runs: Sequence[Run]) -> Choices:
             seed, or two do not differ at all.
     """
     check_given(runs)
+    names: dict[str, str] = {}
+    tables = []
     groups = by_settings(runs, [RATE])
-    labels = labels_of([settings for settings, _ in groups])
-    lines = [
-        {
-            "row": label,
-            "rate": run.settings[RATE],
-            "seed": run.seed,
-            "value": run.rows.set_index("measure")["value"][LOSS],
-            "n": 1,
-            "folder": run.folder,
-        }
-        for label, (_, group) in zip(labels, groups, strict=True)
-        for run in group
-    ]
-    rows = pd.DataFrame(lines)
+    for label, (settings, group) in zip(labels_of([x for x, _ in groups]), groups, strict=True):
+        names[label] = settings.get(METHOD, settings["position.name"])
+        for run in group:
+            loss = run.rows[run.rows["measure"] == LOSS]
+            about = {"row": label, "rate": run.settings[RATE], "seed": run.seed}
+            tables.append(loss.assign(**about, n=1, folder=str(run.folder)))
+    rows = pd.concat(tables, ignore_index=True)
     if (twice := rows.duplicated(["row", "rate", "seed"])).any():
         folder = rows["folder"][twice].iloc[0]
         raise ValueError(f"{folder} is given twice, or is as another run; give one of them")
-    names = [settings.get(METHOD, settings["position.name"]) for settings, _ in groups]
-    return Choices(kind_of(runs), dict(zip(labels, names, strict=True)), rows)
+    return Choices(kind_of(runs), names, rows)
 
 
 def table(found: Choices) -> str:

@@ -2,10 +2,13 @@
 
 Each folder with results has a section: the tables and pictures that commands wrote there, and the
 command, commit and machine. What is unfinished or damaged comes first, then a table of all runs.
+The page (page.html) needs nothing but itself. Jinja2 and markdown-it escape all values, and a
+policy in its head allows no script.
 """
 
 from __future__ import annotations
 
+import base64
 import csv
 import os
 import re
@@ -17,6 +20,9 @@ from os.path import realpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup
 from tqdm import tqdm
 
 from tape import provenance
@@ -24,12 +30,16 @@ from tape.command import Parser, expected_errors, in_one_line
 from tape.evaluation.journal import Incomplete, join
 from tape.evaluation.tables import markdown_table
 from tape.files import check_folder, check_replaceable, read_object, write_text
-from tape.results.html import MARK, embedded, page
 from tape.runs.folder import CONFIGURATION, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.training.callbacks import last_step, reached
+from tape.training.report import printable
 
 INDEX = "index.html"
+MARK = '<meta name="generator" content="tape.results.report">'  # identifies pages of this program
+BEGIN, END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+# Tables, headings, lists and indented code; within a line, text is text and nothing else.
+PARSER = MarkdownIt("zero").enable(["table", "heading", "list", "code"])
 # Checkpoints of runs and journals of evaluations: their results are beside them.
 INTERNAL_FOLDERS = re.compile(r"\..*|checkpoint-\d+|shard-\d+-of-\d+|__pycache__")
 MOST = 100  # rows that are shown of a csv file
@@ -68,9 +78,7 @@ def run(folders: Sequence[Path], out: Path) -> str:
     check_replaceable("--out", out / INDEX, MARK)
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(
-                f"{folder} is not a folder: give folders with results, such as output/"
-            )
+            raise ValueError(f"{folder} is not a folder: give folders with results, as output/")
     faults: list[Fault] = []
     rows: list[dict[str, Any]] = []
     sections = []
@@ -100,6 +108,18 @@ def run(folders: Sequence[Path], out: Path) -> str:
         f"{out / INDEX}: {len(rows)} runs, {len(sections)} folders with results, {unfinished} "
         f"unfinished, {len(faults) - unfinished} damaged, {len(text.encode()) / 2**20:.1f} MiB"
     )
+
+
+def page(**given: Any) -> str:
+    """Renders the template, of which `given` are the variables."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
+    )
+    environment.filters["rendered"] = lambda text: Markup(PARSER.render(printable(text)))
+    return environment.get_template("page.html").render(mark=Markup(MARK), **given)
 
 
 def walk(root: Path, faults: list[Fault]) -> Iterator[Path]:
@@ -154,16 +174,11 @@ def read_run(folder: Path, faults: list[Fault]) -> dict[str, Any]:
         "seed": settings.get("seed"),
         "steps": steps,
         "parameters": report.get("parameters"),
-        **{
-            f"last {key}": row[key]
-            for row in metrics
-            for key in ("loss", "eval_loss")
-            if key in row
-        },
-        **dict(measured(report)),
-        "tokens/s": report.get("tokens_per_second"),
-        "memory, GiB": report.get("peak_memory_gib"),
     }
+    for logged in metrics:
+        row |= {f"last {key}": logged[key] for key in ("loss", "eval_loss") if key in logged}
+    row |= dict(measured(report))
+    row["tokens/s"], row["memory, GiB"] = map(report.get, ("tokens_per_second", "peak_memory_gib"))
     return {name: value for name, value in row.items() if value is not None}
 
 
@@ -204,20 +219,24 @@ def section_of(folder: Path, faults: list[Fault]) -> dict[str, Any]:
     if ".log" in suffixes and not texts:
         why = "only what runs printed: the sweep was not finished, or has failed"
         faults.append(Fault(folder, "unfinished", why))
-    processes = (
+    origin = "\n\n".join(
         "\n".join(f"{key}: {value}" for key, value in process.items())
         for process in provenance.read(folder)
     )
-    origin = "\n\n".join(processes) or "not recorded"
+    origin = origin or "not recorded"
     return {"folder": folder, "texts": texts, "pictures": pictures, "origin": origin}
 
 
-def table_of(path: Path) -> str:
-    """Returns the first rows of a csv file.
+def embedded(path: Path) -> str:
+    """Returns a PNG file as a data URL. Raises a ValueError if it is not complete."""
+    content = path.read_bytes()
+    if not (content.startswith(BEGIN) and content.endswith(END)):
+        raise ValueError(f"{path} is not a complete PNG file: draw it again")
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
-    Raises:
-        ValueError: if it is damaged, or has no rows.
-    """
+
+def table_of(path: Path) -> str:
+    """Returns the first rows of a csv file. Raises a ValueError if it is damaged, or has none."""
     text = path.read_text(encoding="utf-8")
     if not text.endswith("\n"):
         raise ValueError(f"{path} ends in the middle of a line: create it again")
@@ -247,10 +266,7 @@ def records(rows: Iterable[dict[str, Any]]) -> str:
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    parser = Parser(
-        prog="tape report",
-        description="The results under some folders on one page of html.",
-    )
+    parser = Parser(prog="tape report", description="All results on one page of html.")
     add = parser.add_argument
     add("folders", type=Path, nargs="+", help="with results: output, scrolls")
     add("--out", type=Path, default=Path("report"), help="a folder (default: report)")

@@ -1,4 +1,4 @@
-"""Runs that differ only in their seed form a row; rows are named by the settings that differ.
+"""Runs side by side: those that differ only in their seed form a row, named by what differs.
 
 What runs are compared in is the encoding (position.*) or the method of adaptation (peft.*). In all
 other settings they must be equal, unless these are named: nothing unequal is compared silently.
@@ -6,14 +6,31 @@ other settings they must be equal, unless these are named: nothing unequal is co
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from tape.results.runs import EVALUATIONS, INTERVENTION, Run, view_of
+import pandas as pd
+
+from tape.evaluation.view import select
+from tape.results.runs import (
+    EVALUATIONS,
+    INTERVENTION,
+    Run,
+    names_of,
+    parts_of,
+    read_all,
+    table_of,
+    view_of,
+)
 from tape.runs.folder import differences
+from tape.statistics import per_seed
 
 # Not in labels, unless nothing else tells two rows apart.
 DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"
@@ -25,10 +42,112 @@ ENCODING_SETTINGS = rf"position\..*|{RATES}|{OWN}|model\.max_position_embeddings
 METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|base_model|tokenizer|{OWN}"
 METHOD, WEIGHTS = "peft.name", "base_weights"
 BASE = "not extended"
-
-
+Settings = dict[str, Any]
 # Runs by their evaluation and the label of their row.
 Groups = dict[str, dict[str, list[Run]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """
+    Attributes:
+        groups: runs by their evaluation and the label of their row.
+        missing: folders that could not be read, and why.
+        labels: of all rows, the best first, after the base of methods. A row's first evaluation
+            counts.
+        rows: of each evaluation, in long form, with the label as `row`, in the order of labels.
+    """
+
+    groups: Groups
+    missing: dict[Path, str]
+    labels: list[str]
+    rows: dict[str, pd.DataFrame]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all rows, each once."""
+        each = (groups.get(label, []) for label in self.labels for groups in self.groups.values())
+        return list({id(run): run for runs in each for run in runs}.values())
+
+    def find(self, name: str) -> str | None:
+        """Returns a label by itself or by the folder of one of its runs; None if there is none."""
+        for groups in self.groups.values():
+            for label, runs in groups.items():
+                if name == label or Path(name) in [run.folder for run in runs]:
+                    return label
+        return None
+
+
+def read(
+    folders: Sequence[Path],
+    name: str | None = None,
+    across: Sequence[str] = (),
+    only: Sequence[str] = ("*",),
+    within: Sequence[str] = (),
+) -> Comparison:
+    """Groups runs into rows.
+
+    Args:
+        folders: of runs, or of results that were saved.
+        name: see `read_all`.
+        across, within: see `groups_of`.
+        only: patterns of the names of runs to take, or of evaluations given alone.
+
+    Raises:
+        ValueError: if no run can be read, or runs cannot be compared.
+    """
+    found, missing = read_all(folders, name)
+    runs = [run for run in found if any(_matches(each, only) for each in names_of(run.folder))]
+    if found and not runs:
+        names = ", ".join("/".join(names_of(run.folder)) for run in found)
+        raise ValueError(f"--only {' '.join(only)} matches none of the runs: {names}")
+    groups = groups_of(runs, across, within)
+    rows = {kind: _rows_of(kind, each) for kind, each in groups.items()}
+    labels = _ranked(groups, rows)
+    for kind, table in rows.items():
+        places = table["row"].map(labels.index)
+        rows[kind] = table.loc[places.sort_values(kind="stable").index]
+    return Comparison(groups, missing, labels, rows)
+
+
+def load(folders: Sequence[str | Path], **chosen: Any) -> pd.DataFrame:
+    """Returns the rows of runs or saved results in one table: row (the label), run, encoding,
+    settings (their hash), seed, evaluation, measure, conditions, value, n and unit.
+
+    Args:
+        chosen: `name`, `across`, `only` and `within` of `read`.
+
+    Raises:
+        ValueError: if a run cannot be read, or runs cannot be compared.
+    """
+    found = read([Path(folder) for folder in folders], **chosen)
+    if found.missing:
+        raise ValueError("; ".join(found.missing.values()))
+    return pd.concat(found.rows.values(), ignore_index=True)
+
+
+def _rows_of(kind: str, groups: dict[str, list[Run]]) -> pd.DataFrame:
+    rows = table_of([run for runs in groups.values() for run in runs])
+    labels = [label for label, runs in groups.items() for _ in runs]
+    rows.insert(0, "row", rows["run"].map(dict(zip(rows["run"].unique(), labels, strict=True))))
+    return rows[rows["evaluation"].isin(parts_of(kind))]
+
+
+def _ranked(groups: Groups, rows: dict[str, pd.DataFrame]) -> list[str]:
+    order: dict[str, tuple[bool, float]] = {}
+    for kind, each in groups.items():
+        view = view_of(kind)
+        table = select(rows[kind], view.measure)
+        shown = {label: table[table["row"] == label] for label in each}
+        best = {
+            label: shown[label][view.best(runs[0].asked[kind])(shown[label])]
+            for label, runs in each.items()
+        }
+        sign = 1 if view.measure == "loss" else -1
+        for label, of in (best if any(map(len, best.values())) else shown).items():
+            value = sign * mean(per_seed(of)) if len(of) else math.inf
+            order.setdefault(label, (label != BASE, value))
+    return sorted(order, key=order.__getitem__)
 
 
 def groups_of(
@@ -47,7 +166,14 @@ def groups_of(
     for kind in EVALUATIONS:
         if not (asked := [run for run in runs if kind in run.asked]):
             continue
-        _check_asked(asked, kind)
+        keys = view_of(kind).keys
+        for run in asked[1:]:
+            both = ({key: of.asked[kind].get(key) for key in keys} for of in (asked[0], run))
+            if changes := differences(*both):
+                raise ValueError(
+                    f"{asked[0].folder} and {run.folder} were evaluated with different settings: "
+                    f"{'; '.join(changes)}"
+                )
         check_given(asked, across, within)
         groups[kind] = {}
         for label, group in grouped(asked, within):
@@ -60,25 +186,9 @@ def groups_of(
     return groups
 
 
-def is_method(run: Run) -> bool:
-    return METHOD in run.settings
-
-
 def kind_of(runs: Iterable[Run]) -> str:
     """What the runs are compared in."""
-    return "method" if any(map(is_method, runs)) else "encoding"
-
-
-def _check_asked(runs: list[Run], kind: str) -> None:
-    keys = view_of(kind).keys
-    for run in runs[1:]:
-        if changes := differences(
-            *({key: of.asked[kind].get(key) for key in keys} for of in (runs[0], run))
-        ):
-            raise ValueError(
-                f"{runs[0].folder} and {run.folder} were evaluated with different settings: "
-                f"{'; '.join(changes)}"
-            )
+    return "method" if any(METHOD in run.settings for run in runs) else "encoding"
 
 
 def _matches(key: str, patterns: Sequence[str]) -> bool:
@@ -90,11 +200,11 @@ def check_given(
 ) -> None:
     """Raises a ValueError unless runs had one budget, and methods adapted one base, or one per seed
     if their weights may differ within a row: runs of one seed are equal in what is `within`."""
-    methods = [run for run in runs if is_method(run)]
-    bases = [run for run in runs if not is_method(run)] if methods else []
+    methods = [run for run in runs if METHOD in run.settings]
+    bases = [run for run in runs if METHOD not in run.settings] if methods else []
     free = METHOD_SETTINGS if methods else ENCODING_SETTINGS
 
-    def given(run: Run, varied: Sequence[str]) -> dict[str, Any]:
+    def given(run: Run, varied: Sequence[str]) -> Settings:
         return {
             key: value
             for key, value in run.settings.items()
@@ -130,9 +240,9 @@ def check_given(
 
 def by_settings(
     runs: Sequence[Run], within: Sequence[str] = ()
-) -> list[tuple[dict[str, Any], list[Run]]]:
+) -> list[tuple[Settings, list[Run]]]:
     """Returns settings, and the runs that have these but for those `within` and the seed."""
-    groups: list[tuple[dict[str, Any], list[Run]]] = []
+    groups: list[tuple[Settings, list[Run]]] = []
     for run in runs:
         told = {key: value for key, value in run.settings.items() if not _matches(key, within)}
         group = next((group for settings, group in groups if settings == told), None)
@@ -161,40 +271,38 @@ def grouped(runs: Sequence[Run], within: Sequence[str] = ()) -> list[tuple[str, 
     return [(label, group) for label, (_, group) in zip(labels, groups, strict=True)]
 
 
-def labels_of(groups: list[dict[str, Any]]) -> list[str]:
+def labels_of(groups: list[Settings]) -> list[str]:
     """Returns names of rows by their settings: methods if there are any, else encodings."""
-    return (method_labels if any(METHOD in each for each in groups) else row_labels)(groups)
+    if not any(METHOD in each for each in groups):
+        return _encoding_labels(groups)
+    return [_method_label(each, groups) for each in groups]
 
 
-def method_labels(groups: list[dict[str, Any]]) -> list[str]:
+def _method_label(settings: Settings, groups: list[Settings]) -> str:
     """The method, then settings that tell it from others of that name: `lora peft.lora.rank=8`. A
     run without a method is the base."""
-    labels = []
-    for settings in groups:
-        if METHOD not in settings:
-            labels.append(BASE)
-            continue
-        method, position = settings[METHOD], settings["position.name"]
-        peers = [other for other in groups if other.get(METHOD) == method]
-        alike = [other for other in peers if other["position.name"] == position]
-        label = method if len(alike) == len(peers) else f"{method} position={position}"
-        keys = sorted(set().union(*alike).difference(NAMED))
-        labels.append(label + _differing(settings, alike, keys) + _named(settings))
-    return labels
+    if METHOD not in settings:
+        return BASE
+    method, position = settings[METHOD], settings["position.name"]
+    peers = [other for other in groups if other.get(METHOD) == method]
+    alike = [other for other in peers if other["position.name"] == position]
+    label = method if len(alike) == len(peers) else f"{method} position={position}"
+    keys = sorted(set().union(*alike).difference(NAMED))
+    return label + _differing(settings, alike, keys) + _named(settings)
 
 
-def _differing(settings: dict[str, Any], alike: list[dict[str, Any]], keys: Iterable[str]) -> str:
+def _differing(settings: Settings, alike: list[Settings], keys: Iterable[str]) -> str:
     """Returns the settings that are not equal in all groups."""
     differing = (key for key in keys if any(o.get(key) != settings.get(key) for o in alike))
     return "".join(f" {key}={settings.get(key)}" for key in differing)
 
 
-def _named(settings: dict[str, Any]) -> str:
+def _named(settings: Settings) -> str:
     given = {key.rpartition(".")[2]: settings.get(key) for key in NAMED}
     return "".join(f" {key}={value}" for key, value in given.items() if value is not None)
 
 
-def row_labels(groups: list[dict[str, Any]]) -> list[str]:
+def _encoding_labels(groups: list[Settings]) -> list[str]:
     """The encoding, and those settings of each group that not more than half of the groups share,
     but for arguments of other encodings, and for learning rates, arguments of samplers and what
     follows from other settings unless nothing else tells two groups apart. `position.width` is
@@ -224,8 +332,10 @@ def row_labels(groups: list[dict[str, Any]]) -> list[str]:
             if 2 * peers.count(settings.get(name)) <= len(peers):
                 label += f" {name}={settings.get(name)}"
         labels.append(label + _named(settings))
-    apart = []
-    for label, settings in zip(labels, groups, strict=True):
-        alike = [groups[n] for n, same in enumerate(labels) if same == label]
-        apart.append(label + _differing(settings, alike, short.values()))
-    return apart
+    alike = {
+        label: [s for x, s in zip(labels, groups, strict=True) if x == label] for label in labels
+    }
+    return [
+        label + _differing(settings, alike[label], short.values())
+        for label, settings in zip(labels, groups, strict=True)
+    ]

@@ -22,7 +22,7 @@ import pandas as pd
 
 from tape.command import in_one_line
 from tape.evaluation.curves import context_gain
-from tape.evaluation.view import Evaluation, View
+from tape.evaluation.view import View
 from tape.files import read_object, reading, write_text
 from tape.model.adapters import ADAPTER
 from tape.model.checkpoint import WEIGHTS, fingerprint
@@ -35,7 +35,8 @@ INTERVENTION = "intervention"
 ABOUT = ("run", "encoding", "settings", "seed", "evaluation", "measure")
 FOUND = ("value", "n", "unit")
 
-# The file that shows that an evaluation was made, and the module that reads it, by its name.
+# By evaluation, the file that shows that it was made, and the module that reads it and defines its
+# VIEW. Tasks build on this package, so it is imported by name.
 EVALUATIONS = {
     "perplexity": ("perplexity.csv", "tape.evaluation.curves"),
     "arithmetic": ("grid.csv", "arithmetic.addition_task"),
@@ -64,7 +65,6 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """The hash of its settings."""
         return hashlib.sha256(_json(self.settings).encode()).hexdigest()[:12]
 
     @property
@@ -81,14 +81,8 @@ def parts_of(evaluation: str) -> tuple[str, ...]:
     return ("perplexity", "training") if evaluation == "perplexity" else (evaluation,)
 
 
-def module_of(evaluation: str) -> Any:
-    """The module that reads an evaluation and defines its VIEW. Tasks build on this package, so it
-    is imported by name."""
-    return import_module(EVALUATIONS[evaluation][1])
-
-
 def view_of(evaluation: str) -> View:
-    return module_of(evaluation).VIEW
+    return import_module(EVALUATIONS[evaluation][1]).VIEW
 
 
 def settings_of(folder: Path) -> tuple[int, dict[str, Any]]:
@@ -121,11 +115,8 @@ def check_weights(folder: Path, name: str, recorded: str) -> None:
 
 
 def shared_name(runs: Sequence[Path]) -> str | None:
-    """Returns the usual name of an evaluation that all runs have; None if there is none.
-
-    Raises:
-        ValueError: if there are several.
-    """
+    """Returns the usual name of an evaluation that all runs have, if there is one. Raises a
+    ValueError if there are several."""
     each = [{name for name in FOLDERS if (run / name).is_dir()} for run in runs]
     found = set.intersection(*filter(None, each)) if any(each) else set()
     if len(found) > 1:
@@ -159,34 +150,25 @@ def read_run(folder: Path, name: str | None) -> Run:
         raise ValueError(f"{folder} has none of {names}: evaluate it first, or give --name")
     place = folder / name
     seed, settings = settings_of(folder)
-    found: dict[str, Evaluation] = {
-        kind: module_of(kind).read_evaluation(place)
-        for kind, (file, _) in EVALUATIONS.items()
-        if (place / file).is_file()
-    }
-    if not found:
+    tables: dict[str, pd.DataFrame] = {}
+    asked: dict[str, dict[str, Any]] = {}
+    for kind, (file, module) in EVALUATIONS.items():
+        if (place / file).is_file():
+            asked[kind], tables[kind] = import_module(module).read_evaluation(place)
+            check_weights(folder, place.name, asked[kind]["model"])
+            if changed := asked[kind].get(INTERVENTION):
+                settings[INTERVENTION] = changed
+    if not asked:
         files = ", ".join(file for file, _ in EVALUATIONS.values())
         raise ValueError(f"{place} has none of {files}: evaluate that run first")
-    for evaluation in found.values():
-        check_weights(folder, place.name, evaluation.asked["model"])
-        if changed := evaluation.asked.get(INTERVENTION):
-            settings[INTERVENTION] = changed
-    tables = {kind: each.rows for kind, each in found.items()}
-    if "perplexity" in found:
+    if "perplexity" in asked:
         tables["training"] = pd.DataFrame([*metric_rows(folder), *ngram_rows(folder)])
         if "peft.name" not in settings:  # bases and methods have other trained lengths
             gain = context_gain(tables["perplexity"], settings["length"])
             tables["perplexity"] = pd.concat([tables["perplexity"], pd.DataFrame(gain)])
-    rows = pd.concat(
-        [rows.assign(evaluation=kind) for kind, rows in tables.items()], ignore_index=True
-    )
-    return Run(
-        folder,
-        seed,
-        settings,
-        {kind: each.asked for kind, each in found.items()},
-        rows.astype({"value": float, "n": float}),
-    )
+    rows = [each.assign(evaluation=kind) for kind, each in tables.items()]
+    rows = pd.concat(rows, ignore_index=True).astype({"value": float, "n": float})
+    return Run(folder, seed, settings, asked, rows)
 
 
 def ngram_rows(folder: Path) -> list[dict[str, Any]]:
@@ -196,15 +178,12 @@ def ngram_rows(folder: Path) -> list[dict[str, Any]]:
         return []
     report = read_object(path)
     with reading(path):
-        return [
-            {
-                "measure": f"{each['model']} loss",
-                "value": math.log(each["perplexity"]),
-                "n": report["scored_tokens"],
-                "unit": "nats",
-            }
+        losses = {
+            f"{each['model']} loss": math.log(each["perplexity"])
             for each in report.get("ngrams", {"models": []})["models"]
-        ]
+        }
+        about = {"n": report["scored_tokens"], "unit": "nats"} if losses else {}
+        return [{"measure": name, "value": loss, **about} for name, loss in losses.items()]
 
 
 def is_saved(folder: Path) -> bool:
@@ -214,14 +193,11 @@ def is_saved(folder: Path) -> bool:
 
 def table_of(runs: Sequence[Run]) -> pd.DataFrame:
     """Returns the rows of runs as one table: columns ABOUT, conditions and FOUND."""
-    names = _names(runs)
-    table = pd.concat(
-        [
-            run.rows.assign(run=name, encoding=run.encoding, settings=run.digest, seed=run.seed)
-            for run, name in zip(runs, names, strict=True)
-        ],
-        ignore_index=True,
-    )
+    tables = [
+        run.rows.assign(run=name, encoding=run.encoding, settings=run.digest, seed=run.seed)
+        for run, name in zip(runs, _names(runs), strict=True)
+    ]
+    table = pd.concat(tables, ignore_index=True)
     conditions = [column for column in table if column not in (*ABOUT, *FOUND)]
     return table[[*ABOUT, *conditions, *FOUND]]
 
@@ -247,12 +223,12 @@ def write_runs(folder: Path, runs: Sequence[Run]) -> None:
 
 def _names(runs: Sequence[Run]) -> list[str]:
     """The folders' names; as much of their paths as it takes to tell them apart."""
-    depth = 1
-    while True:
+    names: list[str] = []
+    for depth in range(1, max(len(run.folder.parts) for run in runs) + 1):
         names = ["/".join(run.folder.parts[-depth:]) for run in runs]
-        if len(set(names)) == len(runs) or depth > max(len(run.folder.parts) for run in runs):
-            return names
-        depth += 1
+        if len(set(names)) == len(runs):
+            break
+    return names
 
 
 def _json(value: Any) -> str:

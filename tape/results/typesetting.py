@@ -10,8 +10,7 @@ import pandas as pd
 from tape.evaluation.curves import MIN_WINDOWS, context_gain
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.evaluation.view import Column
-from tape.results.comparison import Comparison
-from tape.results.rows import RATE, kind_of
+from tape.results.rows import RATE, Comparison, kind_of
 from tape.results.runs import missing_note, view_of
 from tape.statistics import differences, per_seed
 
@@ -42,7 +41,8 @@ def tables_of(found: Comparison, baseline: str | None = None) -> list[Cells]:
     compared: Cells = []
     for kind in found.groups:
         rows = found.rows[kind]
-        columns = view_of(kind).columns(found.asked(kind), rows)
+        asked = [run.asked[kind] for runs in found.groups[kind].values() for run in runs]
+        columns = view_of(kind).columns(asked, rows)
         for cost in (False, True):
             if chosen := [column for column in columns if column.cost == cost]:
                 tables.append(_results(found, kind, chosen))

@@ -62,7 +62,9 @@ def metric_rows(folder: Path) -> list[dict[str, Any]]:
     logged = read_metrics(path) if path.exists() else []
     losses = [row for row in logged if "loss" in row]
     if path.exists() and not losses:
-        raise ValueError(f"{path} contains no training loss")
+        raise ValueError(
+            f"{path} contains no training loss: trainer.logging_steps must be <= trainer.max_steps"
+        )
     rows = []
     with reading(path):
         for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):

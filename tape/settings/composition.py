@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tape.settings.groups import CONFIG, described, groups_of, options
-from tape.settings.schema import trainer_fields
+from tape.settings.schema import check_groups, check_settings, shown, trainer_fields
 from tape.validation import suggestion
 
 FIELD = re.compile(r"\+{0,2}trainer\.(\w+)[.=]")
@@ -62,10 +62,10 @@ def call(main: Callable[[], None], name: str) -> None:
             main()
     except BrokenPipeError:
         raise  # the reader of a pipe has ended
-    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
-        if "debug=true" in words:
+    except Exception as error:
+        if "debug=true" in words or not is_expected(error):
             raise
-        if isinstance(error, OSError) and error.filename:  # those of `main` did not come here
+        if isinstance(error, OSError) and error.filename and name == "train":  # whose own end there
             error = f"hydra.run.dir, hydra.sweep.dir: no folder {error.filename} can be made"
         refuse(unknown(words, name) or error)
 
@@ -121,8 +121,8 @@ def help_of(words: list[str], name: str) -> str:
     overrides = [each.input_line for each in parsed(words)]
     parts["settings"] = OmegaConf.to_yaml(composed(overrides, name))
     usage = "usage: group=entry chooses an entry of a group, setting=value changes a setting\n"
-    shown = "\n".join(f"\n{title}:\n\n{text}" for title, text in parts.items())
-    return f"{usage}{shown}\n--hydra-help lists the flags of Hydra"
+    text = "\n".join([usage, *(f"\n{title}:\n\n{part}" for title, part in parts.items())])
+    return f"{text}\n--hydra-help lists the flags of Hydra" if name == "train" else text
 
 
 def composed(words: list[str], name: str) -> DictConfig:
@@ -130,6 +130,39 @@ def composed(words: list[str], name: str) -> DictConfig:
     GlobalHydra.instance().clear()  # that of a running command
     with initialize_config_dir(version_base=None, config_dir=str(CONFIG)):
         return compose(name, with_fields(words, name))
+
+
+def settings_of(cfg: DictConfig) -> dict[str, Any]:
+    """The settings of a run as plain values.
+
+    Raises:
+        ValueError: for the first one that is missing or out of bounds.
+    """
+    check_groups(OmegaConf.to_container(cfg))
+    settings = OmegaConf.to_container(cfg, resolve=True)
+    check_settings(settings)
+    return settings
+
+
+def compose_run(words: list[str]) -> dict[str, Any]:
+    """The settings of a run that overrides compose, as plain values.
+
+    Raises:
+        ValueError: for settings that `tape train` would refuse before it reads any data.
+    """
+    try:
+        check_added(words, "train")
+        return settings_of(composed(words, "train"))
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ValueError(unknown(words, "train") or str(error)) from error
+
+
+def override(name: str, value: Any) -> str:
+    """An override in Hydra's grammar."""
+    text = value if isinstance(value, str) else shown(value)
+    if not re.fullmatch(r"[\w./+:-]*", text):
+        text = "'" + text.replace("'", r"\'") + "'"
+    return f"{name}={text}"
 
 
 def with_fields(words: list[str], name: str) -> list[str]:

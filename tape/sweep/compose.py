@@ -1,46 +1,95 @@
-"""From the settings of a sweep (config/sweep.yaml) to its runs and their comparison."""
+"""From the settings of a sweep (config/sweep.yaml) to its runs and their comparison.
+
+The receipt of a run, `.finished` next to its log, is why a finished run is not performed again.
+"""
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
-
 from tape.settings import schema
-from tape.settings.composition import check_added, composed, listed, parsed, unknown
-from tape.settings.groups import ABLATIONS, options
-from tape.settings.schema import Kind, optional, shown
-from tape.sweep.receipt import Run
+from tape.settings.composition import compose_run, override, parsed
+from tape.settings.groups import ABLATIONS, CONFIG, options
+from tape.settings.schema import Kind, optional
 
 OF_THE_SWEEP = {"name", "output_dir", "seed"}  # settings of a run
-OF_EVALUATIONS = {"model", "base_model", "out", "name", "task"}  # arguments
-FOLDERS = re.compile(r"output/[^{}]*(\{(row|seed)\}[^{}]*)*")
-MAPPING = Kind("a mapping", lambda x: isinstance(x, Mapping))
-WORDS = Kind("a list, or words in quotes", lambda x: isinstance(x, list | str | int))
 KINDS = {
     "name": schema.FOLDER,
-    "runs": Kind(
-        "a folder in output/, in quotes, as 'output/e_{row}_{seed}'",
-        lambda x: isinstance(x, str) and FOLDERS.fullmatch(x) is not None and ".." not in x,
-    ),
-    **dict.fromkeys(("vary", "submitit"), MAPPING),
-    **dict.fromkeys(("seeds", "settings", "evaluation"), WORDS),
-    **dict.fromkeys(("out", "compare"), optional(schema.TEXT)),
-    "base": optional(WORDS),
+    "runs": Kind("the beginning of paths in output/", re.compile(r"output/(?!.*\.\.)").match),
+    "vary": Kind("a mapping", lambda x: isinstance(x, Mapping)),
     "jobs": optional(schema.integer(1)),
-    "seconds": optional(schema.number("> 0", lambda x: x > 0)),
-    **dict.fromkeys(("partial", "dry_run"), schema.SWITCH),
-    # joblib: LAUNCHER of script/compare.sh, as null
-    "cluster": Kind("null, slurm or local", (None, "joblib", "slurm", "local").__contains__),
+    "seconds": optional(schema.integer(1)),
+    "cluster": Kind("null, slurm or local", (None, "slurm", "local").__contains__),
 }
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run and its evaluation.
+
+    Attributes:
+        row: the varied values, `rope` or `rope_learning_rate_0.001`; runs of a row differ by seed.
+        folder, log: where it writes.
+        commands: of `tape`: the one that trains it, and those that evaluate it.
+        is_base: whether others start from it.
+    """
+
+    row: str
+    folder: Path
+    log: Path
+    commands: tuple[tuple[str, ...], ...]
+    is_base: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.folder).removeprefix("output/")
+
+    @property
+    def receipt(self) -> Path:
+        return self.log.with_suffix(".finished")
+
+    def request(self) -> dict[str, Any]:
+        """Returns what determines the results of the run: its commands, Python (its library is the
+        text of data=local), and the state of the settings' and of all files that it reads."""
+        given = [word.rpartition("=") for _, *words in self.commands for word in words]
+        # position=tape is not the folder tape.
+        read = [value for name, _, value in given if not name or value not in options(name)]
+        paths = {path.strip("[]' ") for value in read for path in value.split(",")} - {""}
+        outside = [p for p in map(Path, sorted(paths)) if not p.is_relative_to(self.folder)]
+        return {
+            "commands": self.commands,
+            "python": sys.version,
+            "config": state_of(CONFIG),
+            "read": [state_of(path) for path in outside],
+        }
+
+    def record(self, request: dict[str, Any]) -> str:
+        """Returns the text of its receipt: what was requested, and the files that resulted."""
+        return json.dumps({"request": request, "files": state_of(self.folder)}) + "\n"
+
+    def finished(self) -> bool:
+        """Returns whether the request and the files of the run are those of its receipt."""
+        found = self.receipt.read_text(errors="replace") if self.receipt.is_file() else ""
+        return found == self.record(self.request())
+
+
+def state_of(path: Path) -> dict[str, list[int]]:
+    """Returns size in bytes and time of the last change in ns of a file, or of the files in a
+    folder, by path; without checkpoints, bytecode and locks."""
+    return {
+        str(file): [file.stat().st_size, file.stat().st_mtime_ns]
+        for file in sorted({path, *path.rglob("*")})
+        if file.is_file()
+        and not re.search(r"/(\.|__pycache__/|checkpoint-)", str(file.relative_to(path.parent)))
+    }
 
 
 def words(value: Any) -> list[Any]:
@@ -58,99 +107,18 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + key, value
 
 
-def override(name: str, value: Any) -> str:
-    """An override in Hydra's grammar."""
-    text = value if isinstance(value, str) else shown(value)
-    if not re.fullmatch(r"[\w./+:-]*", text):
-        text = "'" + text.replace("'", r"\'") + "'"
-    return f"{name}={text}"
-
-
-def checked_values(name: str, given: Any, kind: Kind | None = None) -> list[Any]:
-    """The values of an axis, or the seeds.
-
-    Raises:
-        ValueError: if there are none, or one is given twice, is of another kind, or is not an entry
-            of its config group.
-    """
-    if not (values := words(given)):
-        raise ValueError(f"{name}=[]: name one value or more")
-    known = options(name.removeprefix("vary.")) - {"keep"}  # that of a base_model
-    allowed = f"known: {listed(known)}" if known else "give numbers, text, true or false"
-    for n, value in enumerate(values):
-        if kind is not None:
-            schema.check(name, value, kind)
-        if isinstance(value, list | dict) or (known and value not in known):
-            raise ValueError(f"{name}={shown(value)} is no value of that setting; {allowed}")
-        if value in values[:n]:
-            raise ValueError(f"{name}={shown(value)}: duplicate value; name it once")
-    return values
-
-
 def check_own(settings: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> None:
     """Raises a ValueError for a setting of the runs that the sweep sets, or that would replace what
     it varies: position.name=rope would train rope in every row of vary.position."""
-    own = {*OF_THE_SWEEP, *axes}
-    own |= {f"{axis}.{key}" for axis in axes if options(axis) for key in ("name", "_target_")}
-    if {"ablation", "peft"} & {*axes}:  # these choose a position
-        own |= {"position", "position.name"}
-    for value in axes.get("ablation", ()):
-        own |= {f"position.{key}" for key in ABLATIONS.rows[value]}
+    own = {*OF_THE_SWEEP, *axes} | ({"position"} if {"ablation", "peft"} & {*axes} else set())
+    own |= {f"{name}.{key}" for name in own for key in ("name", "_target_")}
+    own |= {f"position.{key}" for row in axes.get("ablation", ()) for key in ABLATIONS.rows[row]}
     for setting in settings:
         if not (found := parsed([setting])):
             raise ValueError(f"{setting!r} is not a setting of a run; give name=value after --")
-        name, value = found[0].key_or_group, found[0].value()
-        varied = any(axis.startswith(f"{name}.") for axis in axes)
-        if name in own or (varied and (isinstance(value, dict) or not options(name))):
+        name, is_tree = found[0].key_or_group, isinstance(found[0].value(), dict)
+        if name in own or (is_tree and any(axis.startswith(f"{name}.") for axis in axes)):
             raise ValueError(f"{setting} is set by the sweep; give name=, seeds= or vary.")
-
-
-def compose_run(settings: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
-    """Returns the configuration of a run as it is composed, and its plain values.
-
-    Raises:
-        ValueError: for settings that `tape train` would refuse before it reads any data.
-    """
-    try:
-        check_added([*settings], "train")
-        found = composed([*settings], "train")
-        schema.check_groups(OmegaConf.to_container(found))
-        values = OmegaConf.to_container(found, resolve=True)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise ValueError(unknown([*settings], "train") or str(error)) from error
-    schema.check_settings(values)
-    return found, values
-
-
-def check_rows(rows: Mapping[str, dict[str, Any]], compared: bool) -> None:
-    """Raises a ValueError for rows of the same settings, and for runs whose training loss would
-    never be logged, though it is compared."""
-    seen: dict[str, str] = {}
-    for row, settings in rows.items():
-        steps, every = (settings["trainer"][key] for key in ("max_steps", "logging_steps"))
-        if compared and every > steps:
-            raise ValueError(
-                f"trainer.logging_steps={every} is more than trainer.max_steps={steps}: no loss "
-                f"would be logged for the comparison; give trainer.logging_steps={steps} or less"
-            )
-        own = {key: value for key, value in settings.items() if key not in OF_THE_SWEEP}
-        own["peft"] = {key: x for key, x in (own["peft"] or {}).items() if key != "name"}
-        text = json.dumps(own, sort_keys=True).replace(settings["output_dir"], "")
-        if (other := seen.setdefault(text, row)) != row:
-            raise ValueError(f"{other} and {row} are rows with the same settings; name one of them")
-
-
-def evaluations(found: DictConfig, more: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yields the commands that evaluate a run (`evaluate` of its settings; null leaves one out),
-    with `more` arguments."""
-    asked = found.evaluate and OmegaConf.to_container(found.evaluate, resolve=True)
-    for command, given in (asked or {}).items():
-        arguments: list[str] = []
-        for name, value in (given or {}).items():
-            values = value if isinstance(value, list) else [value]
-            arguments += [f"--{name}", *map(str, values)]
-        if given is not None:
-            yield (command, *arguments, *more)
 
 
 def runs_of(
@@ -158,25 +126,30 @@ def runs_of(
 ) -> list[Run]:
     """The runs in the order of their seeds, base models first. Each row is composed once."""
     more = [str(word) for word in words(cfg["evaluation"])]
-    for name in (word.partition("=")[0] for word in more):
-        if name.removeprefix("--") in OF_EVALUATIONS:
-            raise ValueError(f"evaluation={shlex.join(more)}: {name} is set by the sweep")
 
-    def run(command: Sequence[str], found: DictConfig, row: str | None = None) -> Run:
-        folder = Path(found.output_dir)
-        commands = (("train", *command), *evaluations(found, more))
-        log = Path(cfg["out"]) / f"{folder.name}.log"
-        return Run(row or folder.name, folder, log, commands, is_base=row is None)
+    def run(row: str, folder: str, command: Sequence[str], like: dict[str, Any], **about) -> Run:
+        """Evaluated as a run with the settings `like`; null leaves a command out."""
+        commands = [("train", *command)]
+        for name, given in (like["evaluate"] or {}).items():
+            flags = [
+                (f"--{flag}", *map(str, value if isinstance(value, list) else [value]))
+                for flag, value in (given or {}).items()
+            ]
+            arguments = [each.replace(like["output_dir"], folder) for each in chain(*flags)]
+            commands += [] if given is None else [(name, *arguments, *more)]
+        log = Path(cfg["out"], f"{Path(folder).name}.log")
+        return Run(row, Path(folder), log, tuple(commands), **about)
 
-    bases: dict[int, tuple[list[str], DictConfig]] = {}
+    bases: dict[int, tuple[str, list[str]]] = {}
     for seed in seeds if cfg["base"] else ():
         command = [str(word) for word in words(cfg["base"])]
         if not any(word.startswith("seed=") for word in command):
             command.append(f"seed={seed}")
-        bases[seed] = (command, compose_run(command)[0])
+        bases[seed] = (compose_run(command)["output_dir"], command)
     rows: dict[str, dict[str, Any]] = {}
-    runs: dict[int, list[Run]] = {seed: [] for seed in seeds}
-    for chosen in itertools.product(*axes.values()):
+    seen: dict[str, str] = {}
+    runs: list[Run] = []
+    for seed, *chosen in product(seeds, *axes.values()):
         values = dict(zip(axes, chosen, strict=True))
         # A group of settings has names of its own; other values say what they are of.
         row = "_".join(
@@ -184,72 +157,61 @@ def runs_of(
             for axis, value in values.items()
         )
         row = re.sub(r"[^\w.+-]", "-", row)
-        for seed, begun in runs.items():
-            folder = Path(cfg["runs"].format(row=row, seed=seed))
-            given = {"experiment": cfg["recipe"]} if cfg["recipe"] else {}
-            given |= {"name": folder.name, "output_dir": str(folder), **values, "seed": seed}
-            given |= {"base_model": bases[seed][1].output_dir} if bases else {}
-            command = [*(override(*each) for each in given.items()), *cfg["settings"]]
-            if row not in rows:
-                found, rows[row] = compose_run(command)
-            found.update(name=folder.name, output_dir=str(folder), seed=seed)
-            begun.append(run(command, found, row))
-    check_rows(rows, bool(cfg["compare"]))
-    first: dict[Path, Run] = {}
-    for command, base in bases.values():
-        with open_dict(base):
-            base.evaluate = found.evaluate  # as the runs are
-        first.setdefault(Path(base.output_dir), run(command, base))
-    return [*first.values(), *itertools.chain(*runs.values())]
+        folder = f"{cfg['runs']}{row}_{seed}"
+        given = {"experiment": cfg["recipe"]} if cfg["recipe"] else {}
+        given |= {"name": Path(folder).name, "output_dir": folder, **values, "seed": seed}
+        given |= {"base_model": bases[seed][0]} if bases else {}
+        command = [*(override(*each) for each in given.items()), *cfg["settings"]]
+        if row not in rows:
+            rows[row] = compose_run(command)
+            own = {key: x for key, x in rows[row].items() if key not in OF_THE_SWEEP}
+            own["peft"] = {**(own["peft"] or {}), "name": None}
+            other = seen.setdefault(json.dumps(own).replace(folder, ""), row)
+            if other != row:
+                raise ValueError(f"{other} and {row} are rows with the same settings; name one")
+        runs.append(run(row, folder, command, rows[row]))
+    first = {
+        folder: run(Path(folder).name, folder, command, rows[row], is_base=True)
+        for folder, command in bases.values()
+    }
+    return [*first.values(), *runs]
 
 
 def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
     """The runs of a composed configuration, which is completed, with further settings for them.
 
     Raises:
-        ValueError: for the first setting that is missing or out of bounds, and for settings that a
-            run or the comparison would refuse.
+        ValueError: for the first setting that is out of bounds, or that a run would refuse.
     """
     for name, kind in KINDS.items():
         schema.check(name, cfg[name], kind)
     axes = dict(leaves(cfg["vary"]))
     for name in OF_THE_SWEEP & {*axes}:
         raise ValueError(f"vary.{name} is set by the sweep; give name=... or seeds=...")
-    axes = {
-        axis: checked_values(f"vary.{axis}", values, schema.SETTINGS.get(axis))
-        for axis, values in axes.items()
-    }
-    seeds = checked_values("seeds", cfg["seeds"], schema.integer(0, 2**32 - 1))
+    axes = {axis: [*dict.fromkeys(words(values))] for axis, values in axes.items()}
+    seeds = [*dict.fromkeys(words(cfg["seeds"]))]
+    for seed in seeds:
+        schema.check("seeds", seed, schema.integer(0, 2**32 - 1))
     cfg["settings"] = [*map(str, words(cfg["settings"])), *settings]
     check_own(cfg["settings"], axes)
-    runs = runs_of(cfg, axes, seeds)
-    if len({run.folder for run in runs}) < len(runs):
-        raise ValueError(f"runs={cfg['runs']}: two runs have one folder; vary other settings")
-    rows, baseline = {run.row for run in runs}, cfg["baseline"]
-    if baseline is None and cfg["usual_baseline"] in rows:
+    if not (runs := runs_of(cfg, axes, seeds)):
+        raise ValueError("vary, seeds: name one value or more of each")
+    if cfg["baseline"] is None and cfg["usual_baseline"] in {run.row for run in runs}:
         cfg["baseline"] = cfg["usual_baseline"]
-    elif baseline and baseline.split()[0] not in rows | options("position") | options("peft"):
-        known = listed(rows)
-        raise ValueError(f"baseline={baseline} is not a row of the sweep; choose one of {known}")
-    if cfg["jobs"] is None:
-        cfg["jobs"] = len(runs) if cfg["cluster"] in ("slurm", "local") else 2
     return runs
 
 
 def comparison(
     cfg: Mapping[str, Any], runs: Sequence[Run], failed: Sequence[Run] = ()
 ) -> list[str]:
-    """The command that compares runs, those of a row in succession; none if there is none.
-
-    A baseline that is a row of the sweep stands for the first of its runs that did not fail; there
-    is none if all failed.
-    """
+    """The command that compares runs, if there is one. A baseline that is a row of the sweep stands
+    for the first of its runs that did not fail, if any."""
     command, *flags = shlex.split(cfg["compare"] or "") or [""]
     baseline = cfg["baseline"]
     if named := [run for run in runs if run.row == baseline]:
         baseline = next((run.folder for run in named if run not in failed), None)
     flags += [] if "--out" in flags else ["--out", cfg["out"]]
     flags += ["--baseline", str(baseline)] if baseline else []
-    rows = dict.fromkeys(run.row for run in runs)
-    folders = (str(run.folder) for row in rows for run in runs if run.row == row)
+    rows = list(dict.fromkeys(run.row for run in runs))
+    folders = (str(run.folder) for run in sorted(runs, key=lambda run: rows.index(run.row)))
     return [command, *folders, *flags] if command else []
