@@ -8,7 +8,7 @@
 #                any of config/experiment works
 #   EVALUATION   flags of tape perplexity
 #   BASELINE     reference row of the comparison; rope by default
-#   LAUNCHER     runs are jobs of SLURM with submitit_slurm; joblib (the default), submitit_local: processes here
+#   LAUNCHER     submitit_slurm: runs are jobs of SLURM; submitit_local: a trial of that here
 #   settings     of the training, e.g. data=text data.files=corpus/ length=512
 #
 # Failed runs are listed below the table, and the exit status is 1. Rerunning the command resumes the
