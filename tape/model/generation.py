@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 from transformers import DynamicCache, GenerationMixin
-from transformers.generation import MaxLengthCriteria
+from transformers.generation import GenerationMode, MaxLengthCriteria
 from transformers.masking_utils import create_masks_for_generate
 
 from tape.model.cache import GrowingCache
 from tape.model.configuration import TapeConfig
 from tape.model.indices import read_mask
+
+# Ways of generation in which a call has all tokens so far or the newest.
+ONE_BY_ONE = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
 
 
 class TapeGenerationMixin(GenerationMixin):
@@ -54,15 +57,23 @@ class TapeGenerationMixin(GenerationMixin):
         """None: the decoder counts the tokens of a mask itself (`tape.model.indices`), and a cache
         does not have to keep their indices."""
 
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
-        """As in transformers, with a growable cache as the default. For a static one transformers
-        makes 4-D masks, in which tokens cannot be counted."""
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs, generation_mode, *args, **kwargs
+    ):
+        """As in transformers, with a growable cache as the default, and without the mask of a
+        prompt that has no padding, which each token would read again. For a static cache
+        transformers makes 4-D masks, in which tokens cannot be counted."""
         given = model_kwargs.get("past_key_values")
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        super()._prepare_cache_for_generation(
+            generation_config, model_kwargs, generation_mode, *args, **kwargs
+        )
         cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
         made = type(cache) is DynamicCache and given is None
         if made and generation_config.cache_implementation is None:
             model_kwargs["past_key_values"] = GrowingCache()
+            plain = mask is not None and mask.ndim == 2 and bool((mask == 1).all())
+            if plain and generation_mode in ONE_BY_ONE:
+                model_kwargs["attention_mask"] = None
         static = cache is not None and cache.is_compileable
         if static and mask is not None and model_kwargs.get("position_ids") is None:
             model_kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
