@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import wraps
+
 from torch import Tensor
 from transformers import DynamicCache, GenerationMixin
 from transformers.generation import GenerationMode, MaxLengthCriteria
@@ -25,6 +27,7 @@ class TapeGenerationMixin(GenerationMixin):
             "positions of this decoder do not support; use generate() with a padded batch"
         )
 
+    @wraps(GenerationMixin.prepare_inputs_for_generation)  # transformers reads its signature
     def prepare_inputs_for_generation(self, *args, tokenizer=None, **kwargs):
         """As in transformers, which hands the tokenizer of `stop_strings` on to the model."""
         return super().prepare_inputs_for_generation(*args, **kwargs)
