@@ -11,20 +11,22 @@ from dataclasses import asdict, dataclass, field
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import COUNTED, GROUPED, POSITIONS, VOCABULARY, make_model, random_tokens
-from transformers import DynamicCache, StaticCache
+from conftest import (
+    CACHES,
+    COUNTED,
+    GROUPED,
+    POSITIONS,
+    VOCABULARY,
+    make_cache,
+    make_model,
+    random_tokens,
+)
 
 EXACT = {"atol": 1e-9, "rtol": 1e-9}
 GENERATED = 5
 EMPTY = 2  # slots of a static cache that stay empty
 MIXTURES = ("mixed", "mixed_tape", "mixed_read")
 LONGEST = 40  # indices, gaps and generated tokens included
-CACHES = {
-    "growing": lambda config, length: None,
-    "dynamic": lambda config, length: DynamicCache(),
-    "of_layers": lambda config, length: DynamicCache(config=config),
-    "static": lambda config, length: StaticCache(config=config, max_cache_len=length + EMPTY),
-}
 # Their indices are read from the text; their maps are over all query heads; parts of a mixture.
 READING = [name for name in POSITIONS if name not in COUNTED]
 UNGROUPED = [name for name in POSITIONS if name not in GROUPED]
@@ -101,7 +103,7 @@ def drawn(seed: int) -> Case:
         rows,
         kernel=rng.choice(["eager", "sdpa"]),
         calls=pieces(rng, length) if how == "cached" else (),
-        cache=rng.choice([*CACHES]) if how == "cached" else None,
+        cache=rng.choice(CACHES) if how == "cached" else None,
         given=tuple(sorted(given - {None})),
         generate=rng.choice([*GENERATIONS]) if how == "generated" else None,
         changes={name: value for name, value in changes.items() if value},
@@ -151,7 +153,7 @@ def outputs_of(case: Case, model, tokens, real, index):
     several = len({*"".join(case.rows)} - {"."}) > 1
     T, cache, found, start = tokens.shape[1], None, [], 0
     if case.cache:
-        cache = CACHES[case.cache](model.config, T)
+        cache = make_cache(model, case.cache, T + EMPTY)
     for part in case.calls or (T,):
         new, end = slice(start, start + part), start + part
         inputs = {"attention_mask": padding[:, :end]}
