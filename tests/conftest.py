@@ -292,6 +292,12 @@ def small_reports():
         yield whole
 
 
+@pytest.fixture
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def logging_stays():
     """No test finds the logging that another one set up."""

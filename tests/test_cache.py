@@ -13,6 +13,8 @@ from transformers.cache_utils import DynamicLayer
 
 from tape.model.cache import GrowingCache
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 
 def tokens(count, seed, batch=2):
     generator = torch.Generator().manual_seed(seed)
@@ -33,7 +35,6 @@ def extend(caches, count, seed, **options):
     assert caches[0].get_mask_sizes(1, 0) == caches[1].get_mask_sizes(1, 0)
 
 
-@torch.no_grad()
 def test_a_token_is_written_behind_the_others():
     caches = both()
     extend(caches, 200, 0)
@@ -59,7 +60,6 @@ ROWS = {"select": 1, "repeat": 4}  # of two, after the change
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@torch.no_grad()
 def test_a_changed_cache_goes_on_like_the_librarys(change):
     caches = both()
     extend(caches, 9, 0)
@@ -76,7 +76,6 @@ def test_a_changed_cache_goes_on_like_the_librarys(change):
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-@torch.no_grad()
 def test_copies_go_their_own_ways(copied):
     caches = both()
     extend(caches, 5, 0)
@@ -101,7 +100,6 @@ def test_modes_follow_each_other():
 
 
 @pytest.mark.parametrize("change", ["reorder", "select", "repeat"])
-@torch.no_grad()
 def test_memory_is_given_back_with_its_tokens(change):
     cache, new = GrowingCache(), tokens(1, 1, batch=ROWS.get(change, 2))
 
@@ -130,7 +128,6 @@ def test_a_graph_makes_the_librarys():
     assert seen == [DynamicCache]
 
 
-@torch.no_grad()
 def test_what_does_not_fit_is_refused():
     cache = GrowingCache()
     cache.update(*tokens(3, 0), 0)
@@ -157,17 +154,12 @@ def test_the_decoder_makes_one(name):
     assert not isinstance(static.past_key_values, DynamicCache)
 
 
-def enter_continuous_batching(model):
-    with model.continuous_batching_context_manager():
-        pass
-
-
 @pytest.mark.parametrize(
     "start",
     [
         lambda model: model.generate_batch([[1, 2, 3]], max_new_tokens=2),
         lambda model: model.init_continuous_batching(),
-        enter_continuous_batching,
+        lambda model: model.continuous_batching_context_manager().__enter__(),
         lambda model: model.generate(torch.tensor([[1, 2, 3]]), cache_implementation="paged"),
     ],
 )
@@ -224,7 +216,6 @@ def fetches(monkeypatch):
     return done
 
 
-@torch.no_grad()
 @in_modes
 def test_an_offloaded_cache_is_read_when_it_has_arrived(position, fetches):
     model = make_model(position)
@@ -239,7 +230,6 @@ def test_an_offloaded_cache_is_read_when_it_has_arrived(position, fetches):
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
 
 
-@torch.no_grad()
 def test_kept_indices_of_an_offloaded_cache(fetches):
     model = make_model("rope")
     tokens, where = random_tokens(1, 6), torch.tensor([[0, 1, 4, 5, 9, 12]])
@@ -248,7 +238,6 @@ def test_kept_indices_of_an_offloaded_cache(fetches):
     torch.testing.assert_close(pieces, expected, atol=1e-5, rtol=1e-5)
 
 
-@torch.no_grad()
 def test_a_cache_that_drops_tokens_is_refused():
     """transformers makes one for a configuration of another model with a window."""
     model, tokens = make_model("rope", sliding_window=3), random_tokens(1, 9)
@@ -268,7 +257,6 @@ def test_a_cache_that_checkpointing_leaves_empty_is_refused():
         model.eval()(tokens, past_key_values=GrowingCache())
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(
     "position",
     [

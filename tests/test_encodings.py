@@ -210,21 +210,6 @@ def test_ntk_aware_scaling_is_another_theta():
     assert again.rope_parameters == scaled.config.rope_parameters
 
 
-@pytest.mark.parametrize("source", ["position", "rope_parameters", "scaling"])
-def test_theta_reaches_the_frequencies_and_survives_a_reload(tmp_path, source):
-    position = {"name": "rope"} | ({} if source == "rope_parameters" else {"theta": 1e6})
-    if source == "scaling":
-        position["scaling"] = {"rope_type": "linear", "factor": 2.0}
-    config = make_config(position)
-    if source == "rope_parameters":
-        config.rope_parameters = {"rope_type": "default", "rope_theta": 1e6}
-    TapeForCausalLM(config).save_pretrained(tmp_path)
-    model = TapeForCausalLM.from_pretrained(tmp_path)
-    expected = 1e6 ** -(torch.arange(0, 8, 2) / 8) / (2 if source == "scaling" else 1)
-    torch.testing.assert_close(model.model.position.inv_freq, expected)
-    assert model.config.rope_parameters["rope_theta"] == 1e6
-
-
 def relative_error(found, exact):
     return ((found.double() - exact).norm() / exact.norm()).item()
 

@@ -10,6 +10,7 @@ from transformers import DataCollatorWithFlattening
 from tape.positions import ENCODINGS, PositionEncoding
 from tape.tensor_validation import refuse_unless
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
 KINDS = {name: ENCODINGS[position["name"]] for name, position in POSITIONS.items()}
 # These need the indices of cached keys.
@@ -22,7 +23,6 @@ def left_padded_mask():
     return mask
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int32, torch.float32])
 def test_a_mask_may_be_of_any_dtype(dtype):
     model, tokens, mask = make_model("alibi"), random_tokens(2, 9), left_padded_mask()
@@ -41,7 +41,6 @@ REFUSED = {
 }
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("values", REFUSED)
 def test_a_mask_of_other_values_than_0_and_1_is_refused(values):
     model, tokens = make_model("rope"), random_tokens(2, 9)
@@ -52,7 +51,6 @@ def test_a_mask_of_other_values_than_0_and_1_is_refused(values):
             model(tokens, attention_mask=mask, labels=tokens)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_generate_refuses_such_a_mask_too(cache):
     """With a static cache transformers makes the mask before the model sees it."""
@@ -63,7 +61,6 @@ def test_generate_refuses_such_a_mask_too(cache):
         model.generate(random_tokens(2, 9), attention_mask=mask, **settings)
 
 
-@torch.no_grad()
 def test_a_mask_has_two_dimensions_or_four():
     model, tokens = make_model("rope"), random_tokens(2, 9)
     for shape in ((9,), (2, 9, 9)):
@@ -97,7 +94,6 @@ CHANGES = {
 }
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("position", BIASED)
 @pytest.mark.parametrize("kind", ["growing", "dynamic", "of_layers"])
 @pytest.mark.parametrize("change", CHANGES)
@@ -113,7 +109,6 @@ def test_indices_follow_what_is_done_to_a_cache(position, kind, change):
     torch.testing.assert_close(pieces, full[:, start:], **EXACT)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("position", ["rope", "fire"])
 @pytest.mark.parametrize("kind", CACHES)
 def test_tokens_without_position_ids_count_on_and_the_other_way_round(position, kind):
@@ -148,7 +143,6 @@ RESTART = r"position_ids must increase .* one document per row"
 COUNTED = torch.arange(9)[None]
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("position", [name for name, kind in KINDS.items() if kind.ordered])
 def test_a_restart_of_position_ids_is_refused(position, training):
@@ -159,7 +153,6 @@ def test_a_restart_of_position_ids_is_refused(position, training):
                 model(tokens, position_ids=torch.tensor(rows), use_cache=False)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("position", ["rope", "tape", "alibi", "nope"])
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("given", [False, True])
@@ -179,7 +172,6 @@ def test_a_step_back_behind_a_cache_is_refused(position, kind, given):
         model(tokens[:, 3:5], position_ids=COUNTED[:, 3:5], past_key_values=cache)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", CACHES)
 def test_only_real_tokens_are_judged(kind):
     """What stands at padding, on either side, in a call or between two, is nobody's index."""
@@ -197,7 +189,6 @@ def test_only_real_tokens_are_judged(kind):
         model(tokens, attention_mask=mask, position_ids=restarts)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("position", ["rope", "alibi", "t5"])
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 def test_indices_are_integers(position, factor):
@@ -206,7 +197,6 @@ def test_indices_are_integers(position, factor):
         make_model(position)(random_tokens(1, 9), position_ids=COUNTED * factor)
 
 
-@torch.no_grad()
 def test_learned_rows_stand_for_anything_that_has_one():
     """As the places of digits, which begin again with each number."""
     model, tokens = make_model({"name": "learned", "length": 8}), random_tokens(1, 9)
@@ -220,7 +210,6 @@ def test_learned_rows_stand_for_anything_that_has_one():
             model(tokens, position_ids=where.masked_fill(where == 3, lost))
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", CACHES)
 def test_what_was_refused_leaves_nothing_in_a_cache(kind):
     model, tokens = make_model("alibi_subset"), random_tokens(2, 9)
@@ -233,7 +222,6 @@ def test_what_was_refused_leaves_nothing_in_a_cache(kind):
     torch.testing.assert_close(pieces, full[:, 5:], **EXACT)
 
 
-@torch.no_grad()
 def test_nothing_waits_for_a_gpu_in_training_or_for_a_single_token(monkeypatch):
     """What it asserts by itself has a message of fewer than 255 characters: torch takes no more."""
     judged = []

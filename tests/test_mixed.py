@@ -67,16 +67,6 @@ def test_presets_are_those_of_their_papers(preset, theta, windows):
     assert bases == theta * 2
 
 
-def test_the_state_of_tape_skips_other_layers():
-    model = make_model(mixture("tape", "rope", "tape"), num_hidden_layers=5).train()
-    tokens = random_tokens(2, 9)
-    model(tokens, labels=tokens).loss.backward()
-    updated = [bool([*layer.context.parameters()]) for layer in model.model.layers]
-    assert updated == [True, False, True, False, False]  # the last state is not read
-    for name, parameter in model.named_parameters():
-        assert parameter.grad.abs().max() > 0, name
-
-
 @pytest.mark.parametrize(
     ("position", "message"),
     [

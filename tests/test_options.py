@@ -28,27 +28,6 @@ RECURRENT = {"num_hidden_layers": 2, "num_recurrences": 3}
 ALL = {"qk_norm": True, "attention_sink": True, **TEMPERATURE}
 
 
-def test_an_option_adds_its_parameters_alone():
-    """Off, a model has the parameters that it had."""
-
-    def shapes(**changes):
-        model = make_model("tape", **changes)
-        return {name: tuple(p.shape) for name, p in model.named_parameters()}
-
-    plain = shapes()
-    for changes, added in (
-        ({"qk_norm": True}, {"q_norm.weight": (8,), "k_norm.weight": (8,)}),
-        ({"attention_sink": True}, {"sink.s": (4,)}),
-        (TEMPERATURE, {}),
-    ):
-        own = {
-            f"model.layers.{n}.self_attn.{name}": shape
-            for n in range(3)
-            for name, shape in added.items()
-        }
-        assert shapes(**changes) == plain | own
-
-
 @torch.no_grad()
 def test_normalised_as_in_a_qwen3_with_the_same_weights():
     model = make_model("rope", num_key_value_heads=2, qk_norm=True)

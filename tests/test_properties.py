@@ -117,12 +117,3 @@ def test_state_stays_in_float32_under_bfloat16():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             model.float()(random_tokens(1, 5))
     assert kinds == [torch.float32] * 6
-
-
-def test_the_frequencies_survive_a_cast():
-    model = make_model("xpos", dtype=torch.bfloat16)
-    fresh = make_model("xpos")
-    for name in ("inv_freq", "log_zeta"):
-        kept = getattr(model.model.position, name)
-        assert kept.dtype == torch.float32
-        assert torch.equal(kept, getattr(fresh.model.position, name))
