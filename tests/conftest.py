@@ -171,17 +171,14 @@ def make_model(position="tape", *, kernel="sdpa", seed=0, dtype=torch.float32, *
     return perturb(TapeForCausalLM(config)).to(dtype).eval()
 
 
-OPTIONS = {
-    **{"sliding_window": 3, "qk_norm": True, "attention_sink": True},
-    **{"num_hidden_layers": 2, "num_recurrences": 2},
-}
-
-
 def all_options(position) -> dict:
     """Every option of the decoder at once, as far as the encoding has it."""
-    heads = {"num_key_value_heads": 2 if position in GROUPED else 4}
-    warmed = {"query_temperature": {"scale": 0.5, "length": 3}} if position in COUNTED else {}
-    return OPTIONS | heads | warmed
+    options = {"sliding_window": 3, "qk_norm": True, "attention_sink": True}
+    options |= {"num_hidden_layers": 2, "num_recurrences": 2}
+    options["num_key_value_heads"] = 2 if position in GROUPED else 4
+    if position in COUNTED:
+        options["query_temperature"] = {"scale": 0.5, "length": 3}
+    return options
 
 
 def random_tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:

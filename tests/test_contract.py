@@ -423,11 +423,9 @@ def test_candidates_from_the_prompt_change_nothing(position):
     assert torch.equal(found, expected)
 
 
-BY_MAP = {
-    **{"model.embed_tokens": "cpu", "model.norm": "disk", "lm_head": "disk"},
-    **{"model.position": "disk", "model.layers.0": "disk"},
-    **{"model.layers.1": "cpu", "model.layers.2": "disk"},
-}
+BY_MAP = {"model.embed_tokens": "cpu", "model.norm": "disk", "lm_head": "disk"}
+BY_MAP |= {"model.position": "disk", "model.layers.0": "disk"}
+BY_MAP |= {"model.layers.1": "cpu", "model.layers.2": "disk"}
 # accelerate keeps weights off the device, and loads a module's own when the module is called.
 OFFLOADS = {
     "everything": lambda model, _: cpu_offload(model, "cpu"),

@@ -55,26 +55,20 @@ def test_rope_is_the_librarys_llama(position, heads):
     torch.testing.assert_close(*both, atol=1e-6, rtol=1e-4)
 
 
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "original_max_position_embeddings": 8}
+LLAMA3 |= {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "beta_fast": 4.0}
+YARN |= {"beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False}
+LONGROPE = {"factor": 2.0, "original_max_position_embeddings": 8}
+LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 # Fields of a Llama's config.json, also in the form before `rope_parameters`.
 ROPES = {
     "theta": {"rope_theta": 500.0},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
     "linear, old": {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
-    "llama3": {
-        "rope_parameters": {
-            **{"rope_type": "llama3", "rope_theta": 500.0, "original_max_position_embeddings": 8},
-            **LLAMA3,
-        }
-    },
+    "llama3": {"rope_parameters": LLAMA3},
     "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}},
-    "yarn, in full": {
-        "original_max_position_embeddings": 8,
-        "rope_parameters": {
-            **{"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "beta_fast": 4.0},
-            **{"beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False},
-        },
-    },
+    "yarn, in full": {"original_max_position_embeddings": 8, "rope_parameters": YARN},
     "proportional": {
         "partial_rotary_factor": 0.5,
         "rope_parameters": {"rope_type": "proportional"},
@@ -90,13 +84,7 @@ OF_OTHERS = {  # fields that a Llama ignores, such as those of the Mistral that 
     "norm": {"qk_norm": True},
     "sink": {"attention_sink": True},
 }
-VARYING = {
-    "dynamic": {"factor": 4.0},
-    "longrope": {
-        **{"factor": 2.0, "original_max_position_embeddings": 8},
-        **{"short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
-    },
-}
+VARYING = {"dynamic": {"factor": 4.0}, "longrope": LONGROPE}
 
 
 def llama_folder(folder, rope):

@@ -5,7 +5,6 @@ A failing draw is printed as the line of code that repeats it: `check(Case(...))
 """
 
 import random
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 
 import pytest
@@ -181,7 +180,7 @@ def check(case: Case) -> None:
     tokens = random_tokens(len(case.rows), len(case.rows[0]))
     real = torch.tensor([[slot != "." for slot in text] for text in case.rows])
     tokens[~real] = 0
-    with model.evaluation_length(LONGEST) if needs_length(case) else nullcontext():
+    with model.evaluation_length(LONGEST):
         if case.generate:
             return check_generated(case, model, tokens, real)
         with torch.set_grad_enabled(not case.cache):
@@ -199,11 +198,6 @@ def check(case: Case) -> None:
             torch.testing.assert_close(logits[real], expected[real], **EXACT)
             if not case.cache:
                 check_gradients(model, logits[real], expected[real])
-
-
-def needs_length(case: Case) -> bool:
-    """Whether the case has more indices than are drawn for the training length."""
-    return bool(case.generate) or "gaps" in case.given
 
 
 def check_gradients(model, logits, expected) -> None:
