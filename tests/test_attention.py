@@ -69,7 +69,8 @@ def outputs(model, static=False):
 
 
 def assert_equals_eager(switch, position, static=False, **changes):
-    model = make_model(position, kernel="eager", **{"num_hidden_layers": 2} | changes)
+    changes = {"num_hidden_layers": 2, "dtype": torch.float64} | changes
+    model = make_model(position, kernel="eager", **changes)
     expected = [*outputs(model, static)]
     switch(model)
     torch.testing.assert_close([*outputs(model, static)], expected, **EXACT)
