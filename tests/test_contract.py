@@ -315,10 +315,7 @@ def test_bfloat16_is_as_close_as_rope_is(position, mode):
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_queries_keys_and_values_have_one_dtype(position, kernel, monkeypatch):
     """Under autocast the products do, and what is done to them keeps it."""
-    options = {"qk_norm": True, "query_temperature": {"scale": 2.0, "length": 6}}
-    if position not in COUNTED:  # its positions do not count tokens
-        del options["query_temperature"]
-    model = make_model(position, kernel=kernel, **options).train()
+    model = make_model(position, kernel=kernel, **all_options(position)).train()
     tokens, attend, found = random_tokens(2, 60), KERNELS[kernel], set()
 
     def record(q, k, values, *given, **named):
