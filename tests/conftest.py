@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from commands import ROOT, unchanged_logging
+from transformers import DynamicCache, StaticCache
 
 from tape import TapeConfig, TapeForCausalLM
 from tape.commands import train
@@ -130,6 +131,14 @@ def make_config(position="tape", **changes) -> TapeConfig:
     return TapeConfig(**(shape | {"position": position} | changes))
 
 
+def fields_of_llama(config, *more) -> dict:
+    """What other decoders' configurations name as this one, and `more`."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
+    names += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+    names += ("rms_norm_eps", "bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: getattr(config, name) for name in (*names, *more)}
+
+
 OF_ENCODINGS_AND_OPTIONS = re.compile(r"\.(context|position|sink|q_norm|k_norm)\.")
 
 
@@ -162,9 +171,71 @@ def make_model(position="tape", *, kernel="sdpa", seed=0, dtype=torch.float32, *
     return perturb(TapeForCausalLM(config)).to(dtype).eval()
 
 
+def all_options(position) -> dict:
+    """Every option of the decoder at once, as far as the encoding has it."""
+    options = {"sliding_window": 3, "qk_norm": True, "attention_sink": True}
+    options |= {"num_hidden_layers": 2, "num_recurrences": 2}
+    options["num_key_value_heads"] = 2 if position in GROUPED else 4
+    if position in COUNTED:
+        options["query_temperature"] = {"scale": 0.5, "length": 3}
+    return options
+
+
 def random_tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(VOCABULARY, (batch, length), generator=generator)
+
+
+CACHES = ["growing", "dynamic", "of_layers", "static"]
+
+
+def make_cache(model, kind: str, slots: int = 20):
+    if kind == "static":
+        return StaticCache(config=model.config, max_cache_len=slots)
+    config = model.config if kind == "of_layers" else None
+    return None if kind == "growing" else DynamicCache(config=config)
+
+
+def in_pieces(model, tokens, sizes, cache=None, mask=None, **inputs):
+    """Logits of tokens given in pieces to a cache.
+
+    Args:
+        mask: attention_mask, of two dimensions or four, for all of the tokens.
+        inputs: other arguments, with a column per token.
+    """
+    found, start = [], 0
+    for part in tokens.split(sizes, dim=1):
+        new = slice(start, start + part.shape[1])
+        given = {name: x[:, new] for name, x in inputs.items()}
+        if mask is not None:
+            seen = mask[:, : new.stop] if mask.ndim == 2 else mask[:, :, new, : new.stop]
+            given["attention_mask"] = seen
+        called = model(part, past_key_values=cache, use_cache=True, **given)
+        cache, start = called.past_key_values, new.stop
+        found.append(called.logits)
+    return torch.cat(found, dim=1)
+
+
+def left_padded(length: int = 15):
+    """Tokens of three rows and their mask: without padding, with some and with much."""
+    mask = torch.ones(3, length, dtype=torch.long)
+    mask[1, :4] = 0
+    mask[2, :9] = 0
+    return random_tokens(3, length), mask
+
+
+def assert_as_alone(model, logits, tokens, mask):
+    """The logits at the real tokens of each row are those of these tokens alone."""
+    for row, real in enumerate(mask.bool()):
+        alone = model(tokens[row : row + 1, real], use_cache=False).logits[0]
+        torch.testing.assert_close(logits[row, real], alone, atol=1e-5, rtol=1e-5)
+
+
+def gradients(model, tokens, **inputs):
+    """Gradients of the loss by name, of the parameters that have one."""
+    model.zero_grad()
+    model(tokens, **{"labels": tokens} | inputs).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @cached
@@ -216,6 +287,12 @@ def small_reports():
         whole = report.SAMPLE
         patch.setattr(report, "SAMPLE", 12)
         yield whole
+
+
+@pytest.fixture
+def without_gradients():
+    with torch.no_grad():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import torch
 from conftest import make_model, random_tokens
 from transformers import DynamicCache
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
 DIGITS = [1, 2, 3, 4, 5]
 #          a  number of 3, and one that goes on behind the padding
 TOKENS = [[9, 1, 2, 3, 7, 4, 0, 0, 5, 5, 8, 1]]
@@ -30,7 +31,6 @@ def places_of(model, tokens, **how):
     return found[0]
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("chunks", [[12], [3, 9], [2, 1, 4, 1, 4], [1] * 12])
 def test_places_go_on_from_a_cache_and_over_padding(chunks):
     model, tokens, cache = make_abacus(), torch.tensor(TOKENS), DynamicCache()
@@ -44,7 +44,6 @@ def test_places_go_on_from_a_cache_and_over_padding(chunks):
     assert torch.cat(found, 1)[0, REAL].tolist() == PLACES
 
 
-@torch.no_grad()
 def test_a_cropped_cache_goes_on_from_the_token_that_is_left():
     model, cache = make_abacus(), DynamicCache()
     model(torch.tensor([[9, 1, 2, 3, 7]]), past_key_values=cache)
@@ -52,7 +51,6 @@ def test_a_cropped_cache_goes_on_from_the_token_that_is_left():
     assert places_of(model, torch.tensor([[4, 4]]), past_key_values=cache).tolist() == [[3, 4]]
 
 
-@torch.no_grad()
 def test_training_moves_the_places_of_a_sequence_by_one_number():
     model = make_abacus(offset=3).train()
     tokens = torch.tensor([[9, 1, 2, 7, 3]] * 64)

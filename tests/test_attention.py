@@ -7,6 +7,11 @@ import torch
 from conftest import (
     FLASH,
     FLEX,
+    all_options,
+    gradients,
+    in_pieces,
+    left_padded,
+    make_cache,
     make_config,
     make_model,
     random_tokens,
@@ -15,12 +20,12 @@ from conftest import (
     with_flex,
 )
 from torch.nn.attention import flex_attention
-from transformers import DynamicCache, StaticCache, masking_utils
+from transformers import StaticCache, masking_utils
 
 from tape import TapeForCausalLM
 from tape.attention import backends as attention
 from tape.attention import flash
-from tape.attention.payload import Attended, Values
+from tape.attention.payload import Values
 from tape.positions import LayerPosition
 
 LENGTH = 15
@@ -52,91 +57,74 @@ def flash_attn(monkeypatch):
     return switch
 
 
-def padded():
-    tokens, mask = random_tokens(3, LENGTH), torch.ones(3, LENGTH, dtype=torch.long)
-    mask[1, :4] = 0
-    mask[2, :9] = 0
-    return tokens, mask
-
-
 def outputs(model, static=False):
     """Logits at real tokens: plain, padded left and right, and padded left in chunks."""
-    tokens, mask = padded()
-    right = mask.flip(1)
-    caches = [DynamicCache(config=model.config)]
-    if static:
-        caches.append(StaticCache(config=model.config, max_cache_len=LENGTH + 5))
+    tokens, mask = left_padded()
+    real, right = mask.bool(), mask.flip(1)
     yield model(tokens, use_cache=False).logits
-    yield model(tokens, attention_mask=mask, use_cache=False).logits[mask.bool()]
+    yield model(tokens, attention_mask=mask, use_cache=False).logits[real]
     yield model(tokens, attention_mask=right, use_cache=False).logits[right.bool()]
-    for cache in caches:
-        pieces, start = [], 0
-        for stop in (10, 11, LENGTH):
-            inputs = {"attention_mask": mask[:, :stop], "past_key_values": cache}
-            pieces.append(model(tokens[:, start:stop], **inputs).logits)
-            start = stop
-        yield torch.cat(pieces, dim=1)[mask.bool()]
+    for kind in ("of_layers", "static") if static else ("of_layers",):
+        yield in_pieces(model, tokens, [10, 1, 4], make_cache(model, kind), mask)[real]
 
 
 def assert_equals_eager(switch, position, static=False, **changes):
-    model = make_model(position, kernel="eager", num_hidden_layers=2, **changes)
-    expected = list(outputs(model, static))
+    changes = {"num_hidden_layers": 2, "dtype": torch.float64} | changes
+    model = make_model(position, kernel="eager", **changes)
+    expected = [*outputs(model, static)]
     switch(model)
-    for ours, reference in zip(outputs(model, static), expected, strict=True):
-        torch.testing.assert_close(ours, reference, **EXACT)
+    torch.testing.assert_close([*outputs(model, static)], expected, **EXACT)
+
+
+with_and_without_options = pytest.mark.parametrize("options", [False, True])
 
 
 @torch.no_grad()
 @with_flex
-def test_flex_equals_eager(position, flex):
-    assert_equals_eager(flex, position, static=True)
+@with_and_without_options
+def test_flex_equals_eager(position, options, flex):
+    changes = all_options(position) if options else {}
+    assert_equals_eager(flex, position, static=True, **changes)
 
 
 @torch.no_grad()
 @with_flash
-def test_flash_equals_eager(position, flash_attn):
-    assert_equals_eager(flash_attn, position)
+@with_and_without_options
+def test_flash_equals_eager(position, options, flash_attn):
+    assert_equals_eager(flash_attn, position, **(all_options(position) if options else {}))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("position", ["rope", "tape", "alibi", "t5"])
-def test_grouped_queries(position, flex, flash_attn):
-    assert_equals_eager(flex, position, num_key_value_heads=2)
-    if position in FLASH:
-        assert_equals_eager(flash_attn, position, num_key_value_heads=2)
-
-
-def gradients(model):
-    tokens, mask = padded()
-    seen = mask.roll(1, 1).bool() & mask.bool()  # not the first: padding would predict it
-    model.zero_grad()
-    model(tokens, attention_mask=mask, labels=tokens.where(seen, -100)).loss.backward()
-    given = model.named_parameters()
-    return {name: p.grad.clone() for name, p in given if p.grad is not None}
-
-
-@pytest.mark.parametrize(
-    ("kernel", "position"),
-    represented(FLEX, "flex") + represented(FLASH, "flash_attn"),
-)
-def test_gradients_equal_those_of_eager(kernel, position, request, monkeypatch):
+@pytest.fixture
+def flex_gradients(flex, monkeypatch):
     """torch refuses gradients of flex on a CPU, although its unfused form has them: the terms on
     the scores are tested by taking the refusals away."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     monkeypatch.setattr("tape.attention.flex._check", lambda *arguments: None)
-    model = make_model(position, kernel="eager", num_hidden_layers=2)
-    expected = gradients(model)
+    return flex
+
+
+@pytest.mark.parametrize(
+    ("kernel", "position"),
+    represented(FLEX, "flex_gradients") + represented(FLASH, "flash_attn"),
+)
+def test_gradients_equal_those_of_eager(kernel, position, request):
+    # flash-attn has no gradients of the log-sum-exp that a sink needs.
+    options = {"num_hidden_layers": 2, "attention_sink": kernel != "flash_attn"}
+    model = make_model(position, kernel="eager", **options)
+    tokens, mask = left_padded()
+    seen = mask.roll(1, 1).bool() & mask.bool()  # not the first: padding would predict it
+    inputs = {"attention_mask": mask, "labels": tokens.where(seen, -100)}
+    expected = gradients(model, tokens, **inputs)
     request.getfixturevalue(kernel)(model)
-    found = gradients(model)
+    found = gradients(model, tokens, **inputs)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
     assert found.keys() == dict(model.named_parameters()).keys()
-    for name, gradient in found.items():
-        assert gradient.abs().max() > 0, name
-        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4, msg=name)
+    assert all(gradient.abs().max() > 0 for gradient in found.values())
 
 
 @torch.no_grad()
 def test_flex_takes_masks_that_the_caller_made(flex):
-    model = make_model("alibi")
+    model = make_model("alibi", sliding_window=6)
     tokens, allowed = random_tokens(2, LENGTH), torch.ones(LENGTH, LENGTH).tril().bool()
     allowed[:, 3] = False
     allowed[3, 3] = True
@@ -149,36 +137,27 @@ def test_flex_takes_masks_that_the_caller_made(flex):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", ["tape", "randpe", "alibi", "t5"])
-def test_flex_generates(position, flex):
-    model = make_model(position)
-    tokens, mask = padded()
-    settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
-    with model.evaluation_length(LENGTH + 6):
-        expected = model.generate(tokens, **settings)
-        flex(model)
-        assert torch.equal(model.generate(tokens, **settings), expected)
-        static = model.generate(tokens, cache_implementation="static", **settings)
-        assert torch.equal(static, expected)
-
-
-@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["flex", "flash_attn"])
 @pytest.mark.parametrize("position", ["tape", "randpe", "alibi"])
-def test_flash_generates(position, flash_attn):
-    model = make_model(position)
-    tokens, mask = padded()
+def test_generates(position, kernel, request):
+    model, (tokens, mask) = make_model(position), left_padded()
     settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
     with model.evaluation_length(LENGTH + 6):
         expected = model.generate(tokens, **settings)
-        flash_attn(model)
+        request.getfixturevalue(kernel)(model)
         assert torch.equal(model.generate(tokens, **settings), expected)
+        if kernel == "flex":
+            static = model.generate(tokens, cache_implementation="static", **settings)
+            assert torch.equal(static, expected)
 
 
-def test_flash_drops_the_same_tokens_of_values_and_payload(flash_attn):
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flash_attention_2"])
+def test_dropout_drops_the_same_tokens_of_values_and_payload(kernel, flash_attn):
     q, k, v = torch.randn(3, 1, 2, 40, 8)
-    values, payload, *_ = flash.flash(q, k, Values(v, v), None, None, 0.3, 0.5)
+    attend = attention.KERNELS[kernel]
+    values, payload, *_ = attend(q, k, Values(v, v), None, None, 0.3, 0.5)
     torch.testing.assert_close(values, payload)
-    assert not torch.allclose(values, flash.flash(q, k, Values(v, v), None, None, 0.3, 0.0)[0])
+    assert not torch.allclose(values, attend(q, k, Values(v, v), None, None, 0.3, 0.0)[0])
 
 
 @pytest.mark.parametrize("dropout", [0.0, 1e-12])
@@ -193,7 +172,7 @@ def test_flash_takes_a_payload_of_any_width(width, dropout, flash_attn):
 
 
 def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
-    tokens, mask = padded()
+    tokens, mask = left_padded()
     rope, alibi = make_model("rope"), make_model("alibi")
     for model in (rope, alibi):
         flash_attn(model)
@@ -234,7 +213,7 @@ def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
 def test_flash_attention_looks_for_padding_once(monkeypatch, flash_attn):
     found, of = [], flash.Ragged.of
     monkeypatch.setattr(flash.Ragged, "of", lambda *given: found.append(given) or of(*given))
-    model, (tokens, mask) = make_model("tape"), padded()
+    model, (tokens, mask) = make_model("tape"), left_padded()
     flash_attn(model)
     model(tokens, attention_mask=mask)
     assert len(found) == 1
@@ -250,7 +229,7 @@ def test_what_the_configuration_says_is_what_runs(monkeypatch, flex, flash_attn)
             return kernel(*arguments, **settings)
 
         monkeypatch.setitem(attention.KERNELS, name, recording)
-    model, tokens = make_model("tape"), padded()[0]
+    model, tokens = make_model("tape"), left_padded()[0]
     for name, switch in {"flex_attention": flex, "flash_attention_2": flash_attn}.items():
         switch(model)
         ran.clear()
@@ -285,7 +264,7 @@ class SinkLayer(LayerPosition):
 
     def __init__(self, inner, sinks):
         super().__init__()
-        self.inner, self.sinks = inner, torch.nn.Parameter(sinks.clone())
+        self.inner, self.sinks = inner, sinks
         for name in ("extras_width", "prepare", "bias", "payload", "next_state", "entry"):
             setattr(self, name, getattr(inner, name))
 
@@ -294,50 +273,25 @@ class SinkLayer(LayerPosition):
 
 
 @pytest.mark.parametrize("position", ["rope", "tape", "fox"])
-@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex", "flash_attn"])
-def test_the_log_sum_exp_makes_a_sink(kernel, position, request, monkeypatch):
-    """As a key more, with the sinks as its scores; the payload of TAPE is averaged alike."""
-    if kernel == "flash_attn" and position not in FLASH:
-        pytest.skip("flash attention has no such bias")
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
-    monkeypatch.setattr("tape.attention.flex._check", lambda *arguments: None)
-    model, sinks = make_model(position, kernel="eager"), torch.tensor([0.5, -1.0, 2.0, 0.0])
-    sinks_of_all = sinks.clone().requires_grad_()
+def test_an_encoding_with_the_log_sum_exp_makes_a_sink(position):
+    """As the option does, of values, payload and weights."""
+    model = make_model(position, kernel="eager", attention_sink=True)
+    tokens, mask = left_padded()
+    inputs = {"attention_mask": mask, "output_attentions": True}
+    expected = model(tokens, **inputs)
     for layer in model.model.layers:
-        layer.context = SinkLayer(layer.context, sinks)
+        layer.context = SinkLayer(layer.context, layer.self_attn.sink.s)
+        layer.self_attn.sink = None
+    found = model(tokens, **inputs)
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.attentions, expected.attentions)
 
-    def with_a_key_more(q, k, values, mask, bias, scaling, dropout, needs_lse):
-        scores = q @ k.mT * scaling + mask + (0 if bias is None else bias.dense(q.dtype))
-        last = sinks_of_all[:, None, None].expand(*q.shape[:3], 1)
-        weights = torch.cat((scores, last), dim=-1).softmax(-1)[..., :-1]
-        payload = None if values.payload is None else weights @ values.payload
-        return Attended(weights @ values.v, payload, weights)
 
-    tokens, mask = padded()
-    with monkeypatch.context() as patch:
-        patch.setitem(attention.KERNELS, "eager", with_a_key_more)
-        patch.setattr(SinkLayer, "needs_lse", False)
-        expected = model(tokens, attention_mask=mask, output_attentions=True)
-        reference = gradients(model)
-    if kernel in ("flex", "flash_attn"):
-        request.getfixturevalue(kernel)(model)
-    else:
-        model.set_attn_implementation(kernel)
-    real = mask.bool()
-    with torch.no_grad():
-        found = model(tokens, attention_mask=mask, output_attentions=kernel == "eager")
-    torch.testing.assert_close(found.logits[real], expected.logits[real], **EXACT)
-    if kernel == "eager":
-        torch.testing.assert_close(found.attentions, expected.attentions, **EXACT)
-    if kernel == "flash_attn":
-        with pytest.raises(ValueError, match="gradients of the log-sum-exp"):
-            gradients(model)
-        return
-    ours = gradients(model)
-    for_sinks = sum(ours.pop(f"model.layers.{n}.context.sinks") for n in range(3))
-    torch.testing.assert_close(for_sinks, sinks_of_all.grad, atol=1e-6, rtol=1e-4)
-    for name, gradient in ours.items():
-        torch.testing.assert_close(gradient, reference[name], atol=1e-6, rtol=1e-4, msg=name)
+def test_flash_has_no_gradients_of_the_log_sum_exp(flash_attn):
+    model = make_model("rope", attention_sink=True)
+    flash_attn(model)
+    with pytest.raises(ValueError, match="gradients of the log-sum-exp"):
+        model(random_tokens(1, 5))
 
 
 def test_groups_have_no_log_sum_exp():
@@ -352,21 +306,19 @@ def test_groups_have_no_log_sum_exp():
 )
 def test_implementations_of_others_are_refused(name):
     """transformers would take another in their place, or load a kernel from the hub."""
-    with pytest.raises(
-        ValueError, match=rf"{name.replace('|', '.')}' with position 'rope': no such"
-    ):
+    message = rf"{name.replace('|', '.')}' with position 'rope': no such implementation"
+    with pytest.raises(ValueError, match=message):
         make_model("rope", kernel=name)
-    with pytest.raises(ValueError, match=r"with position 'rope': no such implementation"):
-        make_model("rope").set_attn_implementation(name)
-    with pytest.raises(ValueError, match=r"with position 'rope': no such implementation"):
-        make_model("rope").set_attn_implementation({"": name})
+    for given in (name, {"": name}):
+        with pytest.raises(ValueError, match=message):
+            make_model("rope").set_attn_implementation(given)
 
 
 @pytest.mark.slow
 @torch.no_grad()
 def test_block_masks_as_the_library_compiles_them():
     model = make_model("alibi", kernel="eager")
-    tokens, mask = padded()
+    tokens, mask = left_padded()
     expected = model(tokens, attention_mask=mask).logits[mask.bool()]
     model.set_attn_implementation("flex_attention")
     logits = model(tokens, attention_mask=mask).logits[mask.bool()]

@@ -6,12 +6,14 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import in_modes, make_model, random_tokens
+from conftest import in_modes, in_pieces, make_model, random_tokens
 from test_scrolls import byte_tokenizer
 from transformers import DynamicCache, MistralConfig, StaticCache
 from transformers.cache_utils import DynamicLayer
 
 from tape.model.cache import GrowingCache
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def tokens(count, seed, batch=2):
@@ -33,7 +35,6 @@ def extend(caches, count, seed, **options):
     assert caches[0].get_mask_sizes(1, 0) == caches[1].get_mask_sizes(1, 0)
 
 
-@torch.no_grad()
 def test_a_token_is_written_behind_the_others():
     caches = both()
     extend(caches, 200, 0)
@@ -55,28 +56,26 @@ CHANGES = {
     "repeat": lambda cache: cache.batch_repeat_interleave(2),
     "reset": lambda cache: cache.reset(),
 }
+ROWS = {"select": 1, "repeat": 4}  # of two, after the change
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@torch.no_grad()
 def test_a_changed_cache_goes_on_like_the_librarys(change):
     caches = both()
     extend(caches, 9, 0)
     extend(caches, 1, 1)
-    batch = {"select": 1, "repeat": 4}.get(change, 2)
     held = [(layer.keys, layer.values) for layer in caches[0].layers]
     before = copy.deepcopy(held)
     for cache in caches:
         CHANGES[change](cache)
     for seed in range(3):
-        extend(caches, 2, seed, batch=batch)
+        extend(caches, 2, seed, batch=ROWS.get(change, 2))
     if change != "reset":  # it zeroes what is there, as in transformers
         for pair, kept in zip(held, before, strict=True):
             assert all(torch.equal(x, y) for x, y in zip(pair, kept, strict=True))
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-@torch.no_grad()
 def test_copies_go_their_own_ways(copied):
     caches = both()
     extend(caches, 5, 0)
@@ -93,34 +92,29 @@ def test_copies_go_their_own_ways(copied):
 
 
 def test_modes_follow_each_other():
-    caches = both()
-    for seed, mode in enumerate(
-        (
-            torch.inference_mode,
-            torch.no_grad,
-            torch.enable_grad,
-            torch.no_grad,
-            torch.inference_mode,
-        )
-    ):
+    caches, modes = both(), (torch.inference_mode, torch.no_grad, torch.enable_grad)
+    for seed, mode in enumerate((*modes, *modes[1::-1])):
         with mode():
             extend(caches, 2, seed)
             extend(caches, 1, seed + 20)
 
 
 @pytest.mark.parametrize("change", ["reorder", "select", "repeat"])
-@torch.no_grad()
 def test_memory_is_given_back_with_its_tokens(change):
-    cache = GrowingCache()
+    cache, new = GrowingCache(), tokens(1, 1, batch=ROWS.get(change, 2))
+
+    def memory():
+        return [weakref.ref(room.memory) for room in cache.layers[0].buffers]
+
     cache.update(*tokens(50, 0), 0)
-    memory = [weakref.ref(room.memory) for room in cache.layers[0].buffers]
+    before = memory()
     CHANGES[change](cache)
-    assert all(each() is None for each in memory)
-    cache.update(*tokens(1, 1, batch={"select": 1, "repeat": 4}.get(change, 2)), 0)
-    memory = [weakref.ref(room.memory) for room in cache.layers[0].buffers]
+    assert all(each() is None for each in before)
+    cache.update(*new, 0)
+    before = memory()
     with torch.enable_grad():
-        cache.update(*tokens(1, 1, batch={"select": 1, "repeat": 4}.get(change, 2)), 0)
-    assert all(each() is None for each in memory)
+        cache.update(*new, 0)
+    assert all(each() is None for each in before)
 
 
 def test_a_graph_makes_the_librarys():
@@ -134,7 +128,6 @@ def test_a_graph_makes_the_librarys():
     assert seen == [DynamicCache]
 
 
-@torch.no_grad()
 def test_what_does_not_fit_is_refused():
     cache = GrowingCache()
     cache.update(*tokens(3, 0), 0)
@@ -159,16 +152,6 @@ def test_the_decoder_makes_one(name):
     assert torch.equal(ours.sequences, theirs.sequences)
     static = model.generate(prompt, **settings, cache_implementation="static")
     assert not isinstance(static.past_key_values, DynamicCache)
-    beams = {"num_beams": 3, "max_new_tokens": 5, "do_sample": False}
-    assert torch.equal(
-        model.generate(prompt, **beams),
-        model.generate(prompt, **beams, past_key_values=DynamicCache()),
-    )
-
-
-def enter_continuous_batching(model):
-    with model.continuous_batching_context_manager():
-        pass
 
 
 @pytest.mark.parametrize(
@@ -176,7 +159,7 @@ def enter_continuous_batching(model):
     [
         lambda model: model.generate_batch([[1, 2, 3]], max_new_tokens=2),
         lambda model: model.init_continuous_batching(),
-        enter_continuous_batching,
+        lambda model: model.continuous_batching_context_manager().__enter__(),
         lambda model: model.generate(torch.tensor([[1, 2, 3]]), cache_implementation="paged"),
     ],
 )
@@ -233,7 +216,6 @@ def fetches(monkeypatch):
     return done
 
 
-@torch.no_grad()
 @in_modes
 def test_an_offloaded_cache_is_read_when_it_has_arrived(position, fetches):
     model = make_model(position)
@@ -245,41 +227,29 @@ def test_an_offloaded_cache_is_read_when_it_has_arrived(position, fetches):
     found = model.generate(prompt, **settings, cache_implementation="offloaded")
     assert found.past_key_values.offloading and len(fetches) > 5
     assert torch.equal(found.sequences, expected.sequences)
-    for ours, theirs in zip(found.logits, expected.logits, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
 
 
-@torch.no_grad()
 def test_kept_indices_of_an_offloaded_cache(fetches):
     model = make_model("rope")
     tokens, where = random_tokens(1, 6), torch.tensor([[0, 1, 4, 5, 9, 12]])
-    cache, pieces = DynamicCache(offloading=True), []
-    for token, index in zip(tokens[0], where[0], strict=True):
-        step = {"position_ids": index.view(1, 1), "past_key_values": cache}
-        pieces.append(model(token.view(1, 1), **step).logits)
+    pieces = in_pieces(model, tokens, 1, DynamicCache(offloading=True), position_ids=where)
     expected = model(tokens, position_ids=where).logits
-    torch.testing.assert_close(torch.cat(pieces, 1), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pieces, expected, atol=1e-5, rtol=1e-5)
 
 
-SHAPE = {"sliding_window": 3}
-
-
-@torch.no_grad()
-@in_modes
-@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
-def test_a_cache_that_drops_tokens_is_refused(position, kind):
+def test_a_cache_that_drops_tokens_is_refused():
     """transformers makes one for a configuration of another model with a window."""
-    model, tokens = make_model(position, **SHAPE), random_tokens(1, 9)
-    size = {"max_cache_len": 12} if kind is StaticCache else {}
-    cache = kind(config=MistralConfig(num_hidden_layers=3, **SHAPE), **size)
-    with pytest.raises(ValueError, match="a cache with sliding layers"):
-        model(tokens, past_key_values=cache)
+    model, tokens = make_model("rope", sliding_window=3), random_tokens(1, 9)
+    mistral = MistralConfig(num_hidden_layers=3, sliding_window=3)
+    for cache in (DynamicCache(config=mistral), StaticCache(config=mistral, max_cache_len=12)):
+        with pytest.raises(ValueError, match="a cache with sliding layers"):
+            model(tokens, past_key_values=cache)
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
-@in_modes
-def test_a_cache_that_checkpointing_leaves_empty_is_refused(position):
-    model, tokens = make_model(position).train(), random_tokens(1, 9)
+def test_a_cache_that_checkpointing_leaves_empty_is_refused():
+    model, tokens = make_model("rope").train(), random_tokens(1, 9)
     model.gradient_checkpointing_enable()
     with pytest.raises(ValueError, match="a cache in training with gradient checkpointing"):
         model(tokens, past_key_values=GrowingCache())
@@ -287,7 +257,6 @@ def test_a_cache_that_checkpointing_leaves_empty_is_refused(position):
         model.eval()(tokens, past_key_values=GrowingCache())
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(
     "position",
     [
@@ -312,10 +281,8 @@ def test_generation_stops_at_a_string():
     tokenizer = byte_tokenizer()
     model = make_model("rope", vocab_size=len(tokenizer))
     prompt = random_tokens(1, 5)
-    found = model.generate(prompt, max_new_tokens=8, do_sample=False)[0, 5:]
-    stop = tokenizer.decode(found[2])
-    stopped = model.generate(
-        prompt, max_new_tokens=8, do_sample=False, stop_strings=[stop], tokenizer=tokenizer
-    )[0, 5:]
-    first = found.tolist().index(found[2].item())
-    assert stopped.tolist() == found[: first + 1].tolist()
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    found = model.generate(prompt, **settings)[0, 5:].tolist()
+    settings |= {"stop_strings": [tokenizer.decode(found[2])], "tokenizer": tokenizer}
+    stopped = model.generate(prompt, **settings)[0, 5:].tolist()
+    assert stopped == found[: found.index(found[2]) + 1]

@@ -4,8 +4,6 @@ The reference of the plain forward pass is the loops of references.py; that of a
 forward pass of the same float32 model on one sequence.
 """
 
-import copy
-
 import pytest
 import references
 import torch
@@ -16,12 +14,18 @@ from conftest import (
     POSITIONS,
     REPRESENTED,
     VOCABULARY,
+    all_options,
     all_positions,
+    assert_as_alone,
+    gradients,
     in_modes,
+    in_pieces,
+    left_padded,
+    make_cache,
     make_model,
     random_tokens,
 )
-from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers import AutoModelForCausalLM
 
 from tape import TapeForCausalLM
 from tape.attention.backends import KERNELS
@@ -47,7 +51,8 @@ all_models = pytest.mark.parametrize(
 
 @pytest.fixture
 def model(position, kernel):
-    return make_model(position, kernel=kernel)
+    heads = 2 if position in GROUPED else 4
+    return make_model(position, kernel=kernel, num_key_value_heads=heads)
 
 
 def coordinates_of(model, length):
@@ -94,18 +99,13 @@ def test_equals_the_loops(position):
         check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
 
 
-@pytest.mark.parametrize("position", GROUPED)
-def test_grouped_queries_equal_the_loops(position):
-    model = make_model(position, num_key_value_heads=2, dtype=torch.float64)
-    check_against_loops(model, loops_of(model), {"atol": 1e-9, "rtol": 1e-9})
-
-
-@torch.no_grad()
-@all_models
-def test_batched(model):
-    tokens = random_tokens(4, LENGTH)
-    one_by_one = torch.cat([model(row[None]).logits for row in tokens])
-    torch.testing.assert_close(model(tokens).logits, one_by_one, **EXACT)
+@all_positions
+def test_equals_the_loops_with_all_options(position):
+    """Windows, sinks, norms and temperatures of queries, grouped queries and recurrences."""
+    loops = loops_of(make_model(position, **all_options(position)), 8)
+    for kernel in ("eager", "sdpa"):
+        model = make_model(position, kernel=kernel, dtype=torch.float64, **all_options(position))
+        check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
 
 
 @torch.no_grad()
@@ -126,167 +126,69 @@ def test_causal_and_complete(model):
             assert (difference[changed:] > 1e-6).all()
 
 
-def make_cache(model, kind):
-    if kind == "dynamic":
-        return DynamicCache(config=model.config)
-    return StaticCache(config=model.config, max_cache_len=LENGTH + 5)
+of_kinds = pytest.mark.parametrize("kind", ["of_layers", "static"])
 
 
 @torch.no_grad()
 @all_models
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize("chunks", [[9, 1, 1, 1, 1, 1, 1], [1, 4, 7, 3]])
-def test_cached(model, kind, chunks):
-    tokens = random_tokens(2, LENGTH)
-    cache = make_cache(model, kind)
-    pieces = [
-        model(chunk, past_key_values=cache, use_cache=True).logits
-        for chunk in tokens.split(chunks, dim=1)
-    ]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), model(tokens).logits, **EXACT)
-
-
-def left_padded():
-    tokens, pads = random_tokens(3, LENGTH), [0, 4, 9]
-    mask = torch.ones_like(tokens)
-    for row, count in enumerate(pads):
-        mask[row, :count] = 0
-    return tokens, mask, pads
+@of_kinds
+@pytest.mark.parametrize("sizes", [[9, 1, 1, 1, 1, 1, 1], [1, 4, 7, 3]])
+def test_cached(model, kind, sizes):
+    tokens, mask = left_padded()
+    pieces = in_pieces(model, tokens, sizes, make_cache(model, kind))
+    torch.testing.assert_close(pieces, model(tokens).logits, **EXACT)
+    pieces = in_pieces(model, tokens, sizes, make_cache(model, kind), mask)
+    assert_as_alone(model, pieces, tokens, mask)
 
 
 @torch.no_grad()
 @all_models
-def test_left_padded(model):
-    tokens, mask, pads = left_padded()
-    logits = model(tokens, attention_mask=mask).logits
-    assert logits.isfinite().all()
-    for row, count in enumerate(pads):
-        alone = model(tokens[row : row + 1, count:]).logits[0]
-        torch.testing.assert_close(logits[row, count:], alone, **EXACT)
-
-
-@torch.no_grad()
-@all_models
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_left_padded_and_cached(model, kind):
-    tokens, mask, pads = left_padded()
-    cache, pieces, start = make_cache(model, kind), [], 0
-    for stop in (11, 12, 14, 15):
-        chunk, seen = tokens[:, start:stop], mask[:, :stop]
-        pieces.append(model(chunk, attention_mask=seen, past_key_values=cache).logits)
-        start = stop
-    logits = torch.cat(pieces, dim=1)
-    for row, count in enumerate(pads):
-        alone = model(tokens[row : row + 1, count:]).logits[0]
-        torch.testing.assert_close(logits[row, count:], alone, **EXACT)
-
-
-@torch.no_grad()
-@all_models
-def test_right_padded(model):
-    tokens, mask, pads = left_padded()
-    logits = model(tokens, attention_mask=mask.flip(1)).logits
-    for row, count in enumerate(pads):
-        alone = model(tokens[row : row + 1, : LENGTH - count]).logits[0]
-        torch.testing.assert_close(logits[row, : LENGTH - count], alone, **EXACT)
+def test_batched_and_padded(model):
+    tokens, mask = left_padded()
+    assert_as_alone(model, model(tokens, use_cache=False).logits, tokens, mask**0)
+    for real in (mask, mask.flip(1)):
+        logits = model(tokens, attention_mask=real).logits
+        assert logits.isfinite().all()
+        assert_as_alone(model, logits, tokens, real)
 
 
 @torch.no_grad()
 @in_modes
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@of_kinds
 def test_padding_between_cached_tokens_is_not_read(position, kind):
     """Where it changes sums over the text; on the left it shifts all of them alike."""
-    model, tokens = make_model(position), random_tokens(2, 12)
-    mask = torch.ones(2, 15, dtype=torch.long)
+    model, tokens = make_model(position), random_tokens(2, 15)
+    mask = torch.ones_like(tokens)
     mask[1, 4:7] = 0
-    padded = torch.cat((tokens[:, :7], tokens[:, :3], tokens[:, 7:]), 1)
-    cache = make_cache(model, kind)
-    pieces = [
-        model(padded[:, a:b], attention_mask=mask[:, :b], past_key_values=cache).logits
-        for a, b in ((0, 7), (7, 8), (8, 15))
-    ]
-    real = mask[1].bool()
-    alone = model(padded[1:, real]).logits[0]
-    torch.testing.assert_close(torch.cat(pieces, 1)[1, real], alone, **EXACT)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("position", GROUPED)
-@pytest.mark.parametrize("key_heads", [2, 1])
-def test_grouped_queries(position, key_heads):
-    model = make_model(position, num_key_value_heads=key_heads)
-    tokens, mask, pads = left_padded()
-    cache = make_cache(model, "dynamic")
-    pieces = [
-        model(tokens[:, :11], attention_mask=mask[:, :11], past_key_values=cache).logits,
-        model(tokens[:, 11:], attention_mask=mask, past_key_values=cache).logits,
-    ]
-    for row, count in enumerate(pads):
-        alone = model(tokens[row : row + 1, count:]).logits[0]
-        torch.testing.assert_close(torch.cat(pieces, dim=1)[row, count:], alone, **EXACT)
+    pieces = in_pieces(model, tokens, [7, 1, 7], make_cache(model, kind), mask)
+    assert_as_alone(model, pieces, tokens, mask)
 
 
 @torch.no_grad()
 @in_modes
-def test_position_ids_are_indices(position):
-    """Counting on from 3 is what three padding tokens in front do to the indices, and no mask
-    follows from a gap."""
-    model = make_model(position)
-    tokens = random_tokens(2, 8)
-    shifted = model(tokens, position_ids=torch.arange(3, 11)[None]).logits
-    cache = make_cache(model, "dynamic")
-    pieces = [
-        model(tokens[:, :5], position_ids=torch.arange(3, 8)[None], past_key_values=cache).logits,
-        model(tokens[:, 5:], position_ids=torch.arange(8, 11)[None], past_key_values=cache).logits,
-    ]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), shifted, **EXACT)
-    gap = torch.tensor([[0, 1, 2, 7, 8, 9, 10, 11]])
-    other = tokens.clone()
-    other[:, 0] = (other[:, 0] + 1) % VOCABULARY
-    change = model(other, position_ids=gap, use_cache=False).logits[:, -1]
-    assert ((change - model(tokens, position_ids=gap).logits[:, -1]).abs().amax(-1) > 1e-6).all()
-
-
-@torch.no_grad()
-@in_modes
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@of_kinds
 def test_gaps_and_a_cache(position, kind):
-    """Between the calls, and within one."""
+    """Between the calls, and within one; no mask follows from a gap."""
     model, tokens = make_model(position), random_tokens(1, 8)
-    indices = torch.tensor([[0, 1, 2, 5, 6, 9, 10, 11]])
+    indices = torch.tensor([[3, 4, 5, 8, 9, 12, 13, 14]])
     full = model(tokens, position_ids=indices).logits
-    for chunks in ([3, 2, 3], [3, 1, 1, 1, 1, 1], [6, 2]):
+    for sizes in ([3, 2, 3], [3, 1, 1, 1, 1, 1], [6, 2]):
         cache = make_cache(model, kind)
-        pieces = [
-            model(chunk, position_ids=where, past_key_values=cache).logits
-            for chunk, where in zip(tokens.split(chunks, 1), indices.split(chunks, 1), strict=True)
-        ]
-        torch.testing.assert_close(torch.cat(pieces, dim=1), full, **EXACT)
-
-
-@torch.no_grad()
-@all_models
-def test_masks_that_the_caller_made(model):
-    tokens, mask, _ = left_padded()
-    plain = model(tokens, use_cache=False).logits
-    causal = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
-    torch.testing.assert_close(model(tokens, attention_mask=causal).logits, plain, **EXACT)
-    additive = torch.zeros(causal.shape).masked_fill(~causal, torch.finfo(torch.float32).min)
-    torch.testing.assert_close(model(tokens, attention_mask=additive).logits, plain, **EXACT)
-    with pytest.raises(ValueError, match="must be boolean"):
-        model(tokens, attention_mask=causal.long())
-    cache = make_cache(model, "dynamic")
-    model(tokens[:, :10], past_key_values=cache)
-    with pytest.raises(ValueError, match="covers 5 tokens, but there are 10 cached and 5 new"):
-        model(tokens[:, 10:], attention_mask=mask[:, 10:], past_key_values=cache)
+        pieces = in_pieces(model, tokens, sizes, cache, position_ids=indices)
+        torch.testing.assert_close(pieces, full, **EXACT)
+    tokens[:, 0] = (tokens[:, 0] + 1) % VOCABULARY
+    changed = model(tokens, position_ids=indices, use_cache=False).logits
+    assert (changed - full)[:, -1].abs().max() > 1e-6
 
 
 def masks_with_gaps(T):
-    """Causal 4-D masks that hide tokens: far ones, every other one, and those of two documents."""
+    """Causal 4-D masks that hide tokens: far ones (also with pieces as long as what each token
+    sees), every other one, and those of two documents."""
     query, key = torch.arange(T)[:, None], torch.arange(T)
     causal = key <= query
     return {
         "band": causal & (query - key < 2),
+        "wide band": causal & (query - key < 6),
         "strided": causal & ((query - key) % 2 == 0),
         "documents": causal & ((query < 6) == (key < 6)),
     }
@@ -300,12 +202,9 @@ def test_masks_with_gaps_and_a_cache(position, window, kind):
     model, tokens = make_model(position, sliding_window=window), random_tokens(2, 12)
     mask = masks_with_gaps(12)[kind][None, None].expand(2, -1, -1, -1)
     full = model(tokens, attention_mask=mask).logits
-    for chunks in ([1] * 12, [5, 3, 4]):
-        cache, ends, pieces = make_cache(model, "dynamic"), torch.tensor(chunks).cumsum(0), []
-        for part, end in zip(tokens.split(chunks, 1), ends.tolist(), strict=True):
-            seen = mask[:, :, end - part.shape[1] : end, :end]
-            pieces.append(model(part, attention_mask=seen, past_key_values=cache).logits)
-        torch.testing.assert_close(torch.cat(pieces, dim=1), full, **EXACT)
+    for sizes in ([1] * 12, [5, 3, 4], [6, 6]):
+        pieces = in_pieces(model, tokens, sizes, make_cache(model, "of_layers"), mask)
+        torch.testing.assert_close(pieces, full, **EXACT)
 
 
 @torch.no_grad()
@@ -334,42 +233,37 @@ def test_path_has_no_scores_of_later_tokens(position, training):
 
 
 @torch.no_grad()
-@in_modes
+@pytest.mark.parametrize("position", ["rope", "alibi"])
 def test_masks_of_other_shapes_are_refused(position):
     model, tokens = make_model(position), random_tokens(2, 9)
-    for kind, most in (("dynamic", 9), ("static", LENGTH + 5)):
+    for kind, most in (("of_layers", 9), ("static", 20)):
         cache = make_cache(model, kind)
         model(tokens[:, :4], past_key_values=cache)
         wide = torch.ones(2, most + 1, dtype=torch.long)
         wide[0, :most] = 0
         with pytest.raises(ValueError, match=rf"covers {most + 1} tokens"):
             model(tokens[:, 4:], attention_mask=wide, past_key_values=cache)
+    cache = model(tokens[:, :4]).past_key_values
+    with pytest.raises(ValueError, match="covers 5 tokens, but there are 4 cached and 5 new"):
+        model(tokens[:, 4:], attention_mask=wide[:, -5:], past_key_values=cache)
     with pytest.raises(ValueError, match="covers 10 tokens"):
         model(tokens, attention_mask=torch.ones(2, 10, dtype=torch.long))
     for shape in ((2, 1, 9, 10), (2, 1, 8, 9), (2, 4, 9, 9), (3, 1, 9, 9), (1, 1, 1, 9)):
         with pytest.raises(ValueError, match=r"shape .* allowed: .*\(2, 1, 9, 9\)"):
             model(tokens, attention_mask=torch.ones(shape, dtype=torch.bool))
-
-
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_dropout_drops_the_same_tokens_of_values_and_payload(kernel):
-    from tape.attention.backends import KERNELS
-    from tape.attention.payload import Values
-
-    q, k, v = torch.randn(3, 1, 2, 40, 8)
-    for dropout in (0.0, 0.5):
-        values, payload, *_ = KERNELS[kernel](q, k, Values(v, v), None, None, 0.3, dropout)
-        torch.testing.assert_close(values, payload)
+    with pytest.raises(ValueError, match="must be boolean"):
+        model(tokens, attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.long))
 
 
 @torch.no_grad()
 @all_positions
 def test_saved_and_reloaded(position, tmp_path):
-    model, tokens = make_model(position), random_tokens(2, LENGTH)
+    model, tokens = make_model(position, **all_options(position)), random_tokens(2, LENGTH)
     model.save_pretrained(tmp_path)
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert type(reloaded) is TapeForCausalLM
-    assert reloaded.config.position == model.config.position
+    for name in ("position", *all_options(position)):
+        assert getattr(reloaded.config, name) == getattr(model.config, name)
     assert torch.equal(reloaded(tokens).logits, model(tokens).logits)
 
 
@@ -377,21 +271,16 @@ def test_saved_and_reloaded(position, tmp_path):
 @all_models
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed(model, reentrant):
-    tokens = random_tokens(2, LENGTH)
+    tokens, found = random_tokens(2, LENGTH), []
     model.train()  # the samplers draw: the same draw must serve both passes
-
-    def gradients():
+    for checkpointed in (False, True):
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         torch.manual_seed(3)
-        model.zero_grad()
-        model(tokens, labels=tokens).loss.backward()
-        return {name: p.grad.clone() for name, p in model.named_parameters()}
-
-    plain = gradients()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    checkpointed = gradients()
-    for name, gradient in plain.items():
-        torch.testing.assert_close(checkpointed[name], gradient, atol=1e-6, rtol=1e-5, msg=name)
-        assert gradient.abs().max() > 0, name
+        found.append(gradients(model, tokens))
+    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-5)
+    assert found[0].keys() == dict(model.named_parameters()).keys()
+    assert all(gradient.abs().max() > 0 for gradient in found[0].values())
 
 
 def relative_error(logits, exact):
@@ -426,10 +315,7 @@ def test_bfloat16_is_as_close_as_rope_is(position, mode):
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_queries_keys_and_values_have_one_dtype(position, kernel, monkeypatch):
     """Under autocast the products do, and what is done to them keeps it."""
-    options = {"qk_norm": True, "query_temperature": {"scale": 2.0, "length": 6}}
-    if position not in COUNTED:  # its positions do not count tokens
-        del options["query_temperature"]
-    model = make_model(position, kernel=kernel, **options).train()
+    model = make_model(position, kernel=kernel, **all_options(position)).train()
     tokens, attend, found = random_tokens(2, 60), KERNELS[kernel], set()
 
     def record(q, k, values, *given, **named):
@@ -459,15 +345,9 @@ def test_constants_are_not_rounded_by_loading(position, dtype, tmp_path):
 @all_models
 def test_bfloat16_decodes_with_a_cache(position, kernel):
     model = make_model(position, kernel=kernel, dtype=torch.bfloat16)
-    tokens, mask, _ = left_padded()
-    cache = make_cache(model, "dynamic")
-    pieces = [
-        model(tokens[:, :9], attention_mask=mask[:, :9], past_key_values=cache).logits,
-        model(tokens[:, 9:], attention_mask=mask, past_key_values=cache).logits,
-    ]
-    full = model(tokens, attention_mask=mask).logits
-    cached = torch.cat(pieces, dim=1)
-    real = mask.bool()
+    tokens, mask = left_padded()
+    cached = in_pieces(model, tokens, [9, 6], make_cache(model, "of_layers"), mask)
+    full, real = model(tokens, attention_mask=mask).logits, mask.bool()
     assert cached.isfinite().all()
     assert relative_error(cached[real], full[real].double()) < 0.05
 
@@ -481,12 +361,11 @@ def test_fox_forgets_in_float16_as_in_float32(kernel):
         with torch.no_grad():
             for layer in model.model.layers:
                 layer.context.gate.bias[0] = -3000.0
-        cache = make_cache(model, "dynamic")
-        pieces = [model(x, past_key_values=cache).logits for x in tokens.split(20, dim=1)]
+        pieces = in_pieces(model, tokens, 20, make_cache(model, "of_layers"))
         logits = model(tokens, use_cache=False).logits
         logits.float().logsumexp(-1).sum().backward()
         assert all(p.grad.isfinite().all() for p in model.parameters())
-        found += [logits.detach().double(), torch.cat(pieces, dim=1).detach().double()]
+        found += [logits.detach().double(), pieces.detach().double()]
     assert relative_error(found[1], found[0]) < 1e-5
     assert max(relative_error(logits, found[0]) for logits in found[2:]) < 0.02
 
@@ -502,8 +381,7 @@ GENERATIONS = {
 @pytest.mark.parametrize("how", GENERATIONS)
 @in_modes
 def test_generates_alike_with_and_without_a_cache(position, how):
-    model = make_model(position)
-    tokens, mask, pads = left_padded()
+    model, (tokens, mask) = make_model(position), left_padded()
     tokens[mask == 0] = 0
 
     def generate(**changes):
@@ -520,23 +398,13 @@ def test_generates_alike_with_and_without_a_cache(position, how):
         embedded = generate(inputs=None, inputs_embeds=model.model.embed_tokens(tokens))
         assert torch.equal(embedded, expected[:, LENGTH:])
     if how == "greedy":
-        for row, count in enumerate(pads):
-            prompt = {"inputs": tokens[row : row + 1, count:]}
-            alone = generate(**prompt, attention_mask=mask[row : row + 1, count:])
-            assert torch.equal(alone[0, LENGTH - count :], expected[row, LENGTH:])
-
-
-@torch.no_grad()
-@in_modes
-@pytest.mark.parametrize("cache", ["static", None])
-def test_generates_alike_from_a_prompt_in_chunks(position, cache):
-    model = make_model(position)
-    tokens, mask, _ = left_padded()
-    settings = {"attention_mask": mask, "max_new_tokens": 4, "pad_token_id": 0}
-    with model.evaluation_length(LENGTH + 4):
-        expected = model.generate(tokens, **settings)
-        settings |= {"cache_implementation": cache, "prefill_chunk_size": 4}
-        assert torch.equal(model.generate(tokens, **settings), expected)
+        for cache in (None, "static"):  # from a prompt in chunks
+            chunks = generate(cache_implementation=cache, prefill_chunk_size=4)
+            assert torch.equal(chunks, expected)
+        for row, real in enumerate(mask.bool()):
+            prompt = {"inputs": tokens[row : row + 1, real]}
+            alone = generate(**prompt, attention_mask=mask[row : row + 1, real])
+            assert torch.equal(alone[0, -6:], expected[row, LENGTH:])
 
 
 @torch.no_grad()
@@ -552,44 +420,20 @@ def test_candidates_from_the_prompt_change_nothing(position):
     assert torch.equal(found, expected)
 
 
-@torch.no_grad()
-@in_modes
-def test_continuations_share_a_prefix(position):
-    model, prefix = make_model(position), random_tokens(2, 6)
-    cache = make_cache(model, "dynamic")
-    with model.evaluation_length(LENGTH):
-        model(prefix, past_key_values=cache)
-        for seed in (2, 3):
-            suffix = random_tokens(2, LENGTH - 6, seed)
-            found = model(suffix, past_key_values=copy.deepcopy(cache)).logits
-            expected = model(torch.cat((prefix, suffix), dim=1), use_cache=False).logits[:, 6:]
-            torch.testing.assert_close(found, expected, **EXACT)
-
-
+BY_MAP = {"model.embed_tokens": "cpu", "model.norm": "disk", "lm_head": "disk"}
+BY_MAP |= {"model.position": "disk", "model.layers.0": "disk"}
+BY_MAP |= {"model.layers.1": "cpu", "model.layers.2": "disk"}
 # accelerate keeps weights off the device, and loads a module's own when the module is called.
-
-
-def everything(model, folder):
-    return cpu_offload(model, execution_device="cpu")
-
-
-def with_buffers(model, folder):
-    return cpu_offload(model, execution_device="cpu", offload_buffers=True)
-
-
-def on_disk(model, folder):
-    return disk_offload(model, folder, execution_device="cpu")
-
-
-def by_map(model, folder):
-    places = {"model.embed_tokens": "cpu", "model.norm": "disk", "lm_head": "disk"}
-    places |= {"model.position": "disk", "model.layers.0": "disk"}
-    places |= {"model.layers.1": "cpu", "model.layers.2": "disk"}
-    return dispatch_model(model, places, offload_dir=folder)
+OFFLOADS = {
+    "everything": lambda model, _: cpu_offload(model, "cpu"),
+    "with buffers": lambda model, _: cpu_offload(model, "cpu", offload_buffers=True),
+    "on disk": lambda model, folder: disk_offload(model, folder, execution_device="cpu"),
+    "by map": lambda model, folder: dispatch_model(model, BY_MAP, offload_dir=folder),
+}
 
 
 @in_modes
-@pytest.mark.parametrize("offload", [everything, with_buffers, on_disk, by_map])
+@pytest.mark.parametrize("offload", OFFLOADS)
 def test_an_offloaded_model_is_the_plain_one(position, offload, tmp_path):
     model, tokens = make_model(position), random_tokens(2, 8)
     mask = torch.ones_like(tokens)
@@ -604,6 +448,6 @@ def test_an_offloaded_model_is_the_plain_one(position, offload, tmp_path):
         return whole.loss, whole.logits, text.sequences, *text.logits
 
     plain = outputs()
-    model = offload(model, tmp_path)
+    model = OFFLOADS[offload](model, tmp_path)
     assert any(parameter.is_meta for parameter in model.parameters())
     torch.testing.assert_close(outputs(), plain)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import gradients, make_model, random_tokens
 from torch.autograd import gradcheck
 
 from tape.attention.cpu import BLOCK, attend
@@ -35,12 +35,8 @@ def test_blocks_of_queries_equal_attention_at_once(length, width, constant):
     expected = plain_attention(q, k, torch.cat((v, payload), dim=-1), 0.3)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     weights = random(*found.shape, seed=4).detach()
-    for one, other in zip(
-        torch.autograd.grad((found * weights).sum(), inputs),
-        torch.autograd.grad((expected * weights).sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+    both = [torch.autograd.grad((x * weights).sum(), inputs) for x in (found, expected)]
+    torch.testing.assert_close(*both, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("width", [4, 48])
@@ -48,27 +44,20 @@ def test_blocks_that_take_one_gradient_alone(width):
     q, k, v, payload = (random(1, 2, BLOCK + 5, width, seed=n) for n in range(4))
     found = attend(q, k, Values(v, payload), None, 0.5)
     expected = [plain_attention(q, k, x, 0.5) for x in (v, payload)]
-    for one, other in zip(found, expected, strict=True):
-        for x, y in zip(
-            torch.autograd.grad(one.sum(), (q, k), retain_graph=True),
-            torch.autograd.grad(other.sum(), (q, k), retain_graph=True),
-            strict=True,
-        ):
-            torch.testing.assert_close(x, y, atol=1e-12, rtol=1e-12)
+    for pair in zip(found, expected, strict=True):
+        both = [torch.autograd.grad(x.sum(), (q, k), retain_graph=True) for x in pair]
+        torch.testing.assert_close(*both, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("key_heads", [2, 1])
 def test_grouped_queries_train_alike_with_and_without_blocks(key_heads):
     tokens = random_tokens(2, 9)
-
-    def gradients(kernel):
-        model = make_model("tape", kernel=kernel, num_key_value_heads=key_heads).train()
-        model(tokens, labels=tokens).loss.backward()
-        return {name: parameter.grad for name, parameter in model.named_parameters()}
-
-    expected = gradients("eager")
-    for name, gradient in gradients("sdpa").items():
-        torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-5, msg=name)
+    models = [
+        make_model("tape", kernel=kernel, num_key_value_heads=key_heads).train()
+        for kernel in ("eager", "sdpa")
+    ]
+    both = [gradients(model, tokens) for model in models]
+    torch.testing.assert_close(*both, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("state", [(1, 1, 5, 2, 3), (2, 1, 5, 2, 3), (2, 4, 5, 2, 3)])

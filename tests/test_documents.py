@@ -13,8 +13,7 @@ from conftest import (
     random_tokens,
     represented,
 )
-from test_attention import EXACT, flash_attn, flex, pytestmark  # noqa: F401
-from torch.nn.attention import flex_attention
+from test_attention import EXACT, flash_attn, flex, flex_gradients, pytestmark  # noqa: F401
 
 from tape.data.blocks import as_example
 from tape.model.documents import number_documents
@@ -46,57 +45,42 @@ def loss_of(logits):
     return (logits.double() * torch.linspace(-1, 1, VOCABULARY)).sin().sum(-1)
 
 
-def assert_as_alone(model, padded, of_gradients=True):
+def assert_as_alone(model, padded):
     tokens, ids, mask = packed(padded)
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
 
-    def gradients():
-        found = {name: p.grad for name, p in model.named_parameters()}
-        model.zero_grad()
-        return found
+    def gradients(logits):
+        return torch.autograd.grad(loss_of(logits).sum(), [*model.parameters()])
 
-    model.zero_grad()
     logits = model(tokens, attention_mask=mask, document_ids=ids).logits
     rows = [row[of].split(cuts) for row, of, cuts in zip(tokens, real, CUTS, strict=True)]
     alone = [model(part[None], use_cache=False).logits[0] for row in rows for part in row]
     torch.testing.assert_close(logits[real], torch.cat(alone), **EXACT)
-    if of_gradients:
-        loss_of(logits[real]).sum().backward()
-        ours = gradients()
-        loss_of(torch.cat(alone)).sum().backward()
-        for name, expected in gradients().items():
-            torch.testing.assert_close(ours[name], expected, atol=1e-4, rtol=1e-4, msg=name)
+    ours, expected = gradients(logits[real]), gradients(torch.cat(alone))
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+
+
+# Padding and a window, or neither.
+with_padding = pytest.mark.parametrize(("padded", "window"), [(False, None), (True, 3)])
 
 
 @in_modes
-@pytest.mark.parametrize("padded", [False, True])
+@with_padding
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_as_alone(position, kernel, padded):
-    assert_as_alone(make_model(position, kernel=kernel), padded)
+def test_as_alone(position, kernel, padded, window):
+    assert_as_alone(make_model(position, kernel=kernel, sliding_window=window), padded)
 
 
 @pytest.mark.parametrize(
     ("kernel", "position"),
-    represented([name for name in FLEX if name in ENCODINGS], "flex")
+    represented([name for name in FLEX if name in ENCODINGS], "flex_gradients")
     + represented([name for name in FLASH if name in ENCODINGS], "flash_attn"),
 )
-@pytest.mark.parametrize("padded", [False, True])
-def test_as_alone_in_fused_kernels(kernel, position, padded, request, monkeypatch):
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
-    monkeypatch.setattr("tape.attention.flex._check", lambda *arguments: None)
-    model = make_model(position, num_hidden_layers=2)
+@with_padding
+def test_as_alone_in_fused_kernels(kernel, position, padded, window, request):
+    model = make_model(position, num_hidden_layers=2, sliding_window=window)
     request.getfixturevalue(kernel)(model)
     assert_as_alone(model, padded)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex", "flash_attn"])
-def test_windows_within_documents(kernel, request):
-    model = make_model("tape", sliding_window=3)
-    if kernel in ("flex", "flash_attn"):
-        request.getfixturevalue(kernel)(model)
-    for padded in (False, True):
-        assert_as_alone(model, padded, of_gradients=False)
 
 
 def test_documents_are_runs_of_equal_ids():

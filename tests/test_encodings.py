@@ -1,24 +1,24 @@
 """Every encoding against the loops of references.py, and against other people's code."""
 
 import json
-import math
 
 import pytest
 import references
 import torch
 from conftest import (
     TRAIN_LENGTH,
-    all_positions,
     both_kernels,
+    fields_of_llama,
+    gradients,
+    in_pieces,
     make_config,
     make_model,
     random_tokens,
 )
 from torch._subclasses import FakeTensorMode
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi.modeling_phi import (
     PhiConfig,
     PhiRotaryEmbedding,
@@ -33,27 +33,10 @@ from tape.positions.bias import alibi_slopes, t5_bucket
 from tape.positions.rotary import apply_rotary
 
 
-@all_positions
-def test_eager_equals_sdpa(position):
-    tokens = random_tokens(2, 13)
-    models = [make_model(position, kernel=kernel) for kernel in ("eager", "sdpa")]
-    outputs = [model(tokens, labels=tokens) for model in models]
-    torch.testing.assert_close(outputs[0].logits, outputs[1].logits, atol=1e-5, rtol=1e-5)
-    for output in outputs:
-        output.loss.backward()
-    for (name, one), other in zip(
-        models[0].named_parameters(), models[1].parameters(), strict=True
-    ):
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-4, msg=name)
-
-
 def llama_and_ours(position="rope", **changes):
     ours = make_config(position, **changes)
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
-    names += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
-    shape = {name: getattr(ours, name) for name in names}
     torch.manual_seed(0)
-    llama = LlamaForCausalLM(LlamaConfig(**shape, rope_parameters=ours.rope_parameters)).eval()
+    llama = LlamaForCausalLM(LlamaConfig(**fields_of_llama(ours, "rope_parameters"))).eval()
     return llama, ours
 
 
@@ -68,32 +51,24 @@ def test_rope_is_the_librarys_llama(position, heads):
     theirs, ours = llama(tokens, labels=tokens), model(tokens, labels=tokens)
     torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-6, rtol=0)
     torch.testing.assert_close(ours.loss, theirs.loss, atol=1e-6, rtol=0)
-    theirs.loss.backward()
-    ours.loss.backward()
-    for (name, one), other in zip(model.named_parameters(), llama.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4, msg=name)
+    both = [gradients(each, tokens) for each in (model, llama)]
+    torch.testing.assert_close(*both, atol=1e-6, rtol=1e-4)
 
 
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "original_max_position_embeddings": 8}
+LLAMA3 |= {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "beta_fast": 4.0}
+YARN |= {"beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False}
+LONGROPE = {"factor": 2.0, "original_max_position_embeddings": 8}
+LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 # Fields of a Llama's config.json, also in the form before `rope_parameters`.
 ROPES = {
     "theta": {"rope_theta": 500.0},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
     "linear, old": {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
-    "llama3": {
-        "rope_parameters": {
-            **{"rope_type": "llama3", "rope_theta": 500.0, "original_max_position_embeddings": 8},
-            **LLAMA3,
-        }
-    },
+    "llama3": {"rope_parameters": LLAMA3},
     "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}},
-    "yarn, in full": {
-        "original_max_position_embeddings": 8,
-        "rope_parameters": {
-            **{"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "beta_fast": 4.0},
-            **{"beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False},
-        },
-    },
+    "yarn, in full": {"original_max_position_embeddings": 8, "rope_parameters": YARN},
     "proportional": {
         "partial_rotary_factor": 0.5,
         "rope_parameters": {"rope_type": "proportional"},
@@ -109,13 +84,7 @@ OF_OTHERS = {  # fields that a Llama ignores, such as those of the Mistral that 
     "norm": {"qk_norm": True},
     "sink": {"attention_sink": True},
 }
-VARYING = {
-    "dynamic": {"factor": 4.0},
-    "longrope": {
-        **{"factor": 2.0, "original_max_position_embeddings": 8},
-        **{"short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
-    },
-}
+VARYING = {"dynamic": {"factor": 4.0}, "longrope": LONGROPE}
 
 
 def llama_folder(folder, rope):
@@ -133,7 +102,8 @@ def llama_folder(folder, rope):
 def test_a_llama_computes_as_in_the_library(tmp_path, kind):
     folder, tokens = llama_folder(tmp_path, (ROPES | OF_OTHERS)[kind]), random_tokens(2, 23)
     expected = LlamaForCausalLM.from_pretrained(folder).eval()(tokens).logits
-    for position in ("rope", "tape", {"name": "mixed", "pattern": ["rope", "tape"]}):
+    scaled = ("yarn", "tape_yarn") if kind.startswith("yarn") else ()
+    for position in ("rope", "tape", {"name": "mixed", "pattern": ["rope", "tape"]}, *scaled):
         model = TapeForCausalLM.from_pretrained(folder, position=position).eval()
         torch.testing.assert_close(model(tokens).logits, expected, atol=1e-6, rtol=0)
 
@@ -144,16 +114,6 @@ def test_a_llama_whose_frequencies_depend_on_the_length_is_refused(tmp_path, kin
     for position in ("rope", "tape"):
         with pytest.raises(ValueError, match=f"rope_type='{kind}': only schedules that are fixed"):
             TapeForCausalLM.from_pretrained(folder, position=position)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("position", ["yarn", "tape_yarn"])
-@pytest.mark.parametrize("kind", ["yarn", "yarn, in full"])
-def test_yarn_keeps_the_yarn_of_a_llama(tmp_path, position, kind):
-    folder, tokens = llama_folder(tmp_path, ROPES[kind]), random_tokens(2, 23)
-    expected = LlamaForCausalLM.from_pretrained(folder).eval()(tokens).logits
-    model = TapeForCausalLM.from_pretrained(folder, position=position).eval()
-    torch.testing.assert_close(model(tokens).logits, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("position", ["yarn", "tape_yarn", {"name": "mixed", "pattern": ["yarn"]}])
@@ -238,38 +198,6 @@ def test_ntk_aware_scaling_is_another_theta():
     assert again.rope_parameters == scaled.config.rope_parameters
 
 
-def test_yarn_frequencies_are_the_librarys():
-    config = make_config({"name": "yarn", "factor": 8.0, "beta_fast": 16, "beta_slow": 2})
-    encoding = TapeForCausalLM(config).model.position
-    rotary = LlamaRotaryEmbedding(
-        LlamaConfig(
-            head_dim=config.head_dim,
-            max_position_embeddings=TRAIN_LENGTH,
-            rope_parameters=config.rope_parameters,
-        )
-    )
-    assert torch.equal(encoding.inv_freq, rotary.inv_freq)
-    assert encoding.magnitude == rotary.attention_scaling == 0.1 * math.log(8.0) + 1
-
-
-@pytest.mark.parametrize("source", ["position", "rope_parameters", "scaling"])
-def test_theta_reaches_the_frequencies_and_survives_a_reload(tmp_path, source):
-    if source == "position":
-        config = make_config({"name": "rope", "theta": 1e6})
-    elif source == "scaling":
-        scaling = {"rope_type": "linear", "factor": 2.0}
-        config = make_config({"name": "rope", "theta": 1e6, "scaling": scaling})
-    else:
-        config = make_config({"name": "rope"})
-        config.rope_parameters = {"rope_type": "default", "rope_theta": 1e6}
-    TapeForCausalLM(config).save_pretrained(tmp_path)
-    model = TapeForCausalLM.from_pretrained(tmp_path)
-    expected = 1e6 ** -(torch.arange(0, 8, 2) / 8)
-    expected /= 2 if source == "scaling" else 1
-    torch.testing.assert_close(model.model.position.inv_freq, expected)
-    assert model.config.rope_parameters["rope_theta"] == 1e6
-
-
 def relative_error(found, exact):
     return ((found.double() - exact).norm() / exact.norm()).item()
 
@@ -277,32 +205,24 @@ def relative_error(found, exact):
 @torch.no_grad()
 @both_kernels
 @pytest.mark.parametrize(
-    ("dtype", "far", "eps"), [(torch.float16, 12_000, 1e-3), (torch.bfloat16, 139_000, 8e-3)]
+    ("dtype", "centre", "positions", "tolerance"),
+    [
+        (torch.float16, None, range(12), 2e-3),
+        (torch.float16, None, range(12_000, 12_012), 2e-3),
+        (torch.float16, 12_000.0, range(0, 24_000, 2_000), 2e-3),
+        (torch.bfloat16, None, range(12), 16e-3),
+        (torch.bfloat16, None, range(139_000, 139_012), 16e-3),
+    ],
 )
-def test_xpos_is_as_precise_far_away_as_at_its_centre(kernel, dtype, far, eps):
-    tokens = random_tokens(2, 12)
-    model, exact = (make_model("xpos", kernel=kernel, dtype=each) for each in (dtype, torch.double))
-    for first in (0, far):
-        position_ids = torch.arange(first, first + 12)[None]
-        expected = exact(tokens, position_ids=position_ids).logits
-        cache = DynamicCache()
-        pieces = [slice(0, 9), *(slice(t, t + 1) for t in range(9, 12))]
-        logits = [
-            model(tokens[:, part], position_ids=position_ids[:, part], past_key_values=cache).logits
-            for part in pieces
-        ]
-        assert relative_error(torch.cat(logits, 1), expected) < 2 * eps
-
-
-@torch.no_grad()
-@both_kernels
-def test_xpos_in_float16_over_its_whole_range(kernel):
-    position = {"name": "xpos", "centre": 12_000.0}
-    tokens, position_ids = random_tokens(2, 12), torch.arange(0, 24_000, 2_000)[None]
-    model = make_model(position, kernel=kernel, dtype=torch.float16)
-    exact = make_model(position, kernel=kernel, dtype=torch.double)
+def test_xpos_is_as_precise_far_away_as_at_its_centre(kernel, dtype, centre, positions, tolerance):
+    tokens, position = random_tokens(2, 12), {"name": "xpos", "centre": centre}
+    model, exact = (
+        make_model(position, kernel=kernel, dtype=each) for each in (dtype, torch.double)
+    )
+    position_ids = torch.tensor([*positions])[None]
     expected = exact(tokens, position_ids=position_ids).logits
-    assert relative_error(model(tokens, position_ids=position_ids).logits, expected) < 2e-3
+    logits = in_pieces(model, tokens, [9, 1, 1, 1], position_ids=position_ids)
+    assert relative_error(logits, expected) < tolerance
 
 
 @torch.no_grad()
@@ -319,10 +239,8 @@ def test_xpos_refuses_positions_that_its_scale_cannot_be_held_at(dtype, centre, 
     model = make_model({"name": "xpos", "centre": centre}, dtype=dtype)
     centre = TRAIN_LENGTH / 2 if centre is None else centre
     message = rf"centre={centre} in {dtype} at positions 0 to {first + 4}: .* to {allowed}"
-    inputs = {
-        "input_ids": random_tokens(1, 5),
-        "position_ids": torch.arange(first, first + 5)[None],
-    }
+    where = torch.arange(first, first + 5)[None]
+    inputs = {"input_ids": random_tokens(1, 5), "position_ids": where}
     with pytest.raises(ValueError, match=message):
         model(**inputs)
     autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)

@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from conftest import POSITIONS, make_model, random_tokens
-from transformers import DataCollatorWithFlattening, DynamicCache, StaticCache
+from conftest import CACHES, POSITIONS, in_pieces, make_cache, make_model, random_tokens
+from transformers import DataCollatorWithFlattening
 
 from tape.positions import ENCODINGS, PositionEncoding
 from tape.tensor_validation import refuse_unless
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
 KINDS = {name: ENCODINGS[position["name"]] for name, position in POSITIONS.items()}
 # These need the indices of cached keys.
@@ -22,11 +23,9 @@ def left_padded_mask():
     return mask
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("position", ["rope", "alibi"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int32, torch.float32])
-def test_a_mask_may_be_of_any_dtype(position, dtype):
-    model, tokens, mask = make_model(position), random_tokens(2, 9), left_padded_mask()
+def test_a_mask_may_be_of_any_dtype(dtype):
+    model, tokens, mask = make_model("alibi"), random_tokens(2, 9), left_padded_mask()
     logits = model(tokens, attention_mask=mask.to(dtype)).logits
     alone = model(tokens[1:, 3:]).logits
     torch.testing.assert_close(logits[1:, 3:], alone, **EXACT)
@@ -42,19 +41,16 @@ REFUSED = {
 }
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("values", REFUSED)
 def test_a_mask_of_other_values_than_0_and_1_is_refused(values):
     model, tokens = make_model("rope"), random_tokens(2, 9)
     mask = REFUSED[values](left_padded_mask())
-    with pytest.raises(ValueError, match=r"attention_mask .* 0 at padding and 1 at tokens"):
-        model(tokens, attention_mask=mask)
-    model.train()
-    with pytest.raises(ValueError, match=r"attention_mask .* 0 at padding and 1 at tokens"):
-        model(tokens, attention_mask=mask, labels=tokens)
+    for training in (False, True):
+        model.train(training)
+        with pytest.raises(ValueError, match=r"attention_mask .* 0 at padding and 1 at tokens"):
+            model(tokens, attention_mask=mask, labels=tokens)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_generate_refuses_such_a_mask_too(cache):
     """With a static cache transformers makes the mask before the model sees it."""
@@ -65,7 +61,6 @@ def test_generate_refuses_such_a_mask_too(cache):
         model.generate(random_tokens(2, 9), attention_mask=mask, **settings)
 
 
-@torch.no_grad()
 def test_a_mask_has_two_dimensions_or_four():
     model, tokens = make_model("rope"), random_tokens(2, 9)
     for shape in ((9,), (2, 9, 9)):
@@ -73,24 +68,15 @@ def test_a_mask_has_two_dimensions_or_four():
             model(tokens, attention_mask=torch.ones(shape, dtype=torch.long))
 
 
-CACHES = {
-    "growing": lambda model: None,
-    "dynamic": lambda model: DynamicCache(),
-    "of_layers": lambda model: DynamicCache(config=model.config),
-    "static": lambda model: StaticCache(config=model.config, max_cache_len=12),
-}
 # Gaps that differ from row to row: before the first token, then between the calls below.
 GAPS = torch.tensor([[0, 1, 2, 3, 4, 8, 9, 12, 15], [3, 4, 5, 6, 7, 8, 9, 11, 14]])
 
 
-def in_parts(model, tokens, position_ids, parts, cache=None, **inputs):
-    """Logits of tokens given part after part."""
-    pieces = []
-    for part, where in zip(tokens.split(parts, 1), position_ids.split(parts, 1), strict=True):
-        output = model(part, position_ids=where, past_key_values=cache, use_cache=True, **inputs)
-        cache = output.past_key_values
-        pieces.append(output.logits)
-    return torch.cat(pieces, dim=1)
+def started(model, tokens, count, kind, position_ids=None):
+    """A cache of the first tokens."""
+    given = {} if position_ids is None else {"position_ids": position_ids[:, :count]}
+    cache = make_cache(model, kind)
+    return model(tokens[:, :count], past_key_values=cache, use_cache=True, **given).past_key_values
 
 
 def given_away(cache):
@@ -108,25 +94,21 @@ CHANGES = {
 }
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("position", BIASED)
 @pytest.mark.parametrize("kind", ["growing", "dynamic", "of_layers"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_indices_follow_what_is_done_to_a_cache(position, kind, change):
     model, tokens = make_model(position), random_tokens(2, 9)
-    cache = model(
-        tokens[:, :6], position_ids=GAPS[:, :6], past_key_values=CACHES[kind](model), use_cache=True
-    ).past_key_values
+    cache = started(model, tokens, 6, kind, GAPS)
     make, rows = CHANGES[change]
     cache = make(cache) or cache
     start = cache.get_seq_length()
     tokens, where = tokens[rows], GAPS[rows]
     full = model(tokens, position_ids=where, use_cache=False).logits
-    pieces = in_parts(model, tokens[:, start:], where[:, start:], 1, cache)
+    pieces = in_pieces(model, tokens[:, start:], 1, cache, position_ids=where[:, start:])
     torch.testing.assert_close(pieces, full[:, start:], **EXACT)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("position", ["rope", "fire"])
 @pytest.mark.parametrize("kind", CACHES)
 def test_tokens_without_position_ids_count_on_and_the_other_way_round(position, kind):
@@ -141,7 +123,7 @@ def test_tokens_without_position_ids_count_on_and_the_other_way_round(position, 
         for given in (slice(0, 1), slice(1, None), slice(1, 2)):
             if given.start and ahead.any():
                 continue  # what is given goes on from what was counted
-            cache, pieces, start = CACHES[kind](model), [], 0
+            cache, pieces, start = make_cache(model, kind), [], 0
             for call, stop in enumerate((5, 6, 8, 9)):
                 known = {"position_ids": where[:, start:stop]} if call in range(4)[given] else {}
                 output = model(
@@ -161,31 +143,22 @@ RESTART = r"position_ids must increase .* one document per row"
 COUNTED = torch.arange(9)[None]
 
 
-def with_rows(*rows):
-    return torch.tensor(rows)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("position", [name for name, kind in KINDS.items() if kind.ordered])
 def test_a_restart_of_position_ids_is_refused(position, training):
     model, tokens = make_model(position).train(training), random_tokens(2, 6)
     for row in ([0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4], [4, 5, 6, 7, 8, 8], [-1, 0, 1, 2, 3, 4]):
-        for where in (with_rows(row), with_rows([0, 1, 2, 3, 4, 5], row)):
+        for rows in ([row], [[0, 1, 2, 3, 4, 5], row]):
             with pytest.raises(ValueError, match=RESTART):
-                model(tokens, position_ids=where, use_cache=False)
+                model(tokens, position_ids=torch.tensor(rows), use_cache=False)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("position", ["rope", "tape", "alibi", "nope"])
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("given", [False, True])
 def test_a_step_back_behind_a_cache_is_refused(position, kind, given):
     model, tokens = make_model(position), random_tokens(2, 9)
-    known = {"position_ids": COUNTED[:, :5]} if given else {}
-    cache = model(
-        tokens[:, :5], past_key_values=CACHES[kind](model), use_cache=True, **known
-    ).past_key_values
+    cache = started(model, tokens, 5, kind, COUNTED if given else None)
     for where in ([[0]], [[4]], [[5], [2]], [[0, 1, 2]], [[5, 6, 6]]):
         where = torch.tensor(where)
         with pytest.raises(ValueError, match=RESTART):
@@ -199,37 +172,23 @@ def test_a_step_back_behind_a_cache_is_refused(position, kind, given):
         model(tokens[:, 3:5], position_ids=COUNTED[:, 3:5], past_key_values=cache)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", CACHES)
 def test_only_real_tokens_are_judged(kind):
     """What stands at padding, on either side, in a call or between two, is nobody's index."""
     model, tokens = make_model("alibi"), random_tokens(2, 9)
-    mask = with_rows([0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 1, 0])
-    where = with_rows([1, 1, 1, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 9, 0, 4, 5, 0])
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 1, 0]])
+    where = torch.tensor([[1, 1, 1, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 9, 0, 4, 5, 0]])
     full = model(tokens, attention_mask=mask, use_cache=False).logits
     real = mask.bool()
-    for parts in ([9], [2, 2, 1, 1, 3], [5, 1, 1, 1, 1]):
-        cache, pieces, start = CACHES[kind](model), [], 0
-        for part in parts:
-            stop = start + part
-            new = slice(start, stop)
-            output = model(
-                tokens[:, new],
-                attention_mask=mask[:, :stop],
-                position_ids=where[:, new],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            cache, start = output.past_key_values, stop
-            pieces.append(output.logits)
-        torch.testing.assert_close(torch.cat(pieces, dim=1)[real], full[real], **EXACT)
+    for sizes in ([9], [2, 2, 1, 1, 3], [5, 1, 1, 1, 1]):
+        pieces = in_pieces(model, tokens, sizes, make_cache(model, kind), mask, position_ids=where)
+        torch.testing.assert_close(pieces[real], full[real], **EXACT)
     restarts = where.clone()
     restarts[1, 6] = 3
     with pytest.raises(ValueError, match=RESTART):
         model(tokens, attention_mask=mask, position_ids=restarts)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("position", ["rope", "alibi", "t5"])
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 def test_indices_are_integers(position, factor):
@@ -238,36 +197,31 @@ def test_indices_are_integers(position, factor):
         make_model(position)(random_tokens(1, 9), position_ids=COUNTED * factor)
 
 
-@torch.no_grad()
 def test_learned_rows_stand_for_anything_that_has_one():
     """As the places of digits, which begin again with each number."""
     model, tokens = make_model({"name": "learned", "length": 8}), random_tokens(1, 9)
-    where = with_rows([1, 2, 0, 1, 2, 3, 0, 1, 1])
+    where = torch.tensor([[1, 2, 0, 1, 2, 3, 0, 1, 1]])
     full = model(tokens, position_ids=where, use_cache=False).logits
     for kind in CACHES:
-        pieces = in_parts(model, tokens, where, [4, 1, 3, 1], CACHES[kind](model))
+        pieces = in_pieces(model, tokens, [4, 1, 3, 1], make_cache(model, kind), position_ids=where)
         torch.testing.assert_close(pieces, full, **EXACT)
     for lost in (-1, 8):
         with pytest.raises(ValueError, match=f"position {lost} is beyond the learned table"):
             model(tokens, position_ids=where.masked_fill(where == 3, lost))
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", CACHES)
 def test_what_was_refused_leaves_nothing_in_a_cache(kind):
     model, tokens = make_model("alibi_subset"), random_tokens(2, 9)
     full = model(tokens, position_ids=GAPS, use_cache=False).logits
-    cache = model(
-        tokens[:, :5], position_ids=GAPS[:, :5], past_key_values=CACHES[kind](model), use_cache=True
-    ).past_key_values
+    cache = started(model, tokens, 5, kind, GAPS)
     for where, message in ((GAPS[:, :1], RESTART), (GAPS[:, 5:6] + 9, "eval_length=16")):
         with pytest.raises(ValueError, match=message):
             model(tokens[:, 5:6], position_ids=where, past_key_values=cache)
-    pieces = in_parts(model, tokens[:, 5:], GAPS[:, 5:], [1, 3], cache)
+    pieces = in_pieces(model, tokens[:, 5:], [1, 3], cache, position_ids=GAPS[:, 5:])
     torch.testing.assert_close(pieces, full[:, 5:], **EXACT)
 
 
-@torch.no_grad()
 def test_nothing_waits_for_a_gpu_in_training_or_for_a_single_token(monkeypatch):
     """What it asserts by itself has a message of fewer than 255 characters: torch takes no more."""
     judged = []

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import gradients as gradients_of_model
 from conftest import make_model, random_tokens
 
 from tape.model import loss as module
@@ -37,10 +38,8 @@ def test_loss_and_gradients_are_those_of_all_logits(at_once, num_items, kept, gi
     positions = predicted_positions(labels) if given else None
     expected, found = plain(head, x, labels, num_items), head(x, labels, num_items, positions)
     torch.testing.assert_close(found, expected, atol=0, rtol=1e-6)
-    for one, other in zip(
-        gradients(found, x, head.weight), gradients(expected, x, head.weight), strict=True
-    ):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+    both = [gradients(loss, x, head.weight) for loss in (found, expected)]
+    torch.testing.assert_close(*both, atol=1e-6, rtol=1e-6)
 
 
 def test_predicted_positions_are_those_of_the_labels_to_predict():
@@ -52,17 +51,11 @@ def test_predicted_positions_are_those_of_the_labels_to_predict():
 
 def test_a_frozen_head_and_frozen_inputs():
     head, x, labels = setting()
-    head.weight.requires_grad_(False)
-    torch.testing.assert_close(
-        gradients(head(x, labels), x), gradients(plain(head, x, labels), x), atol=1e-6, rtol=1e-6
-    )
-    head.weight.requires_grad_(True)
-    x = x.detach()
-    torch.testing.assert_close(
-        *(gradients(f(x, labels), head.weight) for f in (head, lambda *a: plain(head, *a))),
-        atol=1e-6,
-        rtol=1e-6,
-    )
+    for of in (x, head.weight):
+        head.weight.requires_grad_(of is head.weight)
+        given = x if of is x else x.detach()
+        both = [gradients(loss, of) for loss in (head(given, labels), plain(head, given, labels))]
+        torch.testing.assert_close(*both, atol=1e-6, rtol=1e-6)
 
 
 def test_autocast_takes_products_in_its_dtype_and_adds_up_in_float32():
@@ -89,16 +82,12 @@ def test_a_model_trains_as_by_its_logits(tied, monkeypatch):
     model = make_model("tape", tie_word_embeddings=tied, dtype=torch.float64)
     tokens = random_tokens(2, 15)
     labels = tokens.where(tokens % 3 > 0, IGNORED)
-    shown = model(tokens, labels=labels)
-    shown.loss.backward()
-    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
+    shown, expected = model(tokens, labels=labels), gradients_of_model(model, tokens, labels=labels)
     trained = model.train()(tokens, labels=labels, skip_logits=True)
     assert trained.logits is None and shown.logits is not None
     torch.testing.assert_close(trained.loss, shown.loss.to(trained.loss.dtype), rtol=1e-6, atol=0)
-    trained.loss.backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-6, rtol=1e-5, msg=name)
+    found = gradients_of_model(model, tokens, labels=labels, skip_logits=True)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_a_batch_without_labels_has_no_loss_and_changes_nothing():

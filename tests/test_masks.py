@@ -1,40 +1,17 @@
-"""Windows: every encoding and backend against loops, padding, caches and transformers' Mistral."""
+"""Windows, as in transformers' Mistral, and masks of four dimensions."""
 
 import itertools
 
 import pytest
-import test_contract
 import torch
-from conftest import in_modes, make_config, make_model, random_tokens, with_flash, with_flex
-from test_attention import EXACT, assert_equals_eager, flash_attn, flex, pytestmark  # noqa: F401
-from test_contract import check_against_loops, loops_of
+from conftest import fields_of_llama, in_modes, left_padded, make_config, make_model, random_tokens
+from test_attention import EXACT, flash_attn, flex, pytestmark  # noqa: F401
 from transformers import MistralConfig, MistralForCausalLM
 
 from tape import TapeForCausalLM
 from tape.export.llama import require_llama
-from tape.positions import ENCODINGS
 
 WINDOW = {"sliding_window": 3}
-
-
-@pytest.mark.parametrize("position", ENCODINGS)
-def test_equals_the_loops(position):
-    loops = loops_of(make_model(position, **WINDOW), 8)
-    for kernel in ("eager", "sdpa"):
-        model = make_model(position, kernel=kernel, dtype=torch.float64, **WINDOW)
-        check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
-
-
-@torch.no_grad()
-@with_flex
-def test_flex_equals_eager(position, flex):  # noqa: F811
-    assert_equals_eager(flex, position, static=True, **WINDOW)
-
-
-@torch.no_grad()
-@with_flash
-def test_flash_equals_eager(position, flash_attn):  # noqa: F811
-    assert_equals_eager(flash_attn, position, **WINDOW)
 
 
 @torch.no_grad()
@@ -65,14 +42,12 @@ def test_each_layer_has_its_own(flex, flash_attn):  # noqa: F811
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_equals_a_mistral_with_the_same_weights(kernel):
     model = make_model("rope", kernel=kernel, num_key_value_heads=2, sliding_window=4)
-    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
-    shared += ("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_parameters")
-    shared += ("max_position_embeddings", "sliding_window", "bos_token_id", "eos_token_id")
-    config = MistralConfig(**{name: getattr(model.config, name) for name in shared})
+    fields = fields_of_llama(model.config, "rope_parameters", "sliding_window")
+    config = MistralConfig(**fields)
     config._attn_implementation = kernel
     mistral = MistralForCausalLM(config).eval()
     mistral.load_state_dict(model.state_dict())
-    tokens, mask, _ = test_contract.left_padded()
+    tokens, mask = left_padded()
     real = mask.bool()
     logits = model(tokens, attention_mask=mask).logits
     torch.testing.assert_close(
@@ -86,35 +61,6 @@ def test_equals_a_mistral_with_the_same_weights(kernel):
             found = model.generate(tokens, cache_implementation=cache, **settings, **how)
             assert torch.equal(found, expected)
     assert torch.equal(model.generate(tokens, use_cache=False, **settings), expected)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
-def test_masks_that_the_caller_made_are_narrowed(kernel, flex):  # noqa: F811
-    model, tokens = make_model("tape", **WINDOW), random_tokens(2, 9)
-    expected = model(tokens).logits
-    model.set_attn_implementation(kernel)
-    causal = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
-    additive = torch.zeros(causal.shape).masked_fill(~causal, torch.finfo(torch.float32).min)
-    for mask in (causal, additive):
-        torch.testing.assert_close(model(tokens, attention_mask=mask).logits, expected, **EXACT)
-
-
-@torch.no_grad()
-@in_modes
-def test_a_cached_token_that_any_new_one_sees_is_real(position):
-    """In pieces as long as a window that the caller's mask makes."""
-    model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 12)
-    place = torch.arange(12)
-    far = place[:, None] - place
-    mask = ((far >= 0) & (far < 6))[None, None].expand(2, 1, 12, 12)
-    cache = test_contract.make_cache(model, "dynamic")
-    pieces = [
-        model(tokens[:, part], attention_mask=mask[:, :, part, : part.stop], past_key_values=cache)
-        for part in (slice(0, 6), slice(6, 12))
-    ]
-    logits = torch.cat([piece.logits for piece in pieces], dim=1)
-    torch.testing.assert_close(logits, model(tokens, attention_mask=mask).logits, **EXACT)
 
 
 def test_what_has_no_window_is_refused():
@@ -170,15 +116,3 @@ def test_values_of_a_4d_mask_that_neither_show_nor_hide_are_refused(value, train
     mask[2, 0, 3, 1] = value
     with pytest.raises(ValueError, match=r"4-D attention_mask .* 0 .* -1000 or less .* boolean"):
         model(tokens, attention_mask=mask)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_a_mask_need_not_have_the_dtype_of_the_model(kernel):
-    model = make_model("rope", kernel=kernel, dtype=torch.float64)
-    tokens, real, seen = padded_anywhere()
-    expected = model(tokens, attention_mask=seen).logits[real]
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-        logits = model(tokens, attention_mask=mask).logits[real]
-        torch.testing.assert_close(logits, expected, **EXACT)

@@ -129,7 +129,7 @@ def contract(folder):
 
 
 OUTCOMES = ("PASSED", "FAILED")
-LOOP_TESTS = {"test_equals_the_loops", "test_grouped_queries_equal_the_loops"}
+LOOP_TESTS = {"test_equals_the_loops", "test_equals_the_loops_with_all_options"}
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_the_contract_is_that_of_the_new_encoding(tmp_path):
     command = [sys.executable, "-m", "tape.commands", "new-encoding", "wave"]
     subprocess.run(command, cwd=tmp_path, check=True)
     said, passed, failed = contract(tmp_path)
-    assert failed == LOOP_TESTS and len(passed) > 20
+    assert failed == LOOP_TESTS and len(passed) > 12
     assert "NotImplementedError: wave" in said
 
     fox = (ROOT / "tape/positions/fox.py").read_text()
@@ -149,5 +149,5 @@ def test_the_contract_is_that_of_the_new_encoding(tmp_path):
         fox = fox.replace(right, wrong)
     Path(tmp_path / MODULE).write_text(fox)
     _, passed, failed = contract(tmp_path)
-    assert "test_left_padded" in passed  # where sums differ by a constant
+    assert "test_batched_and_padded" in passed  # where sums differ by a constant
     assert failed == LOOP_TESTS | {"test_padding_between_cached_tokens_is_not_read"}

@@ -1,11 +1,18 @@
-"""Options of attention: with every encoding and backend against loops, and as in other models."""
+"""Options of the decoder: attention as in other models, and layers applied several times."""
 
 import pytest
 import test_contract
 import torch
-from conftest import VOCABULARY, make_config, make_model, random_tokens, with_flash, with_flex
-from test_attention import EXACT, assert_equals_eager, flash_attn, flex, pytestmark  # noqa: F401
-from test_contract import check_against_loops, loops_of
+from conftest import (
+    VOCABULARY,
+    fields_of_llama,
+    in_modes,
+    left_padded,
+    make_cache,
+    make_config,
+    make_model,
+    random_tokens,
+)
 from transformers import Llama4ForCausalLM, Llama4TextConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.gpt_oss import modeling_gpt_oss
 
@@ -13,67 +20,20 @@ from tape.attention.backends import eager
 from tape.attention.payload import Values
 from tape.export.llama import require_llama
 from tape.model.options import AttentionSink
-from tape.positions import ENCODINGS
+from tape.positions.tape import TapeLayer
 
+EXACT = {"atol": 1e-5, "rtol": 1e-5}
 TEMPERATURE = {"query_temperature": {"scale": 0.5, "length": 3}}
+RECURRENT = {"num_hidden_layers": 2, "num_recurrences": 3}
 ALL = {"qk_norm": True, "attention_sink": True, **TEMPERATURE}
-
-
-def options_of(position):
-    return ALL | {"query_temperature": None} if position == "abacus" else ALL
-
-
-@pytest.mark.parametrize("position", ENCODINGS)
-def test_equals_the_loops(position):
-    options = options_of(position)
-    loops = loops_of(make_model(position, **options), 8)
-    for kernel in ("eager", "sdpa"):
-        model = make_model(position, kernel=kernel, dtype=torch.float64, **options)
-        check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
-
-
-@torch.no_grad()
-@with_flex
-def test_flex_equals_eager(position, flex):  # noqa: F811
-    assert_equals_eager(flex, position, static=True, **options_of(position))
-
-
-@torch.no_grad()
-@with_flash
-def test_flash_equals_eager(position, flash_attn):  # noqa: F811
-    assert_equals_eager(flash_attn, position, **options_of(position))
-
-
-def test_an_option_adds_its_parameters_alone():
-    """Off, a model has the parameters that it had."""
-
-    def shapes(**changes):
-        model = make_model("tape", **changes)
-        return {name: tuple(p.shape) for name, p in model.named_parameters()}
-
-    plain = shapes()
-    for changes, added in (
-        ({"qk_norm": True}, {"q_norm.weight": (8,), "k_norm.weight": (8,)}),
-        ({"attention_sink": True}, {"sink.s": (4,)}),
-        (TEMPERATURE, {}),
-    ):
-        own = {
-            f"model.layers.{n}.self_attn.{name}": shape
-            for n in range(3)
-            for name, shape in added.items()
-        }
-        assert shapes(**changes) == plain | own
 
 
 @torch.no_grad()
 def test_normalised_as_in_a_qwen3_with_the_same_weights():
     model = make_model("rope", num_key_value_heads=2, qk_norm=True)
-    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
-    shared += ("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_parameters")
-    shared += ("max_position_embeddings", "bos_token_id", "eos_token_id")
-    qwen = Qwen3ForCausalLM(Qwen3Config(**{name: getattr(model.config, name) for name in shared}))
+    qwen = Qwen3ForCausalLM(Qwen3Config(**fields_of_llama(model.config, "rope_parameters")))
     qwen.eval().load_state_dict(model.state_dict())
-    tokens, mask, _ = test_contract.left_padded()
+    tokens, mask = left_padded()
     logits, expected = (m(tokens, attention_mask=mask).logits for m in (model, qwen))
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **EXACT)
 
@@ -102,10 +62,8 @@ def test_layers_as_in_a_llama_4_with_the_same_weights(position, rotates, options
     for layer in model.model.layers if "qk_norm" in options else []:
         layer.self_attn.q_norm.weight.fill_(1)
         layer.self_attn.k_norm.weight.fill_(1)
-    shared = ("vocab_size", "hidden_size", "num_hidden_layers", "head_dim", "rms_norm_eps")
-    shared += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
     config = Llama4TextConfig(
-        **{name: getattr(model.config, name) for name in shared},
+        **fields_of_llama(model.config),
         intermediate_size_mlp=model.config.intermediate_size,
         moe_layers=[],
         no_rope_layers=rotates,
@@ -115,7 +73,6 @@ def test_layers_as_in_a_llama_4_with_the_same_weights(position, rotates, options
         floor_scale=TEMPERATURE["query_temperature"]["length"],
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         attention_chunk_size=64,
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     )
     llama = Llama4ForCausalLM(config).eval()
     weights = {
@@ -142,10 +99,11 @@ def test_the_sink_is_that_of_gpt_oss():
     module = torch.nn.Module()
     module.sinks, module.num_key_value_groups = sink.s, 2
     additive = torch.zeros(7, 7).masked_fill(~seen, torch.finfo(torch.float32).min)
-    expected, _ = modeling_gpt_oss.eager_attention_forward(module, q, k, v, additive, 0.3)
+    expected, weights = modeling_gpt_oss.eager_attention_forward(module, q, k, v, additive, 0.3)
     found = eager(q, k, Values(v, None), seen, None, 0.3, 0.0, needs_lse=True)
     averages = sink(found.values, found.lse)
     torch.testing.assert_close(averages.transpose(1, 2), expected)
+    torch.testing.assert_close(sink(found.weights, found.lse), weights)
 
 
 @pytest.mark.parametrize(
@@ -165,10 +123,12 @@ def test_wrong_temperatures(wrong, message):
         make_config("rope", query_temperature=wrong)
 
 
-def test_switches_are_true_or_false():
+def test_wrong_switches_and_counts():
     for name in ("qk_norm", "attention_sink"):
         with pytest.raises(ValueError, match=f"{name}=1 must be true or false"):
             make_config("rope", **{name: 1})
+    with pytest.raises(ValueError, match="num_recurrences=0 must be an integer >= 1"):
+        make_config("rope", num_recurrences=0)
 
 
 def test_a_temperature_needs_positions_that_count_tokens():
@@ -180,6 +140,8 @@ def test_a_llama_has_none():
     for name, value in ALL.items():
         with pytest.raises(ValueError, match=f"a Llama has no {name}"):
             require_llama(make_model("rope", **{name: value}))
+    with pytest.raises(ValueError, match="not num_recurrences=3 times"):
+        require_llama(make_model("rope", **RECURRENT))
 
 
 @pytest.mark.parametrize("group", [4, 64])
@@ -191,3 +153,28 @@ def test_training_in_shifted_groups(group):
     found = model(tokens).logits
     assert found.shape[-1] == VOCABULARY
     assert torch.allclose(found, expected, atol=1e-5) == (group == 64)
+
+
+@torch.no_grad()
+@in_modes
+@test_contract.of_kinds
+def test_a_cache_of_recurrent_layers(position, kind):
+    model = make_model(position, **RECURRENT)
+    test_contract.test_cached(model, kind, [1, 4, 7, 3])
+    assert len(make_cache(model, kind).layers) == 6
+
+
+@in_modes
+def test_checkpointed_recurrences(position):
+    model = make_model(position, dtype=torch.float64, **RECURRENT)
+    test_contract.test_checkpointed(model, reentrant=True)
+
+
+def test_every_layer_but_the_final_step_moves_the_state():
+    """The parameters are there in the last layer, and the last step does not cache a payload."""
+    model = make_model("tape", **RECURRENT)
+    assert all(isinstance(layer.context, TapeLayer) for layer in model.model.layers)
+    output = model(random_tokens(1, 5), output_hidden_states=True)
+    widths = [layer.values.shape[-1] for layer in output.past_key_values.layers]
+    assert widths == [16] * 5 + [8]
+    assert len(output.hidden_states) == 2 * 3 + 1

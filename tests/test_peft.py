@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import COUNTED, GROUPED, POSITIONS, in_modes, make_model, random_tokens
+from conftest import COUNTED, GROUPED, POSITIONS, in_modes, in_pieces, make_model, random_tokens
 from peft import (
     LoHaConfig,
     LoKrConfig,
@@ -30,34 +30,29 @@ def logits_of(model, tokens):
         return model(tokens).logits
 
 
+def assert_learns_and_merges(adapted, tokens):
+    """All that trains has a gradient, and the merged model computes the same; its logits."""
+    outputs = adapted(tokens, labels=tokens)
+    outputs.loss.backward()
+    for name, parameter in adapted.named_parameters():
+        assert not parameter.requires_grad or parameter.grad.any(), name
+    merged = logits_of(adapted.merge_and_unload(), tokens)
+    torch.testing.assert_close(merged, outputs.logits.detach(), atol=1e-9, rtol=0)
+    return merged
+
+
 @every_encoding
 def test_every_adapter_learns_and_merges(position):
     model, tokens = make_model(position, dtype=torch.float64), random_tokens(2, 12)
-    plain = logits_of(model, tokens)
-    adapted = with_lora(model)
-    adapted(tokens, labels=tokens).loss.backward()
-    for name, parameter in adapted.named_parameters():
-        if "lora_" in name:
-            assert parameter.grad is not None and parameter.grad.any(), name
+    plain, adapted = logits_of(model, tokens), with_lora(model)
     linear = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)]
     linear = [name for name in linear if "lora_" not in name and name != "lm_head"]
     assert all(name.endswith(".base_layer") for name in linear)
-    found = logits_of(adapted, tokens)
+    with torch.no_grad():
+        pieces = in_pieces(adapted, tokens, [5, 1, 6])
+    found = assert_learns_and_merges(adapted, tokens)
+    torch.testing.assert_close(pieces, found, atol=1e-9, rtol=0)
     assert (found - plain).abs().max() > 0.01
-    merged = logits_of(adapted.merge_and_unload(), tokens)
-    torch.testing.assert_close(merged, found, atol=1e-9, rtol=0)
-
-
-@every_encoding
-def test_cached_calls_are_adapted(position):
-    adapted, tokens = with_lora(make_model(position, dtype=torch.float64)), random_tokens(2, 12)
-    whole, cache, found = logits_of(adapted, tokens), None, []
-    for part in tokens.split((5, 1, 6), dim=1):
-        with torch.no_grad():
-            outputs = adapted(part, past_key_values=cache, use_cache=True)
-        cache = outputs.past_key_values
-        found.append(outputs.logits)
-    torch.testing.assert_close(torch.cat(found, dim=1), whole, atol=1e-9, rtol=0)
 
 
 @every_encoding
@@ -77,12 +72,7 @@ def test_other_adapters_learn_and_merge(position, kind):
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 parameter += 0.2 * torch.randn_like(parameter)
-    outputs = adapted(tokens, labels=tokens)
-    outputs.loss.backward()
-    learned = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
-    assert all(parameter.grad.any() for parameter in learned)
-    merged = logits_of(adapted.merge_and_unload(), tokens)
-    torch.testing.assert_close(merged, outputs.logits.detach(), atol=1e-9, rtol=0)
+    assert_learns_and_merges(adapted, tokens)
 
 
 @in_modes
@@ -94,13 +84,8 @@ def test_adapters_of_a_model_in_bfloat16(position):
 
 
 def test_a_table_of_t5_is_adapted():
-    model, tokens = make_model("t5", dtype=torch.float64), random_tokens(2, 12)
-    adapted = with_lora(model, target_modules=["table"])
-    adapted(tokens, labels=tokens).loss.backward()
-    assert all(p.grad.any() for name, p in adapted.named_parameters() if "lora_" in name)
-    found = logits_of(adapted, tokens)
-    merged = logits_of(adapted.merge_and_unload(), tokens)
-    torch.testing.assert_close(merged, found, atol=1e-9, rtol=0)
+    model = make_model("t5", dtype=torch.float64)
+    assert_learns_and_merges(with_lora(model, target_modules=["table"]), random_tokens(2, 12))
 
 
 def with_prefix(position, length):

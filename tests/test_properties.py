@@ -13,9 +13,7 @@ from conftest import (
 )
 
 from tape import TapeForCausalLM
-from tape.attention.backends import KERNELS
-from tape.model.inputs import LayerInputs
-from tape.positions import PositionModule, Positions, Tokens
+from tape.positions import PositionModule
 
 DRAWN = ["randpe", "alibi_subset", "tape_subset"]  # other indices have other distances
 ABSOLUTE = ["sincos", "learned", "fire", *DRAWN]  # FIRE divides distances by the query's position
@@ -77,60 +75,6 @@ def test_update_commutes_with_rotations(position):
     assert (error(one_angle) < 1e-12) == (commutes or position == "tape_not_tensorial")
 
 
-class Spied(Tokens):
-    """Tokens that record whether an encoding asks for their order."""
-
-    asked = False
-
-    @property
-    def slots(self):
-        Spied.asked = True
-        return torch.arange(self.positions.query.shape[1])
-
-
-@torch.no_grad()
-@all_positions
-def test_permuting_keys_with_their_positions_changes_nothing(position, monkeypatch):
-    """Attention sees a set: the last query's output depends on which keys there are and where they
-    say they stand, not on the order of their slots. Sums over the text, and only they, do."""
-    monkeypatch.setattr(Spied, "asked", False)
-    model = make_model(position, kernel="eager", dtype=torch.float64)
-    encoding, layer = model.model.position, model.model.layers[0]
-    order = torch.tensor([3, 0, 5, 1, 4, 2, 6])
-    index = torch.arange(7)[None]
-
-    def last_output(index, x):
-        where = Positions(index, index)
-        _, states, biases = encoding(x, where, where, 3)
-        e, tokens = states[layer.context.entry], Spied(where, biases[0], None, None)
-        inputs = LayerInputs(tokens, KERNELS["eager"], None, 0, final=False)
-        y, average, _ = layer.self_attn(x, e, lambda: layer.context, inputs, None)
-        return (
-            y[:, -1] if average is None else torch.cat((y[:, -1], average[:, :, -1].flatten(1)), 1)
-        )
-
-    x = torch.randn(2, 7, 32, dtype=torch.float64)
-    change = (last_output(index, x) - last_output(index[:, order], x[:, order])).abs().max()
-    sums = Spied.asked or layer.context.extras_width > 0
-    assert (change > 1e-12) == sums
-
-
-def test_every_tape_parameter_but_the_last_layers_gets_a_gradient():
-    model = make_model("tape").train()
-    tokens = random_tokens(2, 9)
-    model(tokens, labels=tokens).loss.backward()
-    updates = [layer.context for layer in model.model.layers]
-    assert not [*updates[-1].parameters()]
-    for update in updates[:-1]:
-        assert sorted(name for name, _ in update.named_parameters()) == [
-            "down.weight",
-            "gate.weight",
-            "mix.weight",
-            "up.weight",
-        ]
-        assert all(p.grad.abs().max() > 0 for p in update.parameters())
-
-
 @all_positions
 def test_all_modules_of_an_encoding_are_initialised(position, monkeypatch):
     called, initialise = [], TapeForCausalLM._init_weights
@@ -173,12 +117,3 @@ def test_state_stays_in_float32_under_bfloat16():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             model.float()(random_tokens(1, 5))
     assert kinds == [torch.float32] * 6
-
-
-def test_the_frequencies_survive_a_cast():
-    model = make_model("xpos", dtype=torch.bfloat16)
-    fresh = make_model("xpos")
-    for name in ("inv_freq", "log_zeta"):
-        kept = getattr(model.model.position, name)
-        assert kept.dtype == torch.float32
-        assert torch.equal(kept, getattr(fresh.model.position, name))

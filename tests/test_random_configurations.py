@@ -5,26 +5,27 @@ A failing draw is printed as the line of code that repeats it: `check(Case(...))
 """
 
 import random
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import COUNTED, GROUPED, POSITIONS, VOCABULARY, make_model, random_tokens
-from transformers import DynamicCache, StaticCache
+from conftest import (
+    CACHES,
+    COUNTED,
+    GROUPED,
+    POSITIONS,
+    VOCABULARY,
+    make_cache,
+    make_model,
+    random_tokens,
+)
 
 EXACT = {"atol": 1e-9, "rtol": 1e-9}
 GENERATED = 5
 EMPTY = 2  # slots of a static cache that stay empty
 MIXTURES = ("mixed", "mixed_tape", "mixed_read")
 LONGEST = 40  # indices, gaps and generated tokens included
-CACHES = {
-    "growing": lambda config, length: None,
-    "dynamic": lambda config, length: DynamicCache(),
-    "of_layers": lambda config, length: DynamicCache(config=config),
-    "static": lambda config, length: StaticCache(config=config, max_cache_len=length + EMPTY),
-}
 # Their indices are read from the text; their maps are over all query heads; parts of a mixture.
 READING = [name for name in POSITIONS if name not in COUNTED]
 UNGROUPED = [name for name in POSITIONS if name not in GROUPED]
@@ -101,7 +102,7 @@ def drawn(seed: int) -> Case:
         rows,
         kernel=rng.choice(["eager", "sdpa"]),
         calls=pieces(rng, length) if how == "cached" else (),
-        cache=rng.choice([*CACHES]) if how == "cached" else None,
+        cache=rng.choice(CACHES) if how == "cached" else None,
         given=tuple(sorted(given - {None})),
         generate=rng.choice([*GENERATIONS]) if how == "generated" else None,
         changes={name: value for name, value in changes.items() if value},
@@ -151,7 +152,7 @@ def outputs_of(case: Case, model, tokens, real, index):
     several = len({*"".join(case.rows)} - {"."}) > 1
     T, cache, found, start = tokens.shape[1], None, [], 0
     if case.cache:
-        cache = CACHES[case.cache](model.config, T)
+        cache = make_cache(model, case.cache, T + EMPTY)
     for part in case.calls or (T,):
         new, end = slice(start, start + part), start + part
         inputs = {"attention_mask": padding[:, :end]}
@@ -179,7 +180,7 @@ def check(case: Case) -> None:
     tokens = random_tokens(len(case.rows), len(case.rows[0]))
     real = torch.tensor([[slot != "." for slot in text] for text in case.rows])
     tokens[~real] = 0
-    with model.evaluation_length(LONGEST) if needs_length(case) else nullcontext():
+    with model.evaluation_length(LONGEST):
         if case.generate:
             return check_generated(case, model, tokens, real)
         with torch.set_grad_enabled(not case.cache):
@@ -197,11 +198,6 @@ def check(case: Case) -> None:
             torch.testing.assert_close(logits[real], expected[real], **EXACT)
             if not case.cache:
                 check_gradients(model, logits[real], expected[real])
-
-
-def needs_length(case: Case) -> bool:
-    """Whether the case has more indices than are drawn for the training length."""
-    return bool(case.generate) or "gaps" in case.given
 
 
 def check_gradients(model, logits, expected) -> None:

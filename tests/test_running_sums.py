@@ -75,19 +75,14 @@ def test_path_in_chunks_equals_its_definition(chunk, length, monkeypatch):
         return made[..., :length].tril(begin)
 
     unit = w[0, 0] / w[0, 0].norm(dim=-1, keepdim=True)
-    expected = torch.stack([householder_loops(q[0, h], k[0, 0], unit, beta[0, 0]) for h in (0, 1)])[
-        None
-    ]
+    of_heads = [householder_loops(q[0, h], k[0, 0], unit, beta[0, 0]) for h in (0, 1)]
+    expected = torch.stack(of_heads)[None]
     weights = torch.randn_like(expected)
     inputs = (q, k, w, beta)
     tight = {"atol": 1e-12, "rtol": 1e-9}
     torch.testing.assert_close(scores(0, length), expected, **tight)
-    for one, other in zip(
-        torch.autograd.grad((scores(0, length) * weights).sum(), inputs),
-        torch.autograd.grad((expected * weights).sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, **tight)
+    both = [torch.autograd.grad((x * weights).sum(), inputs) for x in (scores(0, length), expected)]
+    torch.testing.assert_close(*both, **tight)
     for new in (1, 4):
         torch.testing.assert_close(scores(length - new, length), expected[:, :, -new:], **tight)
     k, w, beta = (torch.nn.functional.pad(x, (0, 0, 0, 3)) for x in (k, w, beta))
@@ -97,8 +92,7 @@ def test_path_in_chunks_equals_its_definition(chunk, length, monkeypatch):
 @pytest.mark.parametrize("position", ["fox", "selective", "path"])
 def test_a_cache_that_rounds_is_refused(position):
     model = make_model(position)
-    cache = QuantizedCache("fp8", model.config)
-    with pytest.raises(
-        ValueError, match=rf"position '{position}' with a cache that rounds or drops"
-    ):
-        model.generate(random_tokens(2, 6), past_key_values=cache, max_new_tokens=3, pad_token_id=0)
+    settings = {"past_key_values": QuantizedCache("fp8", model.config), "max_new_tokens": 3}
+    message = rf"position '{position}' with a cache that rounds or drops"
+    with pytest.raises(ValueError, match=message):
+        model.generate(random_tokens(2, 6), pad_token_id=0, **settings)

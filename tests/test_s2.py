@@ -3,7 +3,7 @@
 import flash_reference
 import pytest
 import torch
-from conftest import make_model, random_tokens
+from conftest import assert_as_alone, gradients, left_padded, make_model, random_tokens
 
 from tape.attention import flash
 from tape.attention.backends import KERNELS
@@ -41,10 +41,9 @@ def loop(q, k, v, payload, mask, scaling):
 # Lengths: less than half a group, half, one, several, and some left over.
 @pytest.mark.parametrize("length", [1, 2, 4, 11, 15])
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("key_heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("key_heads", [1, 2, 6])
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("needs_lse", [False, True])
-def test_it_equals_a_loop(length, batch, key_heads, padded, needs_lse):
+def test_it_equals_a_loop(length, batch, key_heads, padded):
     torch.manual_seed(0)
     shapes = [(batch, 6, length, 8), *[(batch, key_heads, length, 8)] * 2]
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -55,29 +54,20 @@ def test_it_equals_a_loop(length, batch, key_heads, padded, needs_lse):
     if padded:
         mask[0, : length // 2] = False
         mask[-1, length - length // 3 :] = False
-    given = shifted_groups(
-        KERNELS["sdpa"],
-        GROUP,
-        *inputs[:2],
-        Values(*inputs[2:]),
-        mask if padded else None,
-        None,
-        0.3,
-        0.0,
-        needs_lse,
-    )
-    given = [given.values, given.payload, *([given.lse[..., None]] if needs_lse else [])]
-    expected = loop(*inputs, mask, 0.3)[: len(given)]
-    real = mask[:, None, :, None]
+    real, expected = mask[:, None, :, None], loop(*inputs, mask, 0.3)
     weights = [torch.randn_like(x) * real for x in expected]
-    for ours, theirs in zip(given, expected, strict=True):
-        torch.testing.assert_close(ours * real, theirs, atol=1e-9, rtol=0)
-    gradients = [
-        torch.autograd.grad(sum((x * w).sum() for x, w in zip(xs, weights, strict=True)), inputs)
-        for xs in (given, expected)
-    ]
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+
+    def gradients_of(outputs):
+        total = sum((x * w).sum() for x, w in zip(outputs, weights, strict=False))
+        return torch.autograd.grad(total, inputs, retain_graph=True)
+
+    attend, values, shown = KERNELS["sdpa"], Values(*inputs[2:]), mask if padded else None
+    for needs_lse in (False, True):
+        found = shifted_groups(attend, GROUP, *inputs[:2], values, shown, None, 0.3, 0.0, needs_lse)
+        given = [found.values, found.payload, *([found.lse[..., None]] if needs_lse else [])]
+        theirs = expected[: len(given)]
+        torch.testing.assert_close([x * real for x in given], theirs, atol=1e-9, rtol=0)
+        torch.testing.assert_close(gradients_of(given), gradients_of(theirs), atol=1e-9, rtol=0)
 
 
 def test_without_a_payload():
@@ -100,8 +90,7 @@ def test_flash_attention_within_groups(monkeypatch):
         shifted_groups(KERNELS[name], GROUP, q, k, Values(v, v), mask, None, 0.3, 0.0)
         for name in SUPPORTED_BACKENDS[::-1]
     )
-    for one, other in zip(by_flash[:2], by_sdpa[:2], strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(by_flash[:2], by_sdpa[:2], atol=1e-5, rtol=1e-5)
 
 
 def in_groups(position="rope", group=GROUP, **changes):
@@ -114,18 +103,9 @@ def in_groups(position="rope", group=GROUP, **changes):
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_padding_changes_nothing_for_the_real_tokens(position, key_heads):
     model = in_groups(position, group=6, num_key_value_heads=key_heads)
-    tokens = random_tokens(3, 15)
-    pads = [0, 4, 9]
-    mask = torch.ones_like(tokens)
-    for row, count in enumerate(pads):
-        mask[row, :count] = 0
-    for flipped in (False, True):
-        seen = mask.flip(1) if flipped else mask
-        logits = model(tokens, attention_mask=seen).logits
-        for row in range(3):
-            real = seen[row].bool()
-            alone = model(tokens[row : row + 1, real]).logits[0]
-            torch.testing.assert_close(logits[row, real], alone, atol=1e-5, rtol=1e-5)
+    tokens, mask = left_padded()
+    for seen in (mask, mask.flip(1)):
+        assert_as_alone(model, model(tokens, attention_mask=seen).logits, tokens, seen)
 
 
 def reach(model, length=16):
@@ -170,19 +150,11 @@ def test_evaluation_and_caches_are_full_attention(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 def test_checkpointing_changes_no_gradient():
-    tokens = random_tokens(2, 15)
-
-    def gradients(checkpointing):
-        model = in_groups("tape")
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
-        model(tokens, labels=tokens).loss.backward()
-        return {name: p.grad for name, p in model.named_parameters()}
-
-    plain = gradients(None)
-    for checkpointing in ("reentrant", "not reentrant"):
-        for name, gradient in gradients(checkpointing).items():
-            torch.testing.assert_close(gradient, plain[name], atol=1e-6, rtol=1e-5, msg=name)
+    model, tokens = in_groups("tape"), random_tokens(2, 15)
+    plain = gradients(model, tokens)
+    for reentrant in (True, False):
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        torch.testing.assert_close(gradients(model, tokens), plain, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

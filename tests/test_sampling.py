@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from conftest import TRAIN_LENGTH, make_config, make_model, random_tokens
+from conftest import TRAIN_LENGTH, in_pieces, make_config, make_model, random_tokens
 
 from tape import TapeForCausalLM
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def record_states(model):
@@ -40,7 +42,6 @@ def test_randpe_covers_its_range():
     assert set(torch.cat([p.query[0] for p in seen]).tolist()) == set(range(4 * TRAIN_LENGTH))
 
 
-@torch.no_grad()
 def test_randpe_evaluates_with_one_seeded_draw():
     model, other = make_model("randpe"), make_model("randpe")
     torch.manual_seed(99)
@@ -50,7 +51,6 @@ def test_randpe_evaluates_with_one_seeded_draw():
     assert not torch.equal(model(tokens).logits, reseeded(tokens).logits)
 
 
-@torch.no_grad()
 def test_randpe_refuses_what_it_was_not_drawn_for():
     model = make_model("randpe")
     too_long = random_tokens(1, TRAIN_LENGTH + 1)
@@ -69,18 +69,19 @@ def test_randpe_refuses_what_it_was_not_drawn_for():
         model.train()(random_tokens(1, 65))
 
 
-@pytest.mark.parametrize("given", [{"eval_length": 100, "length": 50}, {"eval_length": 0}])
-def test_randpe_refuses_impossible_ranges(given):
-    with pytest.raises(ValueError, match="eval_length"):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"eval_length": 100, "length": 50}, "eval_length"),
+        ({"eval_length": 0}, "eval_length"),
+        ({"sampler": "shift"}, r"randpe.*sampler='shift'.*'subset'"),
+    ],
+)
+def test_randpe_refuses_impossible_ranges_and_another_sampler(given, message):
+    with pytest.raises(ValueError, match=message):
         make_config({"name": "randpe", **given})
 
 
-def test_randpe_refuses_another_sampler():
-    with pytest.raises(ValueError, match=r"randpe.*sampler='shift'.*'subset'"):
-        make_config({"name": "randpe", "sampler": "shift"})
-
-
-@torch.no_grad()
 def test_generate_goes_as_far_as_positions_were_drawn():
     """Counted in tokens of a sequence; padding takes none."""
     model = make_model("randpe")
@@ -94,7 +95,6 @@ def test_generate_goes_as_far_as_positions_were_drawn():
         assert model.generate(prompt, max_new_tokens=8, **settings).shape == (1, 38)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("position", ["randpe", "alibi_subset"])
 @pytest.mark.parametrize("how", [{}, {"cache_implementation": "static"}, {"use_cache": False}])
 def test_what_is_generated_depends_on_the_prompt_alone(position, how):
@@ -122,7 +122,6 @@ def test_what_is_generated_depends_on_the_prompt_alone(position, how):
         assert not torch.allclose(logits(prompts[:1], 0, 5), alone, atol=1e-3)
 
 
-@torch.no_grad()
 def test_a_cache_belongs_to_one_draw():
     model = make_model("randpe")
     tokens = random_tokens(1, 20)
@@ -130,9 +129,8 @@ def test_a_cache_belongs_to_one_draw():
     with model.evaluation_length(30), pytest.raises(ValueError, match=r"eval_length=16.*for 30"):
         model(tokens[:, 10:], past_key_values=cache)
     with model.evaluation_length(30):
-        cache = model(tokens[:, :10]).past_key_values
-        pieces = model(tokens[:, 10:], past_key_values=cache).logits
-        torch.testing.assert_close(pieces, model(tokens).logits[:, 10:], atol=1e-5, rtol=1e-5)
+        pieces = in_pieces(model, tokens, 10)
+        torch.testing.assert_close(pieces, model(tokens).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_shift_moves_the_origin_in_training_only():
