@@ -243,9 +243,8 @@ def test_masks_of_other_shapes_are_refused(position):
         wide[0, :most] = 0
         with pytest.raises(ValueError, match=rf"covers {most + 1} tokens"):
             model(tokens[:, 4:], attention_mask=wide, past_key_values=cache)
-    cache = model(tokens[:, :4]).past_key_values
-    with pytest.raises(ValueError, match="covers 5 tokens, but there are 4 cached and 5 new"):
-        model(tokens[:, 4:], attention_mask=wide[:, -5:], past_key_values=cache)
+        with pytest.raises(ValueError, match="covers 5 tokens, but there are 4 cached and 5 new"):
+            model(tokens[:, 4:], attention_mask=wide[:, -5:], past_key_values=cache)
     with pytest.raises(ValueError, match="covers 10 tokens"):
         model(tokens, attention_mask=torch.ones(2, 10, dtype=torch.long))
     for shape in ((2, 1, 9, 10), (2, 1, 8, 9), (2, 4, 9, 9), (3, 1, 9, 9), (1, 1, 1, 9)):

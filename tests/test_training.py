@@ -99,7 +99,7 @@ def test_a_machine_without_a_gpu_trains_on_its_cpu(start, finished):
 def test_addition_is_tried_in_seconds(tmp_path):
     folder = tmp_path / "run"
     train.run(composed("experiment=addition_quick", f"output_dir={folder}"))
-    assert "Right answers: " in (folder / "report" / "report.md").read_text()
+    assert "| length | right answers |" in (folder / "report" / "report.md").read_text()
 
 
 def test_runs_of_a_sweep_have_their_own_folders():
