@@ -192,13 +192,15 @@ def read_mask(
             mask = mask > HIDDEN
         return mask.to(x_BTC.device)
     past = 0 if cache is None else cache.get_seq_length()
-    least = past + T if isinstance(past, int) else T
-    if not least <= mask.shape[1] <= S:
-        past = int(past)
-        raise ValueError(
-            f"attention_mask covers {mask.shape[1]} tokens, but there are {past} cached and {T} "
-            f"new tokens; give a mask for all {past + T}"
+    message = "attention_mask covers {} tokens, but there are {} cached and {} new ones; cover all"
+    if isinstance(past, Tensor):
+        refuse_unless(
+            past + T <= mask.shape[1], lambda: message.format(mask.shape[1], int(past), T), now
         )
+    elif past + T > mask.shape[1]:
+        raise ValueError(message.format(mask.shape[1], past, T))
+    if mask.shape[1] > S:
+        raise ValueError(message.format(mask.shape[1], int(past), T))
     if mask.dtype != torch.bool:
         refuse_unless(
             mask == mask.bool(),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -34,11 +33,6 @@ class Positions(NamedTuple):
     extent: int | None = None  # if known without reading them: all are in 0..extent - 1
 
 
-def distances(positions: Positions) -> Tensor:
-    """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
-    return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
-
-
 class WideLinear(nn.Linear):
     """Linear map in the dtype of its input, at least float32 by the caller's choice, whatever that
     of its weights. Encodings call it, as any module: adapters and offloading act on calls."""
@@ -46,14 +40,6 @@ class WideLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.linear(x, self.weight.to(x.dtype), bias)
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Returns a context in which operations on the device of x keep the dtype of their inputs."""
-    device = x.device.type
-    if not torch.is_autocast_enabled(device):
-        return nullcontext()  # a tenth of the time, in each layer of each decoded token
-    return torch.autocast(device, enabled=False)
 
 
 class PositionModule(nn.Module):

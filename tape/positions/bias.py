@@ -19,11 +19,9 @@ from tape.positions.base import (
     PositionModule,
     Positions,
     WideLinear,
-    distances,
-    without_autocast,
 )
 from tape.positions.sampling import SAMPLERS
-from tape.positions.scores import ScoreBias, ScoreMod, lookup
+from tape.positions.scores import ScoreBias, ScoreMod, distances, lookup
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -100,7 +98,8 @@ class LearnedBias(ScoreBias):
         self.layer, self.positions = layer, positions
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        with without_autocast(self.positions.query):  # bfloat16 cannot represent positions
+        device = self.positions.query.device.type
+        with torch.autocast(device, enabled=False):  # bfloat16 cannot represent positions
             return self.layer(self.positions).to(dtype)
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import PositionModule, Tokens, WideLinear, without_autocast
+from tape.positions.base import PositionModule, Tokens, WideLinear
 
 
 class TappedLinear(WideLinear):
@@ -47,7 +47,7 @@ class Convolution(PositionModule):
         past = None if past_BKLR is None else past_BKLR[:, 0]
         last = last_tokens(low_BTR, past, tokens, self.taps.shape[1])
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
-        with without_autocast(x_BTC):
+        with torch.autocast(x_BTC.device.type, enabled=False):
             last, taps = last.to(wide), self.taps.to(wide)
             if isinstance(self.up, TappedLinear):
                 channels = self.up(last, taps)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens, without_autocast
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.bias import DENSE_BACKENDS
 from tape.positions.scores import ScoreBias
 
@@ -37,7 +37,7 @@ class CountBias(ScoreBias):
         elif self.tokens.real is not None:
             real = self.tokens.real[:, None, None, :S]
             counted = counted & F.pad(real, (0, S - real.shape[-1]))
-        with without_autocast(q):
+        with torch.autocast(q.device.type, enabled=False):
             gates = (q @ k.mT).sigmoid() * counted
             # Sums from j on: from the last slot back.
             place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=N - 1)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tape.positions.base import LayerPosition, Tokens, WideLinear, without_autocast
+from tape.positions.base import LayerPosition, Tokens, WideLinear
 from tape.positions.bias import Kerple
 from tape.positions.scores import ScoreBias
 
@@ -26,7 +26,7 @@ class AdaptedBias(ScoreBias):
         H, D = self.q.shape[1], self.q.shape[-1]
         wide = torch.promote_types(dtype, torch.float32)
         first, second = self.mlp
-        with without_autocast(self.q):
+        with torch.autocast(self.q.device.type, enabled=False):
             k = self.k.to(wide).repeat_interleave(H // self.k.shape[1], dim=1)
             scores = self.q.to(wide) @ k.mT * D**-0.5
             bias = self.bias.dense(wide).expand_as(scores)

@@ -11,13 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import initialization as init
 
-from tape.positions.base import (
-    LayerPosition,
-    PositionEncoding,
-    Tokens,
-    WideLinear,
-    without_autocast,
-)
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear
 from tape.positions.bias import DENSE_BACKENDS
 from tape.positions.scores import ScoreBias, ScoreMod, lookup
 from tape.positions.sums import PARTS, join_sums, running_sums, split_sums
@@ -72,7 +66,7 @@ class ForgetLayer(LayerPosition):
         past_BKLM: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(self.gate.weight.dtype, torch.float32)
-        with without_autocast(x_BTC):
+        with torch.autocast(x_BTC.device.type, enabled=False):
             steps_BTH = F.logsigmoid(self.gate(x_BTC.to(wide))) / UNIT
         if tokens.real is not None:  # nothing is forgotten at padding
             steps_BTH = steps_BTH * tokens.real[:, tokens.slots, None]

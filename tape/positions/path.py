@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens, without_autocast
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.convolution import Convolution
 from tape.positions.scores import ScoreBias
 from tape.tensor_validation import refuse_unless
@@ -91,7 +91,7 @@ class PathScores(ScoreBias):
     def dense(self, dtype: torch.dtype) -> Tensor:
         (T, D), (K, S) = self.q.shape[2:], self.k.shape[1:3]
         wide = torch.promote_types(dtype, torch.float32)
-        with without_autocast(self.q):
+        with torch.autocast(self.q.device.type, enabled=False):
             q = self.q.to(wide).unflatten(1, (K, -1)) * D**-0.5
             k, (w, beta) = self.k.to(wide), self.maps.to(wide).split((D, 1), dim=-1)
             w = F.normalize(w, dim=-1)  # rounding in the extras would let products grow

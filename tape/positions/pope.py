@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens, without_autocast
+from tape.positions.base import LayerPosition, PositionEncoding, Positions, Tokens
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -69,7 +69,7 @@ class PoPE(PositionEncoding):
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         """(B|1, 1, T, 2, D): cosine and sine of the phase of each channel."""
         D, query = self.config.head_dim, positions.query
-        with without_autocast(query):
+        with torch.autocast(query.device.type, enabled=False):
             exponent = torch.arange(D, device=query.device, dtype=dtype) / D
             phases = query.to(dtype)[..., None] / self.base**exponent
             return torch.stack((phases.cos(), phases.sin()), dim=-2)[:, None]

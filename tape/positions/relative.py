@@ -9,16 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import (
-    LayerPosition,
-    PositionEncoding,
-    Tokens,
-    WideLinear,
-    distances,
-    without_autocast,
-)
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear
 from tape.positions.bias import DENSE_BACKENDS
-from tape.positions.scores import ScoreBias
+from tape.positions.scores import ScoreBias, distances
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -59,7 +52,7 @@ class ProfileLayer(LayerPosition):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Returns the profiles of the queries, (B, H, T, E)."""
         wide = torch.promote_types(x_BTC.dtype, torch.float32)
-        with without_autocast(x_BTC):
+        with torch.autocast(x_BTC.device.type, enabled=False):
             r = self.reader(x_BTC.to(wide))
             r_BHTR = r.unflatten(-1, (-1, len(self.profiles))).transpose(1, 2)
             return r_BHTR @ self.profiles.to(wide)

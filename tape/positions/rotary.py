@@ -55,10 +55,7 @@ def turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 class _ApplyRotary(torch.autograd.Function):
-    """`apply_rotary` for training, in half as many passes over memory.
-
-    Fused multiply-adds may change the last bit of a result.
-    """
+    """`apply_rotary` for training, in half the passes over memory, rounded in another order."""
 
     @staticmethod
     def forward(ctx, x: Tensor, e: Tensor) -> Tensor:

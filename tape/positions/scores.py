@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from tape.positions.base import Positions
+
+
+def distances(positions: Positions) -> Tensor:
+    """Returns max(i - j, 0), (B|1, T, S), in the dtype of the coordinates."""
+    return (positions.query[..., :, None] - positions.key[..., None, :]).clamp(min=0)
 
 
 def masked(scores: Tensor, mask: Tensor | None) -> Tensor:

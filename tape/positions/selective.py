@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tape.positions.base import LayerPosition, PositionEncoding, Tokens, without_autocast
+from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.convolution import Convolution
 from tape.positions.rotary import RotaryLayer
 from tape.positions.sums import PARTS, running_sums, split_sums
@@ -45,7 +45,7 @@ class SelectiveLayer(RotaryLayer):
             past, low = past_BKLM.split((self.extras_width - self.rank, self.rank), dim=-1)
         by_head = x_BTC.unflatten(-1, (self.num_heads, -1))
         steps, low = self.convolution(F.normalize(by_head, dim=-1).flatten(-2), k_BKTD, low, tokens)
-        with without_autocast(x_BTC):
+        with torch.autocast(x_BTC.device.type, enabled=False):
             steps = steps.unflatten(-1, (-1, self.frequencies)).transpose(1, 2)  # (B, K, T, F)
             share = torch.arange(self.frequencies, device=x_BTC.device, dtype=steps.dtype)
             steps = steps * self.theta ** (-share / self.frequencies)

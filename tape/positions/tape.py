@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions.base import LayerPosition, PositionModule, without_autocast
+from tape.positions.base import LayerPosition, PositionModule
 from tape.positions.rotary import RoPE, RotaryLayer, YaRN
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class TapeLayer(RotaryLayer):
         return e.flatten(-2).to(dtype) if self.attends else None  # (B|1, K|1, T, 2 F)
 
     def next_state(self, e: Tensor, attended_e: Tensor | None, mlp_out: Tensor) -> Tensor:
-        with without_autocast(mlp_out):
+        with torch.autocast(mlp_out.device.type, enabled=False):
             shape = (len(mlp_out), self.num_heads, *e.shape[2:])  # B, K, T, 2, F
             state = self._arrange(e.expand(shape), self.mixed)
             if self.attends:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from tape.positions.base import LayerPosition, Positions, without_autocast
+from tape.positions.base import LayerPosition, Positions
 from tape.positions.rotary import RoPE, RotaryLayer, apply_rotary
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class XPos(RoPE):
     def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         """(B|1, 1, T, 3, F): cosine, sine and the scale of the queries."""
         turned = super().state(positions, dtype)
-        with without_autocast(turned):
+        with torch.autocast(turned.device.type, enabled=False):
             power = (positions.query.to(dtype) - self.centre) / self.scale_base
             scale = (power[..., None] * self.log_zeta.to(dtype)).exp()
         return torch.cat((turned, scale[:, None, :, None]), dim=-2)
