@@ -300,7 +300,10 @@ def taken(command: str) -> str:
     return command
 
 
-MANY_RUNS = re.compile(r"_rates|sweep=rates|suite\.sh|gpu/all\.sh")  # to compose each takes time
+# To compose each takes time. Those of the front page are always checked.
+MANY_RUNS = re.compile(r"sweep=|compare\.sh|suite\.sh|gpu/all\.sh|train\.py -m ")
+FRONT_PAGE = commands_of((ROOT / "README.md").read_text())
+SLOW = {each for each in COMMANDS if MANY_RUNS.search(each)} - {*FRONT_PAGE}
 
 
 @pytest.mark.parametrize(
@@ -309,7 +312,7 @@ MANY_RUNS = re.compile(r"_rates|sweep=rates|suite\.sh|gpu/all\.sh")  # to compos
         pytest.param(
             command,
             id=" ".join(command.split()),
-            marks=pytest.mark.slow if MANY_RUNS.search(command) else (),
+            marks=pytest.mark.slow if command in SLOW else (),
         )
         for command in COMMANDS
     ],

@@ -50,11 +50,13 @@ def assert_trains_alike(position, backend, tolerance):
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 @every_position("randpe", "alibi", "tape")
 def test_training_in_one_graph(position):
     assert_trains_alike(position, "aot_eager", 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["rope", "tape", "nope", "xpos", "randpe", "llama"])
 def test_a_training_graph_has_no_causal_mask(position, monkeypatch):
     """A mask would cost the kernels of a GPU their causal form, and B T T memory. Nor has

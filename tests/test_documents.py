@@ -71,6 +71,7 @@ def test_as_alone(position, kernel, padded, window):
     assert_as_alone(make_model(position, kernel=kernel, sliding_window=window), padded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "position"),
     represented([name for name in FLEX if name in ENCODINGS], "flex_gradients")

@@ -197,6 +197,7 @@ def test_what_is_no_llama_is_refused():
             require_llama(make_model(name))
 
 
+@pytest.mark.slow
 def test_another_function_is_noticed(tmp_path):
     """One number of the exported folder is wrong: the export is refused."""
     model = make_model("rope")

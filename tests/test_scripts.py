@@ -133,6 +133,7 @@ def test_a_day_with_a_gpu_says_what_is_left(run_script, tmp_path):
     assert again.returncode == 0 and printed.count("| finished |") == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["adape", pytest.param("longlora", marks=pytest.mark.slow)])
 def test_a_llama_is_extended_by_the_papers_command(done, text, tmp_path, method):
     """The recipe, but for its size; rotary methods give a plain Llama."""

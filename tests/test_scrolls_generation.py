@@ -249,6 +249,7 @@ def test_refused_before_training(base, data, tmp_path, overrides, message):
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_random_positions_have_to_reach(data, tmp_path):
     tokenizer = byte_tokenizer()
     for name, length in (("short", 200), ("long", 256)):

@@ -131,6 +131,7 @@ def speed(tmp_path, monkeypatch, capsys):
     return speed
 
 
+@pytest.mark.slow
 def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
     asked = ("--case", *CASES, "--lengths", 8, "--backends", "sdpa")
     asked += ("--methods", "rope", "tape without its update", "llama", "lora")
@@ -153,6 +154,7 @@ def test_every_case_has_a_row_per_method_that_says_what_ran(speed):
     assert Path("speed/speed.md").read_text() in printed
 
 
+@pytest.mark.slow
 def test_methods_alone_have_a_table_each(speed):
     given = ("--case", "adapters", "decode", "--methods", "lora", "adape", "rope", "--alone")
     printed, rows = speed(*given, "--lengths", 8, "--backends", "sdpa", "--checkpointing")

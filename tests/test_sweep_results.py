@@ -37,6 +37,7 @@ def begun(outcome):
     return re.findall(r"^(\w+): run . of \d begins", outcome.out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_addition(sweep, tmp_path):
     own = [setting for setting in SETTINGS["addition"] if not setting.startswith("experiment=")]
     words = ["sweep=addition", "vary.position=[rope,tape]", "seeds=[0]"]
@@ -73,6 +74,7 @@ def test_text_with_a_run_that_fails(sweep, tmp_path, text):
     assert "| alibi | 1 | " in table and table in second.out
 
 
+@pytest.mark.slow
 def test_extensions_of_a_base(sweep, tmp_path, text):
     """The base is trained first, and evaluated as the runs that start from it."""
     data = ["data=text", f"data.files={text}"]

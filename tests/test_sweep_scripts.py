@@ -65,7 +65,16 @@ def test_values_and_seeds_are_combined():
     assert len([word for word in found[-1] if word.startswith("output/rates_")]) == 8
 
 
-@pytest.mark.parametrize("name", sorted(options("sweep")))
+SMALL = {"ablation_architecture", "bigrams", "passkey", "suite_quick"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in SMALL else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(options("sweep"))
+    ],
+)
 def test_runs_of_a_sweep_compose(name):
     """Its evaluation and the comparison are commands of the project."""
     fewer = ["vary.data=parity"] if name == "suite" else []
