@@ -22,6 +22,8 @@ import re
 import time
 from collections.abc import Callable
 from functools import cache, partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -206,6 +208,7 @@ def surroundings() -> dict[str, str]:
         "machine": f"{provenance.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "x-transformers": version("x-transformers") if find_spec("x_transformers") else "",
         "code": found.hexdigest()[:16],
     }
 

@@ -191,7 +191,9 @@ def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
         place = given.predictions / task if given.all else given.predictions
         files = {path.stem: path for path in sorted(place.glob("[!.]*.json"))}
         of_runs = sorted(place.glob(f"*/scrolls/{task}.json"))
-        files |= {path.parents[1].name: path for path in of_runs}
+        for path in of_runs:
+            if (twice := files.setdefault(path.parents[1].name, path)) != path:
+                raise ValueError(f"{path} and {twice} have one name in the table: rename one")
         if place.is_file():
             files = {"": place}
         if unnamed := [path for path in files.values() if not str(path).isprintable()]:

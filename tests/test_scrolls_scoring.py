@@ -174,6 +174,12 @@ def test_rows_name_the_encoding(evaluate, write, official, tmp_path):
     assert (tmp_path / "out" / "keep_0" / "qasper_metrics.json").is_file()
 
 
+def test_two_answers_of_one_name_are_refused(evaluate, write, official):
+    for name in ("adape.json", "adape/scrolls/qasper.json"):
+        write(answers(official, "qasper"), f"qasper/{name}")
+    assert "have one name in the table: rename one" in evaluate(official, task=None, file="")
+
+
 def test_verify_only_scores_nothing(evaluate, write, official, tmp_path, capsys):
     write({f"qasper-test-{number}": "" for number in range(3)})
     assert evaluate(official, "--verify_only", split="test") == 0

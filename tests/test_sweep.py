@@ -130,6 +130,15 @@ def test_an_encoding_is_no_folder(capfd):
     assert performed(run) == 0 and "begins" not in capfd.readouterr().out
 
 
+def test_a_text_in_a_folder_with_an_equals_sign_is_watched(capfd):
+    wrote("date=2024/text.txt")
+    run = make_run("rope", "data.files=[date=2024/text.txt]")
+    assert performed(run) == 0
+    wrote("date=2024/text.txt", "changed")
+    capfd.readouterr()
+    assert performed(run) == 0 and "begins" in capfd.readouterr().out
+
+
 def test_the_request_of_a_receipt_is_that_of_the_beginning(monkeypatch):
     execute = engine.Engine.execute
 

@@ -85,18 +85,24 @@ def test_runs_of_a_sweep_compose(name):
 REFUSED = [
     ([], r"sweep=null: choose one of ablation_architecture, "),
     (["sweep=encoding"], r"unknown sweep 'encoding'; did you mean 'encodings'\?"),
-    (["sweep=passkey", "vary.position=[rope,nop]"], r"unknown position 'nop'; did you mean 'nope'"),
+    (["sweep=passkey", "vary.position=[rope,nop]"], r"position='nop' is no value of that .*nope, "),
     (
         ["vary.position=[rope]", "vary.position.name=[tape]"],
         r"vary\.position\.name=\[tape\] beside vary\.position=\[rope\]: give one of",
     ),
-    (["sweep=passkey", "vary.position=[]"], r"vary, seeds: name one value or more of each"),
+    (["sweep=passkey", "vary.position=[]"], r"vary\.position=\[\]: name one value or more"),
     (["sweep=passkey", "vary.seed=[1,2]"], r"vary\.seed is set by the sweep; give name="),
     (["sweep=passkey", "vary=3"], r"vary=3 must be a mapping"),
     (["sweep=passkey", "seeds=0 x"], r"seeds='x' must be an integer in 0\.\."),
     (["sweep=passkey", "jobs=0"], r"jobs=0 must be an integer >= 1"),
     (["sweep=passkey", "seconds=-1"], r"seconds=-1 must be an integer >= 1"),
     (["sweep=passkey", "cluster=pbs"], r"cluster='pbs' must be null, slurm or local"),
+    (["sweep=passkey", "evaluation='--out x.csv'"], r"--out is set by the sweep"),
+    (["sweep=passkey", "evaluation=null"], r"evaluation=null must be a list, or words"),
+    (["sweep=passkey", "compare=3"], r"compare=3 must be text, or null"),
+    (["sweep=passkey", "baseline=foo"], r"baseline=foo is not a row of the sweep; choose one of"),
+    (["sweep=passkey", "runs='output/a_{row}'"], r"runs=.* must be the beginning of paths in out"),
+    (["sweep=encodings", "vary.tokenizer=[a/b,a-b]"], r"two runs have one folder"),
     (["sweep=passkey", "name=../outside"], r"name='\.\./outside' must be one folder of "),
     (["sweep=passkey", "runs=output/../x"], r"runs='output/\.\./x' must be the beginning of"),
     (["sweep=passkey", "length=64"], r"length=64: .*; settings of the runs follow --$"),
@@ -130,6 +136,12 @@ def test_sweeps_that_cannot_be_are_refused_before_the_first_run(words, message, 
     assert outcome.status == 1 and len(outcome.lines) == 1, outcome.err
     assert outcome.err.startswith("error: ") and re.search(message, outcome.err), outcome.err
     assert not list(tmp_path.iterdir())
+
+
+def test_evaluations_have_the_seed_of_their_run():
+    settings = ["seeds=[3,10]", "vary.position=[rope]", "--", "evaluate.perplexity.stride=${seed}"]
+    found = commands("sweep=encodings", *settings)
+    assert [given(each, "stride") for each in found if each[0] == "perplexity"] == [["3"], ["10"]]
 
 
 def test_settings_that_leave_the_rows_apart_are_accepted():

@@ -42,6 +42,7 @@ SHAPE: Shape = {
     "vocabulary": 32000,
     "length": 1024,
 }
+HELP = {"kv_heads": "default: as many as heads", "length": "tokens of the sequence (default: 1024)"}
 # Table 3 of arXiv 2501.00712 by encoding: G MACs, G FLOPs, parameters in units of 2^20.
 PAPER = Path(__file__).with_name("table3.csv")
 COUNTS = {"macs": ("MACs, G", 1e9), "flops": ("FLOPs, G", 1e9)}
@@ -211,7 +212,7 @@ def main(given: list[str] | None = None) -> None:
     about = "Cost of every encoding: arithmetic, parameters and memory."
     parser = Parser(prog="tape cost", description=about)
     for name, default in SHAPE.items():
-        about, number = f"default: {default}", integer(1, 10**7)
+        about, number = HELP.get(name, f"default: {default}"), integer(1, 10**7)
         parser.add_argument(f"--{name}", type=number, default=default, help=about)
     parser.add_argument("--out", type=result_folder, default="output/cost", help="a folder")
     arguments = parser.parse_args(given)

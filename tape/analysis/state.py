@@ -31,6 +31,7 @@ from tape.analysis.inside import (
     as_files,
     by_distance,
     carry_out,
+    check_memory,
     check_size,
     look_inside,
     parser_of,
@@ -193,6 +194,9 @@ def rows(
     lengths = sorted(arguments.lengths or [trained, 2 * trained, 4 * trained])
     looked = min(LOOKED_AT, arguments.windows)
     check_size(model, lengths[-1], f"--lengths {lengths[-1]}", looked)
+    logits = 8 * min(BATCH, arguments.windows) * lengths[-1] * model.config.vocab_size
+    remedy = "give shorter ones, or fewer --windows"
+    check_memory(logits, f"--lengths {lengths[-1]}", "of logits", remedy)
     texts = {length: windows(arguments, folder, model, length) for length in lengths}
     name, longest = texts[lengths[-1]]
     about = about | {"trained": trained, "looked": looked, "data": name}

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pandas
 import pyarrow
 from datasets import IterableDataset, load_dataset
@@ -112,9 +113,10 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
 def check_width(path: str | Path) -> None:
     """Raises a ValueError for a .csv whose first row is wider than its header: pandas would take
     its first fields for an index, and text behind an unquoted comma for the document."""
-    with warnings.catch_warnings(action="error", category=ParserWarning):
+    opened = fsspec.open(path, "rt", compression="infer", encoding="utf-8", newline="")
+    with opened as file, warnings.catch_warnings(action="error", category=ParserWarning):
         try:
-            pandas.read_csv(path, nrows=1, index_col=False)
+            pandas.read_csv(file, nrows=1, index_col=False)
         except ParserWarning as warning:
             raise ValueError(
                 f"{path}: row 0 has more fields than the header; quote texts that hold commas"

@@ -70,11 +70,11 @@ def run(arguments: argparse.Namespace) -> str:
     read_curves(out)
     strides = strides_of(convention, arguments.lengths, arguments.stride)
     model, text = opened(arguments, max(arguments.lengths))
-    size = 1 if convention == "longlora" else None  # windows in a mean, as in LongLoRA's command
+    alone = convention == "longlora"  # the mean is over windows, as in LongLoRA's command
     batches = []
     for length, stride in strides.items():
         windows = windows_of(convention, text.length, length, stride)
-        batches += batches_of(windows, length, length if size else arguments.batch_tokens)
+        batches += batches_of(windows, length, length if alone else arguments.batch_tokens)
     # The costliest first: if memory is short, it shows at once.
     batches.sort(key=lambda batch: (-batch.cost, -batch.length))
     asked = {
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> str:
         "strides": list(strides.values()),
         "convention": convention,
         "batch_tokens": arguments.batch_tokens,
-        "batch_size": size,
+        "batch_size": 1 if alone else None,
         "dtype": arguments.dtype,
     }
     print(f"{folder}: shard {arguments.shard} of {text.name}, {text.length:,} tokens, {convention}")
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> str:
         "data_hash": hashes["text"][:16],
         "convention": convention,
         "stride": "" if convention == "disjoint" else strides[max(arguments.lengths)],
-        "batch_size": size or "",
+        "batch_size": 1 if convention == "longlora" else "",
         "dtype": arguments.dtype,
     }
     by_length: dict[int, list[Binned]] = {length: [] for length in arguments.lengths}

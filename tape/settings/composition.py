@@ -104,11 +104,11 @@ def check_added(words: list[str], name: str) -> None:
     tree = _file(name)
     known = {*_names(tree)}
     groups = {"hydra", *groups_of(), *(key for key, value in tree.items() if value == {})}
-    for override in parsed(words):
-        setting = override.key_or_group
+    for each in parsed(words):
+        setting = each.key_or_group
         outside = re.split(r"[./]", setting)[0] not in groups and setting not in known
-        if outside and override.input_line.startswith("+"):
-            raise ValueError(no_setting(override, known))
+        if outside and each.input_line.startswith("+"):
+            raise ValueError(no_setting(each, known))
 
 
 def help_of(words: list[str], name: str) -> str:
@@ -144,15 +144,16 @@ def settings_of(cfg: DictConfig) -> dict[str, Any]:
     return settings
 
 
-def compose_run(words: list[str]) -> dict[str, Any]:
-    """The settings of a run that overrides compose, as plain values.
+def compose_run(words: list[str]) -> tuple[DictConfig, dict[str, Any]]:
+    """Returns the configuration of a run that overrides compose, and its plain values.
 
     Raises:
         ValueError: for settings that `tape train` would refuse before it reads any data.
     """
     try:
         check_added(words, "train")
-        return settings_of(composed(words, "train"))
+        found = composed(words, "train")
+        return found, settings_of(found)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ValueError(unknown(words, "train") or str(error)) from error
 
@@ -183,14 +184,14 @@ def unknown(words: list[str], name: str) -> str | None:
     usable = {group for entry in entries for group in entry}
     lists = [each for each in overrides if isinstance(each.value(), list)]
     groups = {}
-    for override in overrides:
-        group = override.key_or_group
+    for each in overrides:
+        group = each.key_or_group
         for above in lists:
             if group.startswith(f"{above.key_or_group}."):
-                pair = f"{override.input_line} beside {above.input_line}"
+                pair = f"{each.input_line} beside {above.input_line}"
                 return f"{pair.replace('++', '')}: give one of the two"
         if group in usable and (names := options(group)):
-            choices = override.input_line.partition("=")[2].split(",")
+            choices = each.input_line.partition("=")[2].split(",")
             for choice in {*choices} - names:
                 if choice == "null":
                     return f"{group}=null: leave {group} out, or choose one of {listed(names)}"
@@ -200,12 +201,12 @@ def unknown(words: list[str], name: str) -> str | None:
     known = {*_names(OmegaConf.to_container(composed(chosen, name)))}
     if name == "train":
         known |= {f"trainer.{field}" for field in trainer_fields()}
-    for override in overrides:
-        setting = override.key_or_group
+    for each in overrides:
+        setting = each.key_or_group
         there = setting in groups or setting in known or setting.startswith("hydra")
-        if not (there or override.input_line.startswith("+")):
+        if not (there or each.input_line.startswith("+")):
             of_runs = "; settings of the runs follow --" if name == "sweep" else ""
-            return no_setting(override, known) + of_runs
+            return no_setting(each, known) + of_runs
     return None
 
 

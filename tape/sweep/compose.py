@@ -11,20 +11,31 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf, open_dict
+
 from tape.settings import schema
-from tape.settings.composition import compose_run, override, parsed
+from tape.settings.composition import compose_run, listed, override, parsed
 from tape.settings.groups import ABLATIONS, CONFIG, options
-from tape.settings.schema import Kind, optional
+from tape.settings.schema import Kind, optional, shown
 
 OF_THE_SWEEP = {"name", "output_dir", "seed"}  # settings of a run
+OF_EVALUATIONS = {"model", "base_model", "out", "name", "task"}  # arguments
+FOLDERS = re.compile(r"output/(?!.*\.\.)[^{}]*")
+WORDS = Kind("a list, or words in quotes", lambda x: isinstance(x, list | str | int))
 KINDS = {
     "name": schema.FOLDER,
-    "runs": Kind("the beginning of paths in output/", re.compile(r"output/(?!.*\.\.)").match),
+    "runs": Kind(
+        "the beginning of paths in output/, without braces",
+        lambda x: isinstance(x, str) and FOLDERS.fullmatch(x) is not None,
+    ),
     "vary": Kind("a mapping", lambda x: isinstance(x, Mapping)),
+    **dict.fromkeys(("seeds", "settings", "evaluation"), WORDS),
+    "base": optional(WORDS),
+    "compare": optional(schema.TEXT),
     "jobs": optional(schema.integer(1)),
     "seconds": optional(schema.integer(1)),
     "cluster": Kind("null, slurm or local", (None, "slurm", "local").__contains__),
@@ -59,10 +70,11 @@ class Run:
     def request(self) -> dict[str, Any]:
         """Returns what determines the results of the run: its commands, Python (its library is the
         text of data=local), and the state of the settings' and of all files that it reads."""
-        given = [word.rpartition("=") for _, *words in self.commands for word in words]
+        given = [word.partition("=") for _, *words in self.commands for word in words]
         # position=tape is not the folder tape.
-        read = [value for name, _, value in given if not name or value not in options(name)]
-        paths = {path.strip("[]' ") for value in read for path in value.split(",")} - {""}
+        read = [(value if by else name, name) for name, by, value in given]
+        values = [value for value, name in read if value not in options(name)]
+        paths = {path.strip("[]' ") for value in values for path in value.split(",")} - {""}
         outside = [p for p in map(Path, sorted(paths)) if not p.is_relative_to(self.folder)]
         return {
             "commands": self.commands,
@@ -107,6 +119,22 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + key, value
 
 
+def values_of(name: str, given: Any) -> list[Any]:
+    """The values of an axis, or the seeds, each once.
+
+    Raises:
+        ValueError: if there are none, or one is no value of that setting.
+    """
+    if not (values := words(given)):
+        raise ValueError(f"{name}=[]: name one value or more")
+    known = options(name.removeprefix("vary.")) - {"keep"}  # that of a base_model
+    allowed = f"known: {listed(known)}" if known else "give numbers, text, true or false"
+    for value in values:
+        if isinstance(value, list | dict) or (known and value not in known):
+            raise ValueError(f"{name}={shown(value)} is no value of that setting; {allowed}")
+    return [*dict.fromkeys(values)]
+
+
 def check_own(settings: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> None:
     """Raises a ValueError for a setting of the runs that the sweep sets, or that would replace what
     it varies: position.name=rope would train rope in every row of vary.position."""
@@ -121,32 +149,44 @@ def check_own(settings: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> Non
             raise ValueError(f"{setting} is set by the sweep; give name=, seeds= or vary.")
 
 
+def evaluations(found: DictConfig, more: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yields the commands that evaluate a run (`evaluate` of its settings; null leaves one out),
+    with `more` arguments."""
+    asked = found.evaluate and OmegaConf.to_container(found.evaluate, resolve=True)
+    for command, given in (asked or {}).items():
+        arguments: list[str] = []
+        for name, value in (given or {}).items():
+            arguments += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+        if given is not None:
+            yield (command, *arguments, *more)
+
+
 def runs_of(
     cfg: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> list[Run]:
-    """The runs in the order of their seeds, base models first. Each row is composed once."""
+    """The runs in the order of their seeds, base models first. Each row is composed once.
+
+    Raises:
+        ValueError: for settings that a run would refuse, and for rows with the same settings.
+    """
     more = [str(word) for word in words(cfg["evaluation"])]
+    for name in (word.partition("=")[0] for word in more):
+        if name.removeprefix("--") in OF_EVALUATIONS:
+            raise ValueError(f"evaluation={shlex.join(more)}: {name} is set by the sweep")
 
-    def run(row: str, folder: str, command: Sequence[str], like: dict[str, Any], **about) -> Run:
-        """Evaluated as a run with the settings `like`; null leaves a command out."""
-        commands = [("train", *command)]
-        for name, given in (like["evaluate"] or {}).items():
-            flags = [
-                (f"--{flag}", *map(str, value if isinstance(value, list) else [value]))
-                for flag, value in (given or {}).items()
-            ]
-            arguments = [each.replace(like["output_dir"], folder) for each in chain(*flags)]
-            commands += [] if given is None else [(name, *arguments, *more)]
-        log = Path(cfg["out"], f"{Path(folder).name}.log")
-        return Run(row, Path(folder), log, tuple(commands), **about)
+    def run(command: Sequence[str], found: DictConfig, row: str | None = None) -> Run:
+        folder = Path(found.output_dir)
+        commands = (("train", *command), *evaluations(found, more))
+        log = Path(cfg["out"], f"{folder.name}.log")
+        return Run(row or folder.name, folder, log, commands, is_base=row is None)
 
-    bases: dict[int, tuple[str, list[str]]] = {}
+    bases: dict[int, tuple[list[str], DictConfig]] = {}
     for seed in seeds if cfg["base"] else ():
         command = [str(word) for word in words(cfg["base"])]
         if not any(word.startswith("seed=") for word in command):
             command.append(f"seed={seed}")
-        bases[seed] = (compose_run(command)["output_dir"], command)
-    rows: dict[str, dict[str, Any]] = {}
+        bases[seed] = (command, compose_run(command)[0])
+    rows: dict[str, DictConfig] = {}
     seen: dict[str, str] = {}
     runs: list[Run] = []
     for seed, *chosen in product(seeds, *axes.values()):
@@ -158,22 +198,25 @@ def runs_of(
         )
         row = re.sub(r"[^\w.+-]", "-", row)
         folder = f"{cfg['runs']}{row}_{seed}"
+        own = {"name": Path(folder).name, "output_dir": folder, "seed": seed}
         given = {"experiment": cfg["recipe"]} if cfg["recipe"] else {}
-        given |= {"name": Path(folder).name, "output_dir": folder, **values, "seed": seed}
-        given |= {"base_model": bases[seed][0]} if bases else {}
+        given |= {"name": own["name"], "output_dir": folder, **values, "seed": seed}
+        given |= {"base_model": bases[seed][1].output_dir} if bases else {}
         command = [*(override(*each) for each in given.items()), *cfg["settings"]]
         if row not in rows:
-            rows[row] = compose_run(command)
-            own = {key: x for key, x in rows[row].items() if key not in OF_THE_SWEEP}
-            own["peft"] = {**(own["peft"] or {}), "name": None}
-            other = seen.setdefault(json.dumps(own).replace(folder, ""), row)
+            rows[row], settings = compose_run(command)
+            settings = {key: x for key, x in settings.items() if key not in OF_THE_SWEEP}
+            settings["peft"] = {**(settings["peft"] or {}), "name": None}
+            other = seen.setdefault(json.dumps(settings).replace(folder, ""), row)
             if other != row:
                 raise ValueError(f"{other} and {row} are rows with the same settings; name one")
-        runs.append(run(row, folder, command, rows[row]))
-    first = {
-        folder: run(Path(folder).name, folder, command, rows[row], is_base=True)
-        for folder, command in bases.values()
-    }
+        rows[row].update(own)
+        runs.append(run(command, rows[row], row))
+    first: dict[Path, Run] = {}
+    for command, base in bases.values():
+        with open_dict(base):
+            base.evaluate = rows[row].evaluate  # as the runs are
+        first.setdefault(Path(base.output_dir), run(command, base))
     return [*first.values(), *runs]
 
 
@@ -188,16 +231,20 @@ def sweep_of(cfg: dict[str, Any], settings: Sequence[str]) -> list[Run]:
     axes = dict(leaves(cfg["vary"]))
     for name in OF_THE_SWEEP & {*axes}:
         raise ValueError(f"vary.{name} is set by the sweep; give name=... or seeds=...")
-    axes = {axis: [*dict.fromkeys(words(values))] for axis, values in axes.items()}
-    seeds = [*dict.fromkeys(words(cfg["seeds"]))]
-    for seed in seeds:
+    axes = {axis: values_of(f"vary.{axis}", values) for axis, values in axes.items()}
+    for seed in (seeds := values_of("seeds", cfg["seeds"])):
         schema.check("seeds", seed, schema.integer(0, 2**32 - 1))
     cfg["settings"] = [*map(str, words(cfg["settings"])), *settings]
     check_own(cfg["settings"], axes)
-    if not (runs := runs_of(cfg, axes, seeds)):
-        raise ValueError("vary, seeds: name one value or more of each")
-    if cfg["baseline"] is None and cfg["usual_baseline"] in {run.row for run in runs}:
+    runs = runs_of(cfg, axes, seeds)
+    if len({run.folder for run in runs}) < len(runs):
+        raise ValueError(f"runs={cfg['runs']}: two runs have one folder; vary other settings")
+    rows, baseline = {run.row for run in runs}, cfg["baseline"]
+    if baseline is None and cfg["usual_baseline"] in rows:
         cfg["baseline"] = cfg["usual_baseline"]
+    elif baseline and baseline.split()[0] not in rows | options("position") | options("peft"):
+        known = listed(rows)
+        raise ValueError(f"baseline={baseline} is not a row of the sweep; choose one of {known}")
     return runs
 
 

@@ -86,10 +86,10 @@ class Engine:
         for run in self.runs:
             if run not in self.left:
                 print(f"{run.name}: finished", flush=True)
-        await asyncio.gather(*(self.learn(run) for run in self.left if run.is_base))
+        await self.learn_all([run for run in self.left if run.is_base])
         startable = not self.failed  # nothing starts from a base model that failed
         if startable:
-            await asyncio.gather(*(self.learn(run) for run in self.left if not run.is_base))
+            await self.learn_all([run for run in self.left if not run.is_base])
         status, count, failed = 0, len(self.runs), len(self.failed)
         words = comparison(self.cfg, self.runs, self.failed)
         if words and startable and failed < count and not self.stopped:
@@ -103,6 +103,12 @@ class Engine:
             names = ", ".join(run.name for run in self.failed)
             print(f"error: {failed} of {count} runs did not finish: {names}", file=sys.stderr)
         return status or min(1, failed)
+
+    async def learn_all(self, runs: Sequence[Run]) -> None:
+        """Ends when all runs have; an error of one is raised then."""
+        ended = await asyncio.gather(*map(self.learn, runs), return_exceptions=True)
+        for error in (each for each in ended if each is not None):
+            raise error
 
     def stop(self, forwarded: int, status: int) -> None:
         """Sends a signal to all runs, which save and end, and begins no others."""

@@ -17,17 +17,20 @@ from tape.positions.base import LayerPosition, PositionEncoding, PositionModule
 
 def check_muon(rate: float | None, arguments: TrainingArguments, method: Method | None) -> None:
     """Raises a ValueError for settings that are in conflict with a `rate` of Muon."""
-    reason = ""
+    if rate is None:
+        return
     if arguments.deepspeed:
-        reason = f"trainer.deepspeed={arguments.deepspeed}, which flattens matrices; take "
-        reason += "launcher=ddp"
+        reason = f"trainer.deepspeed={arguments.deepspeed}, which flattens matrices"
+        remedy = "launcher=ddp"
     elif method:
-        reason = f"peft={method.name}, which trains few or no hidden matrices; take peft=null"
+        reason = f"peft={method.name}, which trains few or no hidden matrices"
+        remedy = "peft=null"
     elif "adamw_torch" not in arguments.optim:
-        reason = f"trainer.optim={arguments.optim}, but all other parameters are AdamW's; take "
-        reason += "trainer.optim=adamw_torch"
-    if rate is not None and reason:
-        raise ValueError(f"optimizer=muon with {reason}; or take optimizer=adamw")
+        reason = f"trainer.optim={arguments.optim}, but all other parameters are AdamW's"
+        remedy = "trainer.optim=adamw_torch"
+    else:
+        return
+    raise ValueError(f"optimizer=muon with {reason}; take {remedy}, or optimizer=adamw")
 
 
 def check_factor(factor: float | None, arguments: TrainingArguments, model: nn.Module) -> None:

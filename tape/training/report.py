@@ -158,28 +158,31 @@ def write_report(
     scored_bytes = text_bytes(tokenizer, validation.tokens, scored)
     prompt, added = continuation(model, tokenizer, validation, seed)
     metrics = read_metrics(folder / "metrics.jsonl")
-    lines = [["window", "validation perplexity", "bits per byte"]]
 
-    def scores(name: str, each: Perplexity) -> dict[str, float | None]:
-        bits = each.bits_per_byte(scored_bytes)
-        lines.append([name, f"{each.perplexity:.2f}", "-" if bits is None else f"{bits:.4f}"])
-        return {"perplexity": each.perplexity, "bits_per_byte": bits}
+    def scores(each: Perplexity) -> dict[str, float | None]:
+        return {"perplexity": each.perplexity, "bits_per_byte": each.bits_per_byte(scored_bytes)}
 
     summary = facts(model, metrics) | {
         "scored_tokens": len(scored),
         "scored_bytes": scored_bytes,
         "perplexity": [
-            {"length": n, "times": n // length, **scores(f"{n} ({n // length}x)", each)}
-            for n, each in found.items()
+            {"length": n, "times": n // length, **scores(each)} for n, each in found.items()
         ],
     }
     curves, about_grams = {folder.name: [(n, each.perplexity) for n, each in found.items()]}, ""
+    grams: dict[str, Perplexity] = {}
     if seen is not None:
         grams = counted(seen, model.config.vocab_size, validation, windows[length])
-        models = [{"model": name, **scores(name, each)} for name, each in grams.items()]
+        models = [{"model": name, **scores(each)} for name, each in grams.items()]
         summary["ngrams"] = {"tokens": seen.size, "models": models}
         about_grams = ABOUT_GRAMS.format(seen.size) if grams else ""
         curves |= {name: [(n, each.perplexity) for n in windows] for name, each in grams.items()}
+    scored_as = {f"{n} ({n // length}x)": each for n, each in found.items()}
+    scored_as |= grams
+    lines = [["window", "validation perplexity", "bits per byte"]]
+    for name, each in scored_as.items():
+        bits = each.bits_per_byte(scored_bytes)
+        lines.append([name, f"{each.perplexity:.2f}", "-" if bits is None else f"{bits:.4f}"])
     text = TEXT.format(
         name=folder.name,
         headline=headline(summary),
