@@ -82,7 +82,7 @@ def panels(
     return figure
 
 
-def curve(axis: Axes, scores_HTT: Tensor) -> None:
+def draw_curve(axis: Axes, scores_HTT: Tensor) -> None:
     """Draws the scores of the last query by distance, a line per head."""
     axis.plot(by_distance(scores_HTT).T.numpy(), linewidth=0.9)
     axis.axvline(scores_HTT.shape[-1] // 2, color="0.6", linewidth=0.7, linestyle=":")
@@ -91,7 +91,7 @@ def curve(axis: Axes, scores_HTT: Tensor) -> None:
         axis.set_ylim(-1, 1)
 
 
-def heat(axis: Axes, scores_HTT: Tensor) -> None:
+def draw_map(axis: Axes, scores_HTT: Tensor) -> None:
     """Draws the scores of the first head: rows are queries, columns are keys."""
     image = np.where(np.isneginf(scores_HTT[0]), np.nan, scores_HTT[0])
     bound = np.nanquantile(np.abs(image), 0.98) or 1.0
@@ -107,9 +107,9 @@ def run(names: Sequence[str], length: int, out: Path) -> None:
     table = lines.stack().rename_axis(["encoding", "head", "distance"]).rename("score").round(6)
     write_text(out / "scores.csv", table.reset_index().to_csv(index=False))
     distance = "distance to the key, tokens (dotted: the trained length)"
-    lines = panels(found, PANEL, distance, "score - score of the query itself", curve)
+    lines = panels(found, PANEL, distance, "score - score of the query itself", draw_curve)
     write_figure(lines, out / "curves")
-    write_figure(panels(found, 0.85 * PANEL, "key", "query", heat), out / "maps")
+    write_figure(panels(found, 0.85 * PANEL, "key", "query", draw_map), out / "maps")
     provenance.record(out)
 
 

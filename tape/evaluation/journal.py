@@ -32,6 +32,7 @@ from tape.runs.folder import differences, locked
 from tape.validation import check_name
 
 FILE = "parts.jsonl"
+MOST = 10**7  # batches: a damaged header may claim any number
 # Files and folders of the run itself, in its folder.
 OF_THE_RUN = re.compile(
     r"report|perplexity|checkpoint-\d+|.*\.(json|jsonl|safetensors|model|csv|png|md|txt)",
@@ -104,7 +105,7 @@ def read(path: Path) -> tuple[Header | None, Rows, int]:
         if header is not None:
             own = Shard.parse(header["shard"]).numbers(header["batches"])
             numbers = {row["batch"] for row in rows}
-            if len(numbers) < len(rows) or not all(n in own for n in numbers):
+            if len(own) > MOST or len(numbers) < len(rows) or not all(n in own for n in numbers):
                 raise ValueError("batches are duplicated or belong to another shard: remove it")
     return header, rows, len(whole)
 
