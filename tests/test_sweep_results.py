@@ -2,9 +2,14 @@
 
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
-from commands import run_command
+from commands import ROOT, run_command
 from hydra.core.global_hydra import GlobalHydra
 from test_generated import SETTINGS
 
@@ -88,3 +93,30 @@ def test_extensions_of_a_base(sweep, tmp_path, text):
     assert table.startswith("| method | n | perplexity 32 | perplexity 64 |\n")
     methods = {"not extended", "lora", "adape"}
     assert {line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()} >= methods
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_ends_as_an_undisturbed_one(tmp_path, text):
+    """SIGKILL to the sweep and all its processes when a run has saved: only processes show it."""
+    words = ["sweep=encodings", "name=e", "recipe=quick", "seeds=[0]", "vary.position=[rope,alibi]"]
+    words += ["evaluation='--max_tokens 3000 --processes 1'", "--", *TEXT, "data=text"]
+    words += [f"data.files={text}", "trainer.max_steps=8", "trainer.save_steps=2"]
+    command, results = [sys.executable, ROOT / "sweep.py", *words], []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == "killed":
+            sweep = psutil.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+            while not any(folder.glob("output/e_*/checkpoint-*")):
+                assert sweep.poll() is None
+                time.sleep(0.01)
+            for process in [sweep, *sweep.children(recursive=True)]:
+                process.kill()
+            assert sweep.wait() == -signal.SIGKILL
+            assert len([*folder.glob("output/*/perplexity.csv")]) < 2
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        found = [
+            path for end in ("model.safetensors", "perplexity.csv") for path in folder.rglob(end)
+        ]
+        results.append({path.relative_to(folder): path.read_bytes() for path in found})
+    assert len(results[0]) >= 4 and results[0] == results[1]
