@@ -426,7 +426,9 @@ def test_what_cannot_be_tokenized(tmp_path, jsonl):
         load_tokenizer(str(tmp_path / "none"))
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
     few = TextCorpus(jsonl, validation_fraction=1e-6)
-    with pytest.raises(ValueError, match="validation split of text has no documents"):
+    with pytest.raises(
+        ValueError, match=r"validation split of text has no documents; set .*_fraction"
+    ):
         tokenize_corpus(few, "validation", tokenizer, tmp_path)
     jsonl.write_text(jsonl.read_text() + "{broken\n")
     with pytest.raises(ValueError, match="line 61: not JSON"):

@@ -273,10 +273,10 @@ class BigramCorpus(Corpus):
 
 def no_documents(corpus: Corpus, split: Split) -> ValueError:
     """Returns the error for a split without documents."""
-    return ValueError(
-        f"the {split} split of {corpus.name} has no documents; give more text, or another "
-        "validation text"
-    )
+    remedy = "give more text"
+    if split == "validation" and isinstance(corpus, TextCorpus):  # each is held out by chance
+        remedy = "set data.validation_fraction=0.2 or data.validation=FILE, or give more documents"
+    return ValueError(f"the {split} split of {corpus.name} has no documents; {remedy}")
 
 
 def _fraction(text: str) -> float:

@@ -79,7 +79,9 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     if (figure := heat_map(view, evaluation.rows.assign(row=run), asked)) is not None:
         write_figure(figure, results / "heatmap")
     task.draw(results, run, evaluation)
-    log.info("%s\nresults are in %s", task.results.describe(evaluation), results)
+    pictures = ", ".join(path.name for path in sorted(results.glob("*.png")))
+    table = task.results.describe(evaluation)
+    log.info("%s\nresults are in %s%s", table, results, pictures and f", with {pictures}")
     return evaluation
 
 

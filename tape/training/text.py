@@ -48,6 +48,11 @@ def separate(end: int, blocks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 class TextTask(Task):
     def __init__(self, corpus: Corpus, settings: RunSettings, arguments: TrainingArguments):
         self.settings, cache = settings, check_path("cache_dir", settings.cache_dir)
+        if not isinstance(corpus, Corpus):
+            raise ValueError(
+                f"task=text with {type(corpus).__name__}, which is no text: choose an experiment "
+                "of that data, such as addition, passkey, synthetic or scrolls"
+            )
         log.info(corpus.describe())
         if settings.tokenizer is None:
             self.tokenizer = train_tokenizer(corpus, settings.vocab_size, cache)
