@@ -140,7 +140,7 @@ DATA = [
     (f"{C4} data.streaming=maybe", r"data\.streaming='maybe' must be true or false"),
     (f"{TEXT} data.documents=marsk", r"data\.documents='marsk' must be join or mask, or null for"),
     # Tasks of their own
-    ("data=addition name=x", r"task=text with Problems, which is no text: choose an experiment of that"),
+    ("data=addition name=x", r"task=text with Problems, which is no text: choose"),
     (f"{ADDITION} data.max_first=many", r"data\.max_first='many' must be an integer"),
     (f"{SCROLLS} data.data_dir=5", r"data\.data_dir=5 must be a path"),
     (f"{SCROLLS} data.data_dir={{given}}/zip_locked", r"qasper\.zip.* cannot be read: .*encrypted"),
