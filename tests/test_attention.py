@@ -76,7 +76,9 @@ def assert_equals_eager(switch, position, static=False, **changes):
     torch.testing.assert_close([*outputs(model, static)], expected, **EXACT)
 
 
-with_and_without_options = pytest.mark.parametrize("options", [False, True])
+with_and_without_options = pytest.mark.parametrize(
+    "options", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 
 
 @torch.no_grad()
