@@ -10,5 +10,6 @@
 # resumes a stopped run.
 set -euo pipefail
 TYPE=${TYPE:-adape}
+TYPE=${TYPE/#tape/adape} # tape has the paper's name here
 exec bash "$(dirname "${BASH_SOURCE[0]}")/launch.sh" \
     experiment=llama_extend peft="$TYPE" name="llama_$TYPE" "$@"
