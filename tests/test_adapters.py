@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from tape import TapeForCausalLM
+from tape import TapeConfig, TapeForCausalLM
 from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
 from tape.export import load as load_for_export
 from tape.export.llama import require_llama, write_llama_config
 from tape.model.adapters import Method, adapt, trainable
-from tape.model.checkpoint import fingerprint, load, load_model
+from tape.model.checkpoint import fingerprint, load, load_model, read_tokenizer
 from tape.model.frozen import cast_frozen, loading
 from tape.runs.metrics import read_metrics
 from tape.training.build import adapt_model, adapted_config, identity
@@ -213,6 +213,41 @@ def test_frequencies_come_back(trained):
     yarn = load_model(trained("yarn")).config.rope_parameters
     expected = {"factor": LENGTH / SHORT, "rope_theta": THETA}
     assert yarn | expected | {"original_max_position_embeddings": SHORT} == yarn
+
+
+@pytest.mark.parametrize(
+    ("method", "position"), [("lora", "yarn"), ("adape", "tape_yarn"), ("yarn", "yarn")]
+)
+def test_yarn_extends_the_length_of_its_base(base, method, position):
+    found = adapted(base, method, f"position={position}").config.rope_parameters
+    expected = {"factor": LENGTH / SHORT, "original_max_position_embeddings": SHORT}
+    assert found | expected == found
+    loaded = TapeForCausalLM.from_pretrained(base, position=position, max_position_embeddings=99)
+    assert loaded.config.rope_parameters["original_max_position_embeddings"] == SHORT
+
+
+@pytest.mark.parametrize("method", ["lora", "yarn"])
+def test_the_yarn_of_a_base_is_kept(base, tmp_path, method):
+    folder = shutil.copytree(base, tmp_path / "base")
+    saved = json.loads((folder / "config.json").read_text())
+    yarn = {"rope_type": "yarn", "factor": 2.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    yarn |= {"original_max_position_embeddings": SHORT // 2}
+    saved["rope_parameters"] |= yarn
+    (folder / "config.json").write_text(json.dumps(saved))
+    found = adapted(folder, method, "position=yarn").config.rope_parameters
+    assert found | yarn == found
+    with pytest.raises(ValueError, match=r"base has YaRN with factor=2\.0.*position\.factor=null"):
+        adapted(folder, method, "position=yarn", "position.factor=3")
+
+
+def test_lora_trains_the_norms_that_are_named_alone(base, tmp_path):
+    folder = tmp_path / "normed"
+    config = TapeConfig.from_pretrained(base, qk_norm=True)
+    TapeForCausalLM(config).save_pretrained(folder)
+    read_tokenizer(base).save_pretrained(folder)
+    names = [*trainable(adapted(folder, "lora"))]
+    assert any(name.endswith("model.norm") for name in names)
+    assert not [name for name in names if "q_norm" in name or "k_norm" in name]
 
 
 def test_yarn_on_a_base_that_is_scaled_is_refused(base, tmp_path):

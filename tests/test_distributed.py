@@ -151,6 +151,18 @@ def test_training_with_shared_sequences_equals_one_process(
 
 
 @pytest.mark.slow
+def test_processes_draw_numbers_of_their_own(start_two):
+    """Positions and dropout: the random state of the second process is not that of the first."""
+    folder = start_two("position=randpe", "trainer.max_steps=2", "trainer.save_steps=2")
+    checkpoint = checkpoint_names(folder)[-1]
+    first, second = (
+        torch.load(folder / checkpoint / f"rng_state_{rank}.pth", weights_only=False)["cpu"]
+        for rank in (0, 1)
+    )
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "method"), [("ddp", "adape_lora"), ("fsdp2", "lora")])
 def test_two_processes_adapt_a_base_as_one_does(start, start_two, tmp_path, launcher, method):
     base = start("position=rope", "trainer.max_steps=1", folder=tmp_path / "base")

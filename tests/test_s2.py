@@ -164,6 +164,7 @@ def test_checkpointing_changes_no_gradient():
         ({}, 0, "groups of 0 tokens: it must be an even integer"),
         ({"position": "alibi"}, 4, "with position 'alibi'.*allowed: nope, .*rope"),
         ({"position": "fire"}, 4, "with position 'fire'"),
+        ({"position": {"name": "mixed", "pattern": ["alibi", "nope"]}}, 4, "with position 'mixed'"),
         ({"position": "fox"}, 4, "with position 'fox', which adds a bias"),
         ({"position": "cope"}, 4, "with position 'cope', which adds a bias"),
         ({"position": "path"}, 4, "with position 'path', which adds a bias"),

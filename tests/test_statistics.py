@@ -1,5 +1,6 @@
 """Statistics against scipy, tables, enumeration and simulation."""
 
+import math
 from itertools import product
 from statistics import mean
 
@@ -15,6 +16,7 @@ from tape.statistics import (
     holm,
     sign_flip_p,
     smallest_detectable,
+    weighted_mean,
     wilson,
 )
 
@@ -105,3 +107,9 @@ def test_what_is_detectable_is_detected_in_four_of_five(n):
     samples = rng.normal(shift, 2.0, size=(20_000, n))
     seen = ttest_1samp(samples, 0, axis=1).pvalue < 0.05
     assert seen.mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_row_without_a_value_has_no_weight():
+    rows = pd.DataFrame({"row": "a", "value": [math.nan, 0.5], "n": [10, 10]})
+    assert weighted_mean(rows, ["row"])["a"] == 0.5
+    assert math.isnan(weighted_mean(rows[:1], ["row"])["a"])

@@ -2,18 +2,19 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from scrolls_data import write_task
 from shards import write_shards
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from scrolls.examples import Budget, Prompts, tokenize_split
 from scrolls.tasks import TASKS
 from tape.data import C4Corpus, StreamedBlocks, TextCorpus, tokenize_corpus
 from tape.data.blocks import tokenizer_fingerprint
-from tape.data.tokenizer import load_tokenizer
+from tape.data.tokenizer import load_tokenizer, text_bytes
 from tape.evaluation.texts import open_text
 from tape.model.checkpoint import read_tokenizer
 from tape.model.configuration import TapeConfig
@@ -148,3 +149,16 @@ def test_the_first_call_does_not_change_the_fingerprint(tmp_path):
     before = tokenizer_fingerprint(tokenizer)
     assert len(tokenizer("don't stop" * 9)["input_ids"]) > 5
     assert tokenizer_fingerprint(tokenizer) == before
+
+
+@pytest.mark.parametrize("space", [True, False])
+def test_spaces_without_a_token_are_not_counted_as_the_bytes_of_their_sign(space):
+    pieces = ["\u2581"] * space + [*"abc"]
+    vocabulary = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    ids = {token: n for n, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    tokens = np.array(tokenizer("a b c")["input_ids"])
+    expected = 5 if space else None
+    assert text_bytes(tokenizer, tokens, np.arange(len(tokens))) == expected
