@@ -54,7 +54,8 @@ def student(values: Sequence[float]) -> float:
 
 def weighted_mean(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     """Returns the mean of each group, weighted by `n`; NaN if the group has no value."""
-    sums = rows.assign(value=rows["value"] * rows["n"]).groupby(by, sort=False)[["value", "n"]]
+    n = rows["n"].where(rows["value"].notna())
+    sums = rows.assign(value=rows["value"] * n, n=n).groupby(by, sort=False)[["value", "n"]]
     sums = sums.sum(min_count=1)
     return sums["value"] / sums["n"]
 

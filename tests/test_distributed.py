@@ -153,7 +153,7 @@ def test_training_with_shared_sequences_equals_one_process(
 @pytest.mark.slow
 def test_processes_draw_numbers_of_their_own(start_two):
     """Positions and dropout: the random state of the second process is not that of the first."""
-    folder = start_two("position=randpe", "trainer.max_steps=2", "trainer.save_steps=2")
+    folder = start_two("position=randpe")
     checkpoint = checkpoint_names(folder)[-1]
     first, second = (
         torch.load(folder / checkpoint / f"rng_state_{rank}.pth", weights_only=False)["cpu"]

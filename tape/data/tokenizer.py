@@ -155,13 +155,14 @@ def text_bytes(
         which: (M,) places in `tokens`.
 
     Returns:
-        None for a tokenizer whose tokens do not stand for bytes, such as one of whole words.
+        None for a tokenizer whose tokens do not stand for bytes, such as one of whole words, or one
+        that spells the sign of a space in bytes.
     """
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = tokenizer.get_vocab()
     if "ByteLevel" in json.dumps(backend["decoder"]):
         sizes = {id_: len(token) for token, id_ in vocabulary.items()}  # a character for each byte
-    elif backend["model"].get("byte_fallback"):
+    elif backend["model"].get("byte_fallback") and "\u2581" in vocabulary:
         sizes = {
             id_: 1 if BYTE.fullmatch(token) else len(token.replace("\u2581", " ").encode())
             for token, id_ in vocabulary.items()

@@ -147,7 +147,8 @@ def adapt(
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=list(lora.targets),
-            modules_to_save=sorted(whole),
+            # peft takes names that end so: the norms of queries and keys do not train.
+            modules_to_save=sorted("model.norm" if name == "norm" else name for name in whole),
             # Tied embeddings train as one matrix.
             ensure_weight_tying=model.config.tie_word_embeddings and "embed_tokens" in whole,
         )

@@ -227,7 +227,12 @@ class TapeConfig(LlamaConfig):
         cls._check_names(kwargs, others=True)
         config_dict = copy.deepcopy(config_dict)
         if (position := kwargs.pop("position", None)) is not None:
-            config_dict["position"] = positions.override(config_dict.get("position"), position)
+            trained, new = config_dict, positions.override(config_dict.get("position"), position)
+            rope = trained.get("rope_parameters") or trained.get("rope_scaling") or {}
+            extends = "original_length" in positions.ENCODINGS[new["name"]].defaults()
+            if extends and rope.get("rope_type", "default") != "yarn":  # not the new length
+                new.setdefault("original_length", trained.get("max_position_embeddings"))
+            config_dict["position"] = new
         # Derived fields are computed together with the fields they derive from.
         for name in {field.name for field in fields(cls)} & kwargs.keys() - {"dtype"}:
             config_dict[name] = kwargs.pop(name)

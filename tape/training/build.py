@@ -186,10 +186,29 @@ def _check_fields(shape: dict[str, Any]) -> None:
 
 
 def _extended(position: dict[str, Any], before: TapeConfig, length: int | None) -> dict[str, Any]:
-    """Fills null arguments of YaRN from the checkpoint's training length and the new one; arguments
-    of a checkpoint with YaRN are kept."""
-    if "factor" not in position or (before.rope_parameters or {}).get("rope_type") == "yarn":
+    """Fills null arguments of YaRN from the checkpoint's training length and the new one. A
+    checkpoint with YaRN keeps its own.
+
+    Raises:
+        ValueError: for other arguments than those of a checkpoint with YaRN.
+    """
+    if "factor" not in position:
         return position
-    original = position.get("original_length") or before.max_position_embeddings
-    factor = position["factor"] or max(1.0, (length or original) / original)
-    return position | {"original_length": original, "factor": factor}
+    rope = before.rope_parameters or {}
+    if rope.get("rope_type") != "yarn":
+        original = position.get("original_length") or before.max_position_embeddings
+        factor = position["factor"] or max(1.0, (length or original) / original)
+        return position | {"original_length": original, "factor": factor}
+    own = {
+        "factor": rope["factor"],
+        "beta_fast": rope.get("beta_fast") or 32.0,
+        "beta_slow": rope.get("beta_slow") or 1.0,
+        "original_length": rope.get("original_max_position_embeddings"),
+    }
+    for name, kept in own.items():
+        if position.get(name) not in (None, kept):
+            raise ValueError(
+                f"the base has YaRN with {name}={kept}, which position.{name}={position[name]} "
+                f"would replace; give position.{name}=null"
+            )
+    return {name: value for name, value in position.items() if name not in own}

@@ -96,6 +96,8 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
         else:
             if checkpoint is not None:
                 log.info("continuing from %s", checkpoint)
+            if arguments.process_index:  # each draws positions and dropout of its own
+                torch.manual_seed(settings.seed + arguments.process_index)
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
             if trainer.guard.stopped:
                 raise Stopped(f"stopped after step {trainer.state.global_step}, which is saved")
