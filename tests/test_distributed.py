@@ -72,8 +72,10 @@ def test_processes_that_are_told_to_stop_print_no_traceback(two):
 
 
 def assert_same_logits(one, two):
-    tokens = torch.randint(10, 300, (2, 40), generator=torch.Generator().manual_seed(0))
-    logits = [load_model(folder)(tokens).logits for folder in (one, two)]
+    models = [load_model(folder) for folder in (one, two)]
+    size = models[0].config.vocab_size
+    tokens = torch.randint(size, (2, 40), generator=torch.Generator().manual_seed(0))
+    logits = [model(tokens).logits for model in models]
     torch.testing.assert_close(logits[0], logits[1], atol=2e-4, rtol=0)
 
 

@@ -122,7 +122,8 @@ def help_of(words: list[str], name: str) -> str:
     parts["settings"] = OmegaConf.to_yaml(composed(overrides, name))
     usage = "usage: group=entry chooses an entry of a group, setting=value changes a setting\n"
     text = "\n".join([usage, *(f"\n{title}:\n\n{part}" for title, part in parts.items())])
-    return f"{text}\n--hydra-help lists the flags of Hydra" if name == "train" else text
+    of_runs = "settings of the runs follow --"
+    return f"{text}\n{'--hydra-help lists the flags of Hydra' if name == 'train' else of_runs}"
 
 
 def composed(words: list[str], name: str) -> DictConfig:
