@@ -121,7 +121,7 @@ def test_an_experiment_overrides_the_defaults_and_the_command_line_both():
         ("addition_20", 64, 512, 20_000, 1e-4, "polynomial", 0.02, 0.01),
         ("paper", 1024, 512, 10_000, 1e-4, "polynomial", 0.02, 0.01),
         ("scrolls", 1024, 64, 1_000, 1e-5, "polynomial", 0.1, 0.01),
-        ("llama_extend", 8192, 64, 1_000, 2e-5, "constant_with_warmup", 50, 0.0),
+        ("llama_extend", 8192, 64, 1_000, 2e-5, "constant_with_warmup", 0.05, 0.0),
     ],
 )
 def test_the_papers_recipes(experiment, length, batch, steps, rate, schedule, warmup, decay):
