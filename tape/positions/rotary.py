@@ -41,8 +41,8 @@ def factors(e: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kept_factors(e: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns `factors` without gradients, and keeps them with e, which all layers of RoPE get."""
-    if is_compiling():
+    """Returns `factors` without gradients. Those of one token are kept with e, for other layers."""
+    if is_compiling() or e.shape[-3] > 1:
         return factors(e)
     if (found := getattr(e, "rotary_factors", None)) is None:
         found = e.rotary_factors = factors(e)
