@@ -69,6 +69,9 @@ ROPES = {
     "llama3": {"rope_parameters": LLAMA3},
     "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}},
     "yarn, in full": {"original_max_position_embeddings": 8, "rope_parameters": YARN},
+    "yarn, old": {
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4},
+    },
     "proportional": {
         "partial_rotary_factor": 0.5,
         "rope_parameters": {"rope_type": "proportional"},
@@ -106,6 +109,9 @@ def test_a_llama_computes_as_in_the_library(tmp_path, kind):
     for position in ("rope", "tape", {"name": "mixed", "pattern": ["rope", "tape"]}, *scaled):
         model = TapeForCausalLM.from_pretrained(folder, position=position).eval()
         torch.testing.assert_close(model(tokens).logits, expected, atol=1e-6, rtol=0)
+    rope = TapeConfig.from_pretrained(folder, position="rope").rope_parameters
+    for position in scaled:  # few frequencies may hide a difference
+        assert TapeConfig.from_pretrained(folder, position=position).rope_parameters == rope
 
 
 @pytest.mark.parametrize("kind", VARYING)
