@@ -227,11 +227,10 @@ class TapeConfig(LlamaConfig):
         cls._check_names(kwargs, others=True)
         config_dict = copy.deepcopy(config_dict)
         if (position := kwargs.pop("position", None)) is not None:
-            trained, new = config_dict, positions.override(config_dict.get("position"), position)
-            rope = trained.get("rope_parameters") or trained.get("rope_scaling") or {}
+            new = positions.override(config_dict.get("position"), position)
             extends = "original_length" in positions.ENCODINGS[new["name"]].defaults()
-            if extends and rope.get("rope_type", "default") != "yarn":  # not the new length
-                new.setdefault("original_length", trained.get("max_position_embeddings"))
+            if extends and _schedule(config_dict) != "yarn":  # not the new length
+                new.setdefault("original_length", config_dict.get("max_position_embeddings"))
             config_dict["position"] = new
         # Derived fields are computed together with the fields they derive from.
         for name in {field.name for field in fields(cls)} & kwargs.keys() - {"dtype"}:
@@ -247,10 +246,19 @@ class TapeConfig(LlamaConfig):
         return saved
 
 
+def _rope_of(saved: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schedule of the frequencies in a saved configuration, also in the old form."""
+    return saved.get("rope_scaling") or saved.get("rope_parameters") or {}
+
+
+def _schedule(saved: dict[str, Any]) -> str:
+    rope = _rope_of(saved)
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
 def _ignore_partial_default(llama: dict[str, Any]) -> None:
     """Removes `partial_rotary_factor` from a Llama's configuration with the default schedule, where
     transformers' Llama rotates whole heads all the same."""
-    rope = llama.get("rope_scaling") or llama.get("rope_parameters") or {}
-    if rope.get("rope_type", rope.get("type", "default")) == "default":
-        for owner in (llama, rope):
+    if _schedule(llama) == "default":
+        for owner in (llama, _rope_of(llama)):
             owner.pop("partial_rotary_factor", None)
