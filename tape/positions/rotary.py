@@ -40,15 +40,6 @@ def factors(e: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
 
 
-def kept_factors(e: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns `factors` without gradients. Those of one token are kept with e, for other layers."""
-    if is_compiling() or e.shape[-3] > 1:
-        return factors(e)
-    if (found := getattr(e, "rotary_factors", None)) is None:
-        found = e.rotary_factors = factors(e)
-    return found
-
-
 def turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Returns `apply_rotary` of x, given its `factors`."""
     return x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
@@ -109,7 +100,7 @@ class RotaryLayer(LayerPosition):
             per_query = e.repeat_interleave(H // K, dim=1)
         if torch.is_grad_enabled():
             return apply_rotary(q_BHTD, per_query), apply_rotary(k_BKTD, e)
-        of_keys = kept_factors(e)
+        of_keys = factors(e)
         of_queries = of_keys if per_query is e else factors(per_query)
         return turned(q_BHTD, *of_queries), turned(k_BKTD, *of_keys)
 
