@@ -3,8 +3,8 @@ kernels.
 
 torch's kernel requires values of the queries' width, so values and payload take two calls: two
 softmaxes, and ten matrix products in the backward pass. One softmax for both, by blocks of queries,
-takes seven products, or six for texts short enough to save the weights for the backward pass. For
-longer texts the weights are recomputed, as in the fused kernel, so memory is linear in the length.
+takes seven products. As in the fused kernel the backward pass computes the weights again, so memory
+is linear in the length.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from tape.differentiation import differentiable_gradients
 from tape.positions.scores import masked
 
 BLOCK = 64  # queries whose weights are in memory at the same time
-# Attention weights are saved for the backward pass up to this many tokens per channel of a head.
-MAX_SAVED_LENGTH_RATIO = 4
 # Added to the scores of a diagonal block, at keys after the query.
 CAUSAL_BLOCK_MASK = torch.full((BLOCK, BLOCK), -torch.inf, device="cpu").triu(1)
 
@@ -56,26 +54,22 @@ class _CausalAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         B, H, T, _ = q.shape
         attended = [x.new_empty(B, T, H, x.shape[-1]).transpose(1, 2) for x in (v, payload)]
-        inputs = q, k, v, payload
-        q, k = (q * scaling).flatten(0, 1), k.flatten(0, 1)
+        ctx.save_for_backward(q, k, v, payload)
         ctx.scaling = scaling
-        kept = [] if MAX_SAVED_LENGTH_RATIO * q.shape[-1] >= T else None
+        q, k = (q * scaling).flatten(0, 1), k.flatten(0, 1)
         values = torch.cat((v, payload), dim=-1).flatten(0, 1)
         for start in range(0, T, BLOCK):
             block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
             weights = _CausalAttention.weights(q[:, block], k[:, seen], start)
-            if kept is not None:
-                kept.append(weights)
             averages = weights @ values[:, seen]
             parts = averages.unflatten(0, (B, H)).split([x.shape[-1] for x in attended], dim=-1)
             for whole, part in zip(attended, parts, strict=True):
                 whole[:, :, block] = part
-        ctx.save_for_backward(*inputs, *(kept or ()))
         return tuple(attended)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, payload, *kept = ctx.saved_tensors
+        q, k, v, payload = ctx.saved_tensors
         if torch.is_grad_enabled():
             averages = partial(causal_averages, scaling=ctx.scaling)
             return *differentiable_gradients(averages, (q, k, v, payload), grads), None
@@ -88,9 +82,7 @@ class _CausalAttention(torch.autograd.Function):
         grad_q, grad_k, grad_values = torch.empty_like(q), None, None
         for start in reversed(range(0, q.shape[1], BLOCK)):
             block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
-            weights = (
-                kept.pop() if kept else _CausalAttention.weights(q[:, block], k[:, seen], start)
-            )
+            weights = _CausalAttention.weights(q[:, block], k[:, seen], start)
             grad_weights = grad[:, block] @ values[:, seen].mT
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             grad_q[:, block] = grad_scores @ k[:, seen]
