@@ -48,15 +48,6 @@ def test_the_default_stride_suits_the_lengths(convention, lengths, strides):
     assert strides_of(convention, lengths) == dict(zip(lengths, strides, strict=True))
 
 
-@pytest.mark.parametrize("tokens", [32, 33, 40, 41, 100])
-@pytest.mark.parametrize("stride", [1, 7, 8, 31])
-def test_sliding_scores_every_token_but_the_first_once(tokens, stride):
-    windows = windows_of("sliding", tokens, 32, stride)
-    assert [t for w in windows for t in range(w.first, w.stop)] == list(range(1, tokens))
-    assert all(w.stop - w.start == 32 for w in windows[:-1])
-    assert all(w.first - w.start >= 32 - stride for w in windows[1:])
-
-
 @pytest.mark.parametrize(
     ("available", "longest", "stride", "tokens"),
     [(1000, 64, 16, 160), (1000, 64, 16, 10**9), (64, 64, 16, 100), (70, 64, 16, 100)],
