@@ -113,20 +113,3 @@ def test_the_table_names_every_command_of_the_project():
 def file_of(module: str) -> str:
     path = module.replace(".", "/")
     return f"{path}/__main__.py" if (ROOT / path).is_dir() else f"{path}.py"
-
-
-MODELS = (
-    "perplexity --data local --model no",
-    "evaluate --task passkey --base_model no --max_tokens 99",
-    "lm-eval --model no --tasks mmlu",
-    *(f"{name} --model . no --out x" for name in ("stability", "visualize", "state")),
-)
-
-
-@pytest.mark.parametrize("line", MODELS)
-def test_a_missing_model_is_refused_at_once(line, tmp_path):
-    name, *arguments = line.split()
-    outcome = run_command("-m", cli.TARGETS[name], *arguments, folder=tmp_path)
-    refused = r"error: --\S*model: no is not a folder: give that of a model or a run"
-    assert outcome.status == 2 and re.fullmatch(refused, outcome.err.strip())
-    assert not [*tmp_path.iterdir()]
