@@ -18,7 +18,7 @@ from scrolls import tasks
 from scrolls.examples import BUDGETS, Budget, Prompts, tokenize_split
 from scrolls.sample import DECISIONS, write_sample
 from scrolls.scrolls_task import TrainingRows, padded
-from scrolls.tasks import BENCHMARK, HUB, TASKS, find, read_rows
+from scrolls.tasks import HUB, TASKS, find, read_rows
 from tape.model.loss import IGNORED
 
 ROOT = Path(__file__).parent.parent
@@ -52,18 +52,6 @@ def rows_of(folder, task, split="train"):
 def examples_of(folder, task="qasper", split="train", budget=BUDGET, bos=False):
     prompts = Prompts(byte_tokenizer(bos), TASKS[task], budget)
     return tokenize_split(prompts, split, folder, folder / "cache")
-
-
-def test_rows_of_official_files(tmp_path):
-    for task in BENCHMARK:
-        write_task(tmp_path, task, train=6)
-        rows = rows_of(tmp_path, task)
-        assert len({row.id for row in rows}) == 6
-        for row in rows:
-            assert row.output and row.document.startswith("Report ")
-            assert row.question.endswith("\n\n") or row.question == ""
-            assert (" (D) " in row.question) == (task == "quality")
-        assert {row.output for row in rows_of(tmp_path, task, "test")} == {None}
 
 
 @pytest.mark.parametrize(
@@ -203,21 +191,14 @@ def test_tokens_are_cached_by_content(tmp_path, monkeypatch):
     assert examples_of(tmp_path, budget=Budget(70, 8)).tokens("prompt", 1).size > BUDGET.prompt
 
 
-DAMAGE = {
-    "cut": lambda content: content[:-8],
-    "columns": lambda content: content.replace(b"id", b"no"),
-    "metadata": lambda content: content[:-300] + bytes(200) + content[-100:],
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_tokens_are_made_again(tmp_path, caplog, damage):
+@pytest.mark.parametrize("cut", [False, True])
+def test_damaged_tokens_are_made_again(tmp_path, caplog, cut):
     write_task(tmp_path, "qasper", train=6)
     kept = examples_of(tmp_path).table.to_pydict()
     (file,) = (tmp_path / "cache" / "scrolls").rglob("rows.arrow")
     content = file.read_bytes()
     file.unlink()  # and not the one that is mapped
-    file.write_bytes(damage(content))
+    file.write_bytes(content[:-8] if cut else content.replace(b"id", b"no"))
     assert examples_of(tmp_path).table.to_pydict() == kept
     assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
 
