@@ -45,8 +45,7 @@ def test_help_of_settings_is_composed_once(tmp_path, monkeypatch):
     assert len(made) < 10
     for group in ("position", "experiment", "ablation"):
         assert f"\n{group}: {', '.join(sorted(options(group)))}\n" in text
-    for name, about in (("extend", "the small RoPE model"), ("llama_extend", "a Llama of the hub")):
-        assert re.search(rf"^{name}: Extend {about}.*$", text, re.MULTILINE)
+    assert re.search(r"^extend: Extend the small RoPE model.*$", text, re.MULTILINE)
     for name in options("experiment") - {name for name in options("sweep") if "ablation" in name}:
         assert re.search(rf"^{name}: \S", text, re.MULTILINE), name
     assert "\n  name: fire\n" in text and "\n  logging_steps: 10\n" in text
