@@ -240,6 +240,11 @@ def test_runs_are_jobs_of_a_cluster(capfd):
     assert json.loads(runs[0].receipt.read_text())["files"]
 
 
+def test_parameters_that_submitit_refuses():
+    with pytest.raises(ValueError, match="timeout_mn"):
+        performed(make_run("rope"), cluster="local", submitit={"timeout_mn": 5})
+
+
 @pytest.mark.slow
 def test_a_cancelled_job_saves():
     run = make_run("rope", "wait")
