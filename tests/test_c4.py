@@ -63,12 +63,13 @@ def test_the_choice_of_shards_depends_on_the_seed_and_the_names_alone(folder, mo
     listing = type(fsspec.filesystem("file")).ls
 
     def shuffled(*arguments, **options):
-        entries = listing(*arguments, **options)
+        entries = [each | {"blob_id": "x"} for each in listing(*arguments, **options)]
         random.shuffle(entries)
         return entries
 
     monkeypatch.setattr(type(fsspec.filesystem("file")), "ls", shuffled)
     assert names(C4Corpus(folder).train) == whole
+    assert {shard.version for shard in C4Corpus(folder).train} == {"x"}  # as of the hub's files
     (folder / whole[3]).unlink()  # what is not chosen does not matter
     assert names(C4Corpus(folder, shards=2).train) == whole[:2]
 

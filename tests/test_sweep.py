@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from trained import locked
 
 from tape.sweep import compose, engine
 from tape.sweep.compose import Run
@@ -199,16 +199,9 @@ def test_a_sweep_has_time_slices():
 
 
 def test_two_sweeps_in_one_folder_are_refused():
-    OUT.mkdir(parents=True)
-    code = f"import fcntl; f = open('{OUT}/.lock', 'w'); fcntl.lockf(f, fcntl.LOCK_EX); "
-    code += "print(flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        other.stdout.readline()
-        with pytest.raises(ValueError, match="compare_e: another sweep is running there; wait"):
-            performed(make_run("rope"))
-        other.communicate(b"\n")
+    message = "compare_e: another sweep is running there; wait"
+    with locked(OUT), pytest.raises(ValueError, match=message):
+        performed(make_run("rope"))
 
 
 def test_a_base_model_is_trained_first(capfd):

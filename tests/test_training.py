@@ -4,15 +4,13 @@ import json
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import composed
-from trained import assert_same_weights, checkpoint_names, losses, weights
+from trained import assert_same_weights, checkpoint_names, locked, losses, weights
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -186,24 +184,13 @@ def test_a_failed_first_try_does_not_block_the_folder(start):
     start()
 
 
-HOLD = """
-import fcntl, sys
-file = open(sys.argv[1], "w")
-fcntl.lockf(file, fcntl.LOCK_EX)
-print(flush=True)
-input()
-"""
-
-
 def test_two_processes_cannot_work_in_one_folder(start, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")  # of torchrun, whose processes the run does not see
-    (tmp_path / "run").mkdir()
-    words = [sys.executable, "-c", HOLD, tmp_path / "run" / ".lock"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        other.stdout.readline()
-        with pytest.raises(ValueError, match=r"another process is using .*run"):
-            start()
-        other.communicate(b"\n")
+    with (
+        locked(tmp_path / "run"),
+        pytest.raises(ValueError, match=r"another process is using .*ru"),
+    ):
+        start()
     start()
 
 

@@ -1,4 +1,8 @@
-"""What trained runs leave: weights, losses and checkpoints."""
+"""What trained runs leave: weights, losses, checkpoints, and the lock of their folder."""
+
+import subprocess
+import sys
+from contextlib import contextmanager
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -22,3 +26,23 @@ def losses(folder):
 
 def checkpoint_names(folder):
     return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print(flush=True)
+input()
+"""
+
+
+@contextmanager
+def locked(folder):
+    """Another process works in a folder."""
+    folder.mkdir(parents=True)
+    words = [sys.executable, "-c", HOLD, folder / ".lock"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        yield
+        other.communicate(b"\n")
