@@ -278,17 +278,6 @@ def test_rows_of_tables(tmp_path):
         assert everything(TextCorpus(path)) == sorted(texts)
 
 
-def test_a_parquet_column_of_another_type_is_named(tmp_path):
-    path = tmp_path / "a.parquet"
-    for value, kind in ((b"x", "bytes b'x'"), (["x"], r"list \['x'\]"), (None, "null")):
-        pyarrow.parquet.write_table(pa.table({"text": pa.array([value])}), tmp_path / "new")
-        (tmp_path / "new").rename(path)
-        with pytest.raises(ValueError, match=rf"a\.parquet, row 0: field 'text' has {kind}; a d"):
-            both_splits(TextCorpus(path))
-    with pytest.raises(ValueError, match=r"row 0: no text in field 'body' .*text\); set data\.f"):
-        both_splits(TextCorpus(path, field="body"))
-
-
 def test_compressed_text_in_another_locale_is_refused(tmp_path, monkeypatch):
     """`datasets` reads it in the encoding of the locale."""
     path = bad(tmp_path, "a.jsonl.gz", gzip.compress('{"text": "é"}\n'.encode()))

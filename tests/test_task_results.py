@@ -229,18 +229,3 @@ def test_command_lines_are_refused_in_one_line(words, message, tmp_path):
     folder = make_run(tmp_path, "original")
     done = run_command("-m", "tape.tasks.evaluate", folder, *words.split(), folder=tmp_path)
     assert done.status and len(done.lines) == 1 and message in done.lines[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "length", "flags", "message"),
-    [
-        ("addition", 13, "max_length=4", r"max_length=4 needs 16 positions, .* 13"),
-        ("passkey", 69, "--max_tokens 90", r"max_tokens=90 needs 99 positions, .* 'randpe' has 69"),
-    ],
-)
-def test_more_tokens_than_there_are_positions(name, length, flags, message, tmp_path):
-    folder = make_run(tmp_path, name, {"name": "randpe", "length": length})
-    evaluate(folder, name)  # 123+987=0111 and EOS
-    with refused(match=message):
-        evaluate(folder, name, flags, "--name longer")
-    assert not (folder / "longer").exists()
