@@ -18,7 +18,7 @@ from scrolls import tasks
 from scrolls.examples import BUDGETS, Budget, Prompts, tokenize_split
 from scrolls.sample import DECISIONS, write_sample
 from scrolls.scrolls_task import TrainingRows, padded
-from scrolls.tasks import HUB, TASKS, find, read_rows
+from scrolls.tasks import BENCHMARK, HUB, TASKS, find, read_rows
 from tape.model.loss import IGNORED
 
 ROOT = Path(__file__).parent.parent
@@ -52,6 +52,18 @@ def rows_of(folder, task, split="train"):
 def examples_of(folder, task="qasper", split="train", budget=BUDGET, bos=False):
     prompts = Prompts(byte_tokenizer(bos), TASKS[task], budget)
     return tokenize_split(prompts, split, folder, folder / "cache")
+
+
+def test_rows_of_official_files(tmp_path):
+    for task in BENCHMARK:
+        write_task(tmp_path, task, train=6)
+        rows = rows_of(tmp_path, task)
+        assert len({row.id for row in rows}) == 6
+        for row in rows:
+            assert row.output and row.document.startswith("Report ")
+            assert row.question.endswith("\n\n") or row.question == ""
+            assert (" (D) " in row.question) == (task == "quality")
+        assert {row.output for row in rows_of(tmp_path, task, "test")} == {None}
 
 
 @pytest.mark.parametrize(
