@@ -49,6 +49,7 @@ BOUNDS = [
     ("a mapping of commands to arguments, or null", "evaluate", 5, {"a": 5}),
     (IN_ONE_FOLDER, "name", None, "../../esc", "a/b", ".hidden", "a b", "<script>", "a\nb"),
     ("a number >= 0", "optimizer.matrix_learning_rate", None, -1),
+    ("a number >= 0", "optimizer.encoding_factor", -2),
     ("an integer in 1..2147483647", "trainer.max_steps", 0, -1, 1.5, True, 10**20),
     ("an integer >= 1", "trainer.per_device_train_batch_size", 0),
     ("a number >= 0", "trainer.learning_rate", -1, "fast", math.nan, math.inf),

@@ -320,6 +320,7 @@ def test_commands(folder, text_file, capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ("--model {folder} --data x --lengths 1", "'1' must be an integer >= 2"),
         ("--model {folder} --data x --short 4", "--model takes no --short"),
         ("--model {folder} --data x --choose k.txt", "--choose k.txt must end in .json"),
         ("--model {folder} --data x --choose k.json --out a.csv", "--choose takes no --out"),

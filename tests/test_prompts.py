@@ -14,6 +14,7 @@ from tape.tasks.passkey.sequences import (
     FILLER,
     PLAIN,
     Draft,
+    Passkeys,
     original_prompt,
     plain_tokenizer,
     token_counter,
@@ -145,3 +146,5 @@ def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():
         assert len(ids) == 1000 + digits
     with pytest.raises(Exception, match="UNK"):
         tokenizer("find the treasure")
+    with pytest.raises(ValueError, match=r"max_length=24: .* have up to 25 tokens"):
+        Passkeys(max_length=24)

@@ -23,7 +23,10 @@ from tape.tasks.synthetic import synthetic_task
 from tape.tasks.synthetic.generators import TASKS
 from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.suite import (
+    contrast,
+    draw,
     encoding_name,
+    predicted,
     suite,
 )
 from tape.tasks.synthetic.synthetic_task import learned, lengths_to, longest_solved
@@ -183,6 +186,20 @@ def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     assert "(n = ...): the mean of fewer runs" in table
 
 
+def test_predictions_are_tested_by_the_lengths_of_all_runs():
+    lengths = {("copy", "fire"): [28] * 5, ("copy", "rope"): [20, 20, 20, 0, 0]}
+    lengths |= {("add", "fire"): [10, 14, 10, 10, 14], ("add", "rope"): [14, 0]}
+    given = ["copy:fire:rope", "add:fire:rope", "copy:fox:rope"]
+    table = predicted(lengths, [*map(contrast, given)])
+    assert table.splitlines()[4:7] == [
+        "| copy | fire | rope | 28, 28, 28, 28, 28 against 0, 0, 20, 20, 20 "
+        "| 0.0079 | 0.0079 | 0.024 |",
+        "| add | fire | rope | 10, 10, 10, 14, 14 against 0, 14 | 1 | 0.048 | 1 |",
+        "| copy | fox | rope | not run | - | - | - |",
+    ]
+    assert predicted(lengths, []) == ""
+
+
 @pytest.mark.parametrize(
     ("position", "name"),
     [
@@ -197,3 +214,15 @@ def test_a_cell_has_the_same_name_whatever_else_was_run(position, name):
     cfg = composed(*SETTINGS.split(), f"position={position}")
     (settings,) = pd.json_normalize(OmegaConf.to_container(cfg, resolve=True)).to_dict("records")
     assert encoding_name({key: x for key, x in settings.items() if x is not None}) == name
+
+
+def test_the_picture_names_what_was_not_learned():
+    about = {"task": "copy", "trained": 20, "measure": "accuracy", "n": 10, "seed": 0, "solved": 20}
+    rows = pd.DataFrame(
+        about | {"encoding": name, "run": name, "learned": name == "fox"} | values
+        for name in ("fox", "rope")
+        for values in ({"length": n, "times": n / 20, "value": 20 / n} for n in (20, 40))
+    )
+    fox, rope, _ = draw(rows).axes  # and the scale of colours
+    assert [text.get_text() for text in rope.texts] == ["not learned"] and not fox.texts
+    assert fox.images[0].get_array().filled(-1).tolist() == [[1, 0.5]]
