@@ -68,6 +68,13 @@ def test_keys_and_losses_are_those_of_a_loop(folders, tmp_path, easy, capsys):
     assert float(row["long_perplexity"]) == pytest.approx(math.exp(nll), rel=1e-5)
     assert (row["evaluator"], row["keys"]) == ("evaluator", str(len(expected)))
     assert "| model | evaluator | 16 | 4 |" in capsys.readouterr().out
+    # Of other key tokens, in the same folder: those of other windows.
+    found["keys"] = [n for n in range(LENGTH // 2, TOKENS) if n not in expected][:3]
+    keys.write_text(json.dumps(found))
+    main(folders, "model", "--keys", keys, "--out", tmp_path / "table.csv")
+    nll = loop(folders / "model", LENGTH)[found["keys"]].mean()
+    rows = read_table(tmp_path / "table.csv", long_perplexity.COLUMNS)
+    assert pytest.approx(nll, abs=1e-5) in [float(row["nll"]) for row in rows]
 
 
 def test_the_same_command_continues(folders, tmp_path, easy, monkeypatch):

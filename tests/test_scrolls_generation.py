@@ -137,6 +137,8 @@ def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
         generate(base, data, tmp_path, "budget=table5", "max_batch_tokens=2000")
     for change, message in {
         "max_batch_tokens=2000": "max_batch_tokens: 1000 -> 2000",
+        "split=train": "split: validation -> train",
+        "limit=30": "limit: None -> 30",
         "task=narrative_qa": "task: qasper -> narrative_qa",
     }.items():
         with pytest.raises(ValueError, match=message):

@@ -173,6 +173,7 @@ def test_variables_of_the_comparison_on_text(run_script):
         ["experiment=compare_quick", f"name=e_{position}_3"] for position in ("rope", "tape")
     ]
     assert found[1][-4:] == ["--data", "text", "--files", "github/"]
+    assert given(found[1], "stride") == ["4096"]
     assert given(found[1], "lengths") == ["128", "256", "512"]
     assert given(found[-1], "baseline") == ["tape width=64"]
     assert given(found[-1], "out") == ["output/compare_e"]
