@@ -62,6 +62,8 @@ def test_evaluations_with_another_state_are_rows_of_their_own(runs, tmp_path):
 def test_saved_results_are_the_runs_in_them(runs, tmp_path):
     """Alone, in part, and beside other runs."""
     text, _ = compare(runs, tmp_path / "a", "grid", baseline="rope")
+    row = ",0,arithmetic,accuracy,1,2,0.2,10,share\n"  # add_tape_0: 1 and 2 digits are integers
+    assert row in (tmp_path / "a" / "results.csv").read_text()
     again, _ = compare([tmp_path / "a"], tmp_path / "b", baseline="rope")
     assert again == text and "| tape | accuracy, beyond | +" in text
     for name in ("results.csv", "settings.json", "table.tex", "heatmaps.png"):
