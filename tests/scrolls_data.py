@@ -9,7 +9,6 @@ from pathlib import Path
 ANIMALS = ("heron", "otter", "badger", "lynx", "adder", "raven", "marten", "stoat")
 PLACES = ("the mill", "an old quarry", "Lake Würm", "the North-West tower", "a reed bed")
 FILLER = "The survey went on for years, and most of what it wrote down was of no use to anybody."
-LABELS = ("Entailment", "Contradiction", "Not mentioned")
 SUMMARIES = ("gov_report", "summ_screen_fd")
 SEVERAL_GOLDS = ("qasper", "narrative_qa", "qmsum")
 
@@ -27,12 +26,6 @@ def _rows(task: str, split: str, number: int) -> list[dict]:
     golds = [f"At {place}.", f"It was {place}"]
     if task in SUMMARIES:
         text, golds = document, [" ".join(facts)]
-    elif task == "qmsum":
-        text = f"Summarize what was said about animals in meeting {number}.\n\n{document}"
-        golds = [" ".join(facts[:2]), f"{facts[1]} {facts[3]}"]
-    elif task == "contract_nli":
-        golds = [generator.choice(LABELS)]
-        text = f"A {animal} shall be seen at {place}.\n\n{document}"
     elif task == "quality":
         golds = [animal]
         choices = "".join(f"\n ({mark}) {one}" for mark, one in zip("ABCD", animals, strict=True))

@@ -49,6 +49,7 @@ BOUNDS = [
     ("a mapping of commands to arguments, or null", "evaluate", 5, {"a": 5}),
     (IN_ONE_FOLDER, "name", None, "../../esc", "a/b", ".hidden", "a b", "<script>", "a\nb"),
     ("a number >= 0", "optimizer.matrix_learning_rate", None, -1),
+    ("a number >= 0", "optimizer.encoding_factor", -2),
     ("an integer in 1..2147483647", "trainer.max_steps", 0, -1, 1.5, True, 10**20),
     ("an integer >= 1", "trainer.per_device_train_batch_size", 0),
     ("a number >= 0", "trainer.learning_rate", -1, "fast", math.nan, math.inf),
@@ -82,7 +83,8 @@ SETTINGS = [
     ("trainer.warmup_steps=9", r"=9 is more than trainer\.max_steps=2: .* such as .*steps=0\.05"),
     ("data.files=null", r"data=text needs data\.files"),
     ("data.files=/no/such", r"data\.files: nothing matches '/no/such'"),
-    ("length=100000", r"fewer than one block of length=100000"),
+    ("data.documents=marsk", r"data\.documents='marsk' must be join or mask, or null for"),
+    ("cache_dir=/dev/null", r"/dev/null\S* cannot be created"),
     ("tokenizer=no/such", r"tokenizer='no/such' is neither"),
     ("trainer.lerning_rate=1", r"trainer\.lerning_rate: .* did you mean 'trainer\.learning_rate'"),
     ("trainer.lr_scheduler_type=foo", r"trainer: foo is not a valid SchedulerType"),
@@ -166,9 +168,6 @@ COMMAND_LINES = [
     ("+foo=3", r"\+foo=3: there is no such setting"),
     ("optimizer.matrix_learning_rate=0.1 optimizer=adamw", r"rate=0\.1: there is no such setting"),
     ("sweep=encodings", r"sweep=encodings: there is no such setting; did you mean 'seed'\?"),
-    ("trainer.lerning_rate=1", r"there is no such setting; did you mean 'trainer\.learning_rate'"),
-    ("+optimizer.encoding_factor=-2", r"optimizer\.encoding_factor=-2 must be a number >= 0"),
-    ("+trainer.adam_beta1=7", r"trainer\.adam_beta1=7 must be a number in \[0, 1\)"),
     ("a=b=c", r"mismatched input '='"),
     ("name=${nothing}", r"nothing"),
     ("hydra.run.dir=/dev/null/x", r"hydra\.run\.dir, .*: no folder /dev/null/x can be made"),
@@ -240,13 +239,6 @@ def test_a_damaged_record_of_a_run(again, here, content):
     assert files(here) == before | {again.run / ".lock": 0}
 
 
-def test_a_run_with_other_settings(again, here):
-    before = files(here)
-    line = line_of(train.run, again("trainer.learning_rate=0.5"))
-    assert re.search(r"another configuration: trainer\.learning_rate: \S+ -> 0\.5; give this", line)
-    assert files(here) == before | {again.run / ".lock": 0}
-
-
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_a_foreign_pickle_in_a_checkpoint(again, here, name):
     """It is never loaded, whatever its hash says."""
@@ -263,14 +255,6 @@ def test_a_foreign_pickle_in_a_checkpoint(again, here, name):
     line = line_of(train.run, again())
     assert re.search(r"^error: \S+checkpoint-1 contains .* which are not loaded; remove that", line)
     assert not (here / "loaded").exists()
-
-
-@pytest.mark.parametrize("hashes", ["5", "{", NESTED], ids=lambda text: text[:9])
-def test_a_damaged_list_of_a_checkpoints_files(again, hashes, caplog):
-    (again.run / "checkpoint-2" / HASHES).write_text(hashes)
-    caplog.set_level("INFO")
-    train.run(again())
-    assert "checkpoint-2 is skipped: " in caplog.text and "continuing from " in caplog.text
 
 
 @pytest.mark.parametrize("content", ["", "5", NESTED, QUANTIZED], ids=lambda text: str(text)[:9])

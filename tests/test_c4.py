@@ -6,9 +6,6 @@ import random
 
 import fsspec
 import pytest
-from datasets import config
-from hub import serving
-from huggingface_hub import HfFileSystem, constants
 from shards import name_of, record, shard_bytes, text_of, write_shards
 
 from tape.data import C4Corpus
@@ -66,12 +63,13 @@ def test_the_choice_of_shards_depends_on_the_seed_and_the_names_alone(folder, mo
     listing = type(fsspec.filesystem("file")).ls
 
     def shuffled(*arguments, **options):
-        entries = listing(*arguments, **options)
+        entries = [each | {"blob_id": "x"} for each in listing(*arguments, **options)]
         random.shuffle(entries)
         return entries
 
     monkeypatch.setattr(type(fsspec.filesystem("file")), "ls", shuffled)
     assert names(C4Corpus(folder).train) == whole
+    assert {shard.version for shard in C4Corpus(folder).train} == {"x"}  # as of the hub's files
     (folder / whole[3]).unlink()  # what is not chosen does not matter
     assert names(C4Corpus(folder, shards=2).train) == whole[:2]
 
@@ -103,6 +101,7 @@ def test_a_streamed_fingerprint_reads_the_ends_of_files_alone(tmp_path):
         path.write_bytes(content)
         return Shard("a.gz", str(path), len(content), None).identity()
 
+    assert Shard("a.gz", "/no/such", 5, "hash").identity() == "a.gz 5 hash"
     before = identity()
     for place, seen in ((0, True), (2**16 - 1, True), (2**17, False), (2**18 - 1, True)):
         content[place] ^= 1
@@ -149,6 +148,8 @@ def test_a_connection_that_breaks_does_not_shorten_a_shard(remote):
         (["train.json.gz"], {}, r"no train or validation shards among the 1 files .* c4-train\.0"),
         ([name_of("train", 1)], {}, r"no validation shards among"),
         ([name_of("train", 1), name_of("validation", 1)], {"shards": 2}, r"data\.shards=2 but"),
+        ([], {"shards": 0}, r"data\.shards=0 must be an integer >= 1"),
+        ([], {"streaming": "maybe"}, r"data\.streaming='maybe' must be true or false"),
         ([], {"dir": "/no/such"}, r"/no/such cannot be listed"),
         ([], {"dir": None}, r"hf://datasets/allenai/c4/en cannot be listed.*data\.dir"),
     ],
@@ -158,21 +159,3 @@ def test_wrong_folders_are_refused(tmp_path, files, arguments, message):
         (tmp_path / name).write_bytes(shard_bytes(name))
     with pytest.raises((ValueError, OSError), match=message):
         C4Corpus(**({"dir": tmp_path} | arguments))
-
-
-def test_the_hub_streams(folder, monkeypatch):
-    local = C4Corpus(folder)
-    with serving(folder) as address, monkeypatch.context() as online:
-        online.setattr(constants, "HF_HUB_OFFLINE", False)
-        online.setattr(constants, "ENDPOINT", address)
-        online.setattr(config, "HF_ENDPOINT", address)
-        online.setattr(config, "HF_HUB_OFFLINE", False)
-        files = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        online.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
-        HfFileSystem.clear_instance_cache()
-        streamed = C4Corpus()
-        assert names(streamed.train) == names(local.train)
-        assert all(shard.version for shard in streamed.train)  # of which nothing has to be read
-        for split in ("train", "validation"):
-            assert list(streamed.documents(split)) == list(local.documents(split))
-    HfFileSystem.clear_instance_cache()

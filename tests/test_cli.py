@@ -45,8 +45,7 @@ def test_help_of_settings_is_composed_once(tmp_path, monkeypatch):
     assert len(made) < 10
     for group in ("position", "experiment", "ablation"):
         assert f"\n{group}: {', '.join(sorted(options(group)))}\n" in text
-    for name, about in (("extend", "the small RoPE model"), ("llama_extend", "a Llama of the hub")):
-        assert re.search(rf"^{name}: Extend {about}.*$", text, re.MULTILINE)
+    assert re.search(r"^extend: Extend the small RoPE model.*$", text, re.MULTILINE)
     for name in options("experiment") - {name for name in options("sweep") if "ablation" in name}:
         assert re.search(rf"^{name}: \S", text, re.MULTILINE), name
     assert "\n  name: fire\n" in text and "\n  logging_steps: 10\n" in text
@@ -113,20 +112,3 @@ def test_the_table_names_every_command_of_the_project():
 def file_of(module: str) -> str:
     path = module.replace(".", "/")
     return f"{path}/__main__.py" if (ROOT / path).is_dir() else f"{path}.py"
-
-
-MODELS = (
-    "perplexity --data local --model no",
-    "evaluate --task passkey --base_model no --max_tokens 99",
-    "lm-eval --model no --tasks mmlu",
-    *(f"{name} --model . no --out x" for name in ("stability", "visualize", "state")),
-)
-
-
-@pytest.mark.parametrize("line", MODELS)
-def test_a_missing_model_is_refused_at_once(line, tmp_path):
-    name, *arguments = line.split()
-    outcome = run_command("-m", cli.TARGETS[name], *arguments, folder=tmp_path)
-    refused = r"error: --\S*model: no is not a folder: give that of a model or a run"
-    assert outcome.status == 2 and re.fullmatch(refused, outcome.err.strip())
-    assert not [*tmp_path.iterdir()]

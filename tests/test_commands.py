@@ -1,4 +1,4 @@
-"""Every command in the documents: its arguments are checked, and training runs at a tiny size.
+"""Every command in the documents: its arguments are those that it takes.
 
 A command line goes to bash in a copy of the project, where `python` and the other programs only
 note how they are called: scripts run, globs and loops expand. The arguments of what was called meet
@@ -8,7 +8,6 @@ the parser of the command, or Hydra. What the commands do is tested by room.
 import argparse
 import importlib.util
 import itertools
-import json
 import os
 import re
 import shlex
@@ -22,7 +21,7 @@ from pathlib import Path
 import pytest
 from accelerate.commands.launch import launch_command_parser
 from commands import ROOT, run_command
-from shards import write_shards
+from script_folder import lay_out
 from torch.distributed.run import get_args_parser
 
 import tape.commands.__main__ as cli
@@ -88,21 +87,6 @@ RECORDER = """#!/bin/sh
 case "$1" in -c | -V) exec "$PYTHON" "$@" ;; esac
 printf '%s\\0' "$(($# + 1))" "${0##*/}" "$@" >>"$CALLS"
 """
-TINY = """
-model.hidden_size=16 model.intermediate_size=24 model.num_hidden_layers=2 vocab_size=300
-model.num_attention_heads=2 eval_blocks=2 report.tokens=64 output_dir=output/new
-trainer.max_steps=2 trainer.save_steps=2 trainer.logging_steps=1 trainer.warmup_steps=1
-trainer.per_device_train_batch_size=1 trainer.gradient_accumulation_steps=1
-trainer.per_device_eval_batch_size=1 trainer.bf16=false
-"""
-SMALL_DATA = {  # by what is given
-    "experiment=addition": "data.max_first=2 data.max_second=2 length=10 task.samples=1",
-    "experiment=synthetic": "data=parity data.max_length=2 length=4 task.samples=1",
-    "experiment=passkey": "task.samples=1",
-    "experiment=c4": "length=64 data.window=2 data.tokenizer_documents=50 data.dir=shards "
-    "data.validation_documents=20",
-    "": "length=64 data=text data.files=corpus",
-}
 # Runs that globs of the documents find.
 GLOBBED = """
 adape_local/perplexity.csv llama_adape/zero_shot.csv extend/text_lora_0 checkpoints/all_0
@@ -114,36 +98,27 @@ bigrams_rates_rope_100 needle_rates_rope_100 task_rates_rope_copy_100 task_rates
 
 
 def lay_out_project(folder: Path) -> None:
-    """The project's files: scripts and settings are copied, all else is linked."""
-    linked = ("arithmetic", "benchmarks", "docs", "tape", "tests")
-    for name in (*linked, "train.py", "sweep.py", "eval_retrieval.py", "eval_scrolls.py"):
+    """The project's files, and programs that note how they are called."""
+    lay_out(folder)
+    for name in ("docs", "tests"):
         (folder / name).symlink_to(ROOT / name)
-    for name in ("config", "script", "scrolls"):
-        shutil.copytree(ROOT / name, folder / name, ignore=lambda *_: ["__pycache__"])
-    for name in ("pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, folder)
-    for program in (*PROGRAMS, "tape"):
-        recorder = folder / "venv" / "bin" / program
-        recorder.parent.mkdir(parents=True, exist_ok=True)
-        recorder.write_text(RECORDER)
-        recorder.chmod(0o755)
-    (folder / "venv" / "bin" / "srun").write_text('#!/bin/sh\nexec "$@"\n')
-    (folder / "venv" / "bin" / "srun").chmod(0o755)
+    for name in ("pyproject.toml", "constraints.txt", "script/setup.sh"):
+        shutil.copy(ROOT / name, folder / name)
+    programs = dict.fromkeys((*PROGRAMS, "tape"), RECORDER) | {"srun": '#!/bin/sh\nexec "$@"\n'}
+    for name, text in programs.items():
+        program = folder / "venv" / "bin" / name
+        program.write_text(text)
+        program.chmod(0o755)
 
 
 @pytest.fixture(scope="session")
 def layout(tmp_path_factory):
-    """The project, with texts to train on."""
+    """The project, with folders that commands name."""
     folder = tmp_path_factory.mktemp("documented") / "project"
     folder.mkdir()
     lay_out_project(folder)
-    (folder / "corpus").mkdir()
-    rows = (f"line {n}: {n % 7} sheep and {n % 5} goats. " * 3 for n in range(1500))
-    text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
-    (folder / "corpus" / "texts.jsonl").write_text(text)
-    write_shards(folder / "shards", train=range(16))
-    for name in GLOBBED.split():
-        (folder / "output" / name).mkdir(parents=True)
+    for name in ("corpus", "shards", *(f"output/{name}" for name in GLOBBED.split())):
+        (folder / name).mkdir(parents=True)
     return folder
 
 
@@ -198,19 +173,7 @@ def check_variables(command: str) -> None:
             assert re.search(rf"\$\{{?{name}\b|\b{name}:-", text), f"{found[2]} reads no {name}"
 
 
-# ---- how it is made tiny
-
-
-def tiny_run(settings: list[str]) -> list[str] | None:
-    """What makes a training run tiny, and independent of the hub; None for a multirun, and where it
-    needs a trained model or its tokenizer."""
-    given = " ".join(settings)
-    trained = r"base_model=|tokenizer=|experiment=(\w*extend|scrolls)"
-    if "-m" in settings or re.search(trained, given):
-        return None
-    data = next(small for words, small in SMALL_DATA.items() if words in given)
-    decay = "trainer.lr_scheduler_kwargs.num_decay_steps=1" * ("schedule=wsd" in given)
-    return f"{TINY} {data} {decay}".split()
+# ---- what it is called with
 
 
 FILES = {  # of the commands that one starts as files
@@ -323,17 +286,3 @@ def test_a_documented_command_has_these_arguments(command, project):
     assert calls
     for program, *words in calls:
         check_call(program, words, project)
-
-
-TRAINED = [
-    code for code in COMMANDS if re.match(r"(TYPE=\w+ )?(python train\.py|bash script/tr)", code)
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", TRAINED)
-def test_a_documented_run_trains(command, project):
-    for _, *words in called_by(taken(command), project):
-        if words[0] == "train.py" and (tiny := tiny_run(words)) is not None:
-            outcome = run_command(*words, *tiny, folder=project)
-            assert outcome.status == 0, outcome.err

@@ -1,6 +1,5 @@
 """Comparisons over seeds: the numbers, the names of the rows, and what is refused."""
 
-import csv
 import json
 import re
 import shutil
@@ -9,16 +8,13 @@ from contextlib import suppress
 import pandas as pd
 import pytest
 from commands import ROOT
-from results import add_grid, add_passkeys, make_run
+from results import add_grid, make_run
 
 from tape.evaluation.figures import heat
 from tape.files import write_text
 from tape.results.compare import compare, main, read
-from tape.results.figures import curves
-from tape.results.rows import labels_of
 from tape.results.typesetting import markdown
 from tape.runs.folder import TRAINED, register_run
-from tape.statistics import weighted_mean
 
 
 def make_adder(folder, position, seed=0, outside=1, asked=(), **changes):
@@ -63,31 +59,11 @@ def test_evaluations_with_another_state_are_rows_of_their_own(runs, tmp_path):
         assert len(found) == (2 if chosen == "add_tape_0" else 1)
 
 
-def test_the_table_has_means_and_intervals_over_seeds(runs, tmp_path):
-    """By hand: 20, 40 and 90 % have mean 50 and standard deviation sqrt(1300) = 36.056; Student's
-    t for two degrees of freedom is 4.3027, and 4.3027 * 36.056 / sqrt(3) = 89.6."""
-    text, found = compare(runs, tmp_path / "out", "grid")
-    assert text.splitlines()[2:4] == [
-        "| tape | 3 | 100.0 ± 0.0 | 50.0 ± 89.6 | 62.5 ± 67.2 |",
-        "| rope | 2 | 100.0 ± 0.0 | 10.0 ± 0.0 | 32.5 ± 0.0 |",
-    ]
-    assert (tmp_path / "out" / "table.md").read_text() == text + "\n"
-    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
-    assert len(rows) == 5 * 4 and len({row["settings"] for row in rows}) == 2
-    expected = {"run": "add_tape_0", "encoding": "tape", "settings": "", "seed": "0"}
-    expected |= {"evaluation": "arithmetic", "measure": "accuracy", "first_digits": "1"}
-    expected |= {"second_digits": "2", "value": "0.2", "n": "10", "unit": "share"}
-    assert rows[1] | {"settings": ""} == expected
-    assert (tmp_path / "out" / "heatmaps.png").stat().st_size > 1000
-    assert not (tmp_path / "out" / "curves.png").exists()
-    rows = found.rows["arithmetic"]
-    grid = weighted_mean(rows[rows["row"] == "tape"], ["first_digits", "second_digits"]).unstack()
-    assert grid.values.tolist() == [[1, 0.5], [0.5, 0.5]]
-
-
 def test_saved_results_are_the_runs_in_them(runs, tmp_path):
     """Alone, in part, and beside other runs."""
     text, _ = compare(runs, tmp_path / "a", "grid", baseline="rope")
+    row = ",0,arithmetic,accuracy,1,2,0.2,10,share\n"  # add_tape_0: 1 and 2 digits are integers
+    assert row in (tmp_path / "a" / "results.csv").read_text()
     again, _ = compare([tmp_path / "a"], tmp_path / "b", baseline="rope")
     assert again == text and "| tape | accuracy, beyond | +" in text
     for name in ("results.csv", "settings.json", "table.tex", "heatmaps.png"):
@@ -133,18 +109,6 @@ def test_rows_are_named_by_all_that_differs(runs, tmp_path):
         "learned position.length=9": 1,
         "learned position.length=16": 1,
     }
-
-
-def test_samplers_and_rates_of_the_encoding_are_in_the_label():
-    usual = [{"position.name": name, "position.sampler": "index"} for name in ("tape", "rope")]
-    factor = usual[0] | {"optimizer.encoding_factor": 10}
-    subsets = [
-        {"position.name": "tape", "position.sampler.name": "subset", "position.sampler.length": n}
-        for n in (162, 500)
-    ]
-    expected = ["tape", "rope", "tape encoding_factor=10", "tape sampler=subset"]
-    assert labels_of([*usual, factor, subsets[0]]) == expected
-    assert labels_of(subsets) == ["tape sampler.length=162", "tape sampler.length=500"]
 
 
 def test_rates_of_encodings_are_named_below_the_table(tmp_path):
@@ -255,40 +219,13 @@ def test_the_evaluation_is_the_one_that_all_have(runs):
     assert len(read(runs, "grid").labels) == 2
 
 
-def make_passkey_run(folder, position, seed, right):
-    """A run with all answers right at 10 tokens, where the training ended, and so many of 10 at 20,
-    40 and 80."""
-    counts = {10: 10, 20: right, 40: right // 2, 80: 0}
-    counts = {n: [min(5, max(0, x - 5 * row)) for row in range(2)] for n, x in counts.items()}
-    add_passkeys(make_run(folder, position, seed) / "passkey", 10, counts)
-    return folder
-
-
-def test_the_table_of_lengths_has_means_and_intervals_over_seeds(tmp_path):
-    """By hand: 20, 40 and 60 % have mean 40 and standard deviation 20; Student's t for two degrees
-    of freedom is 4.3027, and 4.3027 * 20 / sqrt(3) = 49.7."""
-    runs = [make_passkey_run(tmp_path / f"rope_{n}", "rope", n, 2 * n + 2) for n in range(3)]
-    runs += [make_passkey_run(tmp_path / "tape_0", "tape", 0, 8)]
-    text, found = compare(runs, tmp_path / "out", "passkey")
-    assert text.splitlines()[:4] == [
-        "| encoding | n | up to 10 tokens, % | 20 (2x), % | 40 (4x), % | 80 (8x), % |",
-        "|---|---|---|---|---|---|",
-        "| tape | 1 | 100.0 | 80.0 | 40.0 | 0.0 |",
-        "| rope | 3 | 100.0 ± 0.0 | 40.0 ± 49.7 | 20.0 ± 24.8 | 0.0 ± 0.0 |",
-    ]
-    rows = pd.read_csv(tmp_path / "out" / "results.csv")
-    assert len(rows) == 4 * 4 * 2 * 3  # runs, lengths, depths, measures
-    chosen = rows[(rows["run"] == "rope_0") & (rows["length"] == 20)].set_index("measure")
-    assert chosen.loc["accuracy"][["depth", "value", "n"]].values.tolist() == [
-        [0, 0.4, 5],
-        [1, 0, 5],
-    ]
-    for name in ("heatmaps", "curves"):
-        assert (tmp_path / "out" / f"{name}.png").stat().st_size > 1000
-    (axes,) = curves(found).axes
-    lines = {line.get_label(): line.get_ydata() for line in axes.lines}
-    assert list(lines["rope"]) == pytest.approx([1, 0.4, 0.2, 0])
-    assert len(axes.collections) == 1  # one seed has no interval
+def test_labels_stay_readable():
+    digits = [(n, m) for n in range(1, 38) for m in range(1, 38)]
+    rows = pd.DataFrame(digits, columns=["first_digits", "second_digits"])
+    axes, _bar = heat(rows.assign(row=0, value=1.0, n=1), *rows.columns, trained={0: (18, 37)}).axes
+    labels = [[each.get_text() for each in x.get_ticklabels()] for x in (axes.xaxis, axes.yaxis)]
+    assert labels[0] == labels[1] and labels[0][0] == "1" and len(labels[0]) <= 12
+    assert axes.images[0].get_clim() == (0, 1)
 
 
 @pytest.mark.parametrize("name", ["passkey", "addition"])
@@ -303,18 +240,3 @@ def test_what_was_asked_is_not_run_as_code(name, tmp_path):
     with suppress(TypeError, ValueError):  # text is compared with numbers
         compare([folder], tmp_path / "out")
     assert count and not made.exists()
-
-
-@pytest.mark.parametrize("size", [1, 37, 300])
-def test_labels_stay_readable(size):
-    digits = [(n, m) for n in range(1, size + 1) for m in range(1, size + 1)]
-    rows = pd.DataFrame(digits, columns=["first_digits", "second_digits"])
-    rows = pd.concat([rows.assign(row=n, value=1.0, n=1) for n in range(5)])
-    trained = dict.fromkeys(range(5), (size // 2, size))
-    *panels, _bar = heat(rows, "first_digits", "second_digits", trained=trained).axes
-    assert len(panels) == 5
-    for axes in panels:
-        labels, others = axes.get_xticklabels(), axes.get_yticklabels()
-        assert [each.get_text() for each in labels] == [each.get_text() for each in others]
-        assert labels[0].get_text() == "1" and len(labels) <= 12
-        assert axes.images[0].get_clim() == (0, 1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import composed, make_model
 from shards import write_shards
-from test_training import assert_same_weights, checkpoint_names, losses, weights
+from trained import assert_same_weights, checkpoint_names, losses, weights
 from transformers import default_data_collator
 from unequal_labels import sequence
 
@@ -292,11 +292,6 @@ def test_texts_and_heads_that_do_not_divide_are_refused(two_processes):
         model.set_shifted_attention(4)
     shard_sequence(model.model, None)
     assert model.model.shard is None
-
-
-def test_sharding_over_one_process_is_refused(start):
-    with pytest.raises(ValueError, match=r"fsdp=true with one process .* launcher=local"):
-        start("launcher=fsdp2")
 
 
 @pytest.mark.parametrize(

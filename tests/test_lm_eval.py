@@ -91,21 +91,22 @@ def ask(folder, tasks, names, *given):
     return entry.run(entry.parse([*where, "--batch_size", "4", *given]))
 
 
+@torch.no_grad()
+def log_likelihood(model, ids, begin):
+    """Of the tokens from `begin` on."""
+    logs = model(torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
+    return sum(logs[n - 1, ids[n]].item() for n in range(begin, len(ids)))
+
+
 def right(folder, documents):
     """How many a loop over single choices gets right, by likelihood and by that per byte."""
     model, tokenizer = load(folder)
     counts = [0, 0]
     for document in documents:
-        found = []
-        prompt = tokenizer(document["question"])["input_ids"]
-        for choice in document["choices"]:
-            ids = torch.tensor([tokenizer(f"{document['question']} {choice}")["input_ids"]])
-            with torch.no_grad():
-                logs = model(ids, use_cache=False).logits[0, :-1].log_softmax(-1)
-            rest = range(len(prompt), ids.shape[1])
-            found.append(sum(logs[n - 1, ids[0, n]].item() for n in rest))
-        lengths = [len(choice) for choice in document["choices"]]
-        per_byte = [value / length for value, length in zip(found, lengths, strict=True)]
+        choices, begin = document["choices"], len(tokenizer(document["question"])["input_ids"])
+        texts = [f"{document['question']} {choice}" for choice in choices]
+        found = [log_likelihood(model, tokenizer(text)["input_ids"], begin) for text in texts]
+        per_byte = [value / len(x) for value, x in zip(found, choices, strict=True)]
         for number, values in enumerate((found, per_byte)):
             counts[number] += values.index(max(values)) == document["answer"]
     return counts
@@ -178,34 +179,21 @@ def test_an_answer_ends_with_its_own_eos(batch_size):
     assert found == ended
 
 
-@torch.no_grad()
-def test_likelihoods_of_a_model_in_bfloat16_are_not_rounded():
-    tokenizer = byte_tokenizer()
+@pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
+def test_single_likelihoods(kind):
+    """Those of a model in bfloat16 are not rounded. A whole text is scored without the BOS of its
+    tokenizer: the prefix token before it is one."""
+    whole = kind == "loglikelihood_rolling"
+    tokenizer = byte_tokenizer(bos=whole)
     model = make_model("rope", vocab_size=len(tokenizer), max_position_embeddings=64)
-    model = model.to(torch.bfloat16)
+    model = model.to(torch.float32 if whole else torch.bfloat16)
     prompt, answer = "Where was", " the heron seen, and by whom"
     ids = tokenizer(prompt + answer)["input_ids"]
-    begin = len(tokenizer(prompt)["input_ids"])
-    logs = model(torch.tensor([ids[:-1]])).logits[0].float().log_softmax(-1)
-    right = sum(logs[n - 1, ids[n]].item() for n in range(begin, len(ids)))
-    request = asked("loglikelihood", [(prompt, answer)])
-    ((found, _),) = Harness(model, tokenizer, 64).loglikelihood(request, disable_tqdm=True)
-    assert found == pytest.approx(right, rel=1e-5)
-
-
-@torch.no_grad()
-def test_a_text_is_scored_without_the_bos_of_its_tokenizer():
-    """The prefix token before it is one."""
-    tokenizer = byte_tokenizer(bos=True)
-    model = make_model("rope", vocab_size=len(tokenizer), max_position_embeddings=64)
-    text = "At the mill, where the otter was seen."
-    ids = tokenizer(text)["input_ids"]
-    assert ids[0] == tokenizer.bos_token_id
-    logs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-    right = sum(logs[n - 1, ids[n]].item() for n in range(1, len(ids)))
-    request = asked("loglikelihood_rolling", [(text,)])
-    (found,) = Harness(model, tokenizer, 64).loglikelihood_rolling(request, disable_tqdm=True)
-    assert found == pytest.approx(right, rel=1e-5)
+    begin = 1 if whole else len(tokenizer(prompt)["input_ids"])
+    request = asked(kind, [(prompt + answer,) if whole else (prompt, answer)])
+    (found,) = getattr(Harness(model, tokenizer, 64), kind)(request, disable_tqdm=True)
+    value = found if whole else found[0]
+    assert value == pytest.approx(log_likelihood(model, ids, begin), rel=1e-5)
 
 
 def test_answers_of_another_tokenizer_are_asked_again(tasks, tmp_path):
@@ -251,10 +239,7 @@ def test_what_cannot_be_asked_is_refused(given, message, tasks, tmp_path):
         assert ask(folder, tasks, *given, "--truncate")
 
 
-def test_models_that_cannot_be_asked_are_refused(tasks, tmp_path, monkeypatch):
-    short = make_folder(tmp_path / "short", {"name": "randpe", "length": 70})
-    with pytest.raises(ValueError, match="--max_length 80 needs 80 positions"):
-        ask(short, tasks, "sums", "--max_length", "80")
+def test_what_cannot_be_loaded_is_refused(tasks, tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "model")
     path = folder / entry.TOKENIZER
     path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": "x"}}))

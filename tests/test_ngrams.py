@@ -2,7 +2,7 @@
 
 from collections import Counter
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -49,22 +49,6 @@ def test_it_equals_the_definition(order):
     expected = [float(literal(blocks.tolist(), gram.tolist(), order)) for gram in grams]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     np.testing.assert_allclose(found.reshape(-1, V).sum(1), 1, rtol=1e-12)
-
-
-def test_a_case_by_hand():
-    # 0 1 | 0 1 | 0 2: bigrams (0, 1) twice, (0, 2) once, so D = 1 / 3; token 1 follows one token,
-    # and so does token 2: D = 1 for the unigrams, which gives them nothing but 2 x 1 / 4 / 2.
-    model = NGrams(np.array([[0, 1], [0, 1], [0, 2]]), V, order=2)
-    given = model.probabilities(np.array([[0, 1], [0, 2], [0, 3]]), 2)
-    np.testing.assert_allclose(given, [(5 / 3 + 1 / 6) / 3, (2 / 3 + 1 / 6) / 3, 1 / 18])
-
-
-def test_no_ngram_spans_two_blocks():
-    apart = NGrams(np.array([[0, 1, 0], [2, 3, 2]]), V, order=2)
-    assert not {2, 8} & {*apart.keys[1]}  # (0, 2) and (2, 0)
-    assert {*apart.keys[1]} == {
-        a * V + b for block in ([0, 1, 0], [2, 3, 2]) for a, b in pairwise(block)
-    }
 
 
 def test_the_report_counts_the_blocks_that_the_run_saw_and_scores_what_the_windows_score():

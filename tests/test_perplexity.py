@@ -3,31 +3,28 @@
 import csv
 import json
 import math
-import os
 import re
+import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import VOCABULARY, make_config, make_model, perturb, random_tokens
-from transformers import LlamaConfig, LlamaForCausalLM
+from conftest import VOCABULARY, make_model, random_tokens
+from script_folder import commands_of, lay_out, start
 
 from tape import TapeForCausalLM
-from tape.data import TextCorpus, load_tokenizer, tokenize_corpus, train_tokenizer
 from tape.evaluation import lm_eval, scoring
 from tape.evaluation import perplexity as entry
 from tape.evaluation.curves import figure_of, read_curves
 from tape.evaluation.journal import Incomplete
 from tape.evaluation.scoring import losses, perplexity
 from tape.evaluation.tables import add_rows, read_table
-from tape.evaluation.texts import open_text
 from tape.evaluation.windows import batches_of, spread, windows_of
+from tape.files import write_text
 from tape.runs import folder as runs
 
-ROOT = Path(__file__).parent.parent
 PG19 = "../data/pg19_test.bin"
 TOKENS = 70
 
@@ -168,31 +165,6 @@ def test_a_sample_equals_a_loop():
         assert found.nll == pytest.approx(np.mean(expected), rel=1e-5)
 
 
-def test_a_llama_of_several_files_is_the_librarys(text_file, tmp_path):
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    library = LlamaForCausalLM(
-        LlamaConfig(vocab_size=VOCABULARY, num_attention_heads=4, num_key_value_heads=2, **shape)
-    ).eval()
-    library.save_pretrained(tmp_path / "llama", max_shard_size="10KB")
-    assert len(list((tmp_path / "llama").glob("*.safetensors"))) > 1
-    out = tmp_path / "llama.csv"
-    evaluate(tmp_path / "llama", text_file, "--lengths", "16", "--out", str(out))
-    tokens, nll, before = torch.tensor([ids(TOKENS)]), 0.0, 0
-    for start in range(0, TOKENS, 5):  # as transformers' guide does
-        stop = min(start + 16, TOKENS)
-        labels = tokens[:, start:stop].clone()
-        labels[:, : before - stop] = -100
-        counted = (labels[:, 1:] != -100).sum().item()
-        with torch.no_grad():
-            nll += library(tokens[:, start:stop], labels=labels).loss.item() * counted
-        before = stop
-        if stop == TOKENS:
-            break
-    (row,) = table(out)
-    assert float(row["nll"]) == pytest.approx(nll / (TOKENS - 1), rel=1e-5)
-
-
 def test_a_base_model_keeps_its_files(tmp_path, monkeypatch):
     """Results of a model that is no run go to output/, unless a folder there is another's."""
     monkeypatch.chdir(tmp_path)
@@ -208,83 +180,7 @@ def test_a_base_model_keeps_its_files(tmp_path, monkeypatch):
         assert runs.folder_for_results(folder) == folder
 
 
-# ---- texts
-
-
-def test_a_corpus_is_cut_by_the_models_tokenizer(text, cache, tmp_path, monkeypatch):
-    monkeypatch.setenv("TAPE_CACHE", str(cache))
-    corpus = TextCorpus(text)
-    tokenizer = train_tokenizer(corpus, 300, cache)
-    torch.manual_seed(0)
-    folder = tmp_path / "model"
-    perturb(TapeForCausalLM(make_config("rope", vocab_size=300))).save_pretrained(folder)
-    (folder / "run.json").write_text("{}")
-    with pytest.raises(ValueError, match="neither a folder with a tokenizer"):
-        evaluate(folder, "text", "--files", str(text))
-    tokenizer.save_pretrained(folder)
-    evaluate(folder, "text", "--files", str(text), "--lengths", "64", "--stride", "60")
-    stream = tokenize_corpus(corpus, "validation", tokenizer, cache)
-    write_ids(tmp_path / "copy.bin", stream.tokens)
-    evaluate(folder, tmp_path / "copy.bin", "--lengths", "64", "--stride", "60")
-    first, second = table(folder / "perplexity.csv")
-    assert int(first["tokens"]) == len(stream) - 1
-    assert (first["data"], second["data"]) == ("text (validation)", "copy.bin")
-    assert first | {"data": second["data"]} == second  # the same ids have the same hash
-
-
-@pytest.mark.parametrize(
-    ("data", "files", "message"),
-    [
-        (b"\0" * 141, None, "141 bytes, an odd number: it must hold token ids as uint16"),
-        (b"", None, "bad.bin has 0 bytes"),
-        (b"\0" * 138 + b"\x3d\0", None, "token 69 is 61, beyond the model's vocabulary of 61"),
-        (b"\0" * 140, ["x"], "--files goes with --data text"),
-        ("locl", None, "neither a file nor a corpus; did you mean 'local'"),
-        ("text", None, "--data text needs --files"),
-        ("c4", ["a", "b"], "--data c4 takes one folder of shards, not 2 --files"),
-        ("{folder}/own.jsonl", None, "holds text, not token ids: give --data text --files"),
-    ],
-)
-def test_bad_texts_are_refused(data, files, message, trained, tmp_path):
-    (tmp_path / "own.jsonl").write_text('{"text": "some"}')
-    if isinstance(data, bytes):
-        (tmp_path / "bad.bin").write_bytes(data)
-        data = "{folder}/bad.bin"
-    data = data.format(folder=tmp_path)
-    with pytest.raises(ValueError, match=message):
-        open_text(data, files, trained, tmp_path).check(VOCABULARY)
-
-
-def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, tmp_path):
-    """With the same split, also if that is not the usual one."""
-    run = run_quick("data.validation_fraction=0.2", folder=tmp_path / "run")
-    text = open_text("run", None, run, tmp_path)
-    settings = json.loads((run / "trained.json").read_text())["data"]
-    files, share = settings["files"], settings["validation_fraction"]
-    corpus = TextCorpus(files, validation_fraction=share)
-    stream = tokenize_corpus(corpus, "validation", load_tokenizer(str(run)), tmp_path)
-    assert text.name == "text (validation)" and share == 0.2
-    np.testing.assert_array_equal(text.tokens, stream.tokens)
-    usual = open_text("text", [files], run, tmp_path)
-    assert usual.fingerprint() != text.fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("recorded", "message"),
-    [
-        (None, "run has no trained.json; give the text's name or file"),
-        ({"_target_": "arithmetic.problems.Problems"}, "run was not trained on a text"),
-        ({"_target_": "tape.data.tokenize_corpus"}, "run was not trained on a text"),
-        ({"files": "a"}, "trained.json"),
-    ],
-)
-def test_a_run_that_names_no_text_is_refused(recorded, message, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    if recorded is not None:
-        (run / "trained.json").write_text(json.dumps({"data": recorded}))
-    with pytest.raises(ValueError, match=message):
-        open_text("run", None, run, tmp_path)
+# ---- what is refused
 
 
 def test_a_refused_evaluation_leaves_nothing_behind(folder, text_file, tmp_path):
@@ -298,15 +194,6 @@ def test_a_refused_evaluation_leaves_nothing_behind(folder, text_file, tmp_path)
         with pytest.raises(ValueError, match=message):
             evaluate(folder, text_file, *given)
     assert set(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("position", ["randpe", {"name": "learned", "length": 24}])
-def test_more_positions_than_there_are(position, text_file, tmp_path):
-    folder = make_run(tmp_path / "model", position)
-    longest = 24 if isinstance(position, dict) else 64
-    with pytest.raises(ValueError, match=rf"--lengths 65 needs 65 positions, .* has {longest}: "):
-        evaluate(folder, text_file, "--lengths", "16", "65")
-    assert not (folder / "perplexity").exists()
 
 
 def test_losses_that_are_no_numbers(folder, text_file):
@@ -411,21 +298,15 @@ def test_pictures(folder, text_file, tmp_path):
     evaluate(folder, text_file, *given)
     evaluate(folder, text_file, "--lengths", "16", "24", *given[2:])
     evaluate(other, text_file, *given)
-    assert out.with_suffix(".png").stat().st_size
     rows, bins = read_curves(out)
-    left, right = figure_of(rows, bins).axes
-    lines = {line.get_label(): line for line in left.lines}
-    assert set(lines) == {"llama_rope paper", "llama_tape paper", "llama_tape sliding"}
+    left, right = ({x.get_label(): x for x in axes.lines} for axes in figure_of(rows, bins).axes)
+    assert {*left} == {"llama_rope paper", "llama_tape paper", "llama_tape sliding"}
     expected = [float(r["perplexity"]) for r in rows if r["model"] == "llama_rope"]
-    np.testing.assert_allclose(lines["llama_rope paper"].get_ydata(), expected)
-    assert list(lines["llama_tape sliding"].get_xdata()) == [16, 24]
-    curves = {line.get_label(): line.get_xdata() for line in right.lines}
-    assert curves["llama_rope paper, 32"][0] == 1 and curves["llama_rope paper, 32"][-1] > 27
-    assert min(curves["llama_tape sliding, 24"]) > 16  # of 19..23, which most windows score
+    np.testing.assert_allclose(left["llama_rope paper"].get_ydata(), expected)
+    assert min(right["llama_tape sliding, 24"].get_xdata()) > 16  # which most windows score
     alone = ([r for r in each if r["model"] == "llama_rope"] for each in (rows, bins))
-    left, right = figure_of(*alone).axes
-    assert [line.get_label() for line in left.lines] == ["llama_rope"]
-    assert [line.get_label() for line in right.lines] == ["16", "32"]
+    labels = [[line.get_label() for line in axes.lines] for axes in figure_of(*alone).axes]
+    assert labels == [["llama_rope"], ["16", "32"]]
 
 
 def test_commands(folder, text_file, capsys):
@@ -439,7 +320,6 @@ def test_commands(folder, text_file, capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--model {folder}", "the following arguments are required: --data"),
         ("--model {folder} --data x --lengths 1", "'1' must be an integer >= 2"),
         ("--model {folder} --data x --short 4", "--model takes no --short"),
         ("--model {folder} --data x --choose k.txt", "--choose k.txt must end in .json"),
@@ -468,26 +348,20 @@ def test_options_that_do_not_go_together(given, message, trained, capsys):
     ],
 )
 def test_the_papers_command_line(lines, expected, tmp_path, monkeypatch):
-    """With a command that prints its arguments in the place of Python."""
     monkeypatch.setattr("tape.command.check_model_folder", lambda folder: None)
-    project, python = tmp_path / "project", tmp_path / "venv" / "bin" / "python"
-    shutil.copytree(ROOT / "script", project / "script")
-    (project / "script" / "setup.sh").write_text("# the environment is there\n")
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
-    python.chmod(0o755)
+    (tmp_path / "project").mkdir()
+    folder = lay_out(tmp_path / "project")
     for file in ("data/proof_pile.bin", "data/pg19_test.bin", "my data/proof_pile.bin"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).touch()
-    command = lines.format("bash script/eval_llama.sh") + " --convention paper"
-    how = {"cwd": project, "capture_output": True, "text": True}
-    how["env"] = {**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv")}
-    started = subprocess.run(["bash", "-c", command], **how)
+        write_text(tmp_path / file, "")
+    words = shlex.split(lines.format("{} --convention paper"))
+    at = words.index("{}")
+    variables = dict(word.split("=") for word in words[:at])
+    given = (folder, "eval_llama.sh", *words[at + 1 :])
     if isinstance(expected, str):
-        assert started.returncode == 1 and re.fullmatch(expected, started.stderr)
+        done = start(*given, **variables)
+        assert re.fullmatch(expected, done.communicate()[0]) and done.returncode == 1
         return
-    assert started.returncode == 0, started.stderr
-    option, module, *arguments = started.stdout.splitlines()
+    ((option, module, *arguments),) = commands_of(*given, **variables)
     assert (option, module) == ("-m", "tape.evaluation.perplexity")
     found = vars(entry.parse(arguments))
     paper = {"model": Path("output/llama_adape"), "data": "../data/proof_pile.bin"}

@@ -9,7 +9,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, processo
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
-from tape.tasks.generated import GeneratedSequences
 from tape.tasks.passkey.sequences import (
     BENCHMARK,
     FILLER,
@@ -147,23 +146,5 @@ def test_the_plain_tokenizer_gives_texts_back_and_refuses_others():
         assert len(ids) == 1000 + digits
     with pytest.raises(Exception, match="UNK"):
         tokenizer("find the treasure")
-
-
-def test_sequences_are_prompts_with_their_answers():
-    passkeys, tokenizer = Passkeys(max_length=48), plain_tokenizer()
-    lengths, depths = [], []
-    for row in GeneratedSequences(passkeys, 300, seed=3):
-        text = tokenizer.decode(row["input_ids"])
-        prompt, key, rest = re.fullmatch(
-            r"(find .* \? the pass key is) (\d+)<\|endoftext\|>((?:<\|padding\|>)*)", text
-        ).groups()
-        assert f"the pass key is {key} ." in prompt
-        learned = row["labels"][row["labels"] != -100]
-        assert tokenizer.decode(learned) == f"{prompt} {key}<|endoftext|>"
-        assert len(learned) + rest.count("<") == passkeys.length == len(row["labels"])
-        lengths.append(len(tokenizer(prompt)["input_ids"]))
-        depths.append(prompt.index(key) / len(prompt))
-    assert set(lengths) == set(range(passkeys.shortest, 49))
-    assert np.histogram(depths, 4, (0, 1))[0][1:3].min() > 30
     with pytest.raises(ValueError, match=r"max_length=24: .* have up to 25 tokens"):
         Passkeys(max_length=24)

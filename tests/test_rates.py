@@ -7,7 +7,7 @@ from results import add_metrics
 from results import make_run as make
 
 from tape.files import write_text
-from tape.results.rates import choices, draw, main, read_finished, table
+from tape.results.rates import choices, main, read_finished, table
 from tape.results.runs import read_all
 from tape.settings.groups import CONFIG
 
@@ -37,30 +37,6 @@ def runs(tmp_path):
 
 def found(runs):
     return choices(read_all(runs, "", read_finished)[0])
-
-
-def test_the_lowest_loss_is_chosen_and_a_boundary_is_marked(runs):
-    chosen = found(runs)
-    assert chosen.rates == {"rope": 0.002, "tape": 0.004}
-    lines = table(chosen).splitlines()
-    assert lines[0] == "| encoding | 0.001 | 0.002 | 0.004 | chosen |"
-    assert lines[2:4] == [
-        "| rope | 3.0000 | 2.5000 | 2.7500 | 0.002 |",
-        "| tape | 2.9000 | 2.7000 | 2.6000 | 0.004 * |",
-    ]
-    axes = draw(chosen).axes[0]
-    stars = [line for line in axes.lines if line.get_marker() == "*"]
-    assert [(*line.get_xdata(), *line.get_ydata()) for line in stars] == [
-        (0.002, 2.5),
-        (0.004, 2.6),
-    ]
-    assert [line.get_markerfacecolor() == "none" for line in stars] == [False, True]
-
-
-def test_losses_of_other_validations_are_refused(runs, tmp_path):
-    runs += [make_run(tmp_path / "more", "fire", 0.001, 2.0, eval_blocks=9)]
-    with pytest.raises(ValueError, match=r"eval_blocks: \(absent\) -> 9"):
-        found(runs)
 
 
 def test_a_rate_counts_with_all_seeds_only(runs, tmp_path):
@@ -100,19 +76,19 @@ def test_runs_that_did_not_finish_are_named(runs, tmp_path, capsys):
     assert "* " + str(early) + ": " in printed and "no validation loss at its last step" in printed
 
 
-def test_other_budgets_and_double_runs_are_refused(runs, tmp_path):
-    other = make_run(tmp_path / "other", "rope", 0.008, 2.0, vocab_size=5)
-    with pytest.raises(ValueError, match="were trained with different settings: vocab_size"):
-        found([*runs, other])
-    twice = make_run(tmp_path / "twice", "rope", 0.001, 2.0)
-    with pytest.raises(ValueError, match="twice is given twice, or is as another run"):
-        found([*runs, twice])
-
-
-def test_a_file_has_one_rate_per_encoding(runs, tmp_path):
-    wide = make_run(tmp_path / "wide", "tape", 0.001, 2.0, position__width=4)
-    with pytest.raises(SystemExit, match=r"one learning rate per name: rope, tape.*leave some"):
-        main([*map(str, runs), str(wide), "--out", str(tmp_path / "out")])
+@pytest.mark.parametrize(
+    ("encoding", "changes", "message"),
+    [
+        ("fire", {"eval_blocks": 9}, r"eval_blocks: \(absent\) -> 9"),
+        ("rope", {"vocab_size": 5}, "were trained with different settings: vocab_size"),
+        ("rope", {}, "other is given twice, or is as another run"),
+        ("tape", {"position__width": 4}, "one learning rate per name: rope, tape.*leave some"),
+    ],
+)
+def test_what_cannot_be_chosen_from_is_refused(encoding, changes, message, runs, tmp_path):
+    other = make_run(tmp_path / "other", encoding, 0.001, 2.0, **changes)
+    with pytest.raises(SystemExit, match=message):
+        main([*map(str, runs), str(other), "--out", str(tmp_path / "out")])
 
 
 @pytest.mark.parametrize(

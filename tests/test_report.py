@@ -152,7 +152,6 @@ FAULTS = {
     "half": (half_a_run, "unfinished", "10 of 20 steps are done: the same command continues"),
     "going": (lambda f: longer(f, 30), "unfinished", "30 of 40 steps are done: the same"),
     "there": (lambda f: longer(f, 40), "unfinished", "40 of 40 steps are done, but not reported"),
-    "silent": (lambda f: make_run(f, reported=False), "unfinished", "20 of 20 .*not reported"),
     "no_config": (
         lambda f: (make_run(f), write(f / "run.json", '{"seed": 3, "tra')),
         "damaged",
@@ -175,7 +174,6 @@ FAULTS = {
     "compare_add": (lambda f: write(f / "add_0.log", "step"), "unfinished", "only what runs print"),
     "ends.csv": (lambda f: write(f, "a,b\n1,"), "damaged", "ends in the middle of a line"),
     "short.csv": (lambda f: write(f, "a,b\n1\n"), "damaged", "no rows, or incomplete ones"),
-    "none.csv": (lambda f: write(f, "a,b\n"), "damaged", "no rows, or incomplete ones"),
     "cut.png": (lambda f: write(f, PICTURE.read_bytes()[:-9]), "damaged", "not a complete PNG"),
 }
 
@@ -200,6 +198,7 @@ def test_links_are_followed_once(tmp_path, output, report):
     assert names == [EVIL, "lora", "run"]
 
 
+@pytest.mark.slow
 def test_committed_results_are_shown(report):
     page = report(ROOT / "docs" / "results")
     assert page.rows("run", "encoding") and not page.rows("place", "state", "why")

@@ -203,21 +203,14 @@ def test_tokens_are_cached_by_content(tmp_path, monkeypatch):
     assert examples_of(tmp_path, budget=Budget(70, 8)).tokens("prompt", 1).size > BUDGET.prompt
 
 
-DAMAGE = {
-    "cut": lambda content: content[:-8],
-    "columns": lambda content: content.replace(b"id", b"no"),
-    "metadata": lambda content: content[:-300] + bytes(200) + content[-100:],
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_tokens_are_made_again(tmp_path, caplog, damage):
+@pytest.mark.parametrize("cut", [False, True])
+def test_damaged_tokens_are_made_again(tmp_path, caplog, cut):
     write_task(tmp_path, "qasper", train=6)
     kept = examples_of(tmp_path).table.to_pydict()
     (file,) = (tmp_path / "cache" / "scrolls").rglob("rows.arrow")
     content = file.read_bytes()
     file.unlink()  # and not the one that is mapped
-    file.write_bytes(damage(content))
+    file.write_bytes(content[:-8] if cut else content.replace(b"id", b"no"))
     assert examples_of(tmp_path).table.to_pydict() == kept
     assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
 

@@ -158,10 +158,7 @@ def test_what_does_not_belong_together_is_refused(base, data, tmp_path):
     ("settings", "message"),
     [
         (["task=qaspr"], "--task: invalid choice: 'qaspr'"),
-        (["limit=0"], "--limit: '0' must be an integer >= 1"),
-        (["model=/nowhere"], "--model: /nowhere is not a folder"),
         (["budget="], r"scrolls\.json names no budget of a fine-tuning .*: give budget="),
-        (["shard=4/3"], "must be i/n"),
         (["data_dir=/nowhere"], "neither qasper.zip nor"),
         (["max_batch_tokens=100"], "must be at least 256"),
     ],
@@ -232,14 +229,8 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
     ("overrides", "message"),
     [
         (["length=512"], r"length=512: budget demo has 256 tokens; give budget=demo"),
-        (["data.task=qmsm"], "unknown data.task 'qmsm'"),
         (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; use model=keep, and"),
         (["+position.width=4"], r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
-        (
-            ["base_model=null", "tokenizer=null"],
-            r"position=keep and model=keep need a base_model=\.\.\.",
-        ),
-        (["base_model=output/no_c4"], "base_model=output/no_c4: there is no such folder; pre"),
         (["task.samples=0"], r"task\.samples=0 must be an integer"),
     ],
 )

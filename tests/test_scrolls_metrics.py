@@ -41,32 +41,22 @@ def test_normalisation(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "golds", "expected"),
+    ("metric", "text", "golds", "expected"),
     [
-        ("The Hague.", ["Paris", "hague"], 1),
-        ("The Hague", ["The Hague city"], 0),
-        ("the", [""], 1),
-        ("(B) otter", ["otter"], 0),  # the gold is the option's text
-        ("nai\u0308ve", ["naïve"], 0),  # two codings of a text are two texts
-    ],
-)
-def test_exact_match_by_hand(text, golds, expected):
-    assert exact_match(text, golds) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "golds", "expected"),
-    [
+        (exact_match, "The Hague.", ["Paris", "hague"], 1),
+        (exact_match, "The Hague", ["The Hague city"], 0),
+        (exact_match, "the", [""], 1),
+        (exact_match, "nai\u0308ve", ["naïve"], 0),  # two codings of a text are two texts
         # blue once and red once in common: 2 of 3 and 2 of 4 words.
-        ("blue blue red", ["blue red red green"], 4 / 7),
-        ("hello there", ["hello", "hi there"], 2 / 3),
-        ("x y", ["z", "x y z w", "x"], 2 / 3),
-        ("ÜBER-all", ["überall x"], 2 / 3),
-        *((text, [gold], 0) for text, gold in ("xy", ("", ""), ("the", "a"), ("x", ""), ("", "x"))),
+        (f1, "blue blue red", ["blue red red green"], 4 / 7),
+        (f1, "x y", ["z", "x y z w", "x"], 2 / 3),
+        (f1, "ÜBER-all", ["überall x"], 2 / 3),
+        (f1, "", [""], 0),
+        (f1, "x", [""], 0),
     ],
 )
-def test_f1_by_hand(text, golds, expected):
-    assert f1(text, golds) == pytest.approx(expected, abs=1e-15)
+def test_exact_match_and_f1_by_hand(metric, text, golds, expected):
+    assert metric(text, golds) == pytest.approx(expected, abs=1e-15)
 
 
 def test_every_variant_of_rouge_has_its_own_best_gold():
@@ -78,18 +68,6 @@ def test_every_variant_of_rouge_has_its_own_best_gold():
     assert rouge(prediction, golds[1:]) == pytest.approx([0.5, 0.4, 0.5])
     assert rouge(prediction, golds) == pytest.approx([1, 0.4, 0.5])
     assert score("rouge", [(prediction, golds)]) == pytest.approx(200_000 ** (1 / 3))
-
-
-def test_the_geometric_mean_is_that_of_the_means():
-    pairs = [
-        ("alpha beta gamma delta", ["alpha beta gamma delta"]),
-        ("red green blue pink", ["pink blue green red"]),
-    ]
-    assert score("rouge", pairs) == pytest.approx((100 * 50 * 62.5) ** (1 / 3))
-    assert round(score("rouge", pairs), 4) == 67.8604
-    assert [score("rouge", [pair]) for pair in pairs] == pytest.approx([100, 0])
-    assert score("rouge", [("alpha", ["alpha"])]) == 0  # there is no pair of words
-    assert score("rouge", [("", ["x"]), ("", [""])]) == 0
 
 
 def test_rouge_knows_no_letters_but_ascii_and_keeps_articles():
@@ -117,10 +95,3 @@ def test_the_documented_example():
         **dict.fromkeys(("narrative_qa", "qasper", "sample"), "f1"),
         **dict.fromkeys(("quality", "contract_nli"), "exact_match"),
     }
-
-
-def test_results_have_four_decimals():
-    """Two of three right, and a seventh of a character more than 2 on average."""
-    assert results(TASKS["quality"], ["x", "X.", "y"], [["x"]] * 3)["exact_match"] == 66.6667
-    lengths = results(TASKS["qasper"], ["ab"] * 6 + ["äöü"], [["x"]] * 7)
-    assert lengths["mean_prediction_length_characters"] == 2.1429  # characters, not bytes

@@ -87,16 +87,6 @@ def answers(data, task, change=lambda gold: gold):
     return {id_: change(texts[0]) for id_, texts in golds.items()}
 
 
-def test_golds_are_grouped_in_the_order_of_their_rows(qasper):
-    questions, golds = score.read_questions(TASKS["qasper"], "validation", qasper, Path("unused"))
-    assert questions == {"q1": "Where?\n\n", "q2": "When?\n\n", "q3": "Who?\n\n"}
-    assert [*golds.items()] == [
-        ("q1", ["At the mill.", "a mill, by the river", "a mill, by the river"]),
-        ("q2", ["In May"]),
-        ("q3", [""]),
-    ]
-
-
 def test_scores_are_written_and_printed(evaluate, write, qasper, tmp_path, capsys):
     """q1: of its golds, "at mill" (at and mill; one word in common of 3 and 2) and "mill by river"
     (two of 3 and 3); q2: two words in common of 3 and 2; q3: nothing in common. (2/3 + 4/5) / 3."""

@@ -13,14 +13,15 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from conftest import composed
 from shards import name_of, record, write_shards
-from test_training import assert_same_weights, composed, read_metrics, weights
-from torch.utils.data import DataLoader
+from trained import assert_same_weights, weights
 
 from tape.commands import train
 from tape.data import C4Corpus, StreamedBlocks, train_tokenizer
 from tape.data import blocks as blocks_module
 from tape.data import c4 as streaming_module
+from tape.runs.metrics import read_metrics
 
 LENGTH, WINDOW, TAKEN = 24, 13, 600  # 600 blocks are two passes and a part of the third
 
@@ -150,22 +151,6 @@ def test_a_url_streams_as_the_folder_does(stream, expected, folder):
     far = stream(dir=None, root="memory://far/en")
     assert far.fingerprint == stream().fingerprint
     assert take(far, 50) == expected[:50]
-
-
-def test_processes_share_a_step_as_one_process_would(stream, expected):
-    """accelerate lets rank 0 read as many batches as there are ranks and hands out slices."""
-    from accelerate.data_loader import DataLoaderDispatcher, prepare_data_loader
-
-    prepared = prepare_data_loader(
-        DataLoader(stream(), batch_size=4), device=torch.device("cpu"), put_on_device=True
-    )
-    assert isinstance(prepared, DataLoaderDispatcher)
-    prepared.state.num_processes = 2
-    try:
-        batch, _ = prepared._fetch_batches(iter(prepared.base_dataloader))
-    finally:
-        prepared.state.num_processes = 1
-    assert batch["input_ids"].tolist() == expected[:8]
 
 
 def test_other_data_are_another_stream(stream, tokenizer, folder, tmp_path):

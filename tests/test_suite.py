@@ -11,7 +11,7 @@ import pytest
 from commands import run_command
 from conftest import composed
 from omegaconf import OmegaConf
-from test_training import assert_same_weights, losses, weights
+from trained import assert_same_weights, losses, weights
 
 from tape.commands import train
 from tape.results.compare import compare
@@ -23,14 +23,11 @@ from tape.tasks.synthetic import synthetic_task
 from tape.tasks.synthetic.generators import TASKS
 from tape.tasks.synthetic.problems import Synthetic
 from tape.tasks.synthetic.suite import (
-    cells_of,
     contrast,
     draw,
     encoding_name,
-    matrix,
     predicted,
     suite,
-    texts_of,
 )
 from tape.tasks.synthetic.synthetic_task import learned, lengths_to, longest_solved
 from tape.training import callbacks
@@ -155,6 +152,8 @@ def evaluated(start, tmp_path):
 def test_the_suite_leaves_failed_runs_out(evaluated, tmp_path):
     with pytest.raises(ValueError, match=r"different settings: trainer\.max_steps"):
         suite(evaluated, None, tmp_path / "unequal")
+    with pytest.raises(ValueError, match="--contrasts copy:fire: give task:encoding:encoding"):
+        suite(evaluated[:1], None, tmp_path / "contrast", ["copy:fire"])
     # The run that had fewer steps is one of the same settings, for the rest of this test.
     for name in ("run.json", "trained.json"):
         path = evaluated[2] / name
@@ -199,8 +198,6 @@ def test_predictions_are_tested_by_the_lengths_of_all_runs():
         "| copy | fox | rope | not run | - | - | - |",
     ]
     assert predicted(lengths, []) == ""
-    with pytest.raises(ValueError, match="--contrasts copy:fire: give task:encoding:encoding"):
-        contrast("copy:fire")
 
 
 @pytest.mark.parametrize(
@@ -219,41 +216,13 @@ def test_a_cell_has_the_same_name_whatever_else_was_run(position, name):
     assert encoding_name({key: x for key, x in settings.items() if x is not None}) == name
 
 
-def run_rows(task, encoding, *solved, failed=()):
-    """Rows of a run for each largest solved length; `failed` ones did not learn the task."""
-    runs = [(length, True) for length in solved] + [(length, False) for length in failed]
-    about = {"task": task, "encoding": encoding, "trained": 20, "measure": "accuracy", "n": 10}
-    values = {"length": [20, 40], "times": [1.0, 2.0], "value": [1.0, 0.5]}
-    return pd.DataFrame(
-        about | values | {"seed": n, "run": f"{encoding}_{n}", "learned": done, "solved": length}
-        for n, (length, done) in enumerate(runs)
+def test_the_picture_names_what_was_not_learned():
+    about = {"task": "copy", "trained": 20, "measure": "accuracy", "n": 10, "seed": 0, "solved": 20}
+    rows = pd.DataFrame(
+        about | {"encoding": name, "run": name, "learned": name == "fox"} | values
+        for name in ("fox", "rope")
+        for values in ({"length": n, "times": n / 20, "value": 20 / n} for n in (20, 40))
     )
-
-
-@pytest.fixture
-def rows():
-    parts = [
-        run_rows("copy", "fox", 20, 28, failed=[14]),
-        run_rows("copy", "rope", failed=[14, 10]),
-    ]
-    parts.append(run_rows("parity", "fox", 20))
-    return pd.concat(parts).explode(["length", "times", "value"]).astype({"value": float})
-
-
-def test_the_matrix_says_how_many_runs_each_cell_has(rows):
-    cells = cells_of(rows)
-    texts = texts_of(cells)
-    assert texts.loc[("copy", "rope")].tolist() == ["0 of 2", "0.00 to 0.84", "-", "-", "-"]
-    assert matrix(texts["learned"]).splitlines()[2:] == [
-        "| fox | 2 of 3 | 1 of 1 |",
-        "| rope | 0 of 2 | not run |",
-    ]
-    assert cells["lengths"].to_dict()["copy", "fox"] == [20, 28, 0]
-    assert cells["twice"].to_dict()["copy", "fox"] == 0.5
-
-
-def test_the_picture_names_what_was_not_learned(rows):
     fox, rope, _ = draw(rows).axes  # and the scale of colours
     assert [text.get_text() for text in rope.texts] == ["not learned"] and not fox.texts
-    shown = fox.images[0].get_array().filled(-1)
-    assert shown.tolist() == [[1, 0.5], [1, 0.5]]
+    assert fox.images[0].get_array().filled(-1).tolist() == [[1, 0.5]]

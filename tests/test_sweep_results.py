@@ -1,7 +1,6 @@
 """Sweeps from training to the comparison, with tiny runs; the commands run in this process."""
 
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -56,43 +55,6 @@ def test_addition(sweep, tmp_path):
     assert again.status == 0 and begun(first) and not begun(again) and table in again.out
     recorded = (tmp_path / "output" / "add_rope_0" / "run.json").read_text()
     assert "evaluate" not in recorded  # it has no influence on the weights
-
-
-def test_text_with_a_run_that_fails(sweep, tmp_path, text):
-    flags = f"--data text --files {text} --max_tokens 3000 --processes 1"
-    words = ["sweep=encodings", "name=e", "recipe=quick", "seeds=[0]", f"evaluation='{flags}'"]
-    words += ["vary.position=[rope,alibi]", "--", *TEXT, "data=text", f"data.files={text}"]
-    notes = tmp_path / "output" / "e_alibi_0" / "notes.txt"
-    notes.parent.mkdir(parents=True)
-    notes.write_text("of somebody else")
-    first = sweep(*words)
-    assert first.status == 1, first.out
-    assert "error: e_alibi_0 did not finish, see output/compare_e/e_alibi_0.log: " in first.err
-    assert "output/e_alibi_0 has files but no run.json" in first.err
-    assert "* output/e_alibi_0: output/e_alibi_0 has no trained.json" in first.out
-    assert "| rope | 1 | " in first.out
-    shutil.rmtree(notes.parent)
-    second = sweep(*words)
-    assert second.status == 0, second.out + second.err
-    assert begun(second) == ["e_alibi_0"]
-    table = (tmp_path / "output" / "compare_e" / "table.md").read_text()
-    assert "| alibi | 1 | " in table and table in second.out
-
-
-@pytest.mark.slow
-def test_extensions_of_a_base(sweep, tmp_path, text):
-    """The base is trained first, and evaluated as the runs that start from it."""
-    data = ["data=text", f"data.files={text}"]
-    base = " ".join(["position=rope", "name=base", *TEXT, *data])
-    flags = f"--data text --files {text} --max_tokens 3000 --processes 1 --lengths 32 64"
-    words = ["sweep=extension", "vary.peft=[lora,adape]", f"base='{base}'"]
-    words += [f"evaluation='{flags}'", "--", "length=64", *TEXT[2:4], *TEXT[-3:], *data]
-    outcome = sweep(*words)
-    assert outcome.status == 0, outcome.out + outcome.err
-    table = (tmp_path / "output/extend/table.md").read_text()
-    assert table.startswith("| method | n | perplexity 32 | perplexity 64 |\n")
-    methods = {"not extended", "lora", "adape"}
-    assert {line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()} >= methods
 
 
 @pytest.mark.slow

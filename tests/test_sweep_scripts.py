@@ -92,38 +92,28 @@ REFUSED = [
     ),
     (["sweep=passkey", "vary.position=[]"], r"vary\.position=\[\]: name one value or more"),
     (["sweep=passkey", "vary.seed=[1,2]"], r"vary\.seed is set by the sweep; give name="),
-    (["sweep=passkey", "vary=3"], r"vary=3 must be a mapping"),
     (["sweep=passkey", "seeds=0 x"], r"seeds='x' must be an integer in 0\.\."),
     (["sweep=passkey", "jobs=0"], r"jobs=0 must be an integer >= 1"),
-    (["sweep=passkey", "seconds=-1"], r"seconds=-1 must be an integer >= 1"),
-    (["sweep=passkey", "cluster=pbs"], r"cluster='pbs' must be null, slurm or local"),
     (["sweep=passkey", "evaluation='--out x.csv'"], r"--out is set by the sweep"),
-    (["sweep=passkey", "evaluation=null"], r"evaluation=null must be a list, or words"),
     (["sweep=passkey", "compare=3"], r"compare=3 must be text, or null"),
     (["sweep=passkey", "baseline=foo"], r"baseline=foo is not a row of the sweep; choose one of"),
     (["sweep=passkey", "runs='output/a_{row}'"], r"runs=.* must be the beginning of paths in out"),
     (["sweep=encodings", "vary.tokenizer=[a/b,a-b]"], r"two runs have one folder"),
     (["sweep=passkey", "name=../outside"], r"name='\.\./outside' must be one folder of "),
-    (["sweep=passkey", "runs=output/../x"], r"runs='output/\.\./x' must be the beginning of"),
     (["sweep=passkey", "length=64"], r"length=64: .*; settings of the runs follow --$"),
     (["sweep=passkey", "jbos=3"], r"jbos=3: there is no such setting; did you mean 'jobs'"),
     (["sweep=passkey", "vary.position=[adape,tape]"], r"adape and tape are rows with the same se"),
     # what would replace the values that vary
     (["sweep=passkey", "--", "seed=1"], r"seed=1 is set by the sweep; give name="),
-    (["sweep=passkey", "--", "+output_dir=x"], r"\+output_dir=x is set by the sweep"),
-    (["sweep=passkey", "--", "position=x"], r"position=x is set by the sweep"),
     (["sweep=passkey", "--", "+position.name=rope"], r"\+position.name=rope is set by the sweep"),
     (["sweep=passkey", "--", "position@position=rope"], r"position@position=rope is set by the"),
     (["sweep=passkey", "vary.data=[local]", "--", "data._target_=x"], r"data\._target_=x is set"),
-    (["sweep=extension", "--", "position=tape"], r"position=tape is set by the sweep"),
     (["sweep=extension", "vary.peft=[lora,longlora]", "--", "peft.groups=4"], r"lora and longlora"),
     (
         ["sweep=passkey", "vary.trainer.max_steps=[9]", "--", "trainer={max_steps:1}"],
         r"trainer=.* is set by the sweep",
     ),
-    (["sweep=ablation_width", "--", "position.width=3"], r"position\.width=3 is set by"),
     # what the runs would refuse
-    (["sweep=passkey", "--", "experiment=no"], r"unknown experiment 'no'"),
     (["sweep=passkey", "--", "lenght=5"], r"lenght=5: there is no such setting; did you mean"),
     (["sweep=passkey", "--", "--help"], r"'--help' is not a setting of a run; give name=value"),
     (["sweep=passkey", "vary.trainer.max_steps=[5,x]"], r"max_steps='x' must be an integer"),
@@ -172,13 +162,10 @@ def test_a_sweep_begins_without_slow_imports():
 
 
 def test_variables_of_the_comparison_on_text(run_script):
-    found = run_script("compare.sh", "length=512")
-    runs = [run for run in found if run[0] == "train"]
+    runs = [run for run in run_script("compare.sh", "length=512") if run[0] == "train"]
     assert [given(run, "position")[0] for run in runs][:7] == SEVEN.split()
     assert {given(run, "seed")[0] for run in runs} == {*"01234"}
     assert all("length=512" in run for run in runs)
-    assert given(found[1], "stride") == ["4096"]
-
     variables = {"TYPES": " rope\ntape ", "SEEDS": "3", "NAME": "e", "BASELINE": "tape width=64"}
     flags = {"EVALUATION": "--data text --files github/", "EXPERIMENT": "compare_quick"}
     found = run_script("compare.sh", **variables, **flags)
@@ -190,8 +177,6 @@ def test_variables_of_the_comparison_on_text(run_script):
     assert given(found[1], "lengths") == ["128", "256", "512"]
     assert given(found[-1], "baseline") == ["tape width=64"]
     assert given(found[-1], "out") == ["output/compare_e"]
-    quick = run_script("compare.sh", EXPERIMENT="compare_quick", TYPES="rope")
-    assert [given(run, "seed")[0] for run in quick if run[0] == "train"] == ["0", "1", "2"]
 
 
 def test_variables_of_the_suite(run_script):

@@ -1,35 +1,24 @@
 """Runs from a composed configuration to the report: what they write, continue from and refuse."""
 
-import dataclasses
 import json
-import os
-import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import hydra
 import pytest
 import torch
 from conftest import composed
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from trained import assert_same_weights, checkpoint_names, locked, losses, weights
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    TrainerCallback,
     TrainerState,
-    TrainingArguments,
 )
 
-from tape import TapeConfig
 from tape.commands import train
 from tape.data import EpochOrder, TextCorpus, train_tokenizer
-from tape.positions import ALIASES, ENCODINGS
 from tape.runs.folder import (
     last_complete,
     register_run,
@@ -38,55 +27,10 @@ from tape.runs.folder import (
     verify_checkpoint,
 )
 from tape.runs.metrics import read_metrics
-from tape.settings import composition as command
-from tape.settings.groups import options
-from tape.training.arguments import FIXED, check_training
 from tape.training.callbacks import (
     Console,
-    NonFiniteLoss,
-    StopAndNaNCallback,
-    Stopped,
     peak_flops,
 )
-from tape.training.trainer import LanguageModelTrainer
-
-ROOT = Path(__file__).parent.parent
-
-
-def choices(group):
-    return sorted(options(group))
-
-
-PRESETS = dict.fromkeys(("gemma", "rnope", "swan"), "mixed")
-PRESETS |= dict.fromkeys(("tape_subset", "tape_xavier"), "tape")
-
-
-@pytest.mark.parametrize("position", sorted({*choices("position")} - {"keep"}))
-def test_every_position_builds_with_known_arguments(position):
-    settings = OmegaConf.to_container(composed(f"position={position}"), resolve=True)
-    config = TapeConfig(**settings["model"] | {"position": settings["position"], "vocab_size": 99})
-    assert config.position["name"] == (PRESETS | ALIASES).get(position, position)
-    assert position in {*ENCODINGS, *ALIASES, *PRESETS}
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [f"{group}={name}" for group in ("model", "experiment", "trainer") for name in choices(group)],
-)
-def test_every_model_experiment_and_trainer_composes(chosen):
-    cfg = composed(chosen, "trainer.use_cpu=true")
-    arguments = hydra.utils.instantiate(cfg.trainer, _convert_="all")
-    assert isinstance(arguments, TrainingArguments) and arguments.max_steps == cfg.trainer.max_steps
-
-
-@pytest.mark.parametrize("prefix", ["", "+", "++"])
-def test_every_field_of_training_arguments_is_a_setting(prefix):
-    names = sorted(field.name for field in dataclasses.fields(TrainingArguments) if field.init)
-    words = [f"{prefix}trainer.{name}=null" for name in names]
-    found = command.composed([*words, f"{prefix}trainer.optim_args.a=1"], "train").trainer
-    assert {*found} == {*names, "_target_"} and found.optim_args == {"a": 1}
-    with pytest.raises(HydraException):
-        command.composed(["trainer.no_such_field=1"], "train")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -100,39 +44,6 @@ def test_addition_is_tried_in_seconds(tmp_path):
     folder = tmp_path / "run"
     train.run(composed("experiment=addition_quick", f"output_dir={folder}"))
     assert "| length | right answers |" in (folder / "report" / "report.md").read_text()
-
-
-def test_runs_of_a_sweep_have_their_own_folders():
-    sweep = [composed(), composed("position=rope"), composed("seed=1"), composed("data=text")]
-    assert len({cfg.output_dir for cfg in sweep}) == 4
-
-
-def test_an_experiment_overrides_the_defaults_and_the_command_line_both():
-    assert composed().length == 256
-    assert composed("experiment=quick").length == 64
-    assert composed("experiment=quick", "length=32").model.max_position_embeddings == 32
-    assert composed("experiment=paper").model.hidden_size == 768
-    assert composed("experiment=paper", "model=tiny").model.hidden_size == 128
-
-
-@pytest.mark.parametrize(
-    ("experiment", "length", "batch", "steps", "rate", "schedule", "warmup", "decay"),
-    [
-        ("addition_20", 64, 512, 20_000, 1e-4, "polynomial", 0.02, 0.01),
-        ("paper", 1024, 512, 10_000, 1e-4, "polynomial", 0.02, 0.01),
-        ("scrolls", 1024, 64, 1_000, 1e-5, "polynomial", 0.1, 0.01),
-        ("llama_extend", 8192, 64, 1_000, 2e-5, "constant_with_warmup", 0.05, 0.0),
-    ],
-)
-def test_the_papers_recipes(experiment, length, batch, steps, rate, schedule, warmup, decay):
-    """Table 5 of the paper; schedules, warm-up and decay are those of its scripts."""
-    cfg = composed(f"experiment={experiment}", "trainer.use_cpu=true")
-    arguments = hydra.utils.instantiate(cfg.trainer, _convert_="all")
-    assert (cfg.length, arguments.max_steps, arguments.learning_rate) == (length, steps, rate)
-    sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    assert sequences == batch and not cfg.optimizer  # AdamW
-    assert arguments.optim.startswith("adamw") and arguments.lr_scheduler_type == schedule
-    assert (arguments.warmup_steps, arguments.weight_decay) == (warmup, decay)
 
 
 @pytest.mark.usefixtures("whole_sample")
@@ -173,14 +84,12 @@ def test_mfu_is_the_share_of_a_known_gpus_peak(monkeypatch):
     for name, peak in {
         "NVIDIA H100 80GB HBM3": 989e12,
         "NVIDIA H100 PCIe": 756e12,
-        "NVIDIA A100-SXM4-40GB": 312e12,
         "NVIDIA L40S": 362e12,
-        "NVIDIA L4": 121e12,
         "NVIDIA L40": None,  # not listed
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,  # a part of one
     }.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
-        assert peak_flops(gpu, torch.bfloat16) == peak_flops(gpu, torch.float16) == peak, name
+        assert peak_flops(gpu, torch.bfloat16) == peak, name
         assert peak_flops(gpu, torch.float32) is None  # tensor cores may or may not take part
     assert peak_flops(torch.device("cpu"), torch.bfloat16) is None
 
@@ -197,20 +106,6 @@ def test_a_run_shorter_than_logging_steps_has_a_loss_and_measures(start, monkeyp
     text = (folder / "report" / "report.md").read_text()
     assert f", {row['data_share']:.1%} of its time waiting for data (median)" in text
     assert json.loads((folder / "report" / "report.json").read_text())["peak_memory_gib"] > 0
-
-
-def weights(folder):
-    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
-
-
-def assert_same_weights(one, other):
-    for name, value in one.items():
-        assert torch.equal(value, other[name]), name
-
-
-def losses(folder):
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [(row["step"], row["loss"]) for row in rows if "loss" in row]
 
 
 @pytest.mark.parametrize(
@@ -241,10 +136,6 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, 
     assert_same_weights(weights(whole), weights(killed))
     assert losses(killed) == losses(whole)
     assert not unfinished(killed).exists()
-
-
-def checkpoint_names(folder):
-    return sorted(path.name for path in folder.glob("checkpoint-*"))
 
 
 def test_a_finished_run_only_reports_again(start):
@@ -293,24 +184,13 @@ def test_a_failed_first_try_does_not_block_the_folder(start):
     start()
 
 
-HOLD = """
-import fcntl, sys
-file = open(sys.argv[1], "w")
-fcntl.lockf(file, fcntl.LOCK_EX)
-print(flush=True)
-input()
-"""
-
-
 def test_two_processes_cannot_work_in_one_folder(start, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")  # of torchrun, whose processes the run does not see
-    (tmp_path / "run").mkdir()
-    words = [sys.executable, "-c", HOLD, tmp_path / "run" / ".lock"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        other.stdout.readline()
-        with pytest.raises(ValueError, match=r"another process is using .*run"):
-            start()
-        other.communicate(b"\n")
+    with (
+        locked(tmp_path / "run"),
+        pytest.raises(ValueError, match=r"another process is using .*ru"),
+    ):
+        start()
     start()
 
 
@@ -343,6 +223,7 @@ def flip_a_byte(path):
         ("model.safetensors", flip_a_byte),
         ("optimizer.pt", Path.unlink),
         ("sha256.json", Path.unlink),
+        ("sha256.json", lambda path: path.write_text("{")),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_left_out(start, finished, caplog, name, harm):
@@ -397,47 +278,6 @@ def test_gradient_accumulation_gives_the_loss_of_the_large_batch(start, tmp_path
         assert other == pytest.approx(one, abs=1e-5)
 
 
-@pytest.mark.parametrize(("position", "step"), [("tape", 3), ("randpe", 4), ("tape", 8)])
-def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path, position, step):
-    """SIGTERM within a step: the run saves after it, exits, and continues to the same end; also
-    where a validation is due. In the last step it just ends."""
-    settings = [f"position={position}", "trainer.logging_steps=5"]
-    whole = start(*settings, folder=tmp_path / "whole")
-
-    class Terminate(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == step - 1:
-                signal.raise_signal(signal.SIGTERM)
-
-    def interrupted(self, *args, **kwargs):
-        self.add_callback(Terminate())
-        return original(self, *args, **kwargs)
-
-    folder, original = tmp_path / "run", LanguageModelTrainer.train
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LanguageModelTrainer, "train", interrupted)
-        if step < 8:
-            with pytest.raises(Stopped, match=f"stopped after step {step}, which is saved"):
-                start(*settings)
-            assert checkpoint_names(folder) == [f"checkpoint-{step}"]
-            assert not (folder / "model.safetensors").exists()
-        else:
-            start(*settings)
-    start(*settings)
-    assert_same_weights(weights(whole), weights(folder))
-    timed = {"tokens_per_second", "peak_memory_gib", "data_share", "mfu"}
-
-    def rows(folder):
-        return [
-            {key: row[key] for key in row if key not in timed and not key.startswith("eval_s")}
-            for row in read_metrics(folder / "metrics.jsonl")
-        ]
-
-    for row in (ours := rows(folder)) + (theirs := rows(whole)):
-        row.pop("eval_runtime", None)
-    assert ours == theirs
-
-
 def test_a_longer_schedule_is_followed_from_its_first_step(start, tmp_path):
     def rates(folder):
         rows = read_metrics(folder / "metrics.jsonl")
@@ -467,55 +307,10 @@ def test_a_run_that_saves_nothing_on_the_way_is_finished_once(start):
     assert (folder / "metrics.jsonl").read_text() == metrics
 
 
-@pytest.mark.slow
-def test_kills_at_random_moments_change_nothing(text, cache):
-    """One SIGKILL and one SIGTERM; more by hand with `python tests/crash.py --kills 20`."""
-    settings = ["data=text", f"data.files={text}", f"cache_dir={cache}", "vocab_size=300"]
-    command = [sys.executable, "tests/crash.py", "--kills=2", "--steps=16", *settings]
-    outcome = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert "SIGKILL -> status -9" in outcome.stdout
-    assert outcome.stdout.rstrip().endswith("equal the uninterrupted run's")
-
-
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="not a run's folder"):
         register_run(tmp_path, {})
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_loss_that_is_not_finite_ends_the_run(late, start, monkeypatch):
-    """Or is read one step later, as on a GPU."""
-    monkeypatch.setattr(
-        "tape.training.trainer.StopAndNaNCallback", lambda **given: StopAndNaNCallback(late=late)
-    )
-    applied = "was found one step later" if late else "was not applied"
-    with pytest.raises(NonFiniteLoss, match=rf"step 2, .*learning rate .*{applied}"):
-        start("trainer.learning_rate=1e30", "trainer.max_grad_norm=0", "trainer.warmup_steps=0")
-
-
-def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
-    with pytest.raises(NonFiniteLoss, match=r"not finite after step 1: not saved"):
-        start("trainer.learning_rate=1e38", "trainer.warmup_steps=0", "trainer.save_steps=1")
-    assert checkpoint_names(tmp_path / "run") == []
-
-
-@pytest.mark.parametrize("field", FIXED)
-def test_fields_that_a_run_fixes_are_refused(field, tmp_path):
-    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_steps=1)
-    arguments.train_sampling_strategy = "sequential"
-    check_training(arguments)
-    *owner, name = field.split(".")
-    setattr(getattr(arguments, owner[0]) if owner else arguments, name, "other")
-    with pytest.raises(ValueError, match=f"trainer.{field}=other: {re.escape(FIXED[field][1])}"):
-        check_training(arguments)
 
 
 def test_a_line_has_step_loss_rate_speed_and_time_left(capsys):
@@ -524,25 +319,3 @@ def test_a_line_has_step_loss_rate_speed_and_time_left(capsys):
     console.on_log(None, state, None, {"loss": 1.5, "learning_rate": 1e-3})
     line = "step 2/4  loss 1.5000  lr 1.00e-03  1,500 tokens/s  00:02 left\n"
     assert capsys.readouterr().out == line
-
-
-TERMINATED = """
-import signal
-from tape.commands import train
-train.settings_of = lambda cfg: signal.raise_signal(signal.SIGTERM)
-train.main()
-"""
-
-
-def test_sigterm_before_the_first_step_has_the_same_status(tmp_path):
-    command = [sys.executable, "-c", TERMINATED, f"output_dir={tmp_path / 'run'}"]
-    told = tmp_path / "status"
-    ended = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"TAPE_STATUS": str(told)},
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 75 and told.read_text() == "75", ended.stderr
-    assert ended.stderr == "stopped outside of its steps: the same command continues\n"

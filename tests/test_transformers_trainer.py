@@ -109,21 +109,6 @@ def test_training_and_evaluation_equal_a_llamas(settings, trainer):
     np.testing.assert_allclose(logits[real], their_logits[real], atol=1e-4)
 
 
-def test_a_loss_of_ones_own_sees_logits_in_training(trainer):
-    class Own(Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False, **given):
-            outputs = model(**inputs)
-            logits, labels = outputs.logits[:, :-1], inputs["labels"][:, 1:]
-            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-            return (loss, outputs) if return_outputs else loss
-
-    results = []
-    for model in a_llama():
-        run = trainer(model, Own)
-        results.append([run.train().training_loss, run.evaluate()["eval_loss"]])
-    assert results[0] == pytest.approx(results[1], abs=1e-5)
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_a_model_gives_loss_and_logits_or_the_loss_alone(training):
     model, tokens = make_model("tape").train(training), random_tokens(2, 9)

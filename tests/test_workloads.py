@@ -6,12 +6,9 @@ import pytest
 import torch
 
 from benchmarks.workloads import (
-    ADAPTERS,
     PEERS,
     Load,
     attention_layer,
-    of_adapter,
-    of_attention,
     peer_layer,
     rewind,
 )
@@ -73,23 +70,3 @@ def test_decoding_can_be_done_again(compiled):
     assert cache.get_seq_length() == load.length
     again = model(tokens[:, :2], past_key_values=cache).logits
     torch.testing.assert_close(again, first, atol=0, rtol=0)
-
-
-def test_unlike_kernels_are_not_compared():
-    load = replace(load_of("forward"), backend="flex_attention")
-    with pytest.raises(ValueError, match="transformers is compared in eager and sdpa only"):
-        of_attention(load, "rope, transformers")
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_an_adapter_trains_its_weights_alone(method, monkeypatch):
-    built = []
-    monkeypatch.setattr(
-        "benchmarks.workloads.cast_frozen", lambda model, frozen: built.append(model)
-    )
-    step = of_adapter(load_of("training", length=16), method)
-    before = {name: weight.clone() for name, weight in built[0].named_parameters()}
-    step()
-    for name, weight in built[0].named_parameters():
-        assert weight.requires_grad or torch.equal(weight, before[name])
-    assert any(not torch.equal(w, before[n]) for n, w in built[0].named_parameters())

@@ -1,0 +1,240 @@
+"""Tokenizers, tokens and blocks: what is cached, what is packed, what is made again."""
+
+import hashlib
+import json
+import random
+
+import numpy as np
+import pytest
+from test_data import DOCUMENTS, bad, lines_of
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from tape.data import (
+    TextCorpus,
+    TokenBlocks,
+    TokenStream,
+    TrainingOrder,
+    tokenize_corpus,
+    train_tokenizer,
+)
+from tape.data import blocks as blocks_module
+from tape.data.tokenizer import load_tokenizer
+from tape.files import new_folder, write_text
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(lines_of(DOCUMENTS))
+    return path
+
+
+@pytest.fixture
+def corpus(jsonl):
+    return TextCorpus(jsonl)
+
+
+# ---- tokenizers
+
+
+def test_tokenizer_is_trained_once_and_round_trips(tmp_path, corpus, monkeypatch):
+    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    text = "naïve\n\tdef f(x): return '→' # 日本"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert None is not tokenizer.eos_token_id != tokenizer.pad_token_id
+    monkeypatch.setattr("tape.data.tokenizer._train", None)
+    assert train_tokenizer(corpus, 280, tmp_path).get_vocab() == tokenizer.get_vocab()
+
+
+def plain_tokenizer(corpus, vocab_size):
+    """As tokenizers were trained before pieces had a bound."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>", "<|padding|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus.documents("train"), trainer)
+    return tokenizer
+
+
+def tokenizer_folder(corpus, vocab_size, cache):
+    """Where tokenizers have always been."""
+    key = hashlib.sha256(f"{corpus.fingerprint()} bpe {vocab_size}".encode()).hexdigest()[:16]
+    return cache / "tokenizers" / key
+
+
+def one_line(folder, letters):
+    path = folder / "line.txt"
+    path.write_text(f"A{''.join(random.Random(0).choices(letters, k=5000))}")
+    return TextCorpus(path)
+
+
+@pytest.mark.parametrize("letters", ["ACGT", "日本語中文", " \t"], ids=["dna", "chinese", "spaces"])
+def test_pieces_of_a_text_without_spaces_are_bounded(letters, tmp_path):
+    corpus = one_line(tmp_path, letters)
+    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    (text,) = corpus.documents("train")
+    bounded = tokenizer.backend_tokenizer.pre_tokenizer
+    assert max(end - start for _, (start, end) in bounded.pre_tokenize_str(text)) == 256
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    folder = tokenizer_folder(corpus, 280, tmp_path)
+    assert not folder.exists()  # it is of another kind than those there
+    again = train_tokenizer(corpus, 280, tmp_path)
+    assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert len(list(folder.parent.iterdir())) == 1
+    # One long word changes no other.
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    parts = [*" \n\ta中7'-", "  ", "word", "'s", "'ll", "e\u0301", "\u3000"]
+    for seed in range(30):
+        text = "".join(random.Random(seed).choices(parts, k=40))
+        assert bounded.pre_tokenize_str(text) == plain.pre_tokenize_str(text)
+
+
+def test_tokenizers_are_what_they_always_were(corpus, tmp_path):
+    """Those of an earlier version are used, also for a text that would now be cut."""
+    tokenizer = train_tokenizer(corpus, 300, tmp_path).backend_tokenizer
+    found, expected = (json.loads(of.to_str()) for of in (tokenizer, plain_tokenizer(corpus, 300)))
+    for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
+        assert found[part] == expected[part]
+    assert tokenizer_folder(corpus, 300, tmp_path).is_dir()
+    dna = one_line(tmp_path, "ACGT")
+    backend = plain_tokenizer(dna, 260)
+    before = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+    before.save_pretrained(tokenizer_folder(dna, 260, tmp_path))
+    again = train_tokenizer(dna, 260, tmp_path).backend_tokenizer
+    assert again.to_str() == before.backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer.json", '{"model": {"type": "BPE"}}'), ("tokenizer_config.json", "{}")],
+)
+def test_a_damaged_tokenizer_is_trained_again(tmp_path, corpus, caplog, name, content):
+    expected = train_tokenizer(corpus, 300, tmp_path)
+    (file,) = (tmp_path / "tokenizers").glob(f"*/{name}")
+    file.write_text(content)
+    again = train_tokenizer(corpus, 300, tmp_path)
+    assert again.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+    assert again.eos_token == expected.eos_token
+    assert f"{file.parent} is damaged" in caplog.text
+
+
+def test_what_cannot_be_tokenized(tmp_path, jsonl):
+    corpus = TextCorpus(jsonl)
+    with pytest.raises(ValueError, match="vocab_size=100 must be at least 258"):
+        train_tokenizer(corpus, 100, tmp_path)
+    with pytest.raises(ValueError, match="too small for vocab_size=9000"):
+        train_tokenizer(corpus, 9000, tmp_path)
+    assert not list((tmp_path / "tokenizers").glob("*"))
+    with pytest.raises(ValueError, match=r"neither a folder .* nor available from the hub"):
+        load_tokenizer(str(tmp_path / "none"))
+    write_text(tmp_path / "damaged" / "tokenizer.json", '{"model": {"type": "BPE"}}')
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged \(KeyError"):
+        load_tokenizer(str(tmp_path / "damaged"))
+    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    few = TextCorpus(jsonl, validation_fraction=1e-6)
+    with pytest.raises(
+        ValueError, match=r"validation split of text has no documents; set .*_fraction"
+    ):
+        tokenize_corpus(few, "validation", tokenizer, tmp_path)
+    jsonl.write_text(jsonl.read_text() + "{broken\n")
+    with pytest.raises(ValueError, match="line 61: not JSON"):
+        tokenize_corpus(TextCorpus(jsonl), "train", tokenizer, tmp_path)
+    assert not list((tmp_path / "tokens").iterdir())  # nothing half-written
+
+
+# ---- tokens and blocks
+
+
+def test_packing_loses_nothing(tmp_path, jsonl):
+    jsonl.write_text(lines_of([*DOCUMENTS, "a <|endoftext|> b"]))  # its name is text
+    held_out = bad(tmp_path, "held.txt", "held out")
+    corpus = TextCorpus(jsonl, validation=held_out)
+    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    stream = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    joined = "".join(text + tokenizer.eos_token for text in corpus.documents("train"))
+    assert tokenizer.decode(stream.tokens) == joined
+    assert stream.bytes == sum(len(text.encode()) for text in corpus.documents("train"))
+    assert stream.documents == list(stream.tokens).count(tokenizer.eos_token_id) == 61
+    for length in (7, 64):
+        blocks = TokenBlocks(stream, length)
+        packed = np.concatenate([block["input_ids"] for block in blocks])
+        assert len(packed) == len(stream) // length * length
+        assert (packed == stream.tokens[: len(packed)]).all()
+        assert all((block["labels"] == block["input_ids"]).all() for block in blocks)
+
+
+@pytest.fixture
+def stream():
+    return TokenStream(np.arange(48), documents=1, bytes=48, fingerprint="of the text")
+
+
+def test_a_limited_set_of_blocks_is_spread_over_the_stream(stream):
+    few = TokenBlocks(stream, 4, limit=5)
+    assert [int(block["input_ids"][0]) // 4 for block in few] == [0, 2, 5, 8, 11]
+    with pytest.raises(ValueError, match="48 tokens are fewer than one block of length=49"):
+        TokenBlocks(stream, 49)
+
+
+def test_the_order_of_training_is_the_same_in_every_numpy(stream):
+    order = TrainingOrder(TokenBlocks(stream, 4), total=24, seed=3)
+    numbers = [int(order[n]["input_ids"][0]) // 4 for n in range(24)]
+    assert numbers[:12] == [1, 9, 0, 8, 10, 11, 2, 4, 3, 5, 7, 6]
+    assert numbers[12:] == [1, 3, 9, 5, 6, 0, 8, 10, 11, 7, 2, 4]
+    # Written down: runs go on with this order alone.
+    assert order.fingerprint == "of the text, permuted by RandomState"
+
+
+def test_tokens_are_cached_by_content(tmp_path, corpus, monkeypatch):
+    tokenizer = train_tokenizer(corpus, 280, tmp_path)
+    first = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    monkeypatch.setattr(blocks_module, "_write_stream", None)
+    assert (first.tokens == tokenize_corpus(corpus, "train", tokenizer, tmp_path).tokens).all()
+    with pytest.raises(TypeError, match="not callable"):  # tokenized again
+        tokenize_corpus(corpus, "train", train_tokenizer(corpus, 300, tmp_path), tmp_path)
+
+
+DAMAGES = {
+    "bytes": ("tokens.bin", lambda content: content[:-200]),
+    "token 65535": ("tokens.bin", lambda content: content[:-2] + b"\xff\xff"),
+    "a number": ("facts.json", lambda content: b"5"),
+    "a key": ("facts.json", lambda content: content.replace(b'"bytes"', b'"x"')),
+    "dtype": ("facts.json", lambda content: content.replace(b"uint16", b"float9")),
+    "no tokens": ("tokens.bin", None),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_tokens_are_made_again(tmp_path, corpus, caplog, name, change):
+    tokenizer = train_tokenizer(corpus, 300, tmp_path)
+    whole = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    expected, (file,) = whole.tokens.tolist(), (tmp_path / "tokens").glob(f"*/{name}")
+    if change is None:
+        file.unlink()
+    else:
+        file.write_bytes(change(file.read_bytes()))
+    again = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
+    assert again.tokens.tolist() == expected
+    assert (again.documents, again.bytes) == (whole.documents, whole.bytes)
+    assert f"{file.parent} is damaged" in caplog.text and "created again" in caplog.text
+    assert [path.name for path in file.parent.parent.iterdir()] == [whole.fingerprint]
+
+
+# ---- files
+
+
+def test_folders_and_files_appear_whole_or_not_at_all(tmp_path):
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "a") as work:
+        (work / "half").write_text("x")
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
+    for _ in range(2):  # the second one finds that another process was faster
+        with new_folder(tmp_path / "a") as work:
+            (work / "whole").write_text("x")
+    write_text(tmp_path / "b", "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

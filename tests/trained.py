@@ -1,0 +1,48 @@
+"""What trained runs leave: weights, losses, checkpoints, and the lock of their folder."""
+
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from tape.runs.metrics import read_metrics
+
+
+def weights(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def assert_same_weights(one, other):
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def losses(folder):
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [(row["step"], row["loss"]) for row in rows if "loss" in row]
+
+
+def checkpoint_names(folder):
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print(flush=True)
+input()
+"""
+
+
+@contextmanager
+def locked(folder):
+    """Another process works in a folder."""
+    folder.mkdir(parents=True)
+    words = [sys.executable, "-c", HOLD, folder / ".lock"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        yield
+        other.communicate(b"\n")
