@@ -89,7 +89,8 @@ class ContextualLayer(FrequencyLayer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(self.log_ratio.dtype, torch.float32)
         with torch.autocast(x_BTC.device.type, enabled=False):
-            steps_BTK = F.softplus(self.scale(x_BTC.to(wide))) / UNIT
+            # Softplus, whose own gradient has strides that break graphs of torch.compile.
+            steps_BTK = -F.logsigmoid(-self.scale(x_BTC.to(wide))) / UNIT
         if tokens.real is not None:  # nothing turns at padding
             steps_BTK = steps_BTK * tokens.real[:, tokens.slots, None]
         steps_BKT1 = steps_BTK.mT[..., None].expand(-1, k_BKTD.shape[1], -1, -1)
