@@ -7,6 +7,7 @@ differentiable, so that gradients can be compared as well.
 import math
 
 import torch
+from reference_states import grape_m_state, grape_probe, repo_state
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -108,6 +109,17 @@ def read_term(weights, config, layer: int, h: int, i: int, j: int, x, q, k, scor
     if arguments["name"] == "fox":
         w, b = weights[prefix + "gate.weight"][h], weights[prefix + "gate.bias"][h]
         return sum((torch.sigmoid(w @ x[t] + b).log() for t in range(j + 1, i + 1)), zero)
+    if "inner" in inside(config, layer):
+        w, b = (weights[prefix + f"forget.gate.{part}"][h] for part in ("weight", "bias"))
+        return sum((torch.sigmoid(w @ x[t] + b).log() for t in range(j + 1, i + 1)), zero)
+    if arguments["name"] == "grape_ap":
+        slope = press_slopes(config.num_attention_heads)[h]
+        own, steps = grape_probe(weights, config, layer, h, x[i]), zero
+        for t in range(j + 1, i + 1):
+            probe = grape_probe(weights, config, layer, h, x[t])
+            turn = torch.tensor([[math.cos(t), math.sin(t)]] * (len(probe) // 2), dtype=own.dtype)
+            steps = steps + torch.sigmoid(own @ rotate(probe, turn) / len(probe)).log()
+        return slope * steps
     if arguments["name"] == "relative" and i - j < arguments["extent"]:
         R = arguments["dimension"]
         r = weights[prefix + "reader.weight"][h * R : (h + 1) * R] @ x[i]
@@ -135,9 +147,15 @@ def polar(x: Tensor, coordinate: int, shift: Tensor | float, base: float) -> Ten
     return (1 + x.exp()).log() * torch.complex(phase.cos(), phase.sin())
 
 
+def inside(config, layer: int) -> str:
+    """The prefix of an encoding's weights, beside which FoX's may be."""
+    gated = config.position.get("gate") or config.position.get("scalar")
+    return f"model.layers.{layer}.context." + "inner." * bool(gated)
+
+
 def convolved(weights, config, layer: int, read: list[Tensor]) -> Tensor:
     """The channels of the last of these tokens after the convolution over the last of them."""
-    prefix = f"model.layers.{layer}.context.convolution."
+    prefix = inside(config, layer) + "convolution."
     W1, W2, taps = (weights[prefix + name] for name in ("down.weight", "up.weight", "taps"))
     inputs = [W2 @ (W1 @ x) for x in read[::-1]]
     return sum(taps[:, n] * x for n, x in enumerate(inputs[: config.position["kernel"]]))
@@ -157,7 +175,7 @@ def selective_state(weights, config, layer: int, read: list[Tensor]) -> Tensor:
 def path_maps(weights, config, layer: int, read: list[Tensor]) -> tuple[Tensor, Tensor]:
     """w (K, D) and beta (K,) of the last of these tokens, for the maps of the tokens after j up to
     i. So are those of flash-linear-attention's naive form (fla/ops/path_attn/naive.py)."""
-    prefix = f"model.layers.{layer}.context.gate."
+    prefix = inside(config, layer) + "gate."
     w = convolved(weights, config, layer, read).view(config.num_key_value_heads, -1)
     logit = weights[prefix + "weight"] @ read[-1] + weights[prefix + "bias"]
     return torch.stack([vector / vector.norm() for vector in w]), 2 * torch.sigmoid(logit)
@@ -260,6 +278,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         at, config, e = f"model.layers.{layer}.", layers[layer], [*first[layer]]
         name = config.position["name"]
         rotary = name in ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "selective")
+        rotary = rotary or name in ("grape_m", "repo")
         if layer in updated:
             e = moved
 
@@ -281,8 +300,16 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 k[t] = [norm("self_attn.k_norm", head) for head in k[t]]
             if name == "selective":
                 e[t] = selective_state(weights, config, layer, read)
+            if name == "grape_m":
+                e[t] = grape_m_state(weights, config, layer, read, p[t])
+            if name == "repo":
+                e[t] = repo_state(weights, config, layer, y, p[t])
             if name == "path":
                 maps.append(path_maps(weights, config, layer, read))
+            if name == "wall":  # what channels keep; as fla/ops/wall_attn/naive.py
+                W, b = (weights[inside(config, layer) + f"gate.{x}"] for x in ("weight", "bias"))
+                logits = W @ y + b
+                maps.append(torch.sigmoid(logits).view(H, D))
             if rotary:
                 q[t] = [rotate(q[t][h], e[t][h * K // H]) for h in range(H)]
                 k[t] = [rotate(k[t][g], e[t][g]) for g in range(K)]
@@ -311,6 +338,9 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 for t in range(j + 1, i + 1):
                     w, beta = (x[[h * K // H for h in range(H)]] for x in maps[t])
                     pairs = [(a, b - beta[h] * (w[h] @ b) * w[h]) for h, (a, b) in enumerate(pairs)]
+            if name == "wall":
+                for t in range(j + 1, i + 1):
+                    pairs = [(a, b * maps[t][h]) for h, (a, b) in enumerate(pairs)]
             return torch.stack([(a * b.conj()).sum().real / math.sqrt(D) for a, b in pairs])
 
         for i in range(T):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from tape.model.configuration import TapeConfig
 from tape.positions.mixed import parts_of
 from tape.positions.path import CHUNK
+from tape.positions.wall import LEVELS
 
 
 def multiply_adds(config: TapeConfig, length: int) -> dict[str, int]:
@@ -57,7 +58,19 @@ def of_encoding(config: TapeConfig, length: int, ends: bool = True) -> dict[str,
         case "pope":
             return {"second half of queries and keys": layers * H * N**2 * D}
         case "path":
-            return of_path(config, length)
+            gate = {"gates": layers * N * C * H} if position["gate"] else {}
+            return of_path(config, length) | gate
+        case "grape_m":
+            rows = 1 if position["shared"] else config.num_key_value_heads
+            return {"angles": layers * N * C * rows} if position["contextual"] else {}
+        case "grape_ap":
+            P = position["width"]
+            return {"p": layers * N * C * H * P, "steps": layers * H * N**2 * P}
+        case "repo":
+            width, K = position["width"], config.num_key_value_heads
+            return {"places": placed(config) * N * width * (2 * C + K)}
+        case "wall":
+            return of_wall(config, length)
         case "tape" | "tape_yarn":
             return of_tape(config, length, ends)
         case "mixed":
@@ -82,6 +95,22 @@ def of_path(config: TapeConfig, length: int) -> dict[str, int]:
         "w and beta": layers * N * (C * (rank + K) + rank * K * D * config.position["kernel"]),
         "scores, less those of q k": layers * (n * chunk + pairs + moves - H * N**2 * D),
     }
+
+
+def of_wall(config: TapeConfig, length: int) -> dict[str, int]:
+    """Returns those of Wall attention, less the products of queries and keys that its scores
+    replace."""
+    layers, N = config.num_hidden_layers * config.num_recurrences, length
+    H, D, L = config.num_attention_heads, config.head_dim, 2 ** min(LEVELS, (N - 1).bit_length())
+    n = -(-N // L)
+    pairs = L * D * n * (L + 1) // 2 + L**2 * D * n * (n - 1) // 2
+    gates = layers * N * config.hidden_size * H * (D + config.position["scalar"])
+    return {"gates": gates, "scores, less those of q k": layers * H * (pairs - N**2 * D)}
+
+
+def placed(config: TapeConfig) -> int:
+    """Returns how often RePo's network is applied."""
+    return (config.num_hidden_layers - config.position["start"]) * config.num_recurrences
 
 
 def _parts(config: TapeConfig) -> Iterator[tuple[TapeConfig, bool]]:
@@ -141,6 +170,8 @@ def gates(config: TapeConfig, length: int, ends: bool = True) -> int:
         return layers * length**2 * position["hidden"]
     if position["name"] in ("tape", "tape_yarn") and position["feed_forward"]:
         return updates_of(config, ends) * length * position["width"]
+    if position["name"] == "repo":
+        return placed(config) * length * position["width"]
     if position["name"] == "mixed":
         return sum(gates(part, length, last) for part, last in _parts(config))
     return 0

@@ -22,15 +22,19 @@ from tape.positions.bias import FIRE, ALiBi, Kerple, T5Bias
 from tape.positions.cope import CoPE
 from tape.positions.dape import DAPE
 from tape.positions.fox import FoX
+from tape.positions.grape_ap import GrapeAP
+from tape.positions.grape_m import GrapeM
 from tape.positions.mixed import Mixed
 from tape.positions.path import PaTH
 from tape.positions.pope import PoPE
 from tape.positions.randpe import RandPE
 from tape.positions.relative import Relative
+from tape.positions.repo import RePo
 from tape.positions.rotary import RoPE, YaRN
 from tape.positions.scores import ScoreBias
 from tape.positions.selective import SelectiveRoPE
 from tape.positions.tape import Tape, TapeYaRN
+from tape.positions.wall import Wall
 from tape.positions.xpos import XPos
 from tape.validation import check_arguments, look_up
 
@@ -57,6 +61,10 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "pope": PoPE,
     "selective": SelectiveRoPE,
     "path": PaTH,
+    "grape_m": GrapeM,
+    "grape_ap": GrapeAP,
+    "repo": RePo,
+    "wall": Wall,
     "tape": Tape,
     "tape_yarn": TapeYaRN,
     "mixed": Mixed,

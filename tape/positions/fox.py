@@ -13,7 +13,7 @@ from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear
 from tape.positions.bias import DENSE_BACKENDS
-from tape.positions.scores import ScoreBias, ScoreMod, lookup
+from tape.positions.scores import ScoreBias, ScoreMod, SumOfBiases, lookup
 from tape.positions.sums import PARTS, join_sums, running_sums, split_sums
 
 if TYPE_CHECKING:
@@ -83,6 +83,41 @@ class ForgetLayer(LayerPosition):
         )
         c_BHS = c_BKSG.mT.flatten(1, 2)
         return ForgetBias(c_BHS[..., tokens.slots], c_BHS)
+
+
+class Forgetting(LayerPosition):
+    """Adds FoX's bias to the scores of another encoding. Keeps what both keep of each token."""
+
+    def __init__(self, inner: LayerPosition, forget: ForgetLayer):
+        super().__init__()
+        self.inner, self.forget = inner, forget
+        self.widths = inner.extras_width, forget.extras_width
+        self.extras_width = sum(self.widths)
+
+    def prepare(
+        self,
+        x_BTC: Tensor,
+        q_BHTD: Tensor,
+        k_BKTD: Tensor,
+        e: None,
+        tokens: Tokens,
+        past_BKLM: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        kept = sums = None
+        if past_BKLM is not None:
+            kept, sums = past_BKLM.split(self.widths, dim=-1)
+        *_, sums = self.forget.prepare(x_BTC, q_BHTD, k_BKTD, e, tokens, sums)
+        q_BHTD, k_BKTD, kept = self.inner.prepare(x_BTC, q_BHTD, k_BKTD, e, tokens, kept)
+        return q_BHTD, k_BKTD, torch.cat((kept, sums), dim=-1)
+
+    def bias(
+        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: Tensor, tokens: Tokens
+    ) -> ScoreBias:
+        kept, sums = extras_BKSM.split(self.widths, dim=-1)
+        return SumOfBiases(
+            self.inner.bias(x_BTC, q_BHTD, k_BKSD, kept, tokens),
+            self.forget.bias(x_BTC, q_BHTD, k_BKSD, sums, tokens),
+        )
 
 
 class FoX(PositionEncoding):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
 from tape.positions.convolution import Convolution
+from tape.positions.fox import ForgetLayer, Forgetting
 from tape.positions.scores import ScoreBias
 from tape.tensor_validation import refuse_unless
 
@@ -106,6 +107,19 @@ class PathScores(ScoreBias):
         return scores.flatten(1, 2).to(dtype)
 
 
+def refuse_later_tokens(name: str, x_BTC: Tensor, tokens: Tokens, training: bool) -> None:
+    """Raises a ValueError for a 4-D mask in which a query sees a later token."""
+    if tokens.seen is None:
+        return
+    places = torch.arange(tokens.seen.shape[-1], device=x_BTC.device)
+    refuse_unless(
+        ~tokens.seen | (places <= tokens.slots[:, None]),
+        f"position {name} with a 4-D attention_mask in which a query sees later tokens: its "
+        "scores are defined for earlier tokens only; give a causal mask",
+        now=x_BTC.shape[1] > 1 and not training,
+    )
+
+
 class PathLayer(LayerPosition):
     """Keeps w and beta of each token, and the input of the convolution, W1 x."""
 
@@ -127,14 +141,7 @@ class PathLayer(LayerPosition):
         tokens: Tokens,
         past_BKLM: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if tokens.seen is not None:
-            places = torch.arange(tokens.seen.shape[-1], device=x_BTC.device)
-            refuse_unless(
-                ~tokens.seen | (places <= tokens.slots[:, None]),
-                "position path with a 4-D attention_mask in which a query sees later tokens: its "
-                "scores are defined for earlier tokens only; give a causal mask",
-                now=x_BTC.shape[1] > 1 and not self.training,
-            )
+        refuse_later_tokens("path", x_BTC, tokens, self.training)
         past = None if past_BKLM is None else past_BKLM[..., -self.rank :]
         w, low = self.convolution(x_BTC, k_BKTD, past, tokens)
         w = F.normalize(w.unflatten(-1, (k_BKTD.shape[1], -1)), dim=-1).transpose(1, 2)
@@ -158,19 +165,27 @@ class PaTH(PositionEncoding):
     Arguments of the configuration:
         rank: of W2 W1.
         kernel: tokens that the convolution reads.
+        gate: whether FoX's bias is added to the scores (PaTH-FoX).
     """
 
     backends = frozenset({"eager", "sdpa"})
     per_head = True
 
     def __init__(
-        self, config: PretrainedConfig, *, rank: int = 32, kernel: int = 3, **arguments: Any
+        self,
+        config: PretrainedConfig,
+        *,
+        rank: int = 32,
+        kernel: int = 3,
+        gate: bool = False,
+        **arguments: Any,
     ):
         super().__init__(config, **arguments)
         for name, value in {"rank": rank, "kernel": kernel}.items():
             if value < 1:
                 raise ValueError(f"position path: {name}={value} must be an integer >= 1")
-        self.config, self.shape = config, (rank, kernel)
+        self.config, self.shape, self.gate = config, (rank, kernel), gate
 
     def layer(self, layer_idx: int) -> LayerPosition:
-        return PathLayer(self.config, *self.shape)
+        layer = PathLayer(self.config, *self.shape)
+        return Forgetting(layer, ForgetLayer(self.config, 0.0)) if self.gate else layer

@@ -155,3 +155,33 @@ def yarn(current: Mapping[str, Any]) -> dict[str, Any]:
     if schedule == "yarn":
         return dict(current)
     return {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+
+
+def plain_theta(config: PretrainedConfig, owner: str, theta: float | None) -> float:
+    """Returns the base of frequencies theta^(-2f/D) without a schedule, by default that of the
+    configuration.
+
+    Raises:
+        ValueError: for a configuration with a schedule and no `theta`, a theta that is not a number
+            above zero, and heads with an odd number of channels.
+    """
+    rope = config.rope_parameters or {}
+    if theta is None and (kind := rope.get("rope_type", "default")) != "default":
+        raise ValueError(f"{owner} on frequencies with rope_type={kind!r}: it has none; give theta")
+    theta = rope.get("rope_theta", 10_000.0) if theta is None else theta
+    if type(theta) not in (int, float) or not 0 < theta < math.inf:
+        raise ValueError(f"{owner}: theta={theta!r} must be a number > 0")
+    if config.head_dim % 2:
+        raise ValueError(f"{owner}: head_dim={config.head_dim} must be even")
+    return float(theta)
+
+
+def frequencies_of(theta: float, count: int, like: Tensor) -> Tensor:
+    """Returns theta^(-f/count) for f < count, in the dtype and on the device of a tensor."""
+    return theta ** (-torch.arange(count, dtype=like.dtype, device=like.device) / count)
+
+
+def state_at(place: Tensor, frequencies: Tensor) -> Tensor:
+    """Returns cosine and sine of places times frequencies, (.., 2, F)."""
+    phases = place[..., None] * frequencies
+    return torch.stack((phases.cos(), phases.sin()), dim=-2)

@@ -104,3 +104,18 @@ class HeadsOf(ScoreBias):
     def alibi_slopes(self) -> Tensor | None:
         slopes = self.whole.alibi_slopes()
         return None if slopes is None else slopes[self.first : self.first + self.count]
+
+
+class SumOfBiases(ScoreBias):
+    """Two biases of the same scores, of which one may be the whole score."""
+
+    def __init__(self, first: ScoreBias, second: ScoreBias):
+        self.parts = first, second
+        self.replaces_products = first.replaces_products or second.replaces_products
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        first, second = (part.dense(dtype) for part in self.parts)
+        return first + second
+
+    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
+        return SumOfBiases(*(part.across(to_heads, first, count) for part in self.parts))
