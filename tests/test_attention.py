@@ -58,12 +58,14 @@ def flash_attn(monkeypatch):
 
 
 def outputs(model, static=False):
-    """Logits at real tokens: plain, padded left and right, and padded left in chunks."""
+    """Logits at real tokens: plain, padded left and right, in documents, and padded in chunks."""
     tokens, mask = left_padded()
     real, right = mask.bool(), mask.flip(1)
     yield model(tokens, use_cache=False).logits
     yield model(tokens, attention_mask=mask, use_cache=False).logits[real]
     yield model(tokens, attention_mask=right, use_cache=False).logits[right.bool()]
+    documents = (torch.arange(LENGTH) > 11).long().expand(3, -1)  # one begins behind padding
+    yield model(tokens, attention_mask=mask, document_ids=documents).logits[real]
     for kind in ("of_layers", "static") if static else ("of_layers",):
         yield in_pieces(model, tokens, [10, 1, 4], make_cache(model, kind), mask)[real]
 
