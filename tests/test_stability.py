@@ -81,7 +81,7 @@ def test_a_layer_has_the_state_that_it_reads(name):
 
 
 def test_changes_by_hand():
-    before = torch.tensor([[[1.0, 0.0], [0.25, 0.75]]])
+    before = torch.tensor([[[1.0, 0.0], [0.5, 1.5]]])  # rounded weights do not add up to 1
     after = torch.tensor([[[1.0, 0, 0], [0.5, 0.5, 0], [0.2, 0.4, 0.4]]])
     # Rows of the two last tokens, without the first: (1, 0) and (0.5, 0.5).
     assert attention_change(before, after) == pytest.approx(100 * (0.0 + 0.5) / 2)
@@ -197,15 +197,23 @@ def test_no_two_rows_have_one_name(tmp_path):
         models(seeds)
 
 
+def test_what_a_model_refuses_names_it(tmp_path, analyse):
+    model = make_folder(tmp_path / "model", {"name": "learned", "length": 20})
+    with pytest.raises(SystemExit, match=rf"error: --model {model}: .*'learned' has 20"):
+        analyse(visualize, [model], "--length", "30")
+    assert not (tmp_path / "out").exists()
+
+
 def test_windows_are_spread_over_a_text(tmp_path, text_file):
     tokens = np.fromfile(text_file, dtype="<u2").astype(np.int64)
     folder, decoder = make_folder(tmp_path / "rope", "rope"), make_model("rope", vocab_size=300)
-    for asked, starts in ((3, [0, 195, 390]), (1, [0])):
+    for asked, length, starts in ((3, 10, [0, 195, 390]), (1, 10, [0]), (8, 399, [0, 1])):
         given = Namespace(data=str(text_file), files=None, windows=asked)
-        name, found = inside.windows(given, folder, decoder, 10)
-        assert name == "text.bin" and found.tolist() == [[*tokens[x : x + 10]] for x in starts]
-    given.windows = 8  # of which there are two
-    assert len(inside.windows(given, folder, decoder, 399)[1]) == 2
+        name, found = inside.windows(given, folder, decoder, length)
+        assert name == "text.bin"
+        assert found.tolist() == [[*tokens[start : start + length]] for start in starts]
+    with pytest.raises(ValueError, match="windows of 500 tokens: the text has 400"):
+        inside.windows(given, folder, decoder, 500)
 
 
 # ---- pictures
