@@ -100,18 +100,15 @@ def test_what_was_trained_is_what_is_saved_and_merged(trained, base, blocks, tmp
     folder = trained(method)
     loss = logged_loss(folder)
     assert loss < loss_of(load_model(base), blocks) - 0.1
-    whole = (folder / "model.safetensors").exists()
-    assert whole == (method in WHOLE)
-    assert (folder / "adapter_model.safetensors").exists() == (not whole)
+    assert (folder / "model.safetensors").exists() == (method in WHOLE)
+    assert (folder / "adapter_model.safetensors").exists() == (method not in WHOLE)
     assert not [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt")]
-
     model, tokenizer, _ = load_for_export(folder)
     assert type(model) is TapeForCausalLM and len(tokenizer) == 300
     assert loss_of(model, blocks) == pytest.approx(loss, abs=1e-5)
-    assert model.config.adaptation["method"]["name"] == method
-    assert model.config.adaptation["base_model"] == str(base)
+    made = model.config.adaptation
+    assert (made["method"]["name"], made["base_model"]) == (method, str(base))
     assert model.config.max_position_embeddings == LENGTH
-
     model.save_pretrained(tmp_path)
     if method in ROTARY:
         require_llama(model)
@@ -223,9 +220,8 @@ def test_checkpointing_reaches_every_weight_that_trains(base, blocks, method, ex
     frozen."""
     model = adapted(base, method, f"peft.extra={extra}").train()
     with torch.no_grad():  # at zero TAPE's maps would get few gradients
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter += 0.1 * torch.randn_like(parameter)
+        for parameter in (p for p in model.parameters() if p.requires_grad):
+            parameter += 0.1 * torch.randn_like(parameter)
     plain = gradients(model, blocks[:2])
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
     torch.testing.assert_close(gradients(model, blocks[:2]), plain, atol=1e-6, rtol=1e-5)

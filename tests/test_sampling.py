@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import TRAIN_LENGTH, in_pieces, make_config, make_model, random_tokens
 
 from tape import TapeForCausalLM
@@ -85,18 +86,21 @@ def test_generate_goes_as_far_as_positions_were_drawn():
 
 @pytest.mark.parametrize("position", ["randpe", "alibi_subset"])
 @pytest.mark.parametrize("how", [{}, {"cache_implementation": "static"}, {"use_cache": False}])
-def test_what_is_generated_does_not_depend_on_how_much_is_asked_for(position, how):
-    model, prompt = make_model(position), random_tokens(1, 6)
+def test_what_is_generated_depends_on_the_prompt_alone(position, how):
+    """Not on padding, on others in the batch or on how much more is asked for."""
+    model, prompts = make_model(position), random_tokens(2, 6)
 
-    def logits(new):
+    def logits(rows, padding, new):
+        ids, mask = (F.pad(x, (padding, 0)) for x in (rows, torch.ones_like(rows)))
         settings = {"output_logits": True, "return_dict_in_generate": True, "pad_token_id": 0}
-        output = model.generate(prompt, max_new_tokens=new, **settings, **how)
-        return torch.stack(output.logits, dim=1)[0, :5]
+        settings |= {"attention_mask": mask, "max_new_tokens": new}
+        return torch.stack(model.generate(ids, **settings, **how).logits, dim=1)[0, :5]
 
-    alone = logits(5)
-    torch.testing.assert_close(logits(10), alone, atol=1e-5, rtol=1e-5)
+    alone = logits(prompts[:1], 0, 5)
+    for rows, padding, new in ((prompts[:1], 9, 5), (prompts, 20, 5), (prompts, 0, 10)):
+        torch.testing.assert_close(logits(rows, padding, new), alone, atol=1e-5, rtol=1e-5)
     with model.evaluation_length(40):
-        assert not torch.allclose(logits(5), alone, atol=1e-3)
+        assert not torch.allclose(logits(prompts[:1], 0, 5), alone, atol=1e-3)
 
 
 def test_a_cache_belongs_to_one_draw():
