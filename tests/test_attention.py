@@ -66,6 +66,7 @@ def outputs(model, static=False):
     yield model(tokens, attention_mask=right, use_cache=False).logits[right.bool()]
     documents = (torch.arange(LENGTH) > 11).long().expand(3, -1)  # one begins behind padding
     yield model(tokens, attention_mask=mask, document_ids=documents).logits[real]
+    yield model(tokens, document_ids=documents).logits
     for kind in ("of_layers", "static") if static else ("of_layers",):
         yield in_pieces(model, tokens, [10, 1, 4], make_cache(model, kind), mask)[real]
 
