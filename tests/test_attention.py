@@ -58,12 +58,15 @@ def flash_attn(monkeypatch):
 
 
 def outputs(model, static=False):
-    """Logits at real tokens: plain, padded left and right, and padded left in chunks."""
+    """Logits at real tokens: plain, padded left and right, in documents, and padded in chunks."""
     tokens, mask = left_padded()
     real, right = mask.bool(), mask.flip(1)
     yield model(tokens, use_cache=False).logits
     yield model(tokens, attention_mask=mask, use_cache=False).logits[real]
     yield model(tokens, attention_mask=right, use_cache=False).logits[right.bool()]
+    documents = (torch.arange(LENGTH) > 11).long().expand(3, -1)  # one begins behind padding
+    yield model(tokens, attention_mask=mask, document_ids=documents).logits[real]
+    yield model(tokens, document_ids=documents).logits
     for kind in ("of_layers", "static") if static else ("of_layers",):
         yield in_pieces(model, tokens, [10, 1, 4], make_cache(model, kind), mask)[real]
 
@@ -140,17 +143,14 @@ def test_flex_takes_masks_that_the_caller_made(flex):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kernel", ["flex", "flash_attn"])
-@pytest.mark.parametrize("position", ["tape", "randpe", "alibi"])
-def test_generates(position, kernel, request):
-    model, (tokens, mask) = make_model(position), left_padded()
+def test_generates(kernel, request):
+    model, (tokens, mask) = make_model("alibi"), left_padded()
     settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
-    with model.evaluation_length(LENGTH + 6):
-        expected = model.generate(tokens, **settings)
-        request.getfixturevalue(kernel)(model)
-        assert torch.equal(model.generate(tokens, **settings), expected)
-        if kernel == "flex":
-            static = model.generate(tokens, cache_implementation="static", **settings)
-            assert torch.equal(static, expected)
+    expected = model.generate(tokens, **settings)
+    request.getfixturevalue(kernel)(model)
+    for cache in ("dynamic", "static") if kernel == "flex" else ("dynamic",):
+        found = model.generate(tokens, cache_implementation=cache, **settings)
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "flash_attention_2"])
@@ -176,35 +176,38 @@ def test_flash_takes_a_payload_of_any_width(width, dropout, flash_attn):
 def test_flash_refuses_what_it_cannot_do(monkeypatch, flash_attn):
     tokens, mask = left_padded()
     rope, alibi = make_model("rope"), make_model("alibi")
+    where = torch.arange(LENGTH)[None]
+    counts = (mask.cumsum(-1) - 1).clamp(min=0)
     for model in (rope, alibi):
         flash_attn(model)
-    cache = StaticCache(config=rope.config, max_cache_len=20)
-    with pytest.raises(ValueError, match="static cache: it would attend to the free slots"):
-        rope(tokens, past_key_values=cache)
-    with pytest.raises(ValueError, match="attention_mask of 4 dimensions"):
-        rope(tokens, attention_mask=torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool))
-    gaps = torch.arange(LENGTH)[None] * 2
-    rope(tokens, position_ids=gaps)
-    with pytest.raises(ValueError, match="position_ids that do not count the real tokens"):
-        alibi(tokens, position_ids=gaps, use_cache=False)
-    counts = (mask.cumsum(-1) - 1).clamp(min=0)
+    rope(tokens, position_ids=where * 2)
     alibi(tokens, attention_mask=mask, position_ids=counts + 7)
-    with pytest.raises(ValueError, match="position_ids that do not count the real tokens"):
-        alibi(tokens, attention_mask=mask, position_ids=torch.arange(LENGTH)[None] * (1 + mask))
-    where = torch.arange(LENGTH)[None]
     cache = alibi(tokens[:, :5], position_ids=where[:, :5], use_cache=True).past_key_values
     alibi(tokens[:, 5:6], position_ids=where[:, 5:6], past_key_values=cache)
-    with pytest.raises(ValueError, match="position_ids that do not count the real tokens"):
-        alibi(tokens[:, 6:7], position_ids=where[:, 7:8], past_key_values=cache)
+    wide = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool)
+    static = StaticCache(config=rope.config, max_cache_len=20)
+    behind = {"position_ids": where[:, 7:8], "past_key_values": cache}
+    uncounted = "position_ids that do not count the real tokens"
+    for model, tokens_of, given, message in (
+        (rope, tokens, {"past_key_values": static}, "static cache: it would attend to the free"),
+        (rope, tokens, {"attention_mask": wide}, "attention_mask of 4 dimensions"),
+        (alibi, tokens, {"position_ids": where * 2, "use_cache": False}, uncounted),
+        (alibi, tokens, {"attention_mask": mask, "position_ids": where * (1 + mask)}, uncounted),
+        (alibi, tokens[:, :1], behind, uncounted),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(tokens_of, **given)
     for position in ("t5", "fire", "alibi_subset"):
         model = make_model(position)
         flash_attn(model)
         with pytest.raises(ValueError, match="other than ALiBi's at consecutive positions"):
             model(tokens)
+    sink = make_model("rope", attention_sink=True)
+    flash_attn(sink)
+    with pytest.raises(ValueError, match="gradients of the log-sum-exp"):
+        sink(tokens)
     q = torch.randn(1, 1, 3, 144)
-    with pytest.raises(
-        ValueError, match="head_dim=144 with values of width 288: both must be <= 256"
-    ):
+    with pytest.raises(ValueError, match="head_dim=144 with values of width 288: both must be <="):
         flash.flash(q, q, Values(q, q), None, None, 1.0, 0.1)
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"torch.float32: it supports float16 and bfloat16"):
@@ -222,21 +225,19 @@ def test_flash_attention_looks_for_padding_once(monkeypatch, flash_attn):
 
 
 @torch.no_grad()
-def test_what_the_configuration_says_is_what_runs(monkeypatch, flex, flash_attn):
-    ran = []
-    for name, kernel in attention.KERNELS.items():
+@pytest.mark.parametrize("kernel", ["flex", "flash_attn"])
+def test_what_the_configuration_says_is_what_runs(kernel, request, monkeypatch):
+    model, ran = make_model("tape"), []
+    request.getfixturevalue(kernel)(model)
+    for name, attend in attention.KERNELS.items():
 
-        def recording(*arguments, name=name, kernel=kernel, **settings):
+        def recording(*arguments, name=name, attend=attend, **settings):
             ran.append(name)
-            return kernel(*arguments, **settings)
+            return attend(*arguments, **settings)
 
         monkeypatch.setitem(attention.KERNELS, name, recording)
-    model, tokens = make_model("tape"), left_padded()[0]
-    for name, switch in {"flex_attention": flex, "flash_attention_2": flash_attn}.items():
-        switch(model)
-        ran.clear()
-        model(tokens)
-        assert ran == [model.config._attn_implementation] * 3 == [name] * 3
+    model(left_padded()[0])
+    assert ran == [model.config._attn_implementation] * 3
 
 
 def test_flex_refuses_what_it_cannot_do():
@@ -287,13 +288,6 @@ def test_an_encoding_with_the_log_sum_exp_makes_a_sink(position):
     found = model(tokens, **inputs)
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.attentions, expected.attentions)
-
-
-def test_flash_has_no_gradients_of_the_log_sum_exp(flash_attn):
-    model = make_model("rope", attention_sink=True)
-    flash_attn(model)
-    with pytest.raises(ValueError, match="gradients of the log-sum-exp"):
-        model(random_tokens(1, 5))
 
 
 def test_groups_have_no_log_sum_exp():

@@ -14,12 +14,9 @@ from benchmarks.workloads import library_llama
 from tape.attention import flex
 from tape.positions import sampling
 
-
-def every_position(*quick):
-    """All encodings; those that compute in the way of a quick one are slow tests."""
-    slow = pytest.mark.slow
-    names = [name if name in quick else pytest.param(name, marks=slow) for name in POSITIONS]
-    return pytest.mark.parametrize("position", names)
+# All encodings; those that compute in the way of TAPE are slow tests.
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in POSITIONS if name != "tape"]
+every_position = pytest.mark.parametrize("position", ["tape", *SLOW])
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +33,13 @@ def loss_and_gradients(model, call, tokens):
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def assert_trains_alike(position, backend, tolerance):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("position", "backend", "tolerance"),
+    [*((name, "aot_eager", 1e-6) for name in POSITIONS)]
+    + [(name, "inductor", 1e-5) for name in ("tape", "rope", "alibi")],
+)
+def test_training_in_one_graph(position, backend, tolerance):
     model = make_model(position, num_hidden_layers=2).train()
     tokens = random_tokens(2, 15)
     loss, gradients = loss_and_gradients(model, model, tokens)
@@ -48,12 +51,6 @@ def assert_trains_alike(position, backend, tolerance):
             compiled_gradients, gradients, atol=tolerance, rtol=100 * tolerance
         )
     assert counters["stats"]["unique_graphs"] == 1
-
-
-@pytest.mark.slow
-@every_position("randpe", "alibi", "tape")
-def test_training_in_one_graph(position):
-    assert_trains_alike(position, "aot_eager", 1e-6)
 
 
 @pytest.mark.slow
@@ -79,12 +76,6 @@ def test_a_training_graph_has_no_causal_mask(position, monkeypatch):
         assert call.kwargs["attn_mask"] is None and call.kwargs["is_causal"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("position", ["tape", "rope", "alibi"])
-def test_training_by_inductor(position):
-    assert_trains_alike(position, "inductor", 1e-5)
-
-
 def decoded(call, model, tokens, count):
     """Greedy tokens and their logits, into a static cache."""
     cache = StaticCache(config=model.config, max_cache_len=tokens.shape[1] + count)
@@ -97,7 +88,7 @@ def decoded(call, model, tokens, count):
 
 
 @torch.no_grad()
-@every_position("tape")
+@every_position
 def test_decoding_compiles_two_graphs(position):
     """One for the prompt, one for every token after it."""
     model = make_model(position, num_hidden_layers=2, max_position_embeddings=80)
@@ -109,7 +100,7 @@ def test_decoding_compiles_two_graphs(position):
 
 
 @torch.no_grad()
-@every_position("tape")
+@every_position
 def test_generates_alike_compiled(position):
     model = make_model(position, num_hidden_layers=2)
     tokens, mask = random_tokens(2, 9), torch.ones(2, 9, dtype=torch.long)

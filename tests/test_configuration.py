@@ -74,35 +74,24 @@ def test_shapes_that_an_encoding_cannot_have_are_refused(position, changes, mess
         make_model(position, **changes)
 
 
-def test_heads_of_an_odd_size_where_nothing_rotates():
-    for name in ("nope", "alibi", "fire", "t5"):
-        model = make_model(name, hidden_size=28)
-        assert model(random_tokens(1, 5)).logits.isfinite().all()
-        assert model.config.rope_parameters is None
-
-
 @pytest.mark.parametrize(
-    ("given", "meant"),
-    [("postion", "position"), ("rope_thetta", "rope_theta"), ("temperature", None)],
+    ("given", "meant"), [("postion", "; did you mean 'position'"), ("temperature", "")]
 )
 def test_unknown_fields_are_refused(tmp_path, given, meant):
-    message = f"TapeConfig has no field '{given}'"
-    message += f"; did you mean '{meant}'" if meant else ""
     make_config("rope").save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    for make in (
-        lambda: TapeConfig(**{given: 8}),
-        lambda: AutoConfig.for_model("tape", **{given: 8}),
-        *(
+    calls = [lambda: TapeConfig(**{given: 8}), lambda: AutoConfig.for_model("tape", **{given: 8})]
+    if meant:  # others may be of the checkpoint's own
+        calls += [
             lambda source=source: source.from_pretrained(tmp_path, **{given: 8})
-            for source in ([TapeConfig, AutoConfig, TapeForCausalLM] if meant else [])
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make()
+            for source in (TapeConfig, AutoConfig, TapeForCausalLM)
+        ]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"TapeConfig has no field '{given}'{meant}"):
+            call()
+    path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {given: 8}))
     for source in (TapeConfig, AutoConfig) if meant else ():
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"TapeConfig has no field '{given}'{meant}"):
             source.from_pretrained(tmp_path)
 
 
@@ -153,37 +142,24 @@ def test_configurations_survive_copies_and_fields_of_their_users(tmp_path, caplo
     config.note = "mine"
     config.save_pretrained(tmp_path)
     for again in (
-        copy.copy(config),
         copy.deepcopy(config),
         TapeConfig(**config.to_dict()),
         TapeConfig.from_dict(config.to_dict()),
-        TapeConfig.from_pretrained(tmp_path),
         AutoConfig.from_pretrained(tmp_path),
     ):
         assert again.to_diff_dict() == config.to_diff_dict()
-    assert {each.getMessage() for each in caplog.records} == {
-        "no fields of TapeConfig, without effect: note"
-    }
-    loaded, unused = AutoConfig.from_pretrained(
-        tmp_path, return_unused_kwargs=True, device_map="cpu", qk_norm=False
-    )
+    said = {each.getMessage() for each in caplog.records}
+    assert said == {"no fields of TapeConfig, without effect: note"}
+    unknown = {"return_unused_kwargs": True, "device_map": "cpu", "qk_norm": False}
+    loaded, unused = AutoConfig.from_pretrained(tmp_path, **unknown)
     assert unused == {"device_map": "cpu"} and not loaded.qk_norm
 
 
 @pytest.mark.parametrize(
     ("position", "kernel", "message"),
     [
-        (
-            "fire",
-            "flash_attention_2",
-            "'flash_attention_2' with position 'fire'.*no score bias other than.*eager",
-        ),
-        ("t5", "flash_attention_2", "'flash_attention_2' with position 't5'.*eager, sdpa"),
-        (
-            "rope",
-            "flash_attention_2",
-            r"flash-attn package is missing.*EXTRAS=flash.*eager, sdpa",
-        ),
+        ("fire", "flash_attention_2", "with position 'fire'.*no score bias other than.*eager"),
+        ("rope", "flash_attention_2", r"flash-attn package is missing.*EXTRAS=flash.*eager, sdpa"),
         ("tape", "spda", "did you mean 'sdpa'"),
     ],
 )
@@ -231,8 +207,7 @@ def test_a_saved_configuration_says_every_argument(tmp_path, name):
     ("saved", "given", "expected"),
     [
         ({"name": "fire", "threshold": 6.0}, "fire", {"threshold": 6.0, "hidden": 32}),
-        ({"name": "tape", "width": 12}, {"name": "adape", "sampler": "shift"}, {"width": 12}),
-        ({"name": "tape", "width": "3H"}, {"name": "tape"}, {"width": 12}),
+        ({"name": "tape", "width": "3H"}, {"name": "adape", "sampler": "shift"}, {"width": 12}),
         ({"name": "t5", "num_buckets": 8}, {"name": "t5", "max_distance": 9}, {"num_buckets": 8}),
         ({"name": "t5", "num_buckets": 8}, "alibi", {"name": "alibi"}),
     ],
@@ -246,18 +221,13 @@ def test_an_override_of_the_same_encoding_keeps_what_it_does_not_name(
 
 
 def test_defaults_follow_from_fields_that_are_overridden_with_the_position(tmp_path):
-    make_config("rope").save_pretrained(tmp_path)
-    config = TapeConfig.from_pretrained(
-        tmp_path, position="randpe", max_position_embeddings=100, bos_token_id=7
-    )
-    assert config.position["sampler"]["length"] == 400
-    assert config.bos_token_id == 7
-
-
-def test_theta_survives_an_encoding_that_has_none(tmp_path):
-    make_config("rope_theta").save_pretrained(tmp_path / "a")
-    TapeConfig.from_pretrained(tmp_path / "a", position="nope").save_pretrained(tmp_path / "b")
-    again = TapeConfig.from_pretrained(tmp_path / "b", position="rope")
+    """A theta stays, also through an encoding that has none."""
+    make_config("rope_theta").save_pretrained(tmp_path)
+    other = {"max_position_embeddings": 100, "bos_token_id": 7}
+    config = TapeConfig.from_pretrained(tmp_path, position="randpe", **other)
+    assert config.position["sampler"]["length"] == 400 and config.bos_token_id == 7
+    TapeConfig.from_pretrained(tmp_path, position="nope").save_pretrained(tmp_path / "nope")
+    again = TapeConfig.from_pretrained(tmp_path / "nope", position="rope")
     assert again.rope_parameters["rope_theta"] == 500.0
 
 

@@ -1,13 +1,14 @@
 """What every encoding promises, whatever the way it is run: encodings x kernels x modes.
 
 The reference of the plain forward pass is the loops of references.py; that of a mode is the plain
-forward pass of the same float32 model on one sequence.
+forward pass of the same model on one sequence.
 """
 
 import pytest
 import references
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
+from cases import GENERATIONS, Case, check
 from conftest import (
     COUNTED,
     GROUPED,
@@ -16,7 +17,6 @@ from conftest import (
     VOCABULARY,
     all_options,
     all_positions,
-    assert_as_alone,
     gradients,
     in_modes,
     in_pieces,
@@ -47,12 +47,6 @@ all_models = pytest.mark.parametrize(
         for name in POSITIONS
     ],
 )
-
-
-@pytest.fixture
-def model(position, kernel):
-    heads = 2 if position in GROUPED else 4
-    return make_model(position, kernel=kernel, num_key_value_heads=heads)
 
 
 def coordinates_of(model, length):
@@ -108,77 +102,50 @@ def test_equals_the_loops_with_all_options(position):
         check_against_loops(model, loops, {"atol": 1e-9, "rtol": 1e-9})
 
 
-@torch.no_grad()
+LEFT = ("a" * 15, "." * 4 + "a" * 11, "." * 9 + "a" * 6)
+RIGHT = tuple(text[::-1] for text in LEFT)
+BETWEEN = ("a" * 15, "aaaa...aaaaaaaa")  # on the left padding shifts all sums over a text alike
+MODES = {
+    "batch": {"rows": ("a" * 15,) * 3},
+    "left": {"rows": LEFT},
+    "right": {"rows": RIGHT},
+    "between": {"rows": BETWEEN, "calls": (7, 1, 7), "cache": "of_layers"},
+    "between-static": {"rows": BETWEEN, "calls": (7, 1, 7), "cache": "static"},
+    "tokens": {"rows": LEFT, "calls": (9, *[1] * 6), "cache": "of_layers"},
+    "tokens-static": {"rows": LEFT, "calls": (9, *[1] * 6), "cache": "static"},
+    "pieces": {"rows": LEFT, "calls": (1, 4, 7, 3), "cache": "of_layers"},
+    "pieces-static": {"rows": LEFT, "calls": (1, 4, 7, 3), "cache": "static"},
+    "gaps": {"rows": ("a" * 8,), "calls": (3, 2, 3), "cache": "of_layers", "given": ("gaps",)},
+    "gaps-static": {"rows": ("a" * 8,), "calls": (6, 2), "cache": "static", "given": ("gaps",)},
+    "documents": {"rows": ("aaaabcccccc", "a" * 11, "aabbbbbbbbb")},
+    "documents-padded": {"rows": (".aaa.a.bcc..ccc.", "." + "a" * 14 + ".", ".aabb.b..bbbbbb.")},
+    "documents-4-D": {"rows": ("aaaaaabbbbbb", "aaabbbbccccc"), "given": ("4-D",)},
+    **{how: {"rows": LEFT, "generate": how} for how in GENERATIONS},
+}
+
+
 @all_models
-def test_causal_and_complete(model):
-    """Every logit depends on every token up to its own and on none after it.
-
-    That the first token reaches the last logit, without a cache and in a batch, also shows that
-    coordinates were never taken for the borders of packed documents."""
-    for batch in (1, 2):
-        tokens = random_tokens(batch, LENGTH)
-        before = model(tokens, use_cache=False).logits
-        for changed in (0, LENGTH - 1):
-            other = tokens.clone()
-            other[:, changed] = (other[:, changed] + 1) % VOCABULARY
-            difference = (model(other, use_cache=False).logits - before).abs().amax((0, 2))
-            assert (difference[:changed] == 0).all()
-            assert (difference[changed:] > 1e-6).all()
-
-
-of_kinds = pytest.mark.parametrize("kind", ["of_layers", "static"])
-
-
-@torch.no_grad()
-@all_models
-@of_kinds
-@pytest.mark.parametrize("sizes", [[9, 1, 1, 1, 1, 1, 1], [1, 4, 7, 3]])
-def test_cached(model, kind, sizes):
-    tokens, mask = left_padded()
-    pieces = in_pieces(model, tokens, sizes, make_cache(model, kind))
-    torch.testing.assert_close(pieces, model(tokens).logits, **EXACT)
-    pieces = in_pieces(model, tokens, sizes, make_cache(model, kind), mask)
-    assert_as_alone(model, pieces, tokens, mask)
-
-
-@torch.no_grad()
-@all_models
-def test_batched_and_padded(model):
-    tokens, mask = left_padded()
-    assert_as_alone(model, model(tokens, use_cache=False).logits, tokens, mask**0)
-    for real in (mask, mask.flip(1)):
-        logits = model(tokens, attention_mask=real).logits
-        assert logits.isfinite().all()
-        assert_as_alone(model, logits, tokens, real)
+@pytest.mark.parametrize("mode", MODES)
+def test_as_alone(position, kernel, mode):
+    """In a batch, padded, from caches, in documents, in text that is generated."""
+    changes = {"num_hidden_layers": 3, "num_key_value_heads": 2 if position in GROUPED else 4}
+    if mode == "documents-padded":
+        changes["sliding_window"] = 3
+    if position in COUNTED or mode not in (
+        "documents-4-D",
+        "embeddings",
+    ):  # the others read the ids
+        check(Case(position, kernel=kernel, changes=changes, **MODES[mode]))
 
 
 @torch.no_grad()
 @in_modes
-@of_kinds
-def test_padding_between_cached_tokens_is_not_read(position, kind):
-    """Where it changes sums over the text; on the left it shifts all of them alike."""
-    model, tokens = make_model(position), random_tokens(2, 15)
-    mask = torch.ones_like(tokens)
-    mask[1, 4:7] = 0
-    pieces = in_pieces(model, tokens, [7, 1, 7], make_cache(model, kind), mask)
-    assert_as_alone(model, pieces, tokens, mask)
-
-
-@torch.no_grad()
-@in_modes
-@of_kinds
-def test_gaps_and_a_cache(position, kind):
-    """Between the calls, and within one; no mask follows from a gap."""
+def test_no_mask_follows_from_gaps_between_indices(position):
     model, tokens = make_model(position), random_tokens(1, 8)
-    indices = torch.tensor([[3, 4, 5, 8, 9, 12, 13, 14]])
-    full = model(tokens, position_ids=indices).logits
-    for sizes in ([3, 2, 3], [3, 1, 1, 1, 1, 1], [6, 2]):
-        cache = make_cache(model, kind)
-        pieces = in_pieces(model, tokens, sizes, cache, position_ids=indices)
-        torch.testing.assert_close(pieces, full, **EXACT)
+    where = {"position_ids": torch.tensor([[3, 4, 5, 8, 9, 12, 13, 14]]), "use_cache": False}
+    before = model(tokens, **where).logits
     tokens[:, 0] = (tokens[:, 0] + 1) % VOCABULARY
-    changed = model(tokens, position_ids=indices, use_cache=False).logits
-    assert (changed - full)[:, -1].abs().max() > 1e-6
+    assert (model(tokens, **where).logits - before)[:, -1].abs().max() > 1e-6
 
 
 def masks_with_gaps(T):
@@ -190,35 +157,19 @@ def masks_with_gaps(T):
         "band": causal & (query - key < 2),
         "wide band": causal & (query - key < 6),
         "strided": causal & ((query - key) % 2 == 0),
-        "documents": causal & ((query < 6) == (key < 6)),
     }
 
 
 @torch.no_grad()
 @in_modes
-@pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("kind", masks_with_gaps(1))
-def test_masks_with_gaps_and_a_cache(position, window, kind):
-    model, tokens = make_model(position, sliding_window=window), random_tokens(2, 12)
+def test_masks_with_gaps_and_a_cache(position, kind):
+    model, tokens = make_model(position), random_tokens(2, 12)
     mask = masks_with_gaps(12)[kind][None, None].expand(2, -1, -1, -1)
     full = model(tokens, attention_mask=mask).logits
     for sizes in ([1] * 12, [5, 3, 4], [6, 6]):
         pieces = in_pieces(model, tokens, sizes, make_cache(model, "of_layers"), mask)
         torch.testing.assert_close(pieces, full, **EXACT)
-
-
-@torch.no_grad()
-@in_modes
-def test_documents_are_as_alone(position):
-    model, tokens = make_model(position), random_tokens(2, 12)
-    expected = torch.cat([model(part).logits for part in tokens.split(6, dim=1)], dim=1)
-    documents = (torch.arange(12) >= 6).long().expand(2, -1)
-    torch.testing.assert_close(model(tokens, document_ids=documents).logits, expected, **EXACT)
-    if position in COUNTED:
-        mask = masks_with_gaps(12)["documents"][None, None]
-        index = torch.arange(6).repeat(2)[None]
-        found = model(tokens, attention_mask=mask, position_ids=index, use_cache=False).logits
-        torch.testing.assert_close(found, expected, **EXACT)
 
 
 @torch.no_grad()
@@ -247,8 +198,17 @@ def test_masks_of_other_shapes_are_refused(position):
             model(tokens[:, 4:], attention_mask=wide[:, -5:], past_key_values=cache)
     with pytest.raises(ValueError, match="covers 10 tokens"):
         model(tokens, attention_mask=torch.ones(2, 10, dtype=torch.long))
-    for shape in ((2, 1, 9, 10), (2, 1, 8, 9), (2, 4, 9, 9), (3, 1, 9, 9), (1, 1, 1, 9)):
-        with pytest.raises(ValueError, match=r"shape .* allowed: .*\(2, 1, 9, 9\)"):
+    shapes = (
+        (2, 1, 9, 10),
+        (2, 1, 8, 9),
+        (2, 4, 9, 9),
+        (3, 1, 9, 9),
+        (1, 1, 1, 9),
+        (9,),
+        (2, 9, 9),
+    )
+    for shape in shapes:
+        with pytest.raises(ValueError, match=r"shape .* allowed: \((B, S|2, 9)\).* or \("):
             model(tokens, attention_mask=torch.ones(shape, dtype=torch.bool))
     with pytest.raises(ValueError, match="must be boolean"):
         model(tokens, attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.long))
@@ -268,11 +228,13 @@ def test_saved_and_reloaded(position, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 @all_models
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed(model, reentrant):
+@pytest.mark.parametrize(("reentrant", "recurrences"), [(True, 2), (False, 1)])
+def test_checkpointed(position, kernel, reentrant, recurrences):
+    heads = {"num_key_value_heads": 2 if position in GROUPED else 4}
+    changes = heads | {"num_recurrences": recurrences, "dtype": torch.float64}
+    model = make_model(position, kernel=kernel, **changes).train()
     tokens, found = random_tokens(2, LENGTH), []
-    model.train()  # the samplers draw: the same draw must serve both passes
-    for checkpointed in (False, True):
+    for checkpointed in (False, True):  # the samplers draw: the same draw must serve both passes
         if checkpointed:
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         torch.manual_seed(3)
@@ -367,56 +329,6 @@ def test_fox_forgets_in_float16_as_in_float32(kernel):
         found += [logits.detach().double(), pieces.detach().double()]
     assert relative_error(found[1], found[0]) < 1e-5
     assert max(relative_error(logits, found[0]) for logits in found[2:]) < 0.02
-
-
-GENERATIONS = {
-    "greedy": {"do_sample": False},
-    "beams": {"do_sample": False, "num_beams": 3},
-    "sampling": {"do_sample": True, "top_k": 5},
-}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("how", GENERATIONS)
-@in_modes
-def test_generates_alike_with_and_without_a_cache(position, how):
-    model, (tokens, mask) = make_model(position), left_padded()
-    tokens[mask == 0] = 0
-
-    def generate(**changes):
-        torch.manual_seed(0)
-        settings = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
-        with model.evaluation_length(LENGTH + 6):
-            return model.generate(**({"inputs": tokens} | settings | GENERATIONS[how] | changes))
-
-    expected = generate(use_cache=False)
-    assert expected.shape == (3, LENGTH + 6)
-    assert torch.equal(generate(), expected)
-    assert torch.equal(generate(cache_implementation="static"), expected)
-    if how != "beams" and position in COUNTED:  # the others read the ids
-        embedded = generate(inputs=None, inputs_embeds=model.model.embed_tokens(tokens))
-        assert torch.equal(embedded, expected[:, LENGTH:])
-    if how == "greedy":
-        for cache in (None, "static"):  # from a prompt in chunks
-            chunks = generate(cache_implementation=cache, prefill_chunk_size=4)
-            assert torch.equal(chunks, expected)
-        for row, real in enumerate(mask.bool()):
-            prompt = {"inputs": tokens[row : row + 1, real]}
-            alone = generate(**prompt, attention_mask=mask[row : row + 1, real])
-            assert torch.equal(alone[0, -6:], expected[row, LENGTH:])
-
-
-@torch.no_grad()
-@in_modes
-def test_candidates_from_the_prompt_change_nothing(position):
-    """Prompt lookup: rejected candidates are cropped from the cache."""
-    model = make_model(position)
-    tokens = random_tokens(1, 5).repeat(1, 3)
-    settings = {"max_new_tokens": 12, "pad_token_id": 0, "do_sample": False}
-    with model.evaluation_length(LENGTH + 12 + 3):  # with candidates beyond the end
-        expected = model.generate(tokens, use_cache=False, **settings)
-        found = model.generate(tokens, prompt_lookup_num_tokens=3, **settings)
-    assert torch.equal(found, expected)
 
 
 BY_MAP = {"model.embed_tokens": "cpu", "model.norm": "disk", "lm_head": "disk"}

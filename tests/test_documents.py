@@ -3,85 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    FLASH,
-    FLEX,
-    POSITIONS,
-    VOCABULARY,
-    in_modes,
-    make_model,
-    random_tokens,
-    represented,
-)
-from test_attention import EXACT, flash_attn, flex, flex_gradients, pytestmark  # noqa: F401
+from conftest import make_model, random_tokens
 
 from tape.data.blocks import as_example
 from tape.model.documents import number_documents
-from tape.positions import ENCODINGS
 from tape.training.text import separate
 
-CUTS = [[4, 1, 6], [11], [2, 9]]  # lengths of the documents of each row
 IDS = torch.tensor([[7] * 4 + [3] + [7] * 6, [0] * 11, [5] * 2 + [4] * 9])
-PADS = [0, 3, 5, 6, 12]  # slots of padding: before the row, between tokens and after them
-
-
-def packed(padded):
-    """Tokens, their documents and their mask."""
-    tokens = random_tokens(3, 11)
-    if POSITIONS["abacus"]["digits"]:
-        tokens[0, 2:6] = tokens[2, 1:4] = POSITIONS["abacus"]["digits"][3]  # over the borders
-    if not padded:
-        return tokens, IDS, None
-    real = torch.ones(11 + len(PADS) + 1, dtype=torch.bool)
-    real[[*PADS, -1]] = False
-    wide = [torch.full((3, len(real)), 9), torch.full((3, len(real)), 6)]
-    for whole, part in zip(wide, (tokens, IDS), strict=True):
-        whole[:, real] = part
-    return *wide, real.long().expand(3, -1)
-
-
-def loss_of(logits):
-    """Something that reads every logit, each in its own way."""
-    return (logits.double() * torch.linspace(-1, 1, VOCABULARY)).sin().sum(-1)
-
-
-def assert_as_alone(model, padded):
-    tokens, ids, mask = packed(padded)
-    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-
-    def gradients(logits):
-        return torch.autograd.grad(loss_of(logits).sum(), [*model.parameters()])
-
-    logits = model(tokens, attention_mask=mask, document_ids=ids).logits
-    rows = [row[of].split(cuts) for row, of, cuts in zip(tokens, real, CUTS, strict=True)]
-    alone = [model(part[None], use_cache=False).logits[0] for row in rows for part in row]
-    torch.testing.assert_close(logits[real], torch.cat(alone), **EXACT)
-    ours, expected = gradients(logits[real]), gradients(torch.cat(alone))
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
-
-
-# Padding and a window, or neither.
-with_padding = pytest.mark.parametrize(("padded", "window"), [(False, None), (True, 3)])
-
-
-@in_modes
-@with_padding
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_as_alone(position, kernel, padded, window):
-    assert_as_alone(make_model(position, kernel=kernel, sliding_window=window), padded)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel", "position"),
-    represented([name for name in FLEX if name in ENCODINGS], "flex_gradients")
-    + represented([name for name in FLASH if name in ENCODINGS], "flash_attn"),
-)
-@with_padding
-def test_as_alone_in_fused_kernels(kernel, position, padded, window, request):
-    model = make_model(position, num_hidden_layers=2, sliding_window=window)
-    request.getfixturevalue(kernel)(model)
-    assert_as_alone(model, padded)
 
 
 def test_documents_are_runs_of_equal_ids():

@@ -28,14 +28,10 @@ def test_of_encodings_with_a_formula():
         torch.testing.assert_close(line(name), expected, atol=1e-5, rtol=0)
 
 
-def test_a_query_sees_no_later_key():
-    found = scores("fire", LENGTH)
-    later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-    assert torch.isneginf(found[:, later]).all() and found[:, ~later].isfinite().all()
-
-
 @pytest.mark.parametrize("name", [name for name in ENCODINGS if name != "mixed"])
 def test_every_encoding_has_a_picture(name):
+    found, later = scores(name, LENGTH), torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    assert torch.isneginf(found[:, later]).all() and found[:, ~later].isfinite().all()
     assert line(name).isfinite().all()
 
 
@@ -47,9 +43,3 @@ def test_files(tmp_path, capsys):
     for name in ("curves.png", "curves.svg", "maps.png", "maps.svg", "origin.json"):
         assert (tmp_path / name).stat().st_size > 0
     assert f"2 encodings in {tmp_path}" in capsys.readouterr().out
-
-
-def test_an_unknown_encoding_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match="unknown position encoding 'rop'; did you mean 'rope'"):
-        main(["--encodings", "rop", "--out", str(tmp_path / "out")])
-    assert not (tmp_path / "out").exists()

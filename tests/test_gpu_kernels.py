@@ -1,6 +1,8 @@
 """What fused kernels of a GPU are given: torch's, whose calls run on a CPU too, and block sizes of
 FlexAttention."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
@@ -72,7 +74,9 @@ def calls(monkeypatch, q, k, v, payload, mask, dropout=0.0):
     return found
 
 
-def test_cudnn_gets_no_mask_and_flash_no_unequal_widths(monkeypatch):
+def test_what_each_call_of_a_fused_kernel_is_given(monkeypatch):
+    """cuDNN gets no mask and flash no unequal widths. Wide payloads have a call of their own, but
+    with dropout. Grouped queries go where they are supported."""
     cudnn, flash = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
     rest = {SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH}
     q, k, v, payload = tensors(H)
@@ -80,16 +84,9 @@ def test_cudnn_gets_no_mask_and_flash_no_unequal_widths(monkeypatch):
     assert calls(monkeypatch, q, k, v, None, None) == [[{cudnn, flash} | rest, D, H, False]]
     assert calls(monkeypatch, q, k, v, payload, None) == [[{cudnn} | rest, 2 * D, H, False]]
     assert calls(monkeypatch, q, k, v, payload, mask) == [[rest, 2 * D, H, False]]
-
-
-def test_wide_payloads_have_a_call_of_their_own_unless_there_is_dropout(monkeypatch):
-    q, k, v, payload = tensors(H, P=120, heads=1)
-    assert [call[1] for call in calls(monkeypatch, q, k, v, payload, None)] == [D, 120]
-    assert [call[1] for call in calls(monkeypatch, q, k, v, payload, None, dropout=0.1)] == [136]
-
-
-def test_grouped_queries_go_where_they_are_supported(monkeypatch):
-    mask = masks()["boolean"]
+    wide = tensors(H, P=120, heads=1)
+    assert [call[1] for call in calls(monkeypatch, *wide, None)] == [D, 120]
+    assert [call[1] for call in calls(monkeypatch, *wide, None, dropout=0.1)] == [136]
     for dtype, given, expected in (
         (torch.bfloat16, None, [2, True]),
         (torch.float32, None, [4, False]),
@@ -110,7 +107,7 @@ def test_runs_in_one_graph():
     torch.testing.assert_close(compiled(*given), gpu.attend(*given))
 
 
-WIDTHS = [(32, 32), (32, 64), (64, 64), (64, 128), (128, 128), (128, 256)]
+WIDTHS = [(32, 64), (64, 64), (64, 128), (128, 128), (128, 256)]
 H100, A100, RTX = 232_448, 166_912, 101_376  # bytes of shared memory of a block
 
 
@@ -118,35 +115,24 @@ H100, A100, RTX = 232_448, 166_912, 101_376  # bytes of shared memory of a block
 def test_block_sizes_fit_the_device(queries, values):
     for limit in (H100, A100, RTX):
         options = flex.kernel_options(queries, values, limit)
-        if queries == values == 32:
-            assert options == {}
-            continue
-        for kernel, rows, first in (
-            ("fwd", flex.FORWARD, "BLOCK_M"),
-            ("bwd", flex.BACKWARD, "BLOCK_M1"),
-        ):
-            names = (first, "num_stages", "num_warps")
+        for kernel, rows, first in (("fwd", flex.FORWARD, "M"), ("bwd", flex.BACKWARD, "M1")):
+            names = (f"BLOCK_{first}", "num_stages", "num_warps")
             chosen = [options[f"{kernel}_{name}"] for name in names]
             shared = [row.shared for row in rows if [row.M, row.stages, row.warps] == chosen]
             assert min(shared) <= limit
         # A block of the mask is a whole number of blocks.
         assert all(128 % size == 0 for name, size in options.items() if "BLOCK" in name)
     assert flex.kernel_options(queries, values, 50_000) == {}
-    assert flex.kernel_options(queries, 320, H100) == {}
+    assert flex.kernel_options(queries, 320, H100) == flex.kernel_options(32, 32, H100) == {}
 
 
 def test_only_16_bit_training_and_prompts_on_a_gpu_get_block_sizes(monkeypatch):
     monkeypatch.setattr(flex, "_shared_memory", lambda index: H100)
 
-    class Queries:
-        """As much of a tensor on a GPU as is asked for."""
+    def options(T, size, is_cuda=True):
+        queries = SimpleNamespace(device=torch.device("cuda", 0), shape=(1, 4, T, 64))
+        queries.is_cuda, queries.element_size = is_cuda, lambda: size
+        return flex._options(queries, torch.zeros(1, 4, 128, 128))
 
-        device = torch.device("cuda", 0)
-
-        def __init__(self, T, size, is_cuda=True):
-            self.shape, self.is_cuda, self.element_size = (1, 4, T, 64), is_cuda, lambda: size
-
-    values = torch.zeros(1, 4, 128, 128)
-    assert flex._options(Queries(128, 2), values)["fwd_num_warps"] == 8
-    for queries in (Queries(127, 2), Queries(128, 4), Queries(128, 2, is_cuda=False)):
-        assert flex._options(queries, values) == {}
+    assert options(128, 2)["fwd_num_warps"] == 8
+    assert options(127, 2) == options(128, 4) == options(128, 2, is_cuda=False) == {}

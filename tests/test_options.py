@@ -1,19 +1,16 @@
 """Options of the decoder: attention as in other models, and layers applied several times."""
 
 import pytest
-import test_contract
 import torch
 from conftest import (
     VOCABULARY,
     fields_of_llama,
-    in_modes,
     left_padded,
-    make_cache,
     make_config,
     make_model,
     random_tokens,
 )
-from transformers import Llama4ForCausalLM, Llama4TextConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.gpt_oss import modeling_gpt_oss
 
 from tape.attention.backends import eager
@@ -38,57 +35,6 @@ def test_normalised_as_in_a_qwen3_with_the_same_weights():
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], **EXACT)
 
 
-def pairs_side_by_side(weight, heads):
-    """Rows of a projection in the order of Llama 4, which rotates channels 2f and 2f + 1 together,
-    not f and f + D/2."""
-    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("position", "rotates", "options"),
-    [
-        ("rope", [1, 1, 1, 1], {}),
-        ("rope", [1, 1, 1, 1], {"qk_norm": True}),
-        ("nope", [0, 0, 0, 0], TEMPERATURE),
-        ({"name": "mixed", "pattern": ["rope", "rope", "rope", "nope"]}, [1, 1, 1, 0], {}),
-    ],
-)
-def test_layers_as_in_a_llama_4_with_the_same_weights(position, rotates, options):
-    """Its text model without experts. It normalises where it rotates, after the rotation, which
-    does not change norms, and scales queries where it does not rotate."""
-    changes = {"num_hidden_layers": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
-    model = make_model(position, **changes, **options)
-    for layer in model.model.layers if "qk_norm" in options else []:
-        layer.self_attn.q_norm.weight.fill_(1)
-        layer.self_attn.k_norm.weight.fill_(1)
-    config = Llama4TextConfig(
-        **fields_of_llama(model.config),
-        intermediate_size_mlp=model.config.intermediate_size,
-        moe_layers=[],
-        no_rope_layers=rotates,
-        use_qk_norm="qk_norm" in options,
-        attn_temperature_tuning="query_temperature" in options,
-        attn_scale=TEMPERATURE["query_temperature"]["scale"],
-        floor_scale=TEMPERATURE["query_temperature"]["length"],
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        attention_chunk_size=64,
-    )
-    llama = Llama4ForCausalLM(config).eval()
-    weights = {
-        name.replace("mlp.", "feed_forward."): weight
-        for name, weight in model.state_dict().items()
-        if "_norm" not in name
-    }
-    for name in weights:
-        for projection, heads in {"q_proj": 4, "k_proj": 2}.items():
-            if projection in name:
-                weights[name] = pairs_side_by_side(weights[name], heads)
-    llama.load_state_dict(weights)
-    tokens = random_tokens(2, 12)
-    torch.testing.assert_close(model(tokens).logits, llama(tokens).logits, **EXACT)
-
-
 @torch.no_grad()
 def test_the_sink_is_that_of_gpt_oss():
     torch.manual_seed(0)
@@ -107,41 +53,29 @@ def test_the_sink_is_that_of_gpt_oss():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("changes", "message"),
     [
-        (3, "query_temperature=3 must have a scale and a length"),
-        ({"scale": 1.0}, "must have a scale and a length"),
-        ({"scale": 1.0, "length": 4, "base": 2}, "must have a scale and a length"),
-        ({"scale": -1.0, "length": 4}, r"scale=-1\.0 must be a finite number >= 0"),
-        ({"scale": float("nan"), "length": 4}, "scale=nan must be a finite number >= 0"),
-        ({"scale": 1.0, "length": 0}, "query_temperature.length=0"),
-        ({"scale": 1.0, "length": 2.5}, r"query_temperature.length=2\.5"),
+        ({"query_temperature": 3}, "query_temperature=3 must have a scale and a length"),
+        ({"query_temperature": {"scale": 1.0}}, "must have a scale and a length"),
+        ({"query_temperature": {"scale": 1.0, "length": 4, "base": 2}}, "a scale and a length"),
+        ({"query_temperature": {"scale": float("nan"), "length": 4}}, "scale=nan must be a finite"),
+        ({"query_temperature": {"scale": -1.0, "length": 4}}, r"scale=-1\.0 must be a finite"),
+        ({"query_temperature": {"scale": 1.0, "length": 0}}, "query_temperature.length=0"),
+        (TEMPERATURE | {"position": "abacus"}, "query_temperature with position 'abacus'"),
+        ({"qk_norm": 1}, "qk_norm=1 must be true or false"),
+        ({"attention_sink": 1}, "attention_sink=1 must be true or false"),
+        ({"num_recurrences": 0}, "num_recurrences=0 must be an integer >= 1"),
     ],
 )
-def test_wrong_temperatures(wrong, message):
+def test_wrong_options_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        make_config("rope", query_temperature=wrong)
+        make_config(**{"position": "rope"} | changes)
 
 
-def test_wrong_switches_and_counts():
-    for name in ("qk_norm", "attention_sink"):
-        with pytest.raises(ValueError, match=f"{name}=1 must be true or false"):
-            make_config("rope", **{name: 1})
-    with pytest.raises(ValueError, match="num_recurrences=0 must be an integer >= 1"):
-        make_config("rope", num_recurrences=0)
-
-
-def test_a_temperature_needs_positions_that_count_tokens():
-    with pytest.raises(ValueError, match="query_temperature with position 'abacus'"):
-        make_config("abacus", **TEMPERATURE)
-
-
-def test_a_llama_has_none():
-    for name, value in ALL.items():
-        with pytest.raises(ValueError, match=f"a Llama has no {name}"):
-            require_llama(make_model("rope", **{name: value}))
-    with pytest.raises(ValueError, match="not num_recurrences=3 times"):
-        require_llama(make_model("rope", **RECURRENT))
+@pytest.mark.parametrize("changes", [RECURRENT, *({name: value} for name, value in ALL.items())])
+def test_a_llama_has_none(changes):
+    with pytest.raises(ValueError, match=r"a Llama has no|not num_recurrences=3 times"):
+        require_llama(make_model("rope", **changes))
 
 
 @pytest.mark.parametrize("group", [4, 64])
@@ -153,21 +87,6 @@ def test_training_in_shifted_groups(group):
     found = model(tokens).logits
     assert found.shape[-1] == VOCABULARY
     assert torch.allclose(found, expected, atol=1e-5) == (group == 64)
-
-
-@torch.no_grad()
-@in_modes
-@test_contract.of_kinds
-def test_a_cache_of_recurrent_layers(position, kind):
-    model = make_model(position, **RECURRENT)
-    test_contract.test_cached(model, kind, [1, 4, 7, 3])
-    assert len(make_cache(model, kind).layers) == 6
-
-
-@in_modes
-def test_checkpointed_recurrences(position):
-    model = make_model(position, dtype=torch.float64, **RECURRENT)
-    test_contract.test_checkpointed(model, reentrant=True)
 
 
 def test_every_layer_but_the_final_step_moves_the_state():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import TRAIN_LENGTH, in_pieces, make_config, make_model, random_tokens
 
 from tape import TapeForCausalLM
@@ -25,21 +26,12 @@ def record_states(model):
 def test_randpe_draws_anew_in_training_and_once_for_the_whole_batch():
     model = make_model("randpe").train()
     seen = record_states(model)
-    for _ in range(3):
+    for _ in range(60):
         model(random_tokens(4, 12))
     draws = [positions.query for positions in seen]
-    assert all(draw.shape == (1, 12) for draw in draws)
-    assert all((draw.diff() > 0).all() and draw.max() < 4 * TRAIN_LENGTH for draw in draws)
-    assert not torch.equal(draws[0], draws[1])
-    assert torch.equal(seen[0].key, seen[0].query)
-
-
-def test_randpe_covers_its_range():
-    model = make_model("randpe").train()
-    seen = record_states(model)
-    for _ in range(60):
-        model(random_tokens(1, 12))
-    assert set(torch.cat([p.query[0] for p in seen]).tolist()) == set(range(4 * TRAIN_LENGTH))
+    assert all(draw.shape == (1, 12) and (draw.diff() > 0).all() for draw in draws)
+    assert not torch.equal(draws[0], draws[1]) and torch.equal(seen[0].key, seen[0].query)
+    assert set(torch.cat(draws, dim=1)[0].tolist()) == set(range(4 * TRAIN_LENGTH))
 
 
 def test_randpe_evaluates_with_one_seeded_draw():
@@ -52,21 +44,18 @@ def test_randpe_evaluates_with_one_seeded_draw():
 
 
 def test_randpe_refuses_what_it_was_not_drawn_for():
-    model = make_model("randpe")
-    too_long = random_tokens(1, TRAIN_LENGTH + 1)
-    with pytest.raises(ValueError, match=r"17 tokens .* eval_length=16.*evaluation_length"):
-        model(too_long)
+    model, too_long = make_model("randpe"), random_tokens(1, TRAIN_LENGTH + 1)
     with model.evaluation_length(TRAIN_LENGTH + 1):
         model(too_long)
-    with pytest.raises(ValueError, match="eval_length=16"):
+    with pytest.raises(ValueError, match=r"17 tokens .* eval_length=16.*evaluation_length"):
         model(too_long)  # the context left nothing behind
+    with pytest.raises(ValueError, match="training input of 65 tokens"):
+        model.train()(random_tokens(1, 65))
     with (
         pytest.raises(ValueError, match=r"eval_length=65 must lie in 1\.\.64"),
         model.evaluation_length(65),
     ):
         pass
-    with pytest.raises(ValueError, match="training input of 65 tokens"):
-        model.train()(random_tokens(1, 65))
 
 
 @pytest.mark.parametrize(
@@ -102,18 +91,10 @@ def test_what_is_generated_depends_on_the_prompt_alone(position, how):
     model, prompts = make_model(position), random_tokens(2, 6)
 
     def logits(rows, padding, new):
-        ids = torch.nn.functional.pad(rows, (padding, 0))
-        mask = torch.nn.functional.pad(torch.ones_like(rows), (padding, 0))
-        output = model.generate(
-            ids,
-            attention_mask=mask,
-            max_new_tokens=new,
-            pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
-            **how,
-        )
-        return torch.stack(output.logits, dim=1)[0, :5]
+        ids, mask = (F.pad(x, (padding, 0)) for x in (rows, torch.ones_like(rows)))
+        settings = {"output_logits": True, "return_dict_in_generate": True, "pad_token_id": 0}
+        settings |= {"attention_mask": mask, "max_new_tokens": new}
+        return torch.stack(model.generate(ids, **settings, **how).logits, dim=1)[0, :5]
 
     alone = logits(prompts[:1], 0, 5)
     for rows, padding, new in ((prompts[:1], 9, 5), (prompts, 20, 5), (prompts, 0, 10)):
@@ -134,17 +115,16 @@ def test_a_cache_belongs_to_one_draw():
 
 
 def test_shift_moves_the_origin_in_training_only():
-    model = make_model("tape_shift")
+    model, tokens = make_model("tape_shift"), random_tokens(3, 8)
     seen = record_states(model)
-    tokens = random_tokens(3, 8)
     model(tokens)
-    assert torch.equal(seen[0].query, torch.arange(8)[None])
     model.train()
     for _ in range(200):
         model(tokens)
-    origins = {int(positions.query[0, 0]) for positions in seen[1:]}
+    origins = [int(positions.query[0, 0]) for positions in seen]
+    assert origins[0] == min(origins) == 0 and max(origins) <= 2 * TRAIN_LENGTH
+    assert len({*origins}) > 20
     assert all(torch.equal(p.query - p.query[:, :1], torch.arange(8)[None]) for p in seen)
-    assert min(origins) >= 0 and max(origins) <= 2 * TRAIN_LENGTH and len(origins) > 20
     assert all(torch.equal(p.key, p.query) for p in seen)  # or biases would see other distances
 
 
