@@ -90,6 +90,7 @@ POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
     "tape_subset": {"name": "tape", "sampler": "subset", "init": "xavier"},
     "tape_attention": {"name": "tape", "feed_forward": False},
     "tape_feed_forward": {"name": "tape", "attention": False},
+    "tape_phases": {"name": "tape", "magnitudes": False, "init": "xavier"},
     "tape_neither_place": {"name": "tape", "attention": False, "feed_forward": False},
     "tape_not_equivariant": {"name": "tape", "equivariant": False},
     "tape_not_tensorial": {"name": "tape", "tensorial": False},

@@ -31,6 +31,11 @@ def grape_m_state(weights, config, layer: int, read: list[Tensor], coordinate: i
     return state_at(config, place, weights[prefix + "log_ratio"].exp())
 
 
+def gain_of(weights, layer: int, x: Tensor) -> Tensor:
+    """(K,): what multiplies a token's queries and keys."""
+    return 2 * torch.sigmoid(weights[f"model.layers.{layer}.context.gain.weight"] @ x)
+
+
 def repo_state(weights, config, layer: int, x: Tensor, coordinate: int) -> Tensor:
     """(K, F, 2) of a token: RoPE's state at a place that a network reads from the token."""
     if layer < config.position["start"]:

@@ -7,7 +7,7 @@ differentiable, so that gradients can be compared as well.
 import math
 
 import torch
-from reference_states import grape_m_state, grape_probe, repo_state
+from reference_states import gain_of, grape_m_state, grape_probe, repo_state
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -222,7 +222,7 @@ def tape_update(weights, config, layer: int, e: Tensor, average: Tensor, m: Tens
             [apply("down", p, gate * apply("up", p, v)) for v in vectors(e, p)] for p in (0, 1)
         ]
         e = e + assemble(moved, e)
-    return e
+    return e if arguments["magnitudes"] else e / e.norm(dim=-1, keepdim=True)
 
 
 def first_state(config, coordinate: int) -> Tensor:
@@ -278,7 +278,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         at, config, e = f"model.layers.{layer}.", layers[layer], [*first[layer]]
         name = config.position["name"]
         rotary = name in ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "selective")
-        rotary = rotary or name in ("grape_m", "repo")
+        rotary = rotary or name in ("grape_m", "repo", "rope_gain")
         if layer in updated:
             e = moved
 
@@ -302,6 +302,8 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 e[t] = selective_state(weights, config, layer, read)
             if name == "grape_m":
                 e[t] = grape_m_state(weights, config, layer, read, p[t])
+            if name == "rope_gain":
+                e[t] = e[t] * gain_of(weights, layer, y)[:, None, None]
             if name == "repo":
                 e[t] = repo_state(weights, config, layer, y, p[t])
             if name == "path":

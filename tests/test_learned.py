@@ -97,6 +97,7 @@ DECAYED = {
     },
     "grape_m_contextual": {"scale.weight"},
     "grape_ap": {"probe.weight"},
+    "rope_gain": {"gain.weight"},
     "repo": {"gate.weight", "up.weight", "down.weight"},
     "wall": {"gate.weight"},
     "wall_scalar": {"inner.gate.weight", "forget.gate.weight"},
@@ -105,7 +106,7 @@ DECAYED = {
     "tape_feed_forward": {"gate.weight", "up.weight", "down.weight"},
 }
 OF_TAPE = """tape_shift tape_subset tape_yarn tape_not_equivariant mixed_tape tape_not_tensorial
-    tape_neither_form"""
+    tape_phases tape_neither_form"""
 DECAYED |= dict.fromkeys(OF_TAPE.split(), DECAYED["tape"])
 DECAYED["mixed_read"] = DECAYED["path"]
 

@@ -60,6 +60,8 @@ def of_encoding(config: TapeConfig, length: int, ends: bool = True) -> dict[str,
         case "path":
             gate = {"gates": layers * N * C * H} if position["gate"] else {}
             return of_path(config, length) | gate
+        case "rope_gain":
+            return {"gain": layers * N * C * config.num_key_value_heads}
         case "grape_m":
             rows = 1 if position["shared"] else config.num_key_value_heads
             return {"angles": layers * N * C * rows} if position["contextual"] else {}

@@ -22,6 +22,7 @@ from tape.positions.bias import FIRE, ALiBi, Kerple, T5Bias
 from tape.positions.cope import CoPE
 from tape.positions.dape import DAPE
 from tape.positions.fox import FoX
+from tape.positions.gain import RoPEGain
 from tape.positions.grape_ap import GrapeAP
 from tape.positions.grape_m import GrapeM
 from tape.positions.mixed import Mixed
@@ -47,6 +48,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "learned": Learned,
     "abacus": Abacus,
     "rope": RoPE,
+    "rope_gain": RoPEGain,
     "yarn": YaRN,
     "xpos": XPos,
     "randpe": RandPE,

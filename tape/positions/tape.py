@@ -86,6 +86,7 @@ class TapeLayer(RotaryLayer):
         feed_forward: bool,
         equivariant: bool,
         tensorial: bool,
+        magnitudes: bool,
         init: str,
     ):
         super().__init__()
@@ -93,7 +94,7 @@ class TapeLayer(RotaryLayer):
         frequencies = config.head_dim // 2
         self.num_heads = K
         self.attends, self.feed_forward = attention, feed_forward
-        self.tensorial = tensorial
+        self.tensorial, self.magnitudes = tensorial, magnitudes
         self.order = ORDERS[tensorial, equivariant]
         self.restored = [self.order.index(axis) for axis in range(5)]
         parts = 1 if equivariant else 2
@@ -121,7 +122,8 @@ class TapeLayer(RotaryLayer):
                 state = add_product(state, P, self._arrange(average, P.shape[-1]))
             if self.feed_forward:
                 state = self._feed_forward(state, mlp_out)
-            return state.reshape([shape[axis] for axis in self.order]).permute(self.restored)
+            e = state.reshape([shape[axis] for axis in self.order]).permute(self.restored)
+            return e if self.magnitudes else F.normalize(e, dim=-2)
 
     def _arrange(self, e_BHT2F: Tensor, mixed: int) -> Tensor:
         tokens = e_BHT2F.shape[0] * e_BHT2F.shape[2]
@@ -171,6 +173,8 @@ class Tape(RoPE):
         tensorial: maps mix heads; otherwise the entries of one vector (Table 6).
         init: of P and W1: "zero", the default, with which TAPE starts as RoPE, or "xavier"
             (uniform), which the authors' code uses.
+        magnitudes: otherwise the pairs of cosine and sine are brought to length 1 after each
+            update, which leaves phases alone: a control.
     """
 
     per_head = True
@@ -185,6 +189,7 @@ class Tape(RoPE):
         feed_forward: bool = True,
         equivariant: bool = True,
         tensorial: bool = True,
+        magnitudes: bool = True,
         init: str | None = None,
         **arguments: Any,
     ):
@@ -201,6 +206,7 @@ class Tape(RoPE):
             "feed_forward": feed_forward,
             "equivariant": equivariant,
             "tensorial": tensorial,
+            "magnitudes": magnitudes,
             "init": init,
         }
 
