@@ -139,7 +139,7 @@ def fields_of_llama(config, *more) -> dict:
     return {name: getattr(config, name) for name in (*names, *more)}
 
 
-OF_ENCODINGS_AND_OPTIONS = re.compile(r"\.(context|position|sink|q_norm|k_norm)\.")
+OF_ENCODINGS_AND_OPTIONS = re.compile(r"\.(context|position|sink|softmax|q_norm|k_norm)\.")
 
 
 def perturb(model: TapeForCausalLM, std: float = 0.3) -> TapeForCausalLM:
@@ -174,6 +174,7 @@ def make_model(position="tape", *, kernel="sdpa", seed=0, dtype=torch.float32, *
 def all_options(position) -> dict:
     """Every option of the decoder at once, as far as the encoding has it."""
     options = {"sliding_window": 3, "qk_norm": True, "attention_sink": True}
+    options |= {"scalable_softmax": True, "gated_attention": True}
     options |= {"num_hidden_layers": 2, "num_recurrences": 2}
     options["num_key_value_heads"] = 2 if position in GROUPED else 4
     if position in COUNTED:

@@ -326,13 +326,23 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                     + read_term(weights, config, layer, h, i, j, read, *of_head, both)
                     for j, both in zip(seen, scores_of, strict=True)
                 ]
+                if config.scalable_softmax is True:
+                    s = weights[at + "self_attn.softmax.s"][h]
+                    scores = [s * math.log(len(seen)) * score for score in scores]
+                elif config.scalable_softmax:  # Qwen's: 1 up to the length
+                    length = config.scalable_softmax["length"]
+                    factor = math.log(len(seen), length) if len(seen) > length else 1
+                    scores = [factor * score for score in scores]
                 if config.attention_sink:  # belongs to no token: zip leaves it out
                     scores.append(weights[at + "self_attn.sink.s"][h])
                 alpha = torch.softmax(torch.stack([s.reshape(()) for s in scores]), dim=0)
                 shares = [*zip(alpha, seen, strict=False)]
                 outputs.append(sum(share * v[j][g] for share, j in shares))
                 averages.append(sum(share * e[j][g] for share, j in shares))
-            y = x[i] + linear("self_attn.o_proj", torch.cat(outputs))
+            output = torch.cat(outputs)
+            if config.gated_attention:
+                output = output / (1 + (-linear("self_attn.output_gate", read[i])).exp())
+            y = x[i] + linear("self_attn.o_proj", output)
             z = norm("post_attention_layernorm", y)
             gate = linear("mlp.gate_proj", z)
             m = linear("mlp.down_proj", gate * torch.sigmoid(gate) * linear("mlp.up_proj", z))

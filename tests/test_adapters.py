@@ -242,12 +242,13 @@ def test_the_yarn_of_a_base_is_kept(base, tmp_path, method):
 
 def test_lora_trains_the_norms_that_are_named_alone(base, tmp_path):
     folder = tmp_path / "normed"
-    config = TapeConfig.from_pretrained(base, qk_norm=True)
+    options = {"qk_norm": True, "scalable_softmax": True, "gated_attention": True}
+    config = TapeConfig.from_pretrained(base, **options)
     TapeForCausalLM(config).save_pretrained(folder)
     read_tokenizer(base).save_pretrained(folder)
     names = [*trainable(adapted(folder, "lora"))]
     assert any(name.endswith("model.norm") for name in names)
-    assert not [name for name in names if "q_norm" in name or "k_norm" in name]
+    assert not [x for x in names if re.search("q_norm|k_norm|softmax|output_gate", x)]
 
 
 def test_yarn_on_a_base_that_is_scaled_is_refused(base, tmp_path):

@@ -83,6 +83,8 @@ def drawn(seed: int) -> Case:
         "num_recurrences": rng.choice([1, 1, 2]),
         "qk_norm": rng.random() < 0.3,
         "attention_sink": rng.random() < 0.3,
+        "scalable_softmax": rng.choice([False, False, True, {"length": 3}]),
+        "gated_attention": rng.random() < 0.3,
         "query_temperature": rng.choice([None, None, {"scale": 0.5, "length": 3}]),
         "num_key_value_heads": rng.choice([4, 2, 1]) if grouped else 4,
     }

@@ -26,6 +26,8 @@ def multiply_adds(config: TapeConfig, length: int) -> dict[str, int]:
         "MLP": layers * N * 3 * C * config.intermediate_size,
         "logits": N * C * config.vocab_size,
     }
+    if config.gated_attention:
+        decoder["gates of attention"] = layers * N * C * H * D
     return decoder | of_encoding(config, length)
 
 
