@@ -7,6 +7,7 @@ differentiable, so that gradients can be compared as well.
 import math
 
 import torch
+from reference_rotations import carope_state, fope_state, phase_score, stick_shares
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -87,6 +88,9 @@ def score_term(weights, config, layer: int, h: int, i: int, j: int) -> Tensor | 
         hidden = weights[prefix + "hidden.weight"] @ x + weights[prefix + "hidden.bias"]
         output = weights[prefix + "output.weight"] @ hidden.relu()
         return (output + weights[prefix + "output.bias"])[h]
+    if arguments["name"] == "bam":
+        shape, scale = (weights[prefix + name][h] for name in ("shape", "scale"))
+        return -(((j - i) * scale).abs() + 1e-5).pow(shape)
     if arguments["name"] in ("kerple", "dape"):
         p, a = (at_least(weights[prefix + name], 0.01)[h] for name in ("slope", "scale"))
         return -p * torch.log(1 + a * (i - j))
@@ -241,7 +245,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             x[t] = x[t] + torch.tensor(wave, dtype=x[t].dtype)
     if name == "learned":
         x = [x[t] + weights["model.position.table"][p[t]] for t in range(T)]
-    if name == "abacus":
+    if name in ("abacus", "coupling"):
         place = 0
         for t, token in enumerate(tokens):
             place = place + 1 if token in config.position["digits"] else 0
@@ -260,6 +264,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         at, config, e = f"model.layers.{layer}.", layers[layer], [*first[layer]]
         name = config.position["name"]
         rotary = name in ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "selective")
+        rotary = rotary or name in ("carope", "fope")
         if layer in updated:
             e = moved
 
@@ -281,6 +286,10 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 k[t] = [norm("self_attn.k_norm", head) for head in k[t]]
             if name == "selective":
                 e[t] = selective_state(weights, config, layer, read)
+            if name == "carope":
+                e[t] = carope_state(weights, config, layer, read)
+            if name == "fope":
+                e[t] = fope_state(weights, config, frequencies(config), p[t])
             if name == "path":
                 maps.append(path_maps(weights, config, layer, read))
             if rotary:
@@ -305,12 +314,14 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         )
         next_x, next_e = [], []
 
-        def products(i, j, q=q, k=k, maps=maps, name=name):
+        def products(i, j, q=q, k=k, maps=maps, name=name, config=config):
             pairs = [(q[i][h], k[j][h * K // H]) for h in range(H)]
             if name == "path":  # the maps of the tokens after j, up to i
                 for t in range(j + 1, i + 1):
                     w, beta = (x[[h * K // H for h in range(H)]] for x in maps[t])
                     pairs = [(a, b - beta[h] * (w[h] @ b) * w[h]) for h, (a, b) in enumerate(pairs)]
+            if name == "tapa":
+                return torch.stack([phase_score(config, a, b, p[i] - p[j]) for a, b in pairs])
             return torch.stack([(a * b.conj()).sum().real / math.sqrt(D) for a, b in pairs])
 
         for i in range(T):
@@ -336,6 +347,8 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 if config.attention_sink:  # belongs to no token: zip leaves it out
                     scores.append(weights[at + "self_attn.sink.s"][h])
                 alpha = torch.softmax(torch.stack([s.reshape(()) for s in scores]), dim=0)
+                if name == "stick_breaking":
+                    alpha = stick_shares(scores)
                 shares = [*zip(alpha, seen, strict=False)]
                 outputs.append(sum(share * v[j][g] for share, j in shares))
                 averages.append(sum(share * e[j][g] for share, j in shares))

@@ -90,6 +90,85 @@ OF_OTHERS = {  # fields that a Llama ignores, such as those of the Mistral that 
 VARYING = {"dynamic": {"factor": 4.0}, "longrope": LONGROPE}
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 2}])
+def test_carope_starts_as_rope(changes):
+    """Its first token has turned once: all rotations are those of one position further."""
+    carope, rope = (
+        TapeForCausalLM(make_config(each, dtype="float64", **changes)).double().eval()
+        for each in ({"name": "carope", "theta": 500.0}, "rope_theta")
+    )
+    carope.load_state_dict(rope.state_dict(), strict=False)
+    tokens = random_tokens(2, 23)
+    torch.testing.assert_close(carope(tokens).logits, rope(tokens).logits, atol=1e-9, rtol=0)
+
+
+@torch.no_grad()
+def test_bam_starts_as_alibi():
+    """The constant that it adds to distances changes no weight."""
+    bam, alibi = (TapeForCausalLM(make_config(each)).double().eval() for each in ("bam", "alibi"))
+    bam.load_state_dict(alibi.state_dict(), strict=False)
+    tokens = random_tokens(2, 23)
+    torch.testing.assert_close(bam(tokens).logits, alibi(tokens).logits, atol=1e-9, rtol=0)
+
+
+@torch.no_grad()
+def test_cable_is_fox_with_the_opposite_gate():
+    """CABLE (Veisi et al. 2025, arXiv 2503.08067) adds b_i - b_j, b the running sum of
+    -softplus(w x + c)."""
+    layer, tokens = layer_of("fox")
+    x, q = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 17, 32), (2, 4, 17, 8)))
+    _, k, extras = layer.prepare(x, q, q, None, tokens, None)
+    fox = layer.bias(x, q, k, extras, tokens).dense(torch.float64)
+    b = -torch.nn.functional.softplus(-layer.gate(x)).cumsum(1).mT
+    torch.testing.assert_close(fox, b[..., :, None] - b[..., None, :], atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_fope_without_mixtures_is_a_rope_of_trained_frequencies():
+    fope = make_model("fope", dtype=torch.float64)
+    rope = make_model({"name": "rope", "theta": 50.0}, dtype=torch.float64)
+    fope.load_state_dict(rope.state_dict(), strict=False)
+    fope.model.position.cosine.zero_()
+    fope.model.position.sine.zero_()
+    assert len(fope.model.position.inv_freq) == 3
+    rope.model.position.inv_freq[3] = 0  # its wave is longer than the length
+    tokens = random_tokens(2, 23)
+    torch.testing.assert_close(fope(tokens).logits, rope(tokens).logits, atol=1e-9, rtol=0)
+
+
+@torch.no_grad()
+def test_tapa_at_distance_zero_is_a_product_of_the_first_channels():
+    """And everywhere if the phase is 0, as the paper says of its definition 3.1."""
+    layer, tokens = layer_of("tapa")
+    q, k = torch.randn(2, 2, 4, 17, 8, dtype=torch.float64)
+    A = layer.amplitude
+    amplitude = q[..., :A] @ k[..., :A].mT * A**-0.5
+    found = layer.bias(None, q, k, None, tokens).dense(torch.float64)
+    assert not torch.allclose(found, amplitude)
+    diagonals = (x.diagonal(dim1=-2, dim2=-1) for x in (found, amplitude))
+    torch.testing.assert_close(*diagonals, atol=1e-12, rtol=0)
+    k[..., A:] = 0
+    found = layer.bias(None, q, k, None, tokens).dense(torch.float64)
+    torch.testing.assert_close(found, amplitude, atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_a_stick_is_broken_into_shares():
+    """The weights of a token and what they leave add up to 1: the product of all 1 - b."""
+    model = make_model("stick_breaking", kernel="eager", dtype=torch.float64)
+    weights = model(random_tokens(2, 12), output_attentions=True).attentions[0]
+    assert (weights.diagonal(dim1=-2, dim2=-1) == 0).all() and (weights.triu(1) == 0).all()
+    total = weights.sum(-1)
+    assert (total[..., 0] == 0).all() and (total < 1).all()
+    # From the nearest token back, each takes a share b of what is left.
+    left = 1 - weights.flip(-1).cumsum(-1).flip(-1)
+    before = torch.nn.functional.pad(left[..., 1:], (0, 1), value=1.0)
+    shares = (weights / before).tril(-1)
+    rest = (1 - shares).prod(-1)
+    torch.testing.assert_close(rest, 1 - total, atol=1e-9, rtol=0)
+
+
 def llama_folder(folder, rope):
     """The checkpoint of a Llama with such fields in its config.json."""
     llama, _ = llama_and_ours()

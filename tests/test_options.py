@@ -6,7 +6,9 @@ import pytest
 import test_contract
 import torch
 from conftest import (
+    POSITIONS,
     VOCABULARY,
+    WITHOUT_SOFTMAX,
     all_options,
     fields_of_llama,
     in_modes,
@@ -15,6 +17,7 @@ from conftest import (
     make_config,
     make_model,
     random_tokens,
+    represented,
 )
 from transformers import (
     Llama4ForCausalLM,
@@ -36,6 +39,9 @@ EXACT = {"atol": 1e-5, "rtol": 1e-5}
 TEMPERATURE = {"query_temperature": {"scale": 0.5, "length": 3}}
 RECURRENT = {"num_hidden_layers": 2, "num_recurrences": 3}
 ALL = {"qk_norm": True, "attention_sink": True, "gated_attention": True, **TEMPERATURE}
+with_softmax = pytest.mark.parametrize(
+    "position", represented([name for name in POSITIONS if name not in WITHOUT_SOFTMAX])
+)
 SCALABLE = {"learned": True, "fixed": {"length": 4}}
 
 
@@ -148,7 +154,7 @@ class Open(torch.nn.Module):
 
 
 @torch.no_grad()
-@in_modes
+@with_softmax
 def test_open_gates_and_factors_of_one_change_nothing(position, monkeypatch):
     tokens = random_tokens(2, 12)
     plain = make_model(position)
@@ -174,7 +180,7 @@ def test_open_gates_and_factors_of_one_change_nothing(position, monkeypatch):
 
 
 @torch.no_grad()
-@in_modes
+@with_softmax
 def test_scalable_softmax_is_softmax_to_the_base_n_to_the_s(position):
     """In the first layer: n^(s z) / sum of n^(s z) for the scores z, biases included."""
     tokens, shape = random_tokens(2, 12), {"kernel": "eager", "num_hidden_layers": 1}
@@ -196,7 +202,7 @@ def test_checkpointed_with_all_options(position, reentrant):
 
 
 @torch.no_grad()
-@in_modes
+@with_softmax
 @test_contract.of_kinds
 @pytest.mark.parametrize("form", SCALABLE)
 def test_scalable_softmax_counts_cached_keys(position, kind, form):
@@ -270,6 +276,15 @@ def test_training_in_shifted_groups(group):
     found = model(tokens).logits
     assert found.shape[-1] == VOCABULARY
     assert torch.allclose(found, expected, atol=1e-5) == (group == 64)
+
+
+@pytest.mark.parametrize("option", ["attention_sink", "scalable_softmax"])
+@pytest.mark.parametrize(
+    "position", ["stick_breaking", {"name": "mixed", "pattern": ["stick_breaking"]}]
+)
+def test_options_of_softmax_without_one(position, option):
+    with pytest.raises(ValueError, match=f"{option} with position stick_breaking"):
+        make_config(position, **{option: True})
 
 
 def test_scalable_softmax_counts_no_groups():

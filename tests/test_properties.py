@@ -16,7 +16,8 @@ from tape import TapeForCausalLM
 from tape.positions import PositionModule
 
 DRAWN = ["randpe", "alibi_subset", "tape_subset"]  # other indices have other distances
-ABSOLUTE = ["sincos", "learned", "fire", *DRAWN]  # FIRE divides distances by the query's position
+# FIRE divides distances by the query's position; products of FoPE's mixtures depend on both.
+ABSOLUTE = ["sincos", "learned", "fire", "fope", *DRAWN]
 EQUIVARIANT = ["tape", "tape_yarn", "tape_attention", "tape_feed_forward"]
 BROKEN = ["tape_not_equivariant", "tape_not_tensorial", "tape_neither_form"]
 

@@ -16,6 +16,7 @@ from conftest import (
     GROUPED,
     POSITIONS,
     VOCABULARY,
+    WITHOUT_SOFTMAX,
     make_cache,
     make_model,
     random_tokens,
@@ -32,7 +33,9 @@ UNGROUPED = [name for name in POSITIONS if name not in GROUPED]
 MIXABLE = [
     name
     for name in GROUPED
-    if name in COUNTED and "sampler" not in POSITIONS[name] and name not in (*MIXTURES, "randpe")
+    if name in COUNTED
+    and "sampler" not in POSITIONS[name]
+    and name not in (*MIXTURES, *WITHOUT_SOFTMAX, "randpe")
 ]
 GENERATIONS = {
     "greedy": {},
@@ -88,6 +91,8 @@ def drawn(seed: int) -> Case:
         "query_temperature": rng.choice([None, None, {"scale": 0.5, "length": 3}]),
         "num_key_value_heads": rng.choice([4, 2, 1]) if grouped else 4,
     }
+    if position in WITHOUT_SOFTMAX:
+        changes |= {"attention_sink": False, "scalable_softmax": False}
     if not counts:
         changes["query_temperature"] = None
     length = rng.randint(2, 14)

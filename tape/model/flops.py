@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tape.model.configuration import TapeConfig
+from tape.positions.fope import count_trained
 from tape.positions.mixed import parts_of
 from tape.positions.path import CHUNK
 
@@ -60,6 +61,11 @@ def of_encoding(config: TapeConfig, length: int, ends: bool = True) -> dict[str,
             return {"second half of queries and keys": layers * H * N**2 * D}
         case "path":
             return of_path(config, length)
+        case "carope":
+            return {"frequencies": layers * N * C * config.num_key_value_heads}
+        case "fope":  # once for all layers
+            n = count_trained(config, position["length"])
+            return {"mixtures of frequencies": 2 * N * config.num_key_value_heads * n**2}
         case "tape" | "tape_yarn":
             return of_tape(config, length, ends)
         case "mixed":
