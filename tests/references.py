@@ -7,7 +7,7 @@ differentiable, so that gradients can be compared as well.
 import math
 
 import torch
-from reference_rotations import carope_state, fope_state, phase_score, stick_shares
+from reference_parts import carope_state, fope_state, phase_score, stick_shares
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
