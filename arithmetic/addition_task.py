@@ -90,15 +90,16 @@ class GridQuestions(Questions):
         return {f"problems.{name}": value for name, value in problems.items()} | asked
 
     def check(self, model, batches, purpose=""):
-        """Abacus has a row for each digit of a number, and other encodings one for each token."""
+        """Abacus and position coupling have a row for each digit of a number, and other encodings
+        one for each token."""
         encoding, problems = model.base_model.position, self.problems
         if not isinstance(encoding, Abacus):
             super().check(model, batches, purpose)
             return
         if problems.spaces:
             raise ValueError(
-                f"data.spaces={problems.spaces} with position=abacus: a space would end a number; "
-                "set it to 0 or take another encoding"
+                f"data.spaces={problems.spaces} with position={encoding.name}: a space would end a "
+                "number; set it to 0 or take another encoding"
             )
         moved = problems.digits(*problems.trained) + encoding.offset  # in training
         needed = max(moved, problems.digits(self.max_length, self.max_length)) + 1

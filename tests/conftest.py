@@ -103,6 +103,10 @@ POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
         "name": "mixed",
         "pattern": ["fox", {"name": "path", "rank": 3}, {"name": "pope", "base": 50.0}],
     },
+    "carope": {"name": "carope", "theta": 50.0},
+    "tapa": {"name": "tapa", "alpha": 0.3, "share": 0.4},
+    "fope": {"name": "fope", "theta": 50.0, "length": 64},
+    "coupling": {"name": "coupling", "digits": [*range(0, 61, 2)], "length": 2560},
     "tape_neither_form": {"name": "tape", "equivariant": False, "tensorial": False},
 }
 GROUPED = [name for name in POSITIONS if POSITIONS[name].get("tensorial", True)]
@@ -153,7 +157,7 @@ def fields_of_llama(config, *more) -> dict:
     return {name: getattr(config, name) for name in (*names, *more)}
 
 
-OF_ENCODINGS_AND_OPTIONS = re.compile(r"\.(context|position|sink|q_norm|k_norm)\.")
+OF_ENCODINGS_AND_OPTIONS = re.compile(r"\.(context|position|sink|softmax|q_norm|k_norm)\.")
 
 
 def perturb(model: TapeForCausalLM, std: float = 0.3) -> TapeForCausalLM:
@@ -185,9 +189,15 @@ def make_model(position="tape", *, kernel="sdpa", seed=0, dtype=torch.float32, *
     return perturb(TapeForCausalLM(config)).to(dtype).eval()
 
 
+# Its weights are no softmax: it has neither sinks nor Scalable-Softmax.
+WITHOUT_SOFTMAX = ("stick_breaking",)
+
+
 def all_options(position) -> dict:
     """Every option of the decoder at once, as far as the encoding has it."""
-    options = {"sliding_window": 3, "qk_norm": True, "attention_sink": True}
+    options = {"sliding_window": 3, "qk_norm": True, "gated_attention": True}
+    if position not in WITHOUT_SOFTMAX:
+        options |= {"attention_sink": True, "scalable_softmax": True}
     options |= {"num_hidden_layers": 2, "num_recurrences": 2}
     options["num_key_value_heads"] = 2 if position in GROUPED else 4
     if position in COUNTED:

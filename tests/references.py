@@ -7,6 +7,7 @@ differentiable, so that gradients can be compared as well.
 import math
 
 import torch
+from reference_parts import carope_state, fope_state, phase_score, stick_shares
 from reference_states import gain_of, grape_m_state, grape_probe, repo_state
 from torch import Tensor
 from transformers import LlamaConfig
@@ -88,6 +89,9 @@ def score_term(weights, config, layer: int, h: int, i: int, j: int) -> Tensor | 
         hidden = weights[prefix + "hidden.weight"] @ x + weights[prefix + "hidden.bias"]
         output = weights[prefix + "output.weight"] @ hidden.relu()
         return (output + weights[prefix + "output.bias"])[h]
+    if arguments["name"] == "bam":
+        shape, scale = (weights[prefix + name][h] for name in ("shape", "scale"))
+        return -(((j - i) * scale).abs() + 1e-5).pow(shape)
     if arguments["name"] in ("kerple", "dape"):
         p, a = (at_least(weights[prefix + name], 0.01)[h] for name in ("slope", "scale"))
         return -p * torch.log(1 + a * (i - j))
@@ -259,7 +263,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             x[t] = x[t] + torch.tensor(wave, dtype=x[t].dtype)
     if name == "learned":
         x = [x[t] + weights["model.position.table"][p[t]] for t in range(T)]
-    if name == "abacus":
+    if name in ("abacus", "coupling"):
         place = 0
         for t, token in enumerate(tokens):
             place = place + 1 if token in config.position["digits"] else 0
@@ -278,7 +282,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         at, config, e = f"model.layers.{layer}.", layers[layer], [*first[layer]]
         name = config.position["name"]
         rotary = name in ("rope", "yarn", "xpos", "randpe", "tape", "tape_yarn", "selective")
-        rotary = rotary or name in ("grape_m", "repo", "rope_gain")
+        rotary = rotary or name in ("carope", "fope", "grape_m", "repo", "rope_gain")
         if layer in updated:
             e = moved
 
@@ -306,6 +310,10 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                 e[t] = e[t] * gain_of(weights, layer, y)[:, None, None]
             if name == "repo":
                 e[t] = repo_state(weights, config, layer, y, p[t])
+            if name == "carope":
+                e[t] = carope_state(weights, config, layer, read)
+            if name == "fope":
+                e[t] = fope_state(weights, config, frequencies(config), p[t])
             if name == "path":
                 maps.append(path_maps(weights, config, layer, read))
             if name == "wall":  # what channels keep; as fla/ops/wall_attn/naive.py
@@ -334,7 +342,7 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
         )
         next_x, next_e = [], []
 
-        def products(i, j, q=q, k=k, maps=maps, name=name):
+        def products(i, j, q=q, k=k, maps=maps, name=name, config=config):
             pairs = [(q[i][h], k[j][h * K // H]) for h in range(H)]
             if name == "path":  # the maps of the tokens after j, up to i
                 for t in range(j + 1, i + 1):
@@ -343,6 +351,8 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
             if name == "wall":
                 for t in range(j + 1, i + 1):
                     pairs = [(a, b * maps[t][h]) for h, (a, b) in enumerate(pairs)]
+            if name == "tapa":
+                return torch.stack([phase_score(config, a, b, p[i] - p[j]) for a, b in pairs])
             return torch.stack([(a * b.conj()).sum().real / math.sqrt(D) for a, b in pairs])
 
         for i in range(T):
@@ -358,13 +368,25 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
                     + read_term(weights, config, layer, h, i, j, read, *of_head, both)
                     for j, both in zip(seen, scores_of, strict=True)
                 ]
+                if config.scalable_softmax is True:
+                    s = weights[at + "self_attn.softmax.s"][h]
+                    scores = [s * math.log(len(seen)) * score for score in scores]
+                elif config.scalable_softmax:  # Qwen's: 1 up to the length
+                    length = config.scalable_softmax["length"]
+                    factor = math.log(len(seen), length) if len(seen) > length else 1
+                    scores = [factor * score for score in scores]
                 if config.attention_sink:  # belongs to no token: zip leaves it out
                     scores.append(weights[at + "self_attn.sink.s"][h])
                 alpha = torch.softmax(torch.stack([s.reshape(()) for s in scores]), dim=0)
+                if name == "stick_breaking":
+                    alpha = stick_shares(scores)
                 shares = [*zip(alpha, seen, strict=False)]
                 outputs.append(sum(share * v[j][g] for share, j in shares))
                 averages.append(sum(share * e[j][g] for share, j in shares))
-            y = x[i] + linear("self_attn.o_proj", torch.cat(outputs))
+            output = torch.cat(outputs)
+            if config.gated_attention:
+                output = output / (1 + (-linear("self_attn.output_gate", read[i])).exp())
+            y = x[i] + linear("self_attn.o_proj", output)
             z = norm("post_attention_layernorm", y)
             gate = linear("mlp.gate_proj", z)
             m = linear("mlp.down_proj", gate * torch.sigmoid(gate) * linear("mlp.up_proj", z))

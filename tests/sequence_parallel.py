@@ -79,7 +79,7 @@ def check(name):
         if changes and name == "fox":
             continue
         assert_equal(name, "sdpa", **changes)
-    assert_equal(name, "eager")
+    assert_equal(name, "eager", scalable_softmax=True, gated_attention=True)
 
 
 if __name__ == "__main__":

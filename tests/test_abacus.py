@@ -60,6 +60,18 @@ def test_training_moves_the_places_of_a_sequence_by_one_number():
     assert places_of(model.eval(), tokens).tolist() == [expected[0]] * 64
 
 
+def test_coupling_moves_the_ids_of_all_tokens():
+    position = {"name": "coupling", "digits": DIGITS, "length": 9, "offset": 3}
+    model, tokens = make_model(position).train(), torch.tensor([[9, 1, 2, 7, 3]] * 64)
+    rows = places_of(model, tokens, use_cache=False).tolist()
+    ids = [0, 1, 2, 0, 1]  # units, then tens; what is around numbers comes before the units
+    expected = sorted(tuple(by + each for each in ids) for by in range(4))
+    assert sorted({tuple(row) for row in rows}) == expected
+    assert places_of(model.eval(), tokens).tolist() == [ids] * 64
+    with pytest.raises(ValueError, match="position coupling reads token ids"):
+        model(inputs_embeds=model.model.embed_tokens(tokens))
+
+
 def test_what_has_no_places_is_refused():
     model, tokens = make_abacus(), random_tokens(1, 4)
     with pytest.raises(ValueError, match="abacus reads token ids: inputs_embeds have none; give"):

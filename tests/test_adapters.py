@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from tape import TapeForCausalLM
+from tape import TapeConfig, TapeForCausalLM
 from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
 from tape.export import load as load_for_export
 from tape.export.llama import require_llama, write_llama_config
@@ -397,3 +397,13 @@ def test_a_quantized_base_is_adapted(extend, blocks, frozen):
     folder = extend("lora", f"frozen={frozen}", "trainer.bf16=true")
     model = load_model(folder)  # on the base as it was
     assert loss_of(model, blocks.to(model.device)) == pytest.approx(logged_loss(folder), abs=0.05)
+
+
+def test_lora_trains_the_norms_that_are_named_alone(base, tmp_path):
+    folder = shutil.copytree(base, tmp_path / "base")
+    options = {"qk_norm": True, "scalable_softmax": True, "gated_attention": True}
+    model = TapeForCausalLM(TapeConfig.from_pretrained(base, **options))
+    model.save_pretrained(folder)
+    names = " ".join(trainable(adapted(folder, "lora")))
+    assert "model.norm" in names
+    assert not re.search("q_norm|k_norm|softmax|output_gate", names)

@@ -173,13 +173,13 @@ def test_masks_with_gaps_and_a_cache(position, kind):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", ["path", "mixed_read"])
+@pytest.mark.parametrize("position", ["path", "mixed_read", "stick_breaking"])
 @pytest.mark.parametrize("training", [False, True])
-def test_path_has_no_scores_of_later_tokens(position, training):
+def test_paths_and_sticks_have_no_scores_of_later_tokens(position, training):
     model, tokens = make_model(position).train(training), random_tokens(2, 9)
     prefix = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
     prefix[..., :4] = True
-    with pytest.raises(ValueError, match=r"position path .* later tokens"):
+    with pytest.raises(ValueError, match=r"position (path|stick_breaking) .* later tokens"):
         model(tokens, attention_mask=prefix)
 
 

@@ -18,6 +18,7 @@ SHAPES = {
     "recurrent": (5, {"num_hidden_layers": 2, "num_recurrences": 3}),
     "grouped": (11, {"num_key_value_heads": 2}),
     "one key for all": (16, {"num_key_value_heads": 1}),
+    "gated": (6, {"gated_attention": True}),
 }
 CASES = [
     (position, shape)

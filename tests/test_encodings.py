@@ -83,6 +83,57 @@ SCALED = ("linear", "linear, old", "llama3", "proportional")
 VARYING = {"dynamic": {"factor": 4.0}, "longrope": LONGROPE}
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 2}])
+def test_carope_starts_as_rope(changes):
+    """Its first token has turned once: all rotations are those of one position further."""
+    carope, rope = (
+        TapeForCausalLM(make_config(each, dtype="float64", **changes)).double().eval()
+        for each in ({"name": "carope", "theta": 500.0}, "rope_theta")
+    )
+    carope.load_state_dict(rope.state_dict(), strict=False)
+    tokens = random_tokens(2, 23)
+    torch.testing.assert_close(carope(tokens).logits, rope(tokens).logits, atol=1e-9, rtol=0)
+
+
+@torch.no_grad()
+def test_bam_starts_as_alibi():
+    """The constant that it adds to distances changes no weight."""
+    bam, alibi = (TapeForCausalLM(make_config(each)).double().eval() for each in ("bam", "alibi"))
+    bam.load_state_dict(alibi.state_dict(), strict=False)
+    tokens = random_tokens(2, 23)
+    torch.testing.assert_close(bam(tokens).logits, alibi(tokens).logits, atol=1e-9, rtol=0)
+
+
+@torch.no_grad()
+def test_fope_without_mixtures_is_a_rope_of_trained_frequencies():
+    fope = make_model("fope", dtype=torch.float64)
+    rope = make_model({"name": "rope", "theta": 50.0}, dtype=torch.float64)
+    fope.load_state_dict(rope.state_dict(), strict=False)
+    fope.model.position.cosine.zero_()
+    fope.model.position.sine.zero_()
+    assert len(fope.model.position.inv_freq) == 3
+    rope.model.position.inv_freq[3] = 0  # its wave is longer than the length
+    tokens = random_tokens(2, 23)
+    torch.testing.assert_close(fope(tokens).logits, rope(tokens).logits, atol=1e-9, rtol=0)
+
+
+@torch.no_grad()
+def test_a_stick_is_broken_into_shares():
+    """The weights of a token and what they leave add up to 1: the product of all 1 - b."""
+    model = make_model("stick_breaking", kernel="eager", dtype=torch.float64)
+    weights = model(random_tokens(2, 12), output_attentions=True).attentions[0]
+    assert (weights.diagonal(dim1=-2, dim2=-1) == 0).all() and (weights.triu(1) == 0).all()
+    total = weights.sum(-1)
+    assert (total[..., 0] == 0).all() and (total < 1).all()
+    # From the nearest token back, each takes a share b of what is left.
+    left = 1 - weights.flip(-1).cumsum(-1).flip(-1)
+    before = torch.nn.functional.pad(left[..., 1:], (0, 1), value=1.0)
+    shares = (weights / before).tril(-1)
+    rest = (1 - shares).prod(-1)
+    torch.testing.assert_close(rest, 1 - total, atol=1e-9, rtol=0)
+
+
 def llama_folder(folder, rope):
     """The checkpoint of a Llama with such fields in its config.json."""
     llama, _ = llama_and_ours()

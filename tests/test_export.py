@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 import yaml
-from conftest import POSITIONS, make_model, random_tokens
+from conftest import POSITIONS, all_options, make_model, random_tokens
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports
@@ -104,7 +104,9 @@ def test_every_encoding_loads_without_the_package(tmp_path):
     the same folder as the hub's cache has it."""
     for name in POSITIONS:
         folder = tmp_path / "models" / name
-        make_model(name, tie_word_embeddings=name == "alibi").save_pretrained(folder)
+        options = all_options(name) if name == "fox" else {}
+        model = make_model(name, tie_word_embeddings=name == "alibi", **options)
+        model.save_pretrained(folder)
         save_file(expectations(folder), folder / "expected.safetensors")
         write_code(folder)
     hub = tmp_path / "hub" / "models--someone--from-the-hub"

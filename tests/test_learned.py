@@ -90,6 +90,7 @@ DECAYED = {
     "relative": {"reader.weight"},
     "fox": {"gate.weight"},
     "selective": {"convolution.down.weight", "convolution.up.weight"},
+    "carope": {"frequency.weight"},
     "path": {"convolution.down.weight", "convolution.up.weight", "gate.weight"},
     "path_gate": {
         *("inner.convolution.down.weight", "inner.convolution.up.weight"),

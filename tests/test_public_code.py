@@ -105,6 +105,34 @@ def test_popes_scores_are_those_of_x_transformers():
     torch.testing.assert_close(ours @ keys.mT, expected, atol=1e-4, rtol=1e-5)
 
 
+@torch.no_grad()
+def test_cable_is_fox_with_the_opposite_gate():
+    """CABLE (Veisi et al. 2025, arXiv 2503.08067) adds b_i - b_j, b the running sum of
+    -softplus(w x + c)."""
+    layer, tokens = layer_of("fox")
+    x, q = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 17, 32), (2, 4, 17, 8)))
+    _, k, extras = layer.prepare(x, q, q, None, tokens, None)
+    fox = layer.bias(x, q, k, extras, tokens).dense(torch.float64)
+    b = -torch.nn.functional.softplus(-layer.gate(x)).cumsum(1).mT
+    torch.testing.assert_close(fox, b[..., :, None] - b[..., None, :], atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_tapa_at_distance_zero_is_a_product_of_the_first_channels():
+    """And everywhere if the phase is 0, as the paper says of its definition 3.1."""
+    layer, tokens = layer_of("tapa")
+    q, k = torch.randn(2, 2, 4, 17, 8, dtype=torch.float64)
+    A = layer.amplitude
+    amplitude = q[..., :A] @ k[..., :A].mT * A**-0.5
+    found = layer.bias(None, q, k, None, tokens).dense(torch.float64)
+    assert not torch.allclose(found, amplitude)
+    diagonals = (x.diagonal(dim1=-2, dim2=-1) for x in (found, amplitude))
+    torch.testing.assert_close(*diagonals, atol=1e-12, rtol=0)
+    k[..., A:] = 0
+    found = layer.bias(None, q, k, None, tokens).dense(torch.float64)
+    torch.testing.assert_close(found, amplitude, atol=1e-12, rtol=0)
+
+
 def pairs_side_by_side(weight, heads):
     """Rows of a projection in the order of Llama 4, which rotates channels 2f and 2f + 1 together,
     not f and f + D/2."""

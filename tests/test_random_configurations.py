@@ -6,7 +6,7 @@ import random
 
 import pytest
 from cases import GENERATIONS, Case, check
-from conftest import CACHES, COUNTED, GROUPED, POSITIONS
+from conftest import CACHES, COUNTED, GROUPED, POSITIONS, WITHOUT_SOFTMAX
 
 MIXTURES = ("mixed", "mixed_tape", "mixed_read")
 # Their indices are read from the text; their maps are over all query heads; parts of a mixture.
@@ -15,7 +15,9 @@ UNGROUPED = [name for name in POSITIONS if name not in GROUPED]
 MIXABLE = [
     name
     for name in GROUPED
-    if name in COUNTED and "sampler" not in POSITIONS[name] and name not in (*MIXTURES, "randpe")
+    if name in COUNTED
+    and "sampler" not in POSITIONS[name]
+    and name not in (*MIXTURES, *WITHOUT_SOFTMAX, "randpe")
 ]
 
 
@@ -33,9 +35,13 @@ def drawn(seed: int) -> Case:
         "num_recurrences": rng.choice([1, 1, 2]),
         "qk_norm": rng.random() < 0.3,
         "attention_sink": rng.random() < 0.3,
+        "scalable_softmax": rng.choice([False, False, True, {"length": 3}]),
+        "gated_attention": rng.random() < 0.3,
         "query_temperature": rng.choice([None, None, {"scale": 0.5, "length": 3}]),
         "num_key_value_heads": rng.choice([4, 2, 1]) if grouped else 4,
     }
+    if position in WITHOUT_SOFTMAX:
+        changes |= {"attention_sink": False, "scalable_softmax": False}
     if not counts:
         changes["query_temperature"] = None
     length = rng.randint(2, 14)

@@ -11,7 +11,7 @@ from tape.positions.sums import join_sums
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", ["fox", "selective"])
+@pytest.mark.parametrize("position", ["fox", "selective", "carope"])
 def test_in_bfloat16_a_cache_keeps_what_the_whole_text_gives(position):
     """Over 2,000 tokens, of which the last 64 come one by one: FoX's sums are the same in float32,
     Selective RoPE's keys the same up to the rounding of a phase in float32."""
@@ -89,7 +89,7 @@ def test_path_in_chunks_equals_its_definition(chunk, length, monkeypatch):
     torch.testing.assert_close(scores(length - 2, length + 3), expected[:, :, -2:], **tight)
 
 
-@pytest.mark.parametrize("position", ["fox", "selective", "path"])
+@pytest.mark.parametrize("position", ["fox", "selective", "carope", "path"])
 def test_a_cache_that_rounds_is_refused(position):
     model = make_model(position)
     settings = {"past_key_values": QuantizedCache("fp8", model.config), "max_new_tokens": 3}

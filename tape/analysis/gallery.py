@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -37,9 +38,12 @@ COLUMNS, PANEL = 6, 2.2  # inches
 @torch.no_grad()
 def scores(name: str, length: int, seed: int = 0) -> Tensor:
     """Returns the scores of all pairs minus those of the query's own token, (H, T, T), -inf after
-    the query; float64. An encoding gets arguments that allow for `length` tokens, all digits."""
+    the query; float64. Where it has no weight, the token before counts as the own. An encoding
+    gets arguments that allow for `length` tokens, all digits."""
     needed = {
         "abacus": {"digits": [0], "length": length + 1},
+        "coupling": {"digits": [0], "length": length + 1},
+        "fope": {"length": length},
         "learned": {"length": length},
         "randpe": {"length": 2 * length, "eval_length": length},
     }
@@ -54,7 +58,9 @@ def scores(name: str, length: int, seed: int = 0) -> Tensor:
         projection.weight.copy_(torch.eye(HEADS * CHANNELS))
     tokens = torch.zeros(1, length, dtype=torch.long)
     weights = model(tokens, output_attentions=True, use_cache=False).attentions[0][0].log()
-    found = weights - weights.diagonal(dim1=-2, dim2=-1)[..., None]
+    own, before = (weights.diagonal(n, dim1=-2, dim2=-1) for n in (0, -1))
+    own.copy_(own.where(own.isfinite(), F.pad(before, (1, 0))))
+    found = weights - own[..., None]
     return found.round(decimals=12)  # rounding errors are no structure
 
 

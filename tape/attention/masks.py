@@ -120,6 +120,25 @@ def build_mask(
     return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
 
 
+def visible_keys(window: int | None, batch: Batch, index: Tensor | None) -> Tensor:
+    """Returns the number of keys that each new token sees, (B|1, T), at least 1.
+
+    Args:
+        index: (B, T) token indices within documents, or None.
+    """
+    mask, slots = batch.mask, batch.slots
+    if mask is not None and mask.ndim == 4:
+        seen = mask if window is None else narrowed(mask, slots, window)
+        return seen[:, 0].sum(-1).clamp(min=1)
+    if index is not None:
+        count = index + 1
+    elif batch.real is not None:
+        count = batch.real.cumsum(-1)[:, slots]
+    else:
+        count = slots[None] + 1
+    return count.clamp(min=1, max=window)
+
+
 def num_slots(x_BTC: Tensor, cache: Cache | None) -> int:
     """Returns S, the number of slots that queries see: all of a static cache."""
     T = x_BTC.shape[1]

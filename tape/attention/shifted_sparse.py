@@ -58,6 +58,11 @@ def check_layers(model: nn.Module, group: int) -> None:
             f"{trying} with windows of {', '.join(map(str, windows))} tokens: groups replace the "
             "mask; allowed: layers without a window"
         )
+    if model.config.scalable_softmax:
+        raise ValueError(
+            f"{trying} with scalable_softmax: it counts the keys that a query sees in the whole "
+            "text; choose one"
+        )
     encodings = [part for part in model.position.modules() if isinstance(part, PositionEncoding)]
     if any(type(each).biases is not PositionEncoding.biases for each in encodings) or any(
         type(layer.context).bias is not LayerPosition.bias for layer in layers

@@ -20,6 +20,8 @@ ALLOWED = (
     "attention=false and feed_forward=false, each with the sampler 'index' or 'shift'; or "
     "--format tape"
 )
+# Options of attention that a Llama does not have.
+OPTIONS = ("qk_norm", "attention_sink", "query_temperature", "scalable_softmax", "gated_attention")
 
 
 def require_llama(model: TapeForCausalLM) -> None:
@@ -36,7 +38,7 @@ def _what_a_llama_lacks(model: TapeForCausalLM) -> Iterator[str]:
         yield f"applies its layers once, not num_recurrences={config.num_recurrences} times"
     if any(window is not None for window in (config.sliding_window, *(x.window for x in contexts))):
         yield "attends to all tokens, not within a window"
-    for option in ("qk_norm", "attention_sink", "query_temperature"):
+    for option in OPTIONS:
         if getattr(config, option):
             yield f"has no {option}"
     if not isinstance(position, RoPE):

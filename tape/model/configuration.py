@@ -81,10 +81,12 @@ class TapeConfig(LlamaConfig):
     With `sliding_window` = W a token attends to itself and the W - 1 tokens before it, in every
     layer whose encoding has no window of its own. Padding does not count.
 
-    Three further options of attention, the same for every encoding (`tape.model.options`):
+    Five further options of attention, the same for every encoding (`tape.model.options`):
     `qk_norm` normalises queries and keys, `attention_sink` adds a learned term to the denominator
-    of each head, and `query_temperature` = {"scale": a, "length": n} multiplies the query at
-    position i by 1 + a log(1 + floor((i + 1) / n)).
+    of each head, `query_temperature` = {"scale": a, "length": n} multiplies the query at position i
+    by 1 + a log(1 + floor((i + 1) / n)), `scalable_softmax` = true multiplies the scores of a query
+    that sees n keys by s log n, with s learned for each head, {"length": m} by max(1, log n / log
+    m), and `gated_attention` multiplies each head's output by sigmoid(W x).
 
     `adaptation` records which base model was adapted, and how (`tape.model.adapters`);
     otherwise None.
@@ -103,6 +105,8 @@ class TapeConfig(LlamaConfig):
     qk_norm: bool = False
     attention_sink: bool = False
     query_temperature: dict[str, Any] | None = None
+    scalable_softmax: bool | dict[str, Any] = False
+    gated_attention: bool = False
     adaptation: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs):
@@ -166,11 +170,12 @@ class TapeConfig(LlamaConfig):
             raise ValueError(f"attention_dropout={dropout!r} must be a number in [0, 1)")
         if not self.rms_norm_eps > 0:
             raise ValueError(f"rms_norm_eps={self.rms_norm_eps!r} must be a number > 0")
-        for name in ("qk_norm", "attention_sink"):
+        for name in ("qk_norm", "attention_sink", "gated_attention"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be true or false")
         if self.query_temperature is not None:
             self._check_temperature(self.query_temperature)
+        self._check_scalable_softmax(self.scalable_softmax)
         if isinstance(pad, int) and pad >= self.vocab_size:
             raise ValueError(f"pad_token_id={pad} must be below vocab_size={self.vocab_size}")
 
@@ -182,6 +187,14 @@ class TapeConfig(LlamaConfig):
         scale = given["scale"]
         if not is_number(scale) or scale < 0:
             raise ValueError(f"query_temperature.scale={scale!r} must be a finite number >= 0")
+
+    @staticmethod
+    def _check_scalable_softmax(given: Any) -> None:
+        if isinstance(given, bool):
+            return
+        if not isinstance(given, dict) or given.keys() != {"length"}:
+            raise ValueError(f"scalable_softmax={given!r} must be true, false or have a length")
+        check_integer("scalable_softmax.length", given["length"], least=2)
 
     def _validate_clipped_rope_parameters(self, rope_parameters, ignore_keys=None) -> None:
         """Checked by `RoPE.configure`; transformers warns of types that it has no function for."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tape.model.configuration import TapeConfig
+from tape.positions.fope import count_trained
 from tape.positions.mixed import parts_of
 from tape.positions.path import CHUNK
 from tape.positions.wall import LEVELS
@@ -27,6 +28,8 @@ def multiply_adds(config: TapeConfig, length: int) -> dict[str, int]:
         "MLP": layers * N * 3 * C * config.intermediate_size,
         "logits": N * C * config.vocab_size,
     }
+    if config.gated_attention:
+        decoder["gates of attention"] = layers * N * C * H * D
     return decoder | of_encoding(config, length)
 
 
@@ -73,6 +76,11 @@ def of_encoding(config: TapeConfig, length: int, ends: bool = True) -> dict[str,
             return {"places": placed(config) * N * width * (2 * C + K)}
         case "wall":
             return of_wall(config, length)
+        case "carope":
+            return {"frequencies": layers * N * C * config.num_key_value_heads}
+        case "fope":  # once for all layers
+            n = count_trained(config, position["length"])
+            return {"mixtures of frequencies": 2 * N * config.num_key_value_heads * n**2}
         case "tape" | "tape_yarn":
             return of_tape(config, length, ends)
         case "mixed":

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache, DynamicCache
 
 from tape.attention import backends
-from tape.attention.masks import Batch
+from tape.attention.masks import Batch, visible_keys
 from tape.model import indices
 from tape.model.cache import GrowingCache
 from tape.model.documents import check_documents, number_documents
@@ -47,6 +47,7 @@ class LayerInputs(NamedTuple):
     mask: Tensor | BlockMask | None  # of the backend
     cache_layer_idx: int  # each recurrence has layers of its own in a cache
     final: bool  # no layer follows: there is no payload, and E is not updated
+    visible: Tensor | None  # (B|1, T) keys that each query sees; only with scalable_softmax
 
 
 class Inputs(NamedTuple):
@@ -74,11 +75,17 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         kernels = {
             window: backends.kernel_and_mask(model.config, window, batch) for window in {*windows}
         }
+    visible: dict[int | None, Tensor | None] = dict.fromkeys(windows)
+    if model.config.scalable_softmax:
+        for window in visible:
+            visible[window] = visible_keys(window or model.config.sliding_window, batch, index)
     positions, cached_indices = _coordinates(model, batch, call, index)
     x_BTC, real, slots, local_positions = batch.x_BTC, batch.real, batch.slots, positions
     if shard is not None:  # local: the tokens of this process
         x_BTC, positions, local_positions, real, slots = shard.own(x_BTC, positions, real, slots)
         kernels = shard.kernels(kernels, batch.cache, call.output_attentions)
+        part = shard.part(batch.x_BTC.shape[1])
+        visible = {key: None if n is None else n[:, part] for key, n in visible.items()}
     x_BTC, states, biases = position(x_BTC, local_positions, positions, len(windows))
     if model.config._attn_implementation == "flash_attention_2":
         bias = next((bias for bias in biases if bias is not None), None)
@@ -96,7 +103,9 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         x_BTC,
         states,
         [
-            LayerInputs(own, *kernels[window], idx, final=idx == len(applied) - 1)
+            LayerInputs(
+                own, *kernels[window], idx, final=idx == len(applied) - 1, visible=visible[window]
+            )
             for idx, (window, own) in enumerate(applied)
         ],
         batch.cache,

@@ -25,7 +25,7 @@ from tape.attention.payload import Values
 from tape.model.cache import cached_extras, stored
 from tape.model.configuration import TapeConfig
 from tape.model.inputs import LayerInputs
-from tape.model.options import AttentionSink, warmed
+from tape.model.options import AttentionSink, ScalableSoftmax, warmed
 from tape.positions import LayerPosition
 
 
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
     Queries and keys may be normalised before the encoding prepares them, as in Qwen3
     (arXiv 2505.09388), and queries scaled after it, by position. An attention sink also changes the
-    averages of the payload.
+    averages of the payload; a gate (Qiu et al. 2025, arXiv 2505.06708) changes those of the values.
     """
 
     def __init__(self, config: TapeConfig):
@@ -66,6 +66,9 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.sink = AttentionSink(config.num_attention_heads) if config.attention_sink else None
+        scalable, gated = config.scalable_softmax, config.gated_attention
+        self.softmax = ScalableSoftmax(config.num_attention_heads, scalable) if scalable else None
+        self.output_gate = nn.Linear(config.hidden_size, queries, bias=False) if gated else None
 
     def forward(
         self,
@@ -100,6 +103,8 @@ class Attention(nn.Module):
         if cache is not None:
             k, extras, values = stored(*place, k, extras, values)
         bias = encoding.bias(x_BTC, q, k, extras, tokens)
+        if self.softmax is not None:
+            q, bias = self.softmax(q, bias, inputs.visible)
         if bias is not None and bias.replaces_products:
             q, k = q[..., :0], k[..., :0]
         dropout = self.attention_dropout if self.training else 0.0
@@ -112,7 +117,10 @@ class Attention(nn.Module):
         if self.sink is not None:
             averages = [None if x is None else self.sink(x, lse) for x in averages]
         attended, attended_e, weights = averages
-        return self.o_proj(attended.transpose(1, 2).flatten(2)), attended_e, weights
+        attended = attended.transpose(1, 2).flatten(2)
+        if self.output_gate is not None:
+            attended = attended * self.output_gate(x_BTC).sigmoid().to(attended.dtype)
+        return self.o_proj(attended), attended_e, weights
 
 
 class DecoderLayer(GradientCheckpointingLayer):

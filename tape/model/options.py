@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from tape.positions import PositionModule
+from tape.positions import PositionModule, ScoreBias
+from tape.positions.scores import ScaledBias
 
 
 class AttentionSink(PositionModule):
@@ -32,3 +35,37 @@ def warmed(q_BHTD: Tensor, positions_BT: Tensor, scale: float, length: int) -> T
     positions = positions_BT.to(torch.promote_types(q_BHTD.dtype, torch.float32))
     factor = 1 + scale * torch.log1p(((positions + 1) / length).floor())
     return (q_BHTD * factor[:, None, :, None]).to(q_BHTD.dtype)
+
+
+class ScalableSoftmax(PositionModule):
+    """Multiplies the scores of a query that sees n keys by s_h log n, where s_h, one at first, is
+    learned (Nakanishi 2025, arXiv 2501.19399); with a `length`, by max(1, log n / log length), as
+    Qwen (arXiv 2309.16609) does in inference. Re-derived from the papers: tests compare the first
+    form with softmax to the base n^s, and both with loops."""
+
+    def __init__(self, num_heads: int, form: bool | dict[str, int]):
+        """`form` is true or {"length": n}, as `TapeConfig.scalable_softmax`."""
+        super().__init__()
+        self.length = form["length"] if isinstance(form, dict) else None
+        if self.length is None:
+            self.s = nn.Parameter(torch.empty(num_heads))
+
+    def reset_parameters(self) -> None:
+        if self.length is None:
+            init.ones_(self.s)
+
+    def forward(
+        self, q_BHTD: Tensor, bias: ScoreBias | None, visible_BT: Tensor
+    ) -> tuple[Tensor, ScoreBias | None]:
+        """Returns queries and bias of the multiplied scores.
+
+        Args:
+            visible_BT: the number of keys that each query sees.
+        """
+        log_n = visible_BT.to(torch.promote_types(q_BHTD.dtype, torch.float32)).log()[:, None]
+        if self.length is None:
+            factor = self.s.to(log_n.dtype)[:, None] * log_n  # (B|1, H, T)
+        else:
+            factor = (log_n / math.log(self.length)).clamp(min=1).expand(-1, q_BHTD.shape[1], -1)
+        q = (q_BHTD * factor[..., None]).to(q_BHTD.dtype)
+        return q, None if bias is None else ScaledBias(bias, factor)

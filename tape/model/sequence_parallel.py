@@ -170,14 +170,15 @@ class Shard:
 
 def check_tensor_parallelism(model: PreTrainedModel, size: int) -> None:
     """Raises a ValueError for per-head parameters, which transformers' plan does not split."""
-    owners = [name for name in ("qk_norm", "attention_sink") if getattr(model.config, name)]
+    options = ("qk_norm", "attention_sink", "scalable_softmax", "gated_attention")
+    owners = [name for name in options if getattr(model.config, name)]
     if model.position.per_head:
         owners.append(f"position {model.config.position['name']!r}")
     if owners:
         able = (name for name, kind in ENCODINGS.items() if not kind.per_head)
         raise ValueError(
             f"tp_size={size} with {owners[0]}, whose parameters are not split with the heads; "
-            f"allowed: neither qk_norm nor attention_sink, and position {', '.join(able)}"
+            f"allowed: none of {', '.join(options)}, and position {', '.join(able)}"
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tape.positions.abacus import Abacus
 from tape.positions.absolute import Learned, NoPE, SinCos
+from tape.positions.bam import BAM
 from tape.positions.base import (
     LayerPosition,
     PositionEncoding,
@@ -19,8 +20,11 @@ from tape.positions.base import (
     Tokens,
 )
 from tape.positions.bias import FIRE, ALiBi, Kerple, T5Bias
+from tape.positions.carope import CARoPE
 from tape.positions.cope import CoPE
+from tape.positions.coupling import Coupling
 from tape.positions.dape import DAPE
+from tape.positions.fope import FoPE
 from tape.positions.fox import FoX
 from tape.positions.gain import RoPEGain
 from tape.positions.grape_ap import GrapeAP
@@ -34,6 +38,8 @@ from tape.positions.repo import RePo
 from tape.positions.rotary import RoPE, YaRN
 from tape.positions.scores import ScoreBias
 from tape.positions.selective import SelectiveRoPE
+from tape.positions.stick_breaking import StickBreaking
+from tape.positions.tapa import TAPA
 from tape.positions.tape import Tape, TapeYaRN
 from tape.positions.wall import Wall
 from tape.positions.xpos import XPos
@@ -70,6 +76,12 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "tape": Tape,
     "tape_yarn": TapeYaRN,
     "mixed": Mixed,
+    "carope": CARoPE,
+    "tapa": TAPA,
+    "fope": FoPE,
+    "stick_breaking": StickBreaking,
+    "coupling": Coupling,
+    "bam": BAM,
 }
 # Names in the paper's code.
 ALIASES = {"adape": "tape", "randrope": "randpe", "t5rb": "t5", "adayarn": "tape_yarn"}

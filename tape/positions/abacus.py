@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ class Abacus(Learned):
     """
 
     reads = True
+    name: ClassVar[str] = "abacus"
 
     def __init__(
         self,
@@ -49,19 +50,19 @@ class Abacus(Learned):
         ids = range(config.vocab_size)
         if isinstance(digits, str) or not all(type(x) is int and x in ids for x in digits or ()):
             raise ValueError(
-                f"position abacus: digits={digits!r} must be a list of token ids below "
+                f"position {cls.name}: digits={digits!r} must be a list of token ids below "
                 f"vocab_size={config.vocab_size}"
             )
         arguments["digits"] = [*(digits or ())]
         if not 0 <= offset < arguments["length"]:
             raise ValueError(
-                f"position abacus: offset={offset} must be an integer >= 0 and below length="
+                f"position {cls.name}: offset={offset} must be an integer >= 0 and below length="
                 f"{arguments['length']}"
             )
         if arguments["sampler"]["name"] != "index":
             raise ValueError(
-                f"position abacus: sampler={arguments['sampler']['name']!r} would move the rows of "
-                "all tokens; set position.offset instead"
+                f"position {cls.name}: sampler={arguments['sampler']['name']!r} would move the "
+                "rows of all tokens; set position.offset instead"
             )
         return arguments
 
@@ -75,7 +76,7 @@ class Abacus(Learned):
         digits = [vocabulary[digit] for digit in "0123456789" if digit in vocabulary]
         if not digits:
             raise ValueError(
-                "position abacus: the tokenizer has no token for a digit; give position.digits"
+                f"position {cls.name}: the tokenizer has no token for a digit; give position.digits"
             )
         return arguments | {"digits": digits}
 
@@ -96,7 +97,7 @@ class Abacus(Learned):
     ) -> Tensor:
         if input_ids is None:
             raise ValueError(
-                "position abacus reads token ids: inputs_embeds have none; give input_ids"
+                f"position {self.name} reads token ids: inputs_embeds have none; give input_ids"
             )
         digit = torch.isin(input_ids, self.digits)
         ends = ~digit
@@ -112,5 +113,10 @@ class Abacus(Learned):
         places = counted - before
         if self.training and self.offset:
             moved = torch.randint(self.offset + 1, (len(input_ids), 1), device=input_ids.device)
-            places = places + moved * ((places > 0) & (before >= 0))
+            places = places + moved * self.moves(places, before)
         return places
+
+    def moves(self, places: Tensor, before: Tensor) -> Tensor:
+        """Returns which tokens the offset moves: digits, but not those of a number that began in
+        the cache."""
+        return (places > 0) & (before >= 0)

@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+def seen_tokens(tokens: Tokens, S: int) -> Tensor:
+    """Returns which tokens are real, and seen by a query by a 4-D mask: broadcasts to (B, 1, T,
+    S)."""
+    if tokens.seen is not None:
+        return tokens.seen[:, None]
+    if tokens.real is None:
+        return torch.ones(S, dtype=torch.bool, device=tokens.slots.device)
+    real = tokens.real[:, None, None, :S]
+    return F.pad(real, (0, S - real.shape[-1]))
+
+
 class CountBias(ScoreBias):
     """q_i . e[p_ij] / sqrt(D), linear between the rows of e (D, N); p_ij is the sum of
     sigmoid(q_i . k_t / sqrt(D)) over the real tokens t = j .. i that i sees by a 4-D mask, at most
@@ -31,12 +42,7 @@ class CountBias(ScoreBias):
         q = self.q.to(torch.promote_types(dtype, torch.float32)) * D**-0.5
         k = self.k.to(q.dtype).repeat_interleave(H // self.k.shape[1], dim=1)
         slots = torch.arange(S, device=q.device)
-        counted = slots <= self.tokens.slots[:, None]  # (T, S)
-        if self.tokens.seen is not None:
-            counted = counted & self.tokens.seen[:, None]
-        elif self.tokens.real is not None:
-            real = self.tokens.real[:, None, None, :S]
-            counted = counted & F.pad(real, (0, S - real.shape[-1]))
+        counted = (slots <= self.tokens.slots[:, None]) & seen_tokens(self.tokens, S)
         with torch.autocast(q.device.type, enabled=False):
             gates = (q @ k.mT).sigmoid() * counted
             # Sums from j on: from the last slot back.

@@ -87,6 +87,30 @@ class ScoreBias:
         return None
 
 
+class ScaledBias(ScoreBias):
+    """A bias times a factor for each head and query, (B|1, H, T)."""
+
+    def __init__(self, bias: ScoreBias, factor: Tensor):
+        self.whole, self.factor = bias, factor
+        self.replaces_products = bias.replaces_products
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        wide = torch.promote_types(dtype, self.factor.dtype)
+        return (self.whole.dense(wide) * self.factor[..., None]).to(dtype)
+
+    def score_mod(self, dtype: torch.dtype) -> ScoreMod:
+        mod, factor = self.whole.score_mod(dtype), lookup(self.factor.to(dtype))
+
+        def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + factor(b, h, i) * mod(torch.zeros_like(score), b, h, i, j)
+
+        return add
+
+    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
+        factor = to_heads(self.factor[..., None])[..., 0]
+        return ScaledBias(self.whole.across(to_heads, first, count), factor)
+
+
 class HeadsOf(ScoreBias):
     """The bias of some heads."""
 

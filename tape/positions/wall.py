@@ -106,7 +106,7 @@ class WallLayer(LayerPosition):
         tokens: Tokens,
         past_BKLM: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        refuse_later_tokens("wall", x_BTC, tokens, self.training)
+        refuse_later_tokens("wall", tokens, now=x_BTC.shape[1] > 1 and not self.training)
         wide = torch.promote_types(self.gate.weight.dtype, torch.float32)
         with torch.autocast(x_BTC.device.type, enabled=False):
             steps_BTN = F.logsigmoid(self.gate(x_BTC.to(wide)))

@@ -29,7 +29,7 @@ KEEP = "keep"  # keeps the position of a base model
 SIZES = {"vocab_size", "hidden_size", "intermediate_size", "head_dim", "hidden_act"}
 SIZES |= {"num_hidden_layers", "num_recurrences", "num_attention_heads", "num_key_value_heads"}
 SIZES |= {"rms_norm_eps", "tie_word_embeddings", "attention_bias", "mlp_bias", "qk_norm"}
-SIZES |= {"attention_sink"}
+SIZES |= {"attention_sink", "scalable_softmax", "gated_attention"}
 OF_TOKENIZER = {"bos_token_id", "eos_token_id", "pad_token_id"}
 log = logging.getLogger(__name__)
 

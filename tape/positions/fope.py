@@ -1,0 +1,90 @@
+"""FoPE, Fourier position embedding: rotations by mixtures of frequencies (Hua et al. 2024, arXiv
+2412.17739)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers import initialization as init
+
+from tape.positions.base import Positions
+from tape.positions.rotary import RoPE
+from tape.positions.schedules import inverse_frequencies
+from tape.validation import check_integer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def count_trained(config: PretrainedConfig, length: int) -> int:
+    """Returns how many of RoPE's frequencies, from the first on, turn at least once in `length`
+    tokens."""
+    with _disable_current_modes():  # fake tensors have no values
+        return int((inverse_frequencies(config)[0] >= 2 * math.pi / length).sum())
+
+
+class FoPE(RoPE):
+    """Multiplies pair m of queries and keys, as a complex number, by sum_f (1[f = m] + a_fm)
+    cos(p w_f) + i sum_f (1[f = m] + b_fm) sin(p w_f), where w are RoPE's frequencies from 2 pi /
+    length on; pairs with lower ones do not turn. a and b belong to key/value heads, and all layers
+    share them, as in vLLM's form. The formula is the paper's, and was compared by hand with vLLM's
+    and with the published code: there the sine of a pair that does not turn is 1, not 0, and the
+    latter divides the coefficients of a pair by their sum.
+
+    Arguments of the configuration:
+        length: by default the training length.
+        gain: a and b start normal, with a standard deviation of gain / sqrt(frequencies).
+    """
+
+    per_head = True
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        length: int | None = None,
+        gain: float = 0.3,
+        **arguments: Any,
+    ):
+        super().__init__(config, **arguments)
+        if not gain > 0:
+            raise ValueError(f"position fope: gain={gain} must be a number > 0")
+        self.gain = gain
+        n = count_trained(config, length)
+        self.register_constant("inv_freq", inverse_frequencies(config)[0][:n].clone())
+        shape = (config.num_key_value_heads, n, n)
+        self.cosine, self.sine = (nn.Parameter(torch.empty(shape)) for _ in range(2))
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        arguments = super().configure(config, arguments)
+        if arguments["length"] is None:
+            arguments["length"] = config.max_position_embeddings
+        check_integer("position fope: length", arguments["length"])
+        if not count_trained(config, arguments["length"]):
+            raise ValueError(
+                f"position fope: length={arguments['length']} is too short for any frequency to "
+                "turn once; give a larger one"
+            )
+        return arguments
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        std = self.gain / math.sqrt(self.cosine.shape[-1])
+        init.normal_(self.cosine, std=std)
+        init.normal_(self.sine, std=std)
+
+    def state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        with torch.autocast(positions.query.device.type, enabled=False):
+            phases = positions.query.to(dtype)[:, None, :, None] * self.inv_freq.to(dtype)
+            cosine, sine = phases.cos(), phases.sin()  # (B|1, 1, T, n)
+            cosine = cosine + cosine @ self.cosine.to(dtype)
+            sine = sine + sine @ self.sine.to(dtype)
+        still = self.config.head_dim // 2 - len(self.inv_freq)
+        waves = (F.pad(cosine, (0, still), value=1), F.pad(sine, (0, still)))
+        return torch.stack(waves, dim=-2) * self.magnitude  # (B|1, K, T, 2, F)
