@@ -77,8 +77,7 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         }
     visible: dict[int | None, Tensor | None] = dict.fromkeys(windows)
     if model.config.scalable_softmax:
-        for window in visible:
-            visible[window] = visible_keys(window or model.config.sliding_window, batch, index)
+        visible = {w: visible_keys(w or model.config.sliding_window, batch, index) for w in visible}
     positions, cached_indices = _coordinates(model, batch, call, index)
     x_BTC, real, slots, local_positions = batch.x_BTC, batch.real, batch.slots, positions
     if shard is not None:  # local: the tokens of this process
@@ -103,9 +102,7 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         x_BTC,
         states,
         [
-            LayerInputs(
-                own, *kernels[window], idx, final=idx == len(applied) - 1, visible=visible[window]
-            )
+            LayerInputs(own, *kernels[window], idx, idx == len(applied) - 1, visible[window])
             for idx, (window, own) in enumerate(applied)
         ],
         batch.cache,

@@ -45,9 +45,8 @@ class RMSNorm(LlamaRMSNorm):
 class Attention(nn.Module):
     """Causal attention that averages the positional payload along with the values.
 
-    Queries and keys may be normalised before the encoding prepares them, as in Qwen3
-    (arXiv 2505.09388), and queries scaled after it, by position. An attention sink also changes the
-    averages of the payload; a gate (Qiu et al. 2025, arXiv 2505.06708) changes those of the values.
+    Queries and keys may be normalised before the encoding prepares them (Qwen3), and queries scaled
+    after it. A sink changes all averages, a gate (arXiv 2505.06708) those of the values.
     """
 
     def __init__(self, config: TapeConfig):

@@ -137,9 +137,8 @@ class TapeLayer(RotaryLayer):
             mlp_out = mlp_out.to(weight.dtype)
         gate = F.silu(self.gate(mlp_out)).flatten(0, 1).to(state.dtype)
         if self.tensorial:
-            # One small matrix per token, W2 diag(gate) W1, linear in the gate: with M heads and
-            # I = width it costs I M^2 + M^2 N multiply-adds and saves M^2 numbers for the backward
-            # pass; applying W1 and W2 in turn costs 2 I M N and saves I N.
+            # One small matrix per token, W2 diag(gate) W1: I M^2 + M^2 N multiply-adds with M heads
+            # and I = width; applying W1 and W2 in turn costs 2 I M N.
             products = W2.mT[..., None] * W1[..., None, :]  # (.., I, M, M)
             maps = (gate @ products.flatten(-2)).view(*state.shape[:-1], -1)  # (.., B T, M, M)
             return torch.baddbmm(state, maps, state) if state.ndim == 3 else state + maps @ state
@@ -173,8 +172,7 @@ class Tape(RoPE):
         tensorial: maps mix heads; otherwise the entries of one vector (Table 6).
         init: of P and W1: "zero", the default, with which TAPE starts as RoPE, or "xavier"
             (uniform), which the authors' code uses.
-        magnitudes: otherwise the pairs of cosine and sine are brought to length 1 after each
-            update, which leaves phases alone: a control.
+        magnitudes: otherwise each update brings pairs to length 1: phases alone, a control.
     """
 
     per_head = True
