@@ -79,9 +79,7 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
     if model.s2_group_size is not None and model.training and batch.cache is None:
         kernels = {None: backends.shifted(config, model.s2_group_size, batch)}
     else:
-        kernels = {
-            window: backends.kernel_and_mask(config, window, batch) for window in {*windows}
-        }
+        kernels = {window: backends.kernel_and_mask(config, window, batch) for window in {*windows}}
     positions, cached_indices = _coordinates(model, batch, call, index)
     x_BTC, real, slots, local_positions = batch.x_BTC, batch.real, batch.slots, positions
     if shard is not None:  # local: the tokens of this process
