@@ -110,17 +110,32 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
     return rows.map(partial(_document, path, field, is_json), with_indices=True)
 
 
-def check_width(path: str | Path) -> None:
-    """Raises a ValueError for a .csv whose first row is wider than its header: pandas would take
-    its first fields for an index, and text behind an unquoted comma for the document."""
-    opened = fsspec.open(path, "rt", compression="infer", encoding="utf-8", newline="")
-    with opened as file, warnings.catch_warnings(action="error", category=ParserWarning):
+def check_table(path: str | Path, field: str) -> None:
+    """Raises a ValueError for a .csv that pandas would read as other texts: it takes the first
+    fields of wide rows for an index, fills up short ones, and goes on behind a quote that has no
+    counterpart."""
+    opened = fsspec.open(path, "rt", compression="infer", encoding="utf-8-sig", newline="")
+    with opened as file:
+        rows, header, where, number = csv.reader(file, strict=True), None, f"{path}, header", 0
         try:
-            pandas.read_csv(file, nrows=1, index_col=False)
-        except ParserWarning as warning:
-            raise ValueError(
-                f"{path}: row 0 has more fields than the header; quote texts that hold commas"
-            ) from warning
+            for row in rows:
+                if len(row) < 2 and not "".join(row).strip():  # pandas leaves out blank lines
+                    continue
+                if header is None:
+                    header = row
+                elif len(row) != len(header):
+                    has = f"{len(row)} field{'s' * (len(row) != 1)}, the header {len(header)}"
+                    raise ValueError(f"{path}, row {number:,} (to line {rows.line_num:,}) has {has}; {FORM}")
+                else:
+                    number += 1
+        except csv.Error as error:
+            where = "header" if header is None else f"row {number:,} (to line {rows.line_num:,})"
+            raise ValueError(f"{path}, {where}: {error}; {FORM}") from error
+    if header and (count := header.count(field)) != 1:
+        if count:
+            raise ValueError(f"{path}: {count} columns {field!r} in its header; leave one of that name")
+        among = ", ".join(map(repr, header))
+        raise ValueError(f"{path}: no column {field!r} among {among}; set data.field; {FORM}")
 
 
 def _document(path: str | Path, field: str, is_json: bool, row: Any, number: int) -> dict[str, str]:
