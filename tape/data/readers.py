@@ -6,10 +6,10 @@ rows, which metadata seldom have, and reads texts that look like dates as dates.
 
 from __future__ import annotations
 
+import csv
 import json
 import locale
 import logging
-import warnings
 import zipfile
 import zlib
 from codecs import BOM_UTF8
@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import pandas
 import pyarrow
 from datasets import IterableDataset, load_dataset
 from datasets.data_files import DataFilesDict, DataFilesList
 from fsspec.compression import register_compression
-from pandas.errors import ParserWarning
 
 from tape.validation import encodable
 
 PLAIN = (".txt", ".md", ".rst", ".py")  # a file is a document
+FORM = (
+    "fields are separated by commas, those with commas, quotes or line breaks are in quotes, and "
+    "quotes in them are doubled, not escaped"
+)
+OBJECT = 'each line must be a JSON object, {"text": ...}'
 BYTE_ORDER_MARK = BOM_UTF8.decode()
 # Zips with a password raise RuntimeError, those of an unknown compression NotImplementedError.
 OF_ZIPS = (RuntimeError, zipfile.BadZipFile)
@@ -39,6 +42,7 @@ UNREADABLE = (OSError, EOFError, ValueError, zlib.error, pyarrow.ArrowException,
 register_compression(
     "zstd", lambda file, **_: pyarrow.input_stream(file, compression="zstd"), "zst", force=True
 )
+csv.field_size_limit(2**31 - 1)  # characters of a document
 # They log errors that they also raise.
 logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
 
@@ -98,7 +102,7 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
         columns = load("parquet").column_names
         rows = load("parquet", columns=[field] if field in columns else columns)
     elif ".csv" in suffixes:
-        check_width(path)
+        check_table(path, field)
         rows = load("csv", keep_default_na=False)
     elif encoding.lower() in ("utf-8", "utf8"):
         rows, is_json = load("text"), True
@@ -111,31 +115,31 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
 
 
 def check_table(path: str | Path, field: str) -> None:
-    """Raises a ValueError for a .csv that pandas would read as other texts: it takes the first
-    fields of wide rows for an index, fills up short ones, and goes on behind a quote that has no
-    counterpart."""
+    """Raises a ValueError for a .csv of which pandas would make other texts than it has: it takes
+    the first fields of rows that are too long for an index, and fills up rows that are too short.
+    """
     opened = fsspec.open(path, "rt", compression="infer", encoding="utf-8-sig", newline="")
     with opened as file:
-        rows, header, where, number = csv.reader(file, strict=True), None, f"{path}, header", 0
+        rows, header, number = csv.reader(file, strict=True), [], 0
+
+        def refusal(reason: object) -> ValueError:
+            place = f"row {number:,} (to line {rows.line_num:,})" if header else "header"
+            return ValueError(f"{path}, {place}: {reason}; {FORM}")
+
         try:
             for row in rows:
                 if len(row) < 2 and not "".join(row).strip():  # pandas leaves out blank lines
                     continue
-                if header is None:
-                    header = row
-                elif len(row) != len(header):
-                    has = f"{len(row)} field{'s' * (len(row) != 1)}, the header {len(header)}"
-                    raise ValueError(f"{path}, row {number:,} (to line {rows.line_num:,}) has {has}; {FORM}")
-                else:
-                    number += 1
+                if header and len(row) != len(header):
+                    raise refusal(f"fields: {len(row)}, in the header: {len(header)}")
+                number += bool(header)
+                header = header or row
         except csv.Error as error:
-            where = "header" if header is None else f"row {number:,} (to line {rows.line_num:,})"
-            raise ValueError(f"{path}, {where}: {error}; {FORM}") from error
+            raise refusal(error) from error
     if header and (count := header.count(field)) != 1:
-        if count:
-            raise ValueError(f"{path}: {count} columns {field!r} in its header; leave one of that name")
-        among = ", ".join(map(repr, header))
-        raise ValueError(f"{path}: no column {field!r} among {among}; set data.field; {FORM}")
+        among = f"{count or 'no'} column{'s' * (count > 1)} {field!r} among {', '.join(header)}"
+        remedy = "leave one of that name" if count else f"set data.field; {FORM}"
+        raise ValueError(f"{path}: {among}; {remedy}")
 
 
 def _document(path: str | Path, field: str, is_json: bool, row: Any, number: int) -> dict[str, str]:
@@ -147,10 +151,12 @@ def _document(path: str | Path, field: str, is_json: bool, row: Any, number: int
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: not JSON ({error})") from error
-    if not isinstance(row, dict) or field not in row:
-        has = f"fields {', '.join(row)}" if isinstance(row, dict) else "no fields"
-        raise ValueError(f"{where}: no text in field {field!r} (the row has {has}); set data.field")
+            raise ValueError(f"{where}: not JSON ({error}); {OBJECT}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: a {type(row).__name__}; {OBJECT}")
+    if field not in row:
+        has = f"the row has fields {', '.join(row)}"
+        raise ValueError(f"{where}: no text in field {field!r} ({has}); set data.field")
     text = row[field]
     if not isinstance(text, str):
         kind = "null" if text is None else f"{type(text).__name__} {text!r:.40}"
