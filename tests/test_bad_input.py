@@ -91,6 +91,7 @@ SETTINGS = [
     ("trainer.report_to=codecarbon", r"report_to=codecarbon: not known, or not installed and set"),
     ("trainer.use_cpu=true trainer.fp16=true", r"trainer\.fp16=True: float16 needs a GPU"),
     ("trainer.train_sampling_strategy=random", r"train_sampling_strategy=random: .* order"),
+    ("trainer.accelerator_config={even_batches:false}", r"\.even_batches=False: processes"),
     ("trainer.deepspeed=text.txt", r"trainer(\.deepspeed=text\.txt)?: "),
     ("trainer.fsdp=true", r"trainer\.fsdp=true with one process has nothing to shard over"),
     ("trainer.output_dir=x", r"trainer\.output_dir=x and output_dir=.*: set only the latter"),

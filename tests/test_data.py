@@ -216,6 +216,8 @@ def bad(tmp_path, name, content):
 
 GZIP = gzip.compress(b'{"text": "x"}\n' * 99, mtime=0)
 ZSTD = zstandard.compress(lines_of(DOCUMENTS).encode())
+FORM = "fields are separated by commas, .* quotes in them are doubled, not escaped"
+ROW_0 = r"a\.csv, row 0 \(to line 2\)"
 
 
 @pytest.mark.parametrize(
@@ -227,19 +229,49 @@ ZSTD = zstandard.compress(lines_of(DOCUMENTS).encode())
         ("a.jsonl", '{"body": "x"}', r"line 1: no text in field 'text' .*fields body.*data\.f"),
         ("a.jsonl", '{"text": "\\ud800"}', r"a\.jsonl, line 1: 'text' holds a lone surrogate"),
         ("a.jsonl", '{"text": null}', r"line 1: field 'text' has null; a document must be a str"),
-        ("a.jsonl", "[1]", r"line 1: no text in field 'text'.*no fields"),
+        ("a.jsonl", f'{{"text": {"9" * 5000}}}', r"a\.jsonl, line 1: not JSON"),
+        ("a.jsonl", "[1]", r"line 1: a list; each line must be a JSON object, \{.text"),
+        (
+            "a.jsonl",
+            '[\n{"text": "x"}]',
+            r"line 1: not JSON \(.*\); each line must be a JSON object",
+        ),
+        ("a.jsonl", '"x"', r"line 1: a str; each line must be a JSON object"),
         ("a.jsonl", b'{"text": "caf\xe9"}', r"a\.jsonl is not UTF-8"),
         ("a.jsonl.gz", GZIP[:-9], r"a\.jsonl\.gz cannot be read"),
         ("a.jsonl.zst", ZSTD[:-9], r"a\.jsonl\.zst cannot be read"),
         ("a.jsonl.zst", ZSTD + b"x" * 9, r"a\.jsonl\.zst cannot be read"),
         ("a.parquet", b"nonsense", r"a\.parquet cannot be read"),
-        ("a.csv", 'text\n"x\n', r"a\.csv cannot be read: .*EOF inside string"),
+        ("a.csv", 'text\n"x\n', rf"a\.csv, row 0 \(to line 2\): unexpected end of data; {FORM}"),
+        ("a.csv", '"a";"text"\n"1";"x"\n', rf"a\.csv, header: ',' expected after '\"'; {FORM}"),
+        ("a.csv", 'text\n"a \\"b\\" c"\n', rf"a\.csv, row 0 \(to line 2\): ',' expected.*; {FORM}"),
+        (
+            "a.csv",
+            "a;text\n1;x\n",
+            rf"a\.csv: no column 'text' among a;text; set data\.field; {FORM}",
+        ),
+        ("a.csv", "text,n,text\na,1,b\n", r"a\.csv: 2 columns 'text' .*; leave one of that name"),
         ("a.csv", "", r"a\.csv cannot be read: No columns"),
         ("a.csv", b"text\ncaf\xe9\n", r"a\.csv is not UTF-8 text"),
         ("a.csv", "text\n1\n", r"a\.csv, row 0: field 'text' has int 1; a document must be a"),
-        ("a.csv", "body\nx\n", r"a\.csv, row 0: no text in field 'text' .*fields body"),
-        ("a.csv", "text\na, b\nc\n", r"a\.csv: row 0 has more fields than the header; q"),
-        ("a.csv", "id,text\n\n1,a, b\n", r"a\.csv: row 0 has more fields than the header; q"),
+        ("a.csv", "body\nx\n", r"a\.csv: no column 'text' among body; set data\.field"),
+        ("a.csv", "text\na, b\nc\n", rf"{ROW_0}: fields: 2, in the header: 1; {FORM}"),
+        ("a.csv", "id,text\n\n1,a, b\n", r"row 0 \(to line 3\): fields: 3, in the header: 2; "),
+        (
+            "a.csv",
+            "id,text,by\n1,hello,web,\n",
+            rf"{ROW_0}: fields: 4, in the header: 3; {FORM}",
+        ),
+        (
+            "a.csv",
+            'n,text\n1,"a\nb"\n2,c\nd\n',
+            r"row 2 \(to line 5\): fields: 1, in the header: 2; ",
+        ),
+        (
+            "a.csv.gz",
+            gzip.compress(b"n,text\n1,a\nb\n"),
+            r"a\.csv\.gz, row 1 .*: fields: 1, in the h",
+        ),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):
@@ -264,9 +296,9 @@ def test_what_is_no_file_is_named(tmp_path):
 
 def test_rows_of_tables(tmp_path):
     """A document is what the file has, also if it looks like a number, a date or nothing."""
-    texts = ['two\nlines, "q"', "NA", "12", "2020-01-01", "x" * 9]
+    texts = ['two\nlines, "q"', "NA", "12", "2020-01-01", "x" * 200_000]
     lines = "".join('1,"' + text.replace('"', '""') + '"\n' for text in texts)
-    (tmp_path / "a.csv").write_text(f"n,text\n{lines}2,\n")
+    (tmp_path / "a.csv").write_text(f"\ufeffn,text\n{lines}\n \n2,\n")
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress((tmp_path / "a.csv").read_bytes()))
     (tmp_path / "a.jsonl").write_text(lines_of(texts))
     frames = [zstandard.compress(lines_of(part).encode()) for part in (texts[:2], texts[2:])]

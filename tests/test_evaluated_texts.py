@@ -1,6 +1,7 @@
 """Texts that models are evaluated on: corpora, files of token ids, and the text of a run."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -57,9 +58,11 @@ def test_bad_texts_are_refused(data, files, message, tmp_path):
         open_text(data, files, tmp_path, tmp_path).check(VOCABULARY)
 
 
-def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, tmp_path):
-    """With the same split, also if that is not the usual one."""
-    run = run_quick("data.validation_fraction=0.2", folder=tmp_path / "run")
+def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, text, tmp_path):
+    """With the same split, also if that is not the usual one; not on a text that was changed."""
+    own = shutil.copy(text, tmp_path / f"own{text.suffix}")
+    words = f"data.files={own}", "data.validation_fraction=0.2"
+    run = run_quick(*words, folder=tmp_path / "run")
     text = open_text("run", None, run, tmp_path)
     settings = json.loads((run / "trained.json").read_text())["data"]
     files, share = settings["files"], settings["validation_fraction"]
@@ -69,6 +72,11 @@ def test_a_run_is_scored_on_the_text_that_it_was_trained_on(run_quick, tmp_path)
     np.testing.assert_array_equal(text.tokens, stream.tokens)
     usual = open_text("text", [files], run, tmp_path)
     assert usual.fingerprint() != text.fingerprint()
+    with own.open("a") as file:
+        file.write(own.read_text().splitlines()[0] + "\n")
+    message = rf"--data run: files={own} or .* changed since {run} was .*--data text --files"
+    with pytest.raises(ValueError, match=message):
+        open_text("run", None, run, tmp_path)
 
 
 @pytest.mark.parametrize(

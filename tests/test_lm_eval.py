@@ -128,6 +128,12 @@ def test_likelihoods_are_those_of_a_loop(position, tasks, tmp_path):
     assert found["sums", "acc"]["max_length"] == "64"
 
 
+def test_nothing_is_printed_outside_a_repository(tasks, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    ask(make_folder(tmp_path / "model"), tasks, "sums")
+    assert "git" not in capfd.readouterr().err
+
+
 def test_answers_that_were_given_are_not_asked_again(tasks, tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "model")
     first = ask(folder, tasks, "sums,spoken")

@@ -1,5 +1,6 @@
 """Options of the decoder: attention as in other models, and layers applied several times."""
 
+import copy
 import math
 
 import pytest
@@ -17,6 +18,7 @@ from conftest import (
     random_tokens,
     represented,
 )
+from peft import LoraConfig, get_peft_model
 from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -227,3 +229,29 @@ def test_every_layer_but_the_final_step_moves_the_state():
     widths = [layer.values.shape[-1] for layer in output.past_key_values.layers]
     assert widths == [16] * 5 + [8]
     assert len(output.hidden_states) == 2 * 3 + 1
+
+
+def without_the_last(model):
+    model.model.layers = model.model.layers[:-2]
+
+
+def with_copies(model):
+    model.model.layers.extend(copy.deepcopy(model.model.layers))
+
+
+def replicated(model):
+    get_peft_model(model, LoraConfig(layer_replication=[(0, 4), (0, 4)], target_modules=["q_proj"]))
+
+
+def with_another_number(model):
+    model.config.num_hidden_layers = 2
+
+
+@pytest.mark.parametrize("recurrences", [1, 2])
+@pytest.mark.parametrize("change", [without_the_last, with_copies, replicated, with_another_number])
+def test_layers_are_neither_added_nor_removed(change, recurrences):
+    model = make_model("tape", num_hidden_layers=4, num_recurrences=recurrences)
+    change(model)
+    message = rf"\d layers, .*num_hidden_layers=\d .* made for {4 * recurrences} in all: .*peft's "
+    with pytest.raises(ValueError, match=message):
+        model(random_tokens(1, 2))

@@ -7,13 +7,13 @@ import pytest
 import torch
 from scrolls_data import write_task
 from shards import write_shards
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from scrolls.examples import Budget, Prompts, tokenize_split
 from scrolls.tasks import TASKS
 from tape.data import C4Corpus, StreamedBlocks, TextCorpus, tokenize_corpus
-from tape.data.blocks import tokenizer_fingerprint
+from tape.data.blocks import encode, tokenizer_fingerprint
 from tape.data.tokenizer import load_tokenizer, text_bytes
 from tape.evaluation.texts import open_text
 from tape.model.checkpoint import read_tokenizer
@@ -113,13 +113,16 @@ def saved(folder, tokenizer, kind, **settings):
     return folder
 
 
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]  # special, as from this trainer
+
+
 def learned(model, text, **parts):
     tokenizer = Tokenizer(model)
     for name, part in parts.items():
         setattr(tokenizer, name, part)
     trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<unk>", "<s>", "</s>"],
+        vocab_size=600,
+        special_tokens=["<unk>", "<s>", "</s>", *BYTE_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -154,7 +157,7 @@ def test_the_first_call_does_not_change_the_fingerprint(tmp_path):
 @pytest.mark.parametrize("space", [True, False])
 def test_spaces_without_a_token_are_not_counted_as_the_bytes_of_their_sign(space):
     pieces = ["\u2581"] * space + [*"abc"]
-    vocabulary = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    vocabulary = ["<unk>", "</s>", *BYTE_TOKENS, *pieces]
     ids = {token: n for n, token in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
@@ -162,3 +165,59 @@ def test_spaces_without_a_token_are_not_counted_as_the_bytes_of_their_sign(space
     tokens = np.array(tokenizer("a b c")["input_ids"])
     expected = 5 if space else None
     assert text_bytes(tokenizer, tokens, np.arange(len(tokens))) == expected
+
+
+SPACES = normalizers.Replace(" ", "\u2581")
+REMOVED = pre_tokenizers.Split(" ", "removed")
+METASPACE = pre_tokenizers.Metaspace(prepend_scheme="first")
+PREFIXED = pre_tokenizers.ByteLevel(add_prefix_space=True)
+NORMALIZERS = [
+    normalizers.NFC(),
+    normalizers.NFKC(),
+    normalizers.Lowercase(),
+    normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+    normalizers.Strip(),
+    normalizers.Replace(Regex(" +"), " "),
+]
+
+
+@pytest.mark.parametrize(
+    ("level", "normalizer", "pre_tokenizer", "is_known"),
+    [
+        *((True, normalizer, WORDS, False) for normalizer in NORMALIZERS),
+        *((False, normalizers.Sequence([each, SPACES]), None, False) for each in NORMALIZERS),
+        (True, None, WORDS, True),
+        (True, None, PREFIXED, True),
+        (True, normalizers.ByteLevel(), None, True),
+        (True, SPACES, WORDS, False),
+        (True, None, pre_tokenizers.Sequence([REMOVED, WORDS]), False),
+        (True, None, pre_tokenizers.Sequence([pre_tokenizers.Digits(), PREFIXED]), False),
+        (False, SPACES, None, True),
+        (False, normalizers.Sequence([normalizers.Prepend("\u2581"), SPACES]), None, True),
+        (False, normalizers.Sequence([normalizers.Prepend("x"), SPACES]), None, False),
+        (False, normalizers.Replace(" ", "\u2581\u2581"), None, False),
+        (False, None, METASPACE, True),
+        (False, None, pre_tokenizers.Sequence([REMOVED, METASPACE]), False),
+    ],
+)
+def test_bytes_are_those_of_the_text_or_unknown(level, normalizer, pre_tokenizer, is_known):
+    """Also those of a line break and of letters for which there are bytes alone."""
+    model = models.BPE(byte_fallback=not level, unk_token=None if level else "<unk>")
+    parts = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
+    made = learned(model, "An old text  of 12 words", **{k: v for k, v in parts.items() if v})
+    made.decoder = decoders.ByteLevel() if level else decoders.ByteFallback()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
+    text = "An old\n text  of 12 e\u0301 \ufb01\u00e9\u4e2d "
+    (tokens,) = encode(tokenizer, [text])
+    found = text_bytes(tokenizer, tokens, np.arange(len(tokens)))
+    assert found == (len(text.encode()) if is_known else None)
+
+
+def test_bytes_of_unknown_tokens_are_unknown():
+    ids = {token: n for n, token in enumerate(["<unk>", "</s>", "\u2581", *"abc1\n"])}
+    made = Tokenizer(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
+    made.normalizer = SPACES
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
+    for text, expected in (("a b", 3), ("a d", None)):
+        (tokens,) = encode(tokenizer, [text])
+        assert text_bytes(tokenizer, tokens, np.arange(len(tokens))) == expected

@@ -6,10 +6,10 @@ rows, which metadata seldom have, and reads texts that look like dates as dates.
 
 from __future__ import annotations
 
+import csv
 import json
 import locale
 import logging
-import warnings
 import zipfile
 import zlib
 from codecs import BOM_UTF8
@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import pandas
 import pyarrow
 from datasets import IterableDataset, load_dataset
 from datasets.data_files import DataFilesDict, DataFilesList
 from fsspec.compression import register_compression
-from pandas.errors import ParserWarning
 
 from tape.validation import encodable
 
 PLAIN = (".txt", ".md", ".rst", ".py")  # a file is a document
+FORM = (
+    "fields are separated by commas, those with commas, quotes or line breaks are in quotes, and "
+    "quotes in them are doubled, not escaped"
+)
+OBJECT = 'each line must be a JSON object, {"text": ...}'
 BYTE_ORDER_MARK = BOM_UTF8.decode()
 # Zips with a password raise RuntimeError, those of an unknown compression NotImplementedError.
 OF_ZIPS = (RuntimeError, zipfile.BadZipFile)
@@ -39,6 +42,7 @@ UNREADABLE = (OSError, EOFError, ValueError, zlib.error, pyarrow.ArrowException,
 register_compression(
     "zstd", lambda file, **_: pyarrow.input_stream(file, compression="zstd"), "zst", force=True
 )
+csv.field_size_limit(2**31 - 1)  # characters of a document
 # They log errors that they also raise.
 logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
 
@@ -98,7 +102,7 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
         columns = load("parquet").column_names
         rows = load("parquet", columns=[field] if field in columns else columns)
     elif ".csv" in suffixes:
-        check_width(path)
+        check_table(path, field)
         rows = load("csv", keep_default_na=False)
     elif encoding.lower() in ("utf-8", "utf8"):
         rows, is_json = load("text"), True
@@ -110,17 +114,32 @@ def rows_of(path: str | Path, field: str) -> IterableDataset:
     return rows.map(partial(_document, path, field, is_json), with_indices=True)
 
 
-def check_width(path: str | Path) -> None:
-    """Raises a ValueError for a .csv whose first row is wider than its header: pandas would take
-    its first fields for an index, and text behind an unquoted comma for the document."""
-    opened = fsspec.open(path, "rt", compression="infer", encoding="utf-8", newline="")
-    with opened as file, warnings.catch_warnings(action="error", category=ParserWarning):
+def check_table(path: str | Path, field: str) -> None:
+    """Raises a ValueError for a .csv of which pandas would make other texts than it has: it takes
+    the first fields of rows that are too long for an index, and fills up rows that are too short.
+    """
+    opened = fsspec.open(path, "rt", compression="infer", encoding="utf-8-sig", newline="")
+    with opened as file:
+        rows, header, number = csv.reader(file, strict=True), [], 0
+
+        def refusal(reason: object) -> ValueError:
+            place = f"row {number:,} (to line {rows.line_num:,})" if header else "header"
+            return ValueError(f"{path}, {place}: {reason}; {FORM}")
+
         try:
-            pandas.read_csv(file, nrows=1, index_col=False)
-        except ParserWarning as warning:
-            raise ValueError(
-                f"{path}: row 0 has more fields than the header; quote texts that hold commas"
-            ) from warning
+            for row in rows:
+                if len(row) < 2 and not "".join(row).strip():  # pandas leaves out blank lines
+                    continue
+                if header and len(row) != len(header):
+                    raise refusal(f"fields: {len(row)}, in the header: {len(header)}")
+                number += bool(header)
+                header = header or row
+        except csv.Error as error:
+            raise refusal(error) from error
+    if header and (count := header.count(field)) != 1:
+        among = f"{count or 'no'} column{'s' * (count > 1)} {field!r} among {', '.join(header)}"
+        remedy = "leave one of that name" if count else f"set data.field; {FORM}"
+        raise ValueError(f"{path}: {among}; {remedy}")
 
 
 def _document(path: str | Path, field: str, is_json: bool, row: Any, number: int) -> dict[str, str]:
@@ -132,10 +151,12 @@ def _document(path: str | Path, field: str, is_json: bool, row: Any, number: int
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: not JSON ({error})") from error
-    if not isinstance(row, dict) or field not in row:
-        has = f"fields {', '.join(row)}" if isinstance(row, dict) else "no fields"
-        raise ValueError(f"{where}: no text in field {field!r} (the row has {has}); set data.field")
+            raise ValueError(f"{where}: not JSON ({error}); {OBJECT}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: a {type(row).__name__}; {OBJECT}")
+    if field not in row:
+        has = f"the row has fields {', '.join(row)}"
+        raise ValueError(f"{where}: no text in field {field!r} ({has}); set data.field")
     text = row[field]
     if not isinstance(text, str):
         kind = "null" if text is None else f"{type(text).__name__} {text!r:.40}"

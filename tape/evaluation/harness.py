@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import yaml
+from lm_eval import evaluator
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
@@ -19,6 +20,8 @@ from tape.model.modeling import TapeForCausalLM
 
 # Its warnings are about settings of its own command line.
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
+# Its call of git prints an error outside a repository, and the hash is not used.
+evaluator.get_git_commit_hash = lambda: None
 
 BABILONG = "babilong"
 

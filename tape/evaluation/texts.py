@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 import tape.data
 from tape.data import Corpus, load_tokenizer, tokenize_corpus
+from tape.data.blocks import token_fingerprint
 from tape.evaluation import scoring
 from tape.evaluation.journal import Shard, answering, complete_shard, join
 from tape.evaluation.windows import Batch
@@ -30,6 +32,7 @@ CHUNK_TOKENS = 2**24  # tokens to hash at a time
 CORPORA = ("run", "local", "text", "c4", "bigrams")
 # Of files that hold text: read as token ids, they would seem to be some.
 OF_TEXT = {".txt", ".md", ".rst", ".py", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst"}
+FILES = ("files", "validation", "dir")  # settings of corpora that name theirs
 Record = Callable[[Batch, np.ndarray], dict[str, Any]]  # of a batch and its losses
 
 
@@ -78,14 +81,18 @@ def open_text(
         most: number of tokens to take, from the beginning; None: all.
 
     Raises:
-        ValueError: if there is no such text, or the file cannot hold uint16.
+        ValueError: if there is no such text, it is no longer that of the run, or the file cannot
+            hold uint16.
         OSError: if files of the corpus are missing.
     """
     if files is not None and data not in ("text", "c4"):
         raise ValueError(f"--files goes with --data text and --data c4, not with --data {data}")
     if data in CORPORA:
         corpus = corpus_of(data, files, model)
-        stream = tokenize_corpus(corpus, "validation", load_tokenizer(str(model)), cache_dir)
+        tokenizer = load_tokenizer(str(model))
+        if data == "run":
+            _check_unchanged(model, corpus, tokenizer)
+        stream = tokenize_corpus(corpus, "validation", tokenizer, cache_dir)
         path, dtype, length = Path(stream.tokens.filename), stream.tokens.dtype.str, len(stream)
         name = f"{corpus.name} (validation)"
     else:
@@ -136,6 +143,19 @@ def _trained_on(folder: Path) -> Corpus:
     if not (isinstance(corpus, type) and issubclass(corpus, Corpus)):
         raise ValueError(f"--data run: {folder} was not trained on a text; give --data local")
     return corpus(**settings)
+
+
+def _check_unchanged(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises a ValueError if a run has validated on other tokens than the corpus now has."""
+    with reading(folder / TRAINED):
+        recorded = read_object(folder / TRAINED)
+        before, settings = recorded["tokens"]["validation"], recorded["data"]
+    if token_fingerprint(corpus, "validation", tokenizer) != before:
+        given = [f"{name}={settings[name]}" for name in FILES if settings.get(name) is not None]
+        raise ValueError(
+            f"--data run: {', '.join(given) or corpus.name} or the tokenizer has changed since "
+            f"{folder} was trained: restore it, or give another text, as in --data text --files x"
+        )
 
 
 def opened(arguments: argparse.Namespace, longest: int) -> tuple[TapeForCausalLM, Text]:

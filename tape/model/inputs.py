@@ -66,18 +66,24 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         ValueError: for arguments that contradict each other, or that the backend or the encoding
             does not support.
     """
-    position, shard = model.position, model.shard
+    position, shard, config = model.position, model.shard, model.config
     windows = [layer.context.window for layer in model.layers]
+    count, R = len(windows), config.num_recurrences
+    if count * R != model.indices_layer or config.num_hidden_layers != count:
+        raise ValueError(
+            f"{count} layers, with config.num_hidden_layers={config.num_hidden_layers} and "
+            f"num_recurrences={R}, but the model was made for {model.indices_layer} in all: layers "
+            "and recurrences cannot be added or removed (also not by peft's layer_replication); "
+            "make a model from a configuration with these numbers"
+        )
     batch, index = _batch(model, call)
     if model.s2_group_size is not None and model.training and batch.cache is None:
-        kernels = {None: backends.shifted(model.config, model.s2_group_size, batch)}
+        kernels = {None: backends.shifted(config, model.s2_group_size, batch)}
     else:
-        kernels = {
-            window: backends.kernel_and_mask(model.config, window, batch) for window in {*windows}
-        }
+        kernels = {window: backends.kernel_and_mask(config, window, batch) for window in {*windows}}
     visible: dict[int | None, Tensor | None] = dict.fromkeys(windows)
-    if model.config.scalable_softmax:
-        visible = {w: visible_keys(w or model.config.sliding_window, batch, index) for w in visible}
+    if config.scalable_softmax:
+        visible = {w: visible_keys(w or config.sliding_window, batch, index) for w in visible}
     positions, cached_indices = _coordinates(model, batch, call, index)
     x_BTC, real, slots, local_positions = batch.x_BTC, batch.real, batch.slots, positions
     if shard is not None:  # local: the tokens of this process
@@ -85,8 +91,8 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         kernels = shard.kernels(kernels, batch.cache, call.output_attentions)
         part = shard.part(batch.x_BTC.shape[1])
         visible = {key: None if n is None else n[:, part] for key, n in visible.items()}
-    x_BTC, states, biases = position(x_BTC, local_positions, positions, len(windows))
-    if model.config._attn_implementation == "flash_attention_2":
+    x_BTC, states, biases = position(x_BTC, local_positions, positions, count)
+    if config._attn_implementation == "flash_attention_2":
         bias = next((bias for bias in biases if bias is not None), None)
         backends.check_flash(batch, call.position_ids, positions.key, bias)
     if cached_indices is not None:  # after all checks
@@ -97,7 +103,7 @@ def layer_inputs(model: PreTrainedModel, call: Call) -> Inputs:
         Tokens(local_positions, bias, real, slots, batch.documents, seen, sum_before)
         for bias in biases
     ]
-    applied = [*zip(windows, tokens, strict=True)] * (model.indices_layer // len(windows))
+    applied = [*zip(windows, tokens, strict=True)] * R
     return Inputs(
         x_BTC,
         states,

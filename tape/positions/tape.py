@@ -161,8 +161,7 @@ def add_product(state: Tensor, maps: Tensor, x: Tensor) -> Tensor:
 
 
 class Tape(RoPE):
-    """RoPE whose state is updated in every layer but the last, based on context (Zhu et al. 2025,
-    arXiv 2501.00712).
+    """RoPE whose state is updated by the context (Zhu et al. 2025, arXiv 2501.00712).
 
     Arguments of the configuration:
         width: I, the width of the update after the MLP; also as a multiple of the number of heads,
@@ -170,8 +169,7 @@ class Tape(RoPE):
         attention, feed_forward: update the state after attention, after the MLP (Table 6).
         equivariant: use the same maps for cosine and sine (Table 6).
         tensorial: maps mix heads; otherwise the entries of one vector (Table 6).
-        init: of P and W1: "zero", the default, with which TAPE starts as RoPE, or "xavier"
-            (uniform), which the authors' code uses.
+        init: of P and W1: "zero", and TAPE starts as RoPE, or "xavier", as in the authors' code.
         magnitudes: otherwise each update brings pairs to length 1: phases alone, a control.
     """
 

@@ -19,6 +19,7 @@ from tape.settings.schema import RunSettings
 
 ORDER = "the training order is fixed and counted in steps; leave it at its default"
 ONE_SIZE = "all steps must have one batch size; set trainer.per_device_train_batch_size"
+EVEN = "processes must have as many batches as each other; leave it true"
 RESUMES = "a run resumes from the last complete checkpoint in its folder; leave it null"
 WHOLE = "a run cannot be resumed without its optimizer state; give false"
 LAST = "a run ends with its last weights; trainer.save_total_limit=null keeps all checkpoints"
@@ -32,6 +33,7 @@ FIXED = {
     "dataloader_drop_last": (False, ORDER),
     "auto_find_batch_size": (False, ONE_SIZE),
     "accelerator_config.split_batches": (False, ONE_SIZE),
+    "accelerator_config.even_batches": (True, EVEN),
     "resume_from_checkpoint": (None, RESUMES),
     "save_only_model": (False, WHOLE),
     "load_best_model_at_end": (False, LAST),
