@@ -119,7 +119,8 @@ all_positions = pytest.mark.parametrize("position", POSITIONS)
 # slow tests. A new encoding is not here.
 REPRESENTED = {
     *("nope", "sincos", "learned", "yarn", "xpos", "randpe", "kerple", "t5", "dape", "relative"),
-    *("cope", "pope", "selective", "tape_yarn", "mixed"),
+    *("cope", "pope", "selective", "tape_yarn", "mixed", "rope_gain", "grape_m", "grape_ap"),
+    *("repo", "carope", "tapa", "fope", "stick_breaking", "coupling", "bam"),
     *(name for name in POSITIONS if name not in ENCODINGS and name != "mixed_tape"),
 }
 

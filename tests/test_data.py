@@ -269,7 +269,7 @@ ROW_0 = r"a\.csv, row 0 \(to line 2\)"
         ),
         (
             "a.csv.gz",
-            gzip.compress(b"n,text\n1,a\nb\n"),
+            gzip.compress(b"n,text\n1,a\nb\n", mtime=0),
             r"a\.csv\.gz, row 1 .*: fields: 1, in the h",
         ),
     ],
