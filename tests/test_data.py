@@ -162,6 +162,26 @@ def test_documents_are_split_by_content(tmp_path):
     assert set(both_splits(TextCorpus(path, validation_fraction=0.2))[1]) == set(validation)
 
 
+@pytest.mark.parametrize("kind", ["texts", "rows"])
+def test_of_two_documents_one_is_held_out(kind, tmp_path):
+    """That with the lowest hash, if none is below the fraction; the tokens of training change, and
+    so does the fingerprint."""
+    if kind == "texts":
+        for n in range(2):
+            (tmp_path / f"{n}.txt").write_text(DOCUMENTS[n])
+    else:
+        (tmp_path / "a.jsonl").write_text(lines_of(DOCUMENTS[:2] * 2))
+    corpus = TextCorpus(tmp_path, validation_fraction=1e-6)
+    train, validation = both_splits(corpus)
+    lowest = min(DOCUMENTS[:2], key=lambda text: hashlib.sha256(text.encode()).digest())
+    assert {*validation} == {lowest} and {*train} == {*DOCUMENTS[:2]} - {lowest}
+    before = hashlib.sha256(corpus.rule.encode())
+    for path in corpus.files:
+        before.update((b"plain" if kind == "texts" else b"rows"))
+        before.update(hashlib.sha256(path.read_bytes()).digest())
+    assert corpus.fingerprint() != before.hexdigest()
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -184,7 +204,7 @@ def test_a_lone_file_is_cut_near_its_end_at_a_line_or_a_space(text, tmp_path):
 def test_fingerprints_follow_content_kind_and_split(tmp_path):
     """Written down: with another, runs and caches of earlier versions would not be continued."""
     plain, rows = bad(tmp_path, "a.txt", "plain"), bad(tmp_path, "b.jsonl", '{"text": "a row"}\n')
-    found = {TextCorpus(tmp_path).fingerprint()[:16]: "6e2691a46fa03d64"}
+    found = {TextCorpus(tmp_path, validation_fraction=0.65).fingerprint()[:16]: "e94b16b1371bd1e3"}
     found[TextCorpus(rows, validation=plain).fingerprint()[:16]] = "990b57fac8acd9ec"
     found[BigramCorpus().fingerprint()[:16]] = "e5fd671ea419dfcd"
     assert [*found] == [*found.values()]
@@ -419,17 +439,19 @@ def test_what_cannot_be_tokenized(tmp_path, jsonl):
     corpus = TextCorpus(jsonl)
     with pytest.raises(ValueError, match="vocab_size=100 must be at least 258"):
         train_tokenizer(corpus, 100, tmp_path)
-    with pytest.raises(ValueError, match="too small for vocab_size=9000"):
+    with pytest.raises(
+        ValueError, match=r"too small for vocab_size=9000: give vocab_size=\d+, all"
+    ):
         train_tokenizer(corpus, 9000, tmp_path)
     assert not list((tmp_path / "tokenizers").glob("*"))
     with pytest.raises(ValueError, match=r"neither a folder .* nor available from the hub"):
         load_tokenizer(str(tmp_path / "none"))
     tokenizer = train_tokenizer(corpus, 280, tmp_path)
-    few = TextCorpus(jsonl, validation_fraction=1e-6)
+    lone = bad(tmp_path, "lone.jsonl", lines_of(DOCUMENTS[:1] * 3))  # one document, three times
     with pytest.raises(
-        ValueError, match=r"validation split of text has no documents; set .*_fraction"
+        ValueError, match=r"split of text has no documents; give data\.validation=FILE or more doc"
     ):
-        tokenize_corpus(few, "validation", tokenizer, tmp_path)
+        tokenize_corpus(TextCorpus(lone), "validation", tokenizer, tmp_path)
     jsonl.write_text(jsonl.read_text() + "{broken\n")
     with pytest.raises(ValueError, match="line 61: not JSON"):
         tokenize_corpus(TextCorpus(jsonl), "train", tokenizer, tmp_path)
