@@ -177,7 +177,7 @@ def test_of_two_documents_one_is_held_out(kind, tmp_path):
     assert {*validation} == {lowest} and {*train} == {*DOCUMENTS[:2]} - {lowest}
     before = hashlib.sha256(corpus.rule.encode())
     for path in corpus.files:
-        before.update((b"plain" if kind == "texts" else b"rows"))
+        before.update(b"plain" if kind == "texts" else b"rows")
         before.update(hashlib.sha256(path.read_bytes()).digest())
     assert corpus.fingerprint() != before.hexdigest()
 

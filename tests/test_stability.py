@@ -235,7 +235,7 @@ def test_windows_are_spread_over_a_text(tmp_path, text_file):
     tokens = np.fromfile(text_file, dtype="<u2").astype(np.int64)
     folder, decoder = make_folder(tmp_path / "rope", "rope"), make_model("rope", vocab_size=300)
     for asked, starts in ((3, [0, 195, 390]), (1, [0])):
-        given = Namespace(data=str(text_file), files=None, windows=asked)
+        given = Namespace(data=str(text_file), files=None, whole=False, windows=asked)
         name, found = inside.windows(given, folder, decoder, 10)
         assert name == "text.bin" and found.tolist() == [[*tokens[x : x + 10]] for x in starts]
     given.windows = 8  # of which there are two
