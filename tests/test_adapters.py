@@ -35,18 +35,18 @@ SMALL = ["trainer.max_steps=4", "trainer.learning_rate=1e-2", f"length={LENGTH}"
 def make_llama(folder, tokenizer, **changes):
     """A Llama of transformers', with grouped queries."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=SHORT,
-        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+    shape = {
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": SHORT,
+        "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
         **changes,
-    )
-    llama = LlamaForCausalLM(config)
+    }
+    llama = LlamaForCausalLM(LlamaConfig(**shape))
     with torch.no_grad():
         for name, parameter in llama.named_parameters():
             if "norm" not in name:
@@ -441,6 +441,22 @@ def test_a_quantized_base_without_a_gpu_is_refused(extend):
 def test_frozen_weights_without_a_method_are_refused(start, base):
     with pytest.raises(ValueError, match="frozen=bfloat16: all weights are trained"):
         start(f"base_model={base}", "position=keep", "model=keep", "frozen=bfloat16")
+
+
+@pytest.mark.parametrize("method", ["lora", "adape", "adape_lora"])
+def test_the_sizes_of_an_experiment_are_those_of_new_models(start, base, tmp_path, method):
+    """A base has its own; those of the command line must be the same."""
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
+    other = make_llama(tmp_path / "other", AutoTokenizer.from_pretrained(base), **sizes)
+    given = [f"peft={method}", f"base_model={other}", "trainer.max_steps=2"]
+    message = (
+        r"model\.hidden_size=32, but \S+other has 48; model\.num_hidden_layers=2, but .* has 3; "
+        r"leave these out, and give model=keep"
+    )
+    with pytest.raises(ValueError, match=message):
+        start(*given, "model.hidden_size=32", "model.num_hidden_layers=2")
+    model = load_model(start(*given, "model.num_hidden_layers=3"))
+    assert {name: getattr(model.config, name) for name in sizes} == sizes
 
 
 def test_an_adapter_is_no_base(trained, extend):

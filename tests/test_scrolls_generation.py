@@ -233,7 +233,7 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
     [
         (["length=512"], r"length=512: budget demo has 256 tokens; give budget=demo"),
         (["data.task=qmsm"], "unknown data.task 'qmsm'"),
-        (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; use model=keep, and"),
+        (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; leave these out, and"),
         (["+position.width=4"], r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
         (
             ["base_model=null", "tokenizer=null"],
