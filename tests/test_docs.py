@@ -90,7 +90,8 @@ def test_the_readmes_table_is_that_of_the_results():
             (row,) = (row for row in rows if row[0] == name)
             cells[results] = f"{row[header.index(title)]} (n = {row[header.index('n')]})"
         assert addition == cells["addition"] and f"{perplexity} (n = 5)" == cells["encodings"]
-        assert len(of_seeds := runs[name]) == 3
+        of_seeds = runs[name]
+        assert len(of_seeds) == 3
         mean, low, high = (f"{x:.1f}" for x in (of_seeds.mean(), of_seeds.min(), of_seeds.max()))
         assert keys == f"{mean} ({low} to {high})"
 
