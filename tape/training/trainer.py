@@ -143,7 +143,8 @@ class LanguageModelTrainer(Trainer):
             if type(error).__module__.partition(".")[0] != "wandb":
                 raise
             raise ValueError(
-                f"trainer.report_to=wandb: {error}; WANDB_MODE=offline logs without an account"
+                f"trainer.report_to=wandb: {str(error).rstrip('.')}; WANDB_MODE=offline logs "
+                "without an account"
             ) from error
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
