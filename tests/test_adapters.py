@@ -38,7 +38,7 @@ def make_llama(folder, tokenizer, **changes):
     shape = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": SHORT}
     rope = {"rope_type": "default", "rope_theta": THETA}
-    llama = LlamaForCausalLM(LlamaConfig(**shape, rope_parameters=rope, **changes))
+    llama = LlamaForCausalLM(LlamaConfig(**shape | {"rope_parameters": rope} | changes))
     perturb(llama).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -347,6 +347,22 @@ def test_settings_that_cannot_be_are_refused(extend, settings, message):
 def test_frozen_weights_without_a_method_are_refused(start, base):
     with pytest.raises(ValueError, match="frozen=bfloat16: all weights are trained"):
         start(f"base_model={base}", "position=keep", "model=keep", "frozen=bfloat16")
+
+
+@pytest.mark.parametrize("method", ["lora", "adape", "adape_lora"])
+def test_the_sizes_of_an_experiment_are_those_of_new_models(start, base, tmp_path, method):
+    """A base has its own; those of the command line must be the same."""
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
+    other = make_llama(tmp_path / "other", AutoTokenizer.from_pretrained(base), **sizes)
+    given = [f"peft={method}", f"base_model={other}", "trainer.max_steps=2"]
+    message = (
+        r"model\.hidden_size=32, but \S+other has 48; model\.num_hidden_layers=2, but .* has 3; "
+        r"leave these out, and give model=keep"
+    )
+    with pytest.raises(ValueError, match=message):
+        start(*given, "model.hidden_size=32", "model.num_hidden_layers=2")
+    model = load_model(start(*given, "model.num_hidden_layers=3"))
+    assert {name: getattr(model.config, name) for name in sizes} == sizes
 
 
 def test_an_adapter_is_no_base(trained, extend):

@@ -76,6 +76,7 @@ def test_values_out_of_bounds(case):
 
 
 DECAY = "schedule=wsd trainer.warmup_steps=0 trainer.lr_scheduler_kwargs.num_decay_steps"
+DO = ("do_train", "do_eval", "do_predict")
 LINEAR = "position=rope position.scaling={rope_type:linear"
 # Settings of a run, and what its one line says.
 SETTINGS = [
@@ -95,6 +96,44 @@ SETTINGS = [
     ("trainer.deepspeed=text.txt", r"trainer(\.deepspeed=text\.txt)?: "),
     ("trainer.fsdp=true", r"trainer\.fsdp=true with one process has nothing to shard over"),
     ("trainer.output_dir=x", r"trainer\.output_dir=x and output_dir=.*: set only the latter"),
+    ("trainer.seed=7", r"trainer\.seed=7 and seed=0: set only the latter"),
+    *((f"trainer.{x}=false", rf"trainer\.{x}: a run trains, and valid") for x in DO),
+    (
+        "trainer.optim_target_modules=[q_proj]",
+        r"=\['q_proj'\]: trainer\.optim=adamw_torch\S* has no",
+    ),
+    ("trainer.metric_for_best_model=loss", r"best_model=loss: .*type=cosine reads no metric"),
+    ("trainer.greater_is_better=true", r"greater_is_better=True: .*type=cosine reads no metric"),
+    (
+        "trainer.gradient_checkpointing_kwargs={use_reentrant:false}",
+        r"without trainer\.gradient_checkpointing=true",
+    ),
+    (
+        "trainer.activation_checkpointing_kwargs={use_reentrant:false}",
+        r"without trainer\.gradient_checkpointing=true",
+    ),
+    ("trainer.lr_scheduler_kwargs.bogus=3", r"kwargs\.bogus: .*_type=cosine takes num_cycles$"),
+    (
+        "trainer.lr_scheduler_type=constant_with_warmup trainer.lr_scheduler_kwargs.num_cycles=3",
+        r"kwargs\.num_cycles: .*_type=constant_with_warmup takes none$",
+    ),
+    (
+        "trainer.lr_scheduler_type=reduce_lr_on_plateau trainer.lr_scheduler_kwargs.bogus=3",
+        r"kwargs\.bogus: .*_type=reduce_lr_on_plateau takes mode, factor, patience",
+    ),
+    (
+        'trainer.optim_args="momentum=0.9"',
+        r"momentum has no effect with trainer\.optim=adamw_torch",
+    ),
+    (
+        'trainer.optim=sgd trainer.optim_args="momentum=x"',
+        r"trainer\.optim_args=momentum=x: could not convert",
+    ),
+    (
+        "trainer.optim=sgd trainer.optim_args=momentum",
+        r"optim_args='momentum' must be text such as",
+    ),
+    ("trainer.optim=sgd trainer.optim_args.momentum=1", r"optim_args=\{.*\} must be text such as"),
     (
         "trainer.per_device_train_batch_size=1000000000",
         r"with length=64: [\d,]+ GiB .* exceed the \d",
@@ -169,7 +208,8 @@ COMMAND_LINES = [
     ("+foo=3", r"\+foo=3: there is no such setting"),
     ("optimizer.matrix_learning_rate=0.1 optimizer=adamw", r"rate=0\.1: there is no such setting"),
     ("sweep=encodings", r"sweep=encodings: there is no such setting; did you mean 'seed'\?"),
-    ("a=b=c", r"mismatched input '='"),
+    ("a=b=c", r"a=b=c: quote a value with =, as in 'a=\"b=c\"'$"),
+    ("trainer.optim_args=momentum=0.9", r"as in 'trainer\.optim_args=\"momentum=0\.9\"'$"),
     ("name=${nothing}", r"nothing"),
     ("hydra.run.dir=/dev/null/x", r"hydra\.run\.dir, .*: no folder /dev/null/x can be made"),
 ]

@@ -1,6 +1,7 @@
 """Corpora, tokenizers and blocks: what is read, how it is split, what is refused."""
 
 import gzip
+import hashlib
 import json
 import os
 
@@ -140,6 +141,26 @@ def test_documents_are_split_by_content(tmp_path):
     assert set(both_splits(TextCorpus(path, validation_fraction=0.2))[1]) == set(validation)
 
 
+@pytest.mark.parametrize("kind", ["texts", "rows"])
+def test_of_two_documents_one_is_held_out(kind, tmp_path):
+    """That with the lowest hash, if none is below the fraction; the tokens of training change, and
+    so does the fingerprint."""
+    if kind == "texts":
+        for n in range(2):
+            (tmp_path / f"{n}.txt").write_text(DOCUMENTS[n])
+    else:
+        (tmp_path / "a.jsonl").write_text(lines_of(DOCUMENTS[:2] * 2))
+    corpus = TextCorpus(tmp_path, validation_fraction=1e-6)
+    train, validation = both_splits(corpus)
+    lowest = min(DOCUMENTS[:2], key=lambda text: hashlib.sha256(text.encode()).digest())
+    assert {*validation} == {lowest} and {*train} == {*DOCUMENTS[:2]} - {lowest}
+    before = hashlib.sha256(corpus.rule.encode())
+    for path in corpus.files:
+        before.update(b"plain" if kind == "texts" else b"rows")
+        before.update(hashlib.sha256(path.read_bytes()).digest())
+    assert corpus.fingerprint() != before.hexdigest()
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -162,7 +183,7 @@ def test_a_lone_file_is_cut_near_its_end_at_a_line_or_a_space(text, tmp_path):
 def test_fingerprints_follow_content_kind_and_split(tmp_path):
     """Written down: with another, runs and caches of earlier versions would not be continued."""
     plain, rows = bad(tmp_path, "a.txt", "plain"), bad(tmp_path, "b.jsonl", '{"text": "a row"}\n')
-    found = {TextCorpus(tmp_path).fingerprint()[:16]: "6e2691a46fa03d64"}
+    found = {TextCorpus(tmp_path, validation_fraction=0.65).fingerprint()[:16]: "e94b16b1371bd1e3"}
     found[TextCorpus(rows, validation=plain).fingerprint()[:16]] = "990b57fac8acd9ec"
     found[BigramCorpus().fingerprint()[:16]] = "e5fd671ea419dfcd"
     assert [*found] == [*found.values()]

@@ -19,6 +19,7 @@ from tape import TapeForCausalLM
 from tape.analysis import stability, state, visualize
 from tape.evaluation.tables import over_seeds
 from tape.positions import ALIASES, ENCODINGS, Positions
+from tape.results import load
 from tape.results.rows import read
 from tape.results.typesetting import markdown
 from tape.settings.groups import ABLATIONS, CONFIG
@@ -73,23 +74,25 @@ def rows_of(table):
 
 
 def test_the_readmes_table_is_that_of_the_results():
+    """Means with intervals and the number of runs; of pass keys, on which runs of one encoding
+    differ by more than such an interval can hold, the range of the runs."""
     text = (ROOT / "README.md").read_text()
     titles, _, *shown = rows_of(text[text.index("| encoding | addition") :].partition("\n\n")[0])
-    assert len(shown) == 7
-    columns = (
-        ("addition", "whole grid, %"),
-        ("passkey", "256 (2x), %"),
-        ("encodings", "perplexity 1,024"),
-    )
-    for column, (results, title) in enumerate(columns, 1):
-        table = markdown(read([RESULTS / results], across=["*"])).partition("\n\n")[0]
-        header, _, *rows = rows_of(table)
-        rows = {name: (n, cells[header.index(title) - 2]) for name, n, *cells in rows}
-        for name, *cells in shown:
-            assert cells[column - 1] == rows[name][1]
-        counts = sorted({int(rows[name][0]) for name, *_ in shown})
-        span = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-        assert f"(n = {span})" in titles[column]
+    assert len(shown) == 7 and "pass keys, % (3 runs)" in titles
+    accuracy = load([RESULTS / "passkey"]).query("measure == 'accuracy' and length == 256")
+    runs = 100 * accuracy.groupby(["row", "seed"])["value"].mean()
+    for name, addition, keys, perplexity in shown:
+        cells = {}
+        for results, title in (("addition", "whole grid, %"), ("encodings", "perplexity 1,024")):
+            table = markdown(read([RESULTS / results], across=["*"])).partition("\n\n")[0]
+            header, _, *rows = rows_of(table)
+            (row,) = (row for row in rows if row[0] == name)
+            cells[results] = f"{row[header.index(title)]} (n = {row[header.index('n')]})"
+        assert addition == cells["addition"] and f"{perplexity} (n = 5)" == cells["encodings"]
+        of_seeds = runs[name]
+        assert len(of_seeds) == 3
+        mean, low, high = (f"{x:.1f}" for x in (of_seeds.mean(), of_seeds.min(), of_seeds.max()))
+        assert keys == f"{mean} ({low} to {high})"
 
 
 def test_the_guides_encoding_is_the_packages():

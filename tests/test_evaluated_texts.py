@@ -35,6 +35,24 @@ def test_a_corpus_is_cut_by_the_models_tokenizer(text, cache, tmp_path, monkeypa
     assert first | {"data": second["data"]} == second  # the same ids have the same hash
 
 
+def test_a_text_of_ones_own_is_scored_whole_if_asked(tmp_path, cache, monkeypatch):
+    """Only then: it may be the text that the model was trained on."""
+    monkeypatch.setenv("TAPE_CACHE", str(cache))
+    text, folder = tmp_path / "own.jsonl", tmp_path / "model"
+    text.write_text(json.dumps({"text": "a sheep and a goat. " * 60}) + "\n")
+    perturb(TapeForCausalLM(make_config("rope", vocab_size=258))).save_pretrained(folder)
+    (folder / "run.json").write_text("{}")
+    train_tokenizer(TextCorpus(text), 258, cache).save_pretrained(folder)
+    given = ("--files", str(text), "--lengths", "64", "--stride", "60")
+    with pytest.raises(ValueError, match=r"no documents; --whole scores all of --files"):
+        evaluate(folder, "text", *given)
+    evaluate(folder, "text", *given, "--whole")
+    (row,) = table(folder / "perplexity.csv")
+    assert row["data"] == "text" and int(row["tokens"]) == 20 * 60
+    with pytest.raises(ValueError, match="--whole goes with --data text"):
+        evaluate(folder, "local", "--whole", "--lengths", "64")
+
+
 @pytest.mark.parametrize(
     ("data", "files", "message"),
     [

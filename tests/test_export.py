@@ -15,12 +15,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports
 
+from arithmetic.problems import character_tokenizer
 from tape import TapeForCausalLM
 from tape.export import __main__ as command
 from tape.export import export, flatten, load, verify, write_code
-from tape.export.card import model_card
+from tape.export.card import model_card, own_text
 from tape.export.llama import require_llama, write_llama_config
 from tape.positions import ENCODINGS
+from tape.tasks.passkey.sequences import plain_tokenizer
+from tape.tasks.synthetic.generators import words_tokenizer
 
 LLAMAS = (
     "rope",
@@ -230,6 +233,19 @@ def test_a_run_is_exported_with_its_card(run):
     for path in out.iterdir():
         text = path.read_bytes()
         assert b"secret-project" not in text and bytes(run.parent) not in text, path
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [character_tokenizer, plain_tokenizer, words_tokenizer], ids=lambda x: x.__name__
+)
+def test_a_small_vocabulary_is_checked_on_its_own_tokens(tmp_path, tokenizer):
+    tokenizer = tokenizer()
+    text = own_text(tokenizer, "Once", most=8)
+    assert len(tokenizer(text).input_ids) == 8
+    make_model("rope", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    out = export(tmp_path / "model", tmp_path / "out")
+    assert f"tokenizer({json.dumps(text)}, " in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from transformers import TrainingArguments
 
 from tape import TapeConfig
+from tape.model.layer import Attention
 from tape.positions import ALIASES, ENCODINGS
 from tape.settings import composition as command
 from tape.settings.groups import options
@@ -83,9 +84,49 @@ def test_the_papers_recipes(experiment, length, batch, steps, rate, schedule, wa
 @pytest.mark.parametrize("field", FIXED)
 def test_fields_that_a_run_fixes_are_refused(field, tmp_path):
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_steps=1)
-    arguments.train_sampling_strategy = "sequential"
+    arguments.train_sampling_strategy, arguments.remove_unused_columns = "sequential", False
     check_training(arguments)
     *owner, name = field.split(".")
     setattr(getattr(arguments, owner[0]) if owner else arguments, name, "other")
     with pytest.raises(ValueError, match=f"trainer.{field}=other: {re.escape(FIXED[field][1])}"):
         check_training(arguments)
+
+
+NO_EFFECT = {"fp16_full_eval", "bf16_full_eval", "label_names", "remove_unused_columns"}
+NO_EFFECT |= {"batch_eval_metrics", "prediction_loss_only", "include_for_metrics", "use_cache"}
+NO_EFFECT |= {"eval_do_concat_batches", "eval_use_gather_object", "eval_accumulation_steps"}
+NO_EFFECT |= {"length_column_name", "use_liger_kernel", "liger_kernel_config"}
+NO_EFFECT |= {"enable_jit_checkpoint", "hub_model_id", "hub_token", "hub_strategy"}
+NO_EFFECT |= {"hub_private_repo", "hub_always_push", "hub_revision"}
+
+
+def test_fields_without_effect_are_fixed():
+    assert FIXED.keys() >= NO_EFFECT
+
+
+@pytest.mark.parametrize("field", ["gradient_checkpointing", "activation_checkpointing"])
+def test_checkpointing_has_two_names(field, run_quick, tmp_path, monkeypatch):
+    """Layers compute their forward pass again, in the two steps of the run."""
+    calls = []
+    forward = Attention.forward
+    monkeypatch.setattr(
+        Attention, "forward", lambda self, *x, **y: calls.append(1) or forward(self, *x, **y)
+    )
+    settings = ("trainer.max_steps=2", "trainer.save_steps=2", "trainer.eval_strategy=no")
+    counts = []
+    for number, given in enumerate(([], [f"trainer.{field}=true"])):
+        run_quick(*settings, *given, folder=tmp_path / str(number))
+        counts.append(len(calls))
+        calls.clear()
+    assert counts[1] == counts[0] + 2 * 2  # two steps of two layers
+
+
+def test_a_service_without_an_account_is_named(start, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+
+    def refuse(*_, **__):
+        raise wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(ValueError, match=r"report_to=wandb: No API .*; .*WANDB_MODE=offline"):
+        start("trainer.report_to=wandb")

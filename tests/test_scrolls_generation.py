@@ -229,7 +229,7 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
     ("overrides", "message"),
     [
         (["length=512"], r"length=512: budget demo has 256 tokens; give budget=demo"),
-        (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; use model=keep, and"),
+        (["model.hidden_size=64"], r"model\.hidden_size=64, but .* has 32; leave these out, and"),
         (["+position.width=4"], r"context.*weight of .* \(4, 16\), but \(4, 4\) by these"),
         (["task.samples=0"], r"task\.samples=0 must be an integer"),
     ],

@@ -45,6 +45,7 @@ def parser_of(name: str, description: str, windows: int) -> Parser:
     text = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
     add("--data", default="local", help=text)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add("--whole", action="store_true", help="all of --files, not only the validation split")
     add("--out", type=result_folder, default=f"output/{name}", help="a folder")
     add("--windows", type=integer(1, 10**6), default=windows, help="number of windows per length")
     return parser
@@ -91,7 +92,7 @@ def windows(
         ValueError, OSError: if there is no such text, or it is too short or of other tokens.
     """
     cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    text = open_text(arguments.data, arguments.files, folder, cache)
+    text = open_text(arguments.data, arguments.files, folder, cache, whole=arguments.whole)
     text.check(decoder.config.vocab_size)
     tokens = text.tokens
     if len(tokens) < length:

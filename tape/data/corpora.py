@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 import hashlib
 import logging
+import math
 import os
 import sysconfig
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Literal, NoReturn
@@ -39,6 +40,7 @@ class Corpus:
     """
 
     streaming = False  # read during training rather than tokenized as a whole
+    remedy = "give more text"  # for a split without documents
 
     def __init__(self, name: str, documents: str | None):
         check_text("data.name", name)
@@ -63,7 +65,9 @@ class Corpus:
 
 class FileCorpus(Corpus):
     """Local files, read as a whole. Documents are held out for validation by their content, so that
-    copies of a document are in the same split.
+    copies of a document are in the same split: those whose hash, as a number in [0, 1), is below
+    `validation_fraction`. If there are none, the one with the lowest hash is held out, provided
+    that others are left.
 
     Attributes:
         files: all of them.
@@ -77,16 +81,35 @@ class FileCorpus(Corpus):
     field = "text"
     validation_fraction: float
 
+    @property
+    def by_content(self) -> bool:
+        """Whether documents are held out by their content."""
+        return self.parts is None
+
     def documents(self, split: Split) -> Iterator[str]:
         for path in self.files if self.parts is None else self.parts[split]:
             for text in documents(path, self.field):
-                held_out = self.parts is None and _fraction(text) < self.validation_fraction
+                held_out = self.parts is None and _fraction(text) <= self._highest
                 if self.parts or held_out == (split == "validation"):
                     yield text
+
+    @cached_property
+    def _highest(self) -> float:
+        """The highest hash that is held out."""
+        below = math.nextafter(self.validation_fraction, 0)
+        hashes = set()
+        for path in self.files:
+            for text in documents(path, self.field):
+                hashes.add(found := _fraction(text))
+                if found <= below:
+                    return below
+        return min(hashes) if len(hashes) > 1 else below
 
     @cache  # noqa: B019 - a corpus lives as long as the run
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.rule.encode())
+        if self.by_content and self._highest >= self.validation_fraction:
+            digest.update(b"the lowest")
         for path in self.files:
             # The same bytes give other documents if the file type differs.
             kind = b"plain" if path.suffix in PLAIN else b"rows"
@@ -134,6 +157,8 @@ class TextCorpus(FileCorpus):
     end instead.
     """
 
+    remedy = "give data.validation=FILE or more documents"
+
     def __init__(
         self,
         files: Paths | None,
@@ -158,8 +183,13 @@ class TextCorpus(FileCorpus):
         self.files = train + held_out
         self.rule = f"{len(held_out)} held out, {validation_fraction}, {field}"
 
+    @property
+    def by_content(self) -> bool:
+        lone = len(self.files) == 1 and self.files[0].suffix in PLAIN
+        return super().by_content and not lone
+
     def documents(self, split: Split) -> Iterator[str]:
-        if len(self.files) > 1 or self.files[0].suffix not in PLAIN:
+        if self.by_content or self.parts is not None:
             yield from super().documents(split)
             return
         for text in documents(self.files[0], self.field):
@@ -167,6 +197,17 @@ class TextCorpus(FileCorpus):
             half = text[:cut] if split == "train" else text[cut:]
             if half.strip():
                 yield half
+
+
+class WholeText(FileCorpus):
+    """Files to be measured, and not trained on: all of their documents are for validation."""
+
+    rule = "whole"
+
+    def __init__(self, files: Paths):
+        super().__init__("text", None)
+        self.files = _expand("--files", files)
+        self.parts = {"train": [], "validation": self.files}
 
 
 class RedPajamaCorpus(FileCorpus):
@@ -273,10 +314,7 @@ class BigramCorpus(Corpus):
 
 def no_documents(corpus: Corpus, split: Split) -> ValueError:
     """Returns the error for a split without documents."""
-    remedy = "give more text"
-    if split == "validation" and isinstance(corpus, TextCorpus):  # each is held out by chance
-        remedy = "set data.validation_fraction=0.2 or data.validation=FILE, or give more documents"
-    return ValueError(f"the {split} split of {corpus.name} has no documents; {remedy}")
+    return ValueError(f"the {split} split of {corpus.name} has no documents; {corpus.remedy}")
 
 
 def _fraction(text: str) -> float:

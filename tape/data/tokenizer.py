@@ -100,8 +100,8 @@ def _train(corpus: Corpus, vocab_size: int) -> tuple[Tokenizer, bool]:
         raise no_documents(corpus, "train")
     if tokenizer.get_vocab_size() != vocab_size:
         raise ValueError(
-            f"the training text is too small for vocab_size={vocab_size}: it yields "
-            f"{tokenizer.get_vocab_size()} tokens; lower vocab_size, or add text"
+            f"the training text is too small for vocab_size={vocab_size}: give "
+            f"vocab_size={tokenizer.get_vocab_size()}, all tokens that it yields, or add text"
         )
     if not is_cut:
         tokenizer.pre_tokenizer = words

@@ -39,7 +39,7 @@ from tape.runs.folder import folder_for_results
 LENGTHS = [1024, 2048, 4096, 8192]
 LONG, SHORT = 8192, 1024  # of LongPPL
 # Options that --choose and --keys take; without them, all others but --short are taken.
-OF_A_TEXT = {"model", "data", "files", "max_tokens", "batch_tokens", "dtype", "processes"}
+OF_A_TEXT = {"model", "data", "files", "whole", "max_tokens", "batch_tokens", "dtype", "processes"}
 OPTIONS = {"choose": OF_A_TEXT | {"lengths", "short"}, "keys": OF_A_TEXT | {"out"}}
 
 
@@ -121,6 +121,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     about = f"a file of uint16 token ids, or the validation split of its own text (run), {corpora}"
     add("--data", required=True, help=about)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add("--whole", action="store_true", help="all of --files, not only the validation split")
     about = f"tokens of the windows (default: {' '.join(map(str, LENGTHS))}; of --choose: {LONG})"
     add("--lengths", type=integer(2), nargs="+", help=about)
     add("--convention", choices=CONVENTIONS, default="sliding")

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 import tape.data
 from tape.data import Corpus, load_tokenizer, tokenize_corpus
 from tape.data.blocks import token_fingerprint
+from tape.data.corpora import WholeText
 from tape.evaluation import scoring
 from tape.evaluation.journal import Shard, answering, complete_shard, join
 from tape.evaluation.windows import Batch
@@ -70,7 +71,12 @@ class Text:
 
 
 def open_text(
-    data: str, files: list[str] | None, model: Path, cache_dir: Path, most: int | None = None
+    data: str,
+    files: list[str] | None,
+    model: Path,
+    cache_dir: Path,
+    most: int | None = None,
+    whole: bool = False,
 ) -> Text:
     """Opens a file of tokens, or the validation split of a corpus.
 
@@ -79,6 +85,7 @@ def open_text(
         files: files of that corpus.
         model: folder whose tokenizer encodes the corpus.
         most: number of tokens to take, from the beginning; None: all.
+        whole: all documents of the files of "text", not only its validation split.
 
     Raises:
         ValueError: if there is no such text, it is no longer that of the run, or the file cannot
@@ -87,14 +94,16 @@ def open_text(
     """
     if files is not None and data not in ("text", "c4"):
         raise ValueError(f"--files goes with --data text and --data c4, not with --data {data}")
+    if whole and data != "text":
+        raise ValueError(f"--whole goes with --data text, not with --data {data}")
     if data in CORPORA:
-        corpus = corpus_of(data, files, model)
+        corpus = corpus_of(data, files, model, whole)
         tokenizer = load_tokenizer(str(model))
         if data == "run":
             _check_unchanged(model, corpus, tokenizer)
         stream = tokenize_corpus(corpus, "validation", tokenizer, cache_dir)
         path, dtype, length = Path(stream.tokens.filename), stream.tokens.dtype.str, len(stream)
-        name = f"{corpus.name} (validation)"
+        name = corpus.name if whole else f"{corpus.name} (validation)"
     else:
         path = Path(data)
         if not path.is_file():
@@ -114,7 +123,7 @@ def open_text(
     return Text(name, path, dtype, length if most is None else min(most, length))
 
 
-def corpus_of(name: str, files: list[str] | None, model: Path) -> Corpus:
+def corpus_of(name: str, files: list[str] | None, model: Path, whole: bool) -> Corpus:
     """Returns a corpus by name; "run": the one that a model was trained on, with the same split.
 
     Raises:
@@ -125,7 +134,11 @@ def corpus_of(name: str, files: list[str] | None, model: Path) -> Corpus:
     if name == "text":
         if files is None:
             raise ValueError("--data text needs --files (paths, folders or globs)")
-        return tape.data.TextCorpus(files)
+        if whole:
+            return WholeText(files)
+        corpus = tape.data.TextCorpus(files)
+        corpus.remedy = "--whole scores all of --files"
+        return corpus
     if name == "c4":
         if files is not None and len(files) > 1:
             raise ValueError(f"--data c4 takes one folder of shards, not {len(files)} --files")
@@ -167,7 +180,8 @@ def opened(arguments: argparse.Namespace, longest: int) -> tuple[TapeForCausalLM
     model = load_model(arguments.model, scoring.DTYPES[arguments.dtype])
     check_length(model, longest, f"--lengths {longest}")
     cache, most = Path(os.environ.get("TAPE_CACHE", "cache")), arguments.max_tokens
-    text = open_text(arguments.data, arguments.files, arguments.model, cache, most)
+    data, files, whole = arguments.data, arguments.files, arguments.whole
+    text = open_text(data, files, arguments.model, cache, most, whole)
     text.check(model.config.vocab_size)
     return model, text
 

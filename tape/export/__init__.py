@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from tape.export.card import base_of, model_card
+from tape.export.card import base_of, model_card, own_text
 from tape.export.flatten import flat_modules, flat_name
 from tape.export.llama import require_llama, write_llama_config
 from tape.files import new_folder, read_object
@@ -31,6 +31,7 @@ from tape.runs.folder import CONFIGURATION, HASHES, last_complete, verify_checkp
 FORMATS = ("tape", "llama")
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 TEXT = "Naïve sheep,  3 + 4 = 7.\n\tdef f(x): return x  # ☃"
+PROBED = 256  # tokens of a vocabulary without unknown words, in place of TEXT
 LLAMA_TOLERANCE = 1e-5  # of the largest logit, in float32: backends may round differently
 
 
@@ -120,8 +121,9 @@ def verify(
     tokens = torch.randint(model.config.vocab_size, (2, length), generator=generator)
     with torch.no_grad():
         expected = model(tokens).logits
-    found = _load_elsewhere(folder, tokens, dtype)
-    if tokenizer is not None and tokenizer(TEXT).input_ids != found["ids"][0].tolist():
+    text = TEXT if tokenizer is None else own_text(tokenizer, TEXT, PROBED)
+    found = _load_elsewhere(folder, tokens, dtype, text)
+    if tokenizer is not None and tokenizer(text).input_ids != found["ids"][0].tolist():
         raise ValueError("the exported tokenizer produces different tokens from the model's")
     difference = (found["logits"].double() - expected.double()).abs().max().item()
     allowed = 0.0 if exact else LLAMA_TOLERANCE * expected.abs().max().item()
@@ -132,13 +134,15 @@ def verify(
         )
 
 
-def _load_elsewhere(folder: Path, tokens: torch.Tensor, dtype: str) -> dict[str, torch.Tensor]:
+def _load_elsewhere(
+    folder: Path, tokens: torch.Tensor, dtype: str, text: str
+) -> dict[str, torch.Tensor]:
     """Returns what `_loaded` computes in a process that cannot import this package."""
     program = f"{inspect.getsource(_loaded)}\nimport sys\n_loaded(*sys.argv[1:])"
     with tempfile.TemporaryDirectory() as scratch:
         given, answer = Path(scratch, "tokens.safetensors"), Path(scratch, "answer.safetensors")
         save_file({"input_ids": tokens}, given)
-        arguments = [folder, given, answer, dtype, torch.get_num_threads(), TEXT]
+        arguments = [folder, given, answer, dtype, torch.get_num_threads(), text]
         process = subprocess.run(
             [sys.executable, "-P", "-c", program, *map(str, arguments)],
             cwd=scratch,

@@ -28,6 +28,19 @@ def base_of(recorded: dict[str, Any]) -> tuple[str | None, bool]:
     return Path(base).name if base and is_local else base, is_local
 
 
+def own_text(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
+    """Returns a text that the tokenizer splits: `text`, or up to `most` tokens of a vocabulary that
+    has none for unknown words."""
+    try:
+        tokenizer(text)
+    except Exception:  # tokenizers raises no other class
+        ids = [
+            n for n in sorted(tokenizer.get_vocab().values()) if n not in tokenizer.all_special_ids
+        ]
+        return tokenizer.decode(ids[:most])
+    return text
+
+
 def model_card(
     model: TapeForCausalLM,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -60,7 +73,7 @@ def model_card(
             format=format,
             config=model.config,
             parameters=model.num_parameters(),
-            has_tokenizer=tokenizer is not None,
+            example=None if tokenizer is None else own_text(tokenizer, "Once upon a time", 8),
             head=_yaml(head | {"tags": ["positional-encoding", encoding]}),
             local_base=is_local,
             is_tape=issubclass(ENCODINGS[encoding], Tape),

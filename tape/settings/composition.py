@@ -179,7 +179,13 @@ def with_fields(words: list[str], name: str) -> list[str]:
 
 
 def unknown(words: list[str], name: str) -> str | None:
-    """What is wrong with the first override that names no setting or no file of a group, if any."""
+    """What is wrong with the first override that names no setting or no file of a group, or lacks
+    quotes, if any."""
+    for word in words:
+        setting, _, value = word.partition("=")
+        if "=" in value and not parsed([word]) and (quoted := parsed([f'{setting}="{value}"'])):
+            plain, (line,) = word.replace("++", ""), (each.input_line for each in quoted)
+            return f"{plain}: quote a value with =, as in '{line.replace('++', '')}'"
     overrides = parsed(words)
     entries = (entry for entry in _file(name)["defaults"] if isinstance(entry, dict))
     usable = {group for entry in entries for group in entry}

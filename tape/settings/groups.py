@@ -89,7 +89,13 @@ def _lengths(*factors: float, _root_: Any) -> ListConfig | None:
     return ListConfig([int(factor * length) for factor in factors]) if known else None
 
 
+def _new(size: int, _root_: Any) -> int | None:
+    """`${new:32}`: a size of a new model; null with a base model, which keeps its own."""
+    return size if _root_.base_model is None else None
+
+
 OmegaConf.register_new_resolver("lengths", _lengths, replace=True)
+OmegaConf.register_new_resolver("new", _new, replace=True)
 _register_encodings()
 for _group, _variants in OmegaConf.load(VARIANTS).items():
     for _name, _content in _variants.items():

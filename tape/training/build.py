@@ -115,12 +115,13 @@ def adapted_config(base: str, shape: dict[str, Any], position: dict[str, Any]) -
     changes["adaptation"] = None  # the checkpoint's own is completed
     given = changes | {"position": position}
     config = _settled(owner, lambda: TapeConfig.from_pretrained(base, **given))
-    for name in changes.keys() & SIZES:
-        if changes[name] != getattr(before, name):
-            raise ValueError(
-                f"model.{name}={changes[name]}, but {base} has {getattr(before, name)}; "
-                f"use model=keep, and model.{name}=null if the experiment sets it"
-            )
+    differing = [
+        f"model.{name}={value}, but {base} has {getattr(before, name)}"
+        for name, value in changes.items()
+        if name in SIZES and value != getattr(before, name)
+    ]
+    if differing:
+        raise ValueError(f"{'; '.join(differing)}; leave these out, and give model=keep")
     return config
 
 

@@ -139,6 +139,13 @@ class LanguageModelTrainer(Trainer):
                 f"{resume_from_checkpoint} contains objects other than tensors and numbers, which "
                 "are not loaded; remove that checkpoint to resume from the previous one"
             ) from error
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] != "wandb":
+                raise
+            raise ValueError(
+                f"trainer.report_to=wandb: {str(error).rstrip('.')}; WANDB_MODE=offline logs "
+                "without an account"
+            ) from error
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         return decayed(model)
