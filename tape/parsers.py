@@ -190,6 +190,8 @@ def lm_eval(given: Words = None) -> argparse.Namespace:
         for name in vars(arguments).keys() - {"table", "metric"}:
             if getattr(arguments, name) != parser.get_default(name):
                 parser.error(f"--table takes --metric and nothing else, not --{name}")
+        if missing := [path for path in arguments.table if not path.is_file()]:
+            parser.error(f"--table {missing[0]} is not a file: give tables of this command")
     elif not arguments.tasks:
         parser.error("--model needs --tasks")
     else:

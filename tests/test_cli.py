@@ -55,6 +55,7 @@ evaluate missing --task addition
 evaluate . --task passkey --depth many
 evaluate missing --task scrolls
 lm-eval --model missing --tasks mmlu
+lm-eval --table missing.csv
 scrolls-generate --model missing --task quality --output x.json
 scrolls-score --all --predictions missing --metrics_output_dir x
 compare missing
@@ -67,7 +68,7 @@ state --model missing
 gallery --encodings nonsense
 cost --layers none
 speed --methods nonsense
-new-encoding
+new-encoding 5x
 export missing --out x
 """
 
