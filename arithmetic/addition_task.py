@@ -18,11 +18,11 @@ import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
 from arithmetic.problems import Problems
-from tape.command import integer
 from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.questions import Answer, Question, Questions, check_count
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View, Where
 from tape.model.checkpoint import check_length
+from tape.parsers import BATCHING
 from tape.positions.abacus import Abacus
 from tape.runs.folder import TRAINED, read_configuration
 from tape.tasks.generated import GeneratedTask
@@ -133,17 +133,10 @@ class ArithmeticTask(GeneratedTask):
     name = "addition"
     unit = "problems"
     results = GRID
-    batching = ("batch_size", 256)
+    batching = BATCHING["addition"]
 
     def questions(self, samples):
         return [GridQuestions(self.source, 2 * max(self.source.trained), samples)]
-
-    @staticmethod
-    def add_options(parser):
-        about = "digits of the longest operands; by default twice those of the training"
-        parser.add_argument("--max_length", type=integer(1), help=about)
-        about = "problems of each pair of lengths"
-        parser.add_argument("--samples", type=integer(1), default=100, help=about)
 
     @staticmethod
     def asked(given, folder, model):

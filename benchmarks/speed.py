@@ -37,10 +37,12 @@ from torch._inductor.exc import InductorError
 from tqdm import tqdm
 
 import tape
-from benchmarks.workloads import CASES, DEVICE, PEERS, SHAPES, TOKENS, Load
+from benchmarks import parsers
+from benchmarks.parsers import PEERS
+from benchmarks.workloads import CASES, DEVICE, TOKENS, Load
 from tape import provenance
 from tape.attention.backends import KERNELS
-from tape.command import Distinct, Parser, expected_errors, integer, result_folder
+from tape.command import expected_errors
 from tape.evaluation.tables import markdown_table
 from tape.files import read_object, reading, write_text
 from tape.runs.folder import differences
@@ -48,6 +50,13 @@ from tape.runs.folder import differences
 GPU = DEVICE.type == "cuda"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler reports each start and stop
 LEAST = 0.02 if GPU else 0.002  # seconds of a measurement
+DEFAULTS = {  # of the arguments that parsers.speed leaves out
+    "shape": "base" if GPU else "small",
+    "backends": [name for name in KERNELS if GPU or name != "flash_attention_2"],
+    "compiled": ["no", "yes"] if GPU else ["no"],
+    "new": 64 if GPU else 16,
+    "dtype": "bfloat16" if GPU else "float32",
+}
 TOO_LARGE = "does not fit into memory with the other methods: try --alone, or fewer of them"
 COLUMNS = ["comparison", "method", "round", "seconds", "memory", "kernels", "note"]
 Work = Callable[[], Any]
@@ -247,35 +256,10 @@ def run(
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(
-        description=__doc__.split("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    names = dict.fromkeys(name for case in CASES.values() for name in case.methods)
-    both, several = ["no", "yes"], {"nargs": "+", "action": Distinct}
-    backends = [name for name in KERNELS if GPU or name != "flash_attention_2"]
-    dtype, number = "bfloat16" if GPU else "float32", integer(1, 10**7)
-    cases = ["layer", "train_step", "decode"]
-    add = parser.add_argument
-    add("--case", choices=CASES, default=cases, help="what is timed", **several)
-    add("--methods", choices=names, help="by default those of the case", **several)
-    add("--shape", choices=SHAPES, default="base" if GPU else "small", help="of the decoder")
-    add("--backends", choices=KERNELS, default=backends, help="of attention", **several)
-    add("--compiled", choices=both, default=both[: 1 + GPU], help="torch.compile", **several)
-    add("--lengths", type=number, help="tokens; by default those of the shape", **several)
-    add("--batch", type=number, help="sequences; by default those of case and shape")
-    add("--new", type=number, default=64 if GPU else 16, help="tokens that decoders decode")
-    add("--dtype", choices=["float32", "bfloat16", "float16"], default=dtype, help="see Load")
-    add("--checkpointing", action="store_true", help="of activations, in decoders that train")
-    add("--alone", action="store_true", help="each method alone: for models that are large")
-    add("--rounds", type=integer(7, 10**6), default=15, help="of all methods")
-    add("--out", type=result_folder, default="output/speed", help="folder, in which it resumes")
-    arguments = parser.parse_args(given)
-    known = {name for case in arguments.case for name in CASES[case].methods}
-    if unknown := [name for name in arguments.methods or () if name not in known]:
-        parser.error(f"--methods {' '.join(unknown)}: --case {' '.join(arguments.case)} has none")
+    """Parses a command line, with the defaults of the device."""
+    arguments = argparse.Namespace(**(DEFAULTS | vars(parsers.speed(given))))
     if arguments.shape == "llama2_7b" and not GPU:
-        parser.error("--shape llama2_7b needs a GPU, and there is none; use --shape small")
+        raise ValueError("--shape llama2_7b needs a GPU, and there is none; use --shape small")
     return arguments
 
 

@@ -15,20 +15,18 @@ from transformers.cache_utils import CacheLayerMixin, StaticLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama import modeling_llama
 
+from benchmarks.parsers import METHODS, WITHOUT
 from tape import TapeConfig, TapeForCausalLM
-from tape.analysis.cost import SHAPE, configuration
+from tape.analysis.cost import configuration
 from tape.export.llama import llama_config
 from tape.model.adapters import Method, adapt
 from tape.model.cache import GrowingCache, GrowingLayer
 from tape.model.frozen import BFLOAT16, cast_frozen
-from tape.positions import ENCODINGS
+from tape.parsers import SHAPE
 from tape.positions.tape import TapeLayer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MIDDLE = 1  # the measured layer of three: TAPE's state is updated before it and read after it
-WITHOUT = " without its update"  # a layer of TAPE whose state stays as it is
-# Other implementations of an attention layer, with the same weights and outputs (tested).
-PEERS = {"transformers": ("rope",), "x-transformers": ("nope", "rope", "alibi", "t5")}
 BASE = {name: value for name, value in SHAPE.items() if name != "length"}  # the paper's model
 SMALL = BASE | {"layers": 4, "hidden": 256, "heads": 4, "mlp": 1024, "vocabulary": 4096}
 SHAPES = {
@@ -368,13 +366,12 @@ class Case(NamedTuple):
     counted: tuple[int, int] = (1, 1)
 
 
-LAYERS, DECODERS = [*ENCODINGS, f"tape{WITHOUT}"], [*ENCODINGS, "llama"]
 SOME, PASSES, STEP = ["rope", "tape", "llama"], ("forward", "training"), ("training",)
 CASES = {
-    "layer": Case(of_attention, PASSES, LAYERS),
-    "peers": Case(of_attention, PASSES, [*PEERS["x-transformers"]]),
-    "train_step": Case(of_decoder, STEP, DECODERS, SOME),
-    "decode": Case(of_decoder, ("prefill", "decoding"), DECODERS, SOME),
+    "layer": Case(of_attention, PASSES, METHODS["layer"]),
+    "peers": Case(of_attention, PASSES, METHODS["peers"]),
+    "train_step": Case(of_decoder, STEP, METHODS["train_step"], SOME),
+    "decode": Case(of_decoder, ("prefill", "decoding"), METHODS["decode"], SOME),
     # Memory is counted from the first call, which creates the state of AdamW.
-    "adapters": Case(of_adapter, STEP, [*ADAPTERS], counted=(0, 2)),
+    "adapters": Case(of_adapter, STEP, METHODS["adapters"], counted=(0, 2)),
 }

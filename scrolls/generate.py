@@ -10,17 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import re
 import sys
-from pathlib import Path
 
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from scrolls import parsers
 from scrolls.examples import BUDGETS, Examples, Prompts, tokenize_split, trained_for
 from scrolls.score import evaluate_task
-from scrolls.tasks import SPLITS, TASKS, add_data
-from tape.command import Parser, expected_errors, integer, model_folder
+from scrolls.tasks import TASKS
+from tape.command import expected_errors
 from tape.evaluation.journal import (
     Incomplete,
     Shard,
@@ -127,18 +126,9 @@ def generate(given: argparse.Namespace) -> None:
     log.info("answers are in %s", output)
 
 
-def evaluate_run(words: list[str]) -> None:
+def evaluate_run(given: argparse.Namespace) -> None:
     """Generates the answers of a fine-tuned run to the validation set of its task, and scores them,
     in the folder `scrolls` of the run."""
-    parser = Parser(
-        prog="tape evaluate RUN --task scrolls",
-        description="Answer the validation set of the run's SCROLLS task, and score the answers. "
-        "The same command resumes after an interruption.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add_options(parser)
-    fixed = {"split": "validation", "limit": None, "verify_only": False}
-    given = parser.parse_args(words, argparse.Namespace(**fixed))
     given.task = trained_for(given.model, "task")
     given.metrics_output_dir = place_of(folder_for_results(given.model), "--name", "scrolls")
     given.output = given.metrics_output_dir / f"{given.task}.json"
@@ -148,42 +138,11 @@ def evaluate_run(words: list[str]) -> None:
         log.info("%s\nresults are in %s", json.dumps(report, indent=4), given.metrics_output_dir)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--model", type=model_folder, required=True, help="the folder of a fine-tuned model")
-    add("--budget", choices=BUDGETS, help="tokens of prompts and answers; default: as in training")
-    about = "run together, with padding and the room for answers; a GPU takes more"
-    add("--max_batch_tokens", type=integer(1), default=16384, help=about)
-    about = "that work side by side; default: one for each thread of torch, one on a GPU"
-    add("--processes", type=integer(1), help=about)
-    about = "i/n: the i-th of n shares; the last one that ends writes the output"
-    add("--shard", default="1/1", help=about)
-    add_data(parser)
-
-
-def parsed(words: list[str]) -> argparse.Namespace:
-    """Parses a command line; `split=test` is short for `--split=test`."""
-    parser = Parser(
-        prog="tape scrolls-generate",
-        description="Generate a model's answers to a SCROLLS task, one per id. The same command "
-        "resumes after an interruption.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add_options(parser)
-    add = parser.add_argument
-    add("--task", choices=TASKS, required=True, help="of SCROLLS, or sample")
-    about = "the file to write, {id: text}; its journal is a folder beside it"
-    add("--output", type=Path, required=True, help=about)
-    add("--split", choices=SPLITS, default="validation")
-    add("--limit", type=integer(1), help="only so many questions, spread evenly")
-    return parser.parse_args([f"--{w}" if re.match(r"\w+=", w) else w for w in words])
-
-
 @expected_errors(continues=True)
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
-    generate(parsed(sys.argv[1:]))
+    generate(parsers.scrolls_generate())
 
 
 if __name__ == "__main__":

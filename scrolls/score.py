@@ -14,10 +14,11 @@ from typing import Any
 
 import pandas as pd
 
+from scrolls import parsers
 from scrolls.metrics import results
-from scrolls.tasks import BENCHMARK, SPLITS, TASKS, Split, Task, add_data, find, read_rows
+from scrolls.tasks import BENCHMARK, TASKS, Split, Task, find, read_rows
 from tape import provenance
-from tape.command import Parser, expected_errors, result_folder
+from tape.command import expected_errors
 from tape.evaluation.journal import journals
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
@@ -215,33 +216,11 @@ def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
-def parsed() -> argparse.Namespace:
-    parser = Parser(
-        prog="tape scrolls-score",
-        description="Verify and score predictions for SCROLLS. Predictions that are not valid exit "
-        "with 65, and have their errors in the file of their metrics.",
-    )
-    add = parser.add_argument
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--dataset_name", choices=TASKS, help="score the predictions of one task")
-    about = "score all <task>/<TYPE>.json in the folder of predictions, and write a table of them"
-    what.add_argument("--all", action="store_true", help=about)
-    about = "a file {id: text}, or a folder of files <TYPE>.json or runs; with --all of these"
-    add("--predictions", type=Path, required=True, help=about)
-    add("--metrics_output_dir", type=result_folder, required=True, help="a folder for the results")
-    add("--split", choices=SPLITS, help="default: test, as officially; with --all validation")
-    add("--verify_only", action="store_true", help="check form and ids, and score nothing")
-    add_data(parser)
-    given = parser.parse_args()
-    given.split = given.split or ("validation" if given.all else "test")
-    return given
-
-
 def main() -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("scrolls").setLevel(logging.INFO)
     with expected_errors():
-        given = parsed()
+        given = parsers.scrolls_score()
         found = evaluate(given)
     reports = [report for of_tasks in found.values() for report in of_tasks.values()]
     if "" in found and not given.verify_only:

@@ -3,7 +3,6 @@ or on the hub."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -15,8 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 from huggingface_hub import hf_hub_download
 
-from scrolls.sample import write_sample
-from tape.data.readers import reading
 from tape.validation import encodable
 
 Split = Literal["train", "validation", "test"]
@@ -74,15 +71,6 @@ SAMPLE = "sample"  # not part of SCROLLS: see scrolls.sample
 TASKS = BENCHMARK | {SAMPLE: Task(SAMPLE, "question", "f1")}
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say where the rows of a task are."""
-    zips = f"folder of the official zips or their contents (default: {VARIABLE} or {FOLDER})"
-    parser.add_argument("--data_dir", type=Path, help=zips)
-    cache = os.environ.get("TAPE_CACHE", "cache")
-    about = "folder for tokens and the sample (default: %(default)s)"
-    parser.add_argument("--cache_dir", type=Path, default=cache, help=about)
-
-
 def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source:
     """Finds the rows of a split in a folder with the official zips or their contents. Without
     `data_dir`, that is the default folder, then the hub. The rows of `sample` are written to the
@@ -95,6 +83,8 @@ def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source
     if task.name == SAMPLE:
         if data_dir is not None:
             raise ValueError(f"{SAMPLE} is generated, not read from {data_dir}: leave that out")
+        from scrolls.sample import write_sample  # imports torch
+
         source = write_sample(cache) / f"{split}.jsonl"
         if not source.is_file():
             raise FileNotFoundError(f"{SAMPLE} has no {split} split")
@@ -116,6 +106,8 @@ def find(task: Task, split: Split, data_dir: Path | None, cache: Path) -> Source
             f"{task.size:,} MB) there, from https://huggingface.co/datasets/{HUB}. {VARIABLE} may "
             f"name another folder" + (f". The hub cannot be used: {cause}" if cause else "")
         ) from cause
+    from tape.data.readers import reading  # imports torch
+
     with reading(archive / rows):
         member = zipfile.Path(archive, rows)
         found = member.exists()
@@ -130,6 +122,8 @@ def identity(source: Source) -> str:
     if isinstance(source, zipfile.Path):
         about = source.root.getinfo(source.at)
         return f"{about.CRC:08x} {about.file_size}"
+    from tape.data.readers import reading  # imports torch
+
     crc = 0
     with reading(source), source.open("rb") as file:
         while chunk := file.read(2**20):
@@ -153,6 +147,8 @@ def read_rows(source: Source, task: Task, split: Split) -> Iterator[Row]:
     Raises:
         ValueError: for the first invalid row; names file, line and id.
     """
+    from tape.data.readers import reading  # imports torch
+
     pids: set[str] = set()
     with reading(source), source.open("rb") as file:
         for number, line in enumerate(file, start=1):

@@ -7,18 +7,24 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import torch
 from safetensors import SafetensorError
 
 from tape.files import check_folder
 from tape.validation import check_name
 
-EXPECTED = (ValueError, OSError, MemoryError, SafetensorError, torch.OutOfMemoryError)
+EXPECTED = (ValueError, OSError, MemoryError, SafetensorError)
 MOST = 10**12
 OF_A_MODEL = ("run.json", "trained.json", "config.json")
 NO_MEMORY = "can't allocate memory"  # torch's error, on a CPU
+
+
+def is_expected(error: Exception) -> bool:
+    """Returns whether the user can fix an error. Torch, which has one of its own, may not be
+    imported yet."""
+    no_memory = type(error).__name__ == "OutOfMemoryError" or NO_MEMORY in str(error)
+    return isinstance(error, EXPECTED) or (isinstance(error, RuntimeError) and no_memory)
 
 
 @contextmanager
@@ -35,10 +41,8 @@ def expected_errors(continues: bool = False) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise  # the reader of a pipe has ended
-    except EXPECTED as error:
-        sys.exit(f"error: {in_one_line(error)}")
-    except RuntimeError as error:
-        if NO_MEMORY not in str(error):
+    except Exception as error:
+        if not is_expected(error):
             raise
         sys.exit(f"error: {in_one_line(error)}")
     except KeyboardInterrupt:
@@ -64,8 +68,8 @@ def in_one_line(error: Exception) -> str:
 class Parser(argparse.ArgumentParser):
     """ArgumentParser with one-line errors; --help shows the usage."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, command: str, description: str, **given: Any):
+        super().__init__(f"tape {command}", description=description, **given)
         self.register("type", Path, path)
 
     def error(self, message: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import os
@@ -116,6 +117,16 @@ def read_object(path: Path) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError(f"it must be a JSON object, not {type(found).__name__}")
         return found
+
+
+def assigned(source: Path) -> dict[str, ast.expr]:
+    """Returns what a Python file assigns to names, without importing what it imports."""
+    found = {}
+    for node in ast.parse(source.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            found[ast.unparse(target)] = node.value
+    return found
 
 
 def read_or_discard(folder: Path, read: Callable[[Path], Content]) -> Content | None:

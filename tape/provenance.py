@@ -17,12 +17,12 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from tape.files import reading, write_text
+
+if TYPE_CHECKING:
+    from torch import nn
 
 FILE = "origin.json"
 PACKAGES = ("tape", "torch", "transformers")
@@ -124,6 +124,8 @@ def _git(*arguments: str) -> str:
 
 def machine() -> str:
     """Returns processor, core count and the GPUs that torch sees."""
+    import torch  # takes a second
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = [f"{_processor()}, {cores} cores"]
     parts += [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]

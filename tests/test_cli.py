@@ -9,6 +9,7 @@ from commands import ROOT, run_command
 from hydra._internal.config_repository import CachingConfigRepository
 
 import tape.commands.__main__ as cli
+from tape import parsers
 from tape.settings.groups import options
 
 
@@ -25,6 +26,60 @@ sys.exit(bool({"torch", "hydra"} & {*sys.modules}))
     for name, target in cli.TARGETS.items():
         assert re.search(rf"^  {name} +\S.* \({re.escape(target)}\)$", done.stdout, re.MULTILINE)
     assert all(f"\n{task}:\n" in done.stdout for task in cli.COMMANDS)
+
+
+# Ends at the first command that does not end as it should, or that imports torch.
+ENDED_AT_ONCE = """
+import contextlib, io, sys
+import tape.commands.__main__ as cli
+for words in sys.stdin.read().splitlines():
+    sys.argv[1:] = words.split()
+    streams = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        try:
+            cli.main()
+            end = 0
+        except SystemExit as stop:
+            end = stop.code
+    text = f"{end} {streams[0].getvalue()} {streams[1].getvalue()}"
+    ended = not end if "--help" in words else "error: " in text
+    if not ended or {"torch", "transformers"} & {*sys.modules}:
+        sys.exit(f"{words}: {text}")
+"""
+REFUSED = """
+train position=nonsense
+sweep sweep=nonsense
+perplexity --model missing --data local
+perplexity --model . --data local --dtype float64
+evaluate missing --task addition
+evaluate . --task passkey --depth many
+evaluate missing --task scrolls
+lm-eval --model missing --tasks mmlu
+lm-eval --table missing.csv
+scrolls-generate --model missing --task quality --output x.json
+scrolls-score --all --predictions missing --metrics_output_dir x
+compare missing
+suite missing
+rates missing
+report missing
+stability --model missing
+visualize --model missing
+state --model missing
+gallery --encodings nonsense
+cost --layers none
+speed --methods nonsense
+new-encoding 5x
+export missing --out x
+"""
+
+
+def test_help_and_refusals_do_not_wait_for_torch():
+    tasks = [f"evaluate --task {task} --help" for task in (*parsers.TASKS, parsers.SCROLLS)]
+    words = [*tasks, *(f"{name} --help" for name in cli.TARGETS), *REFUSED.strip().splitlines()]
+    assert {*cli.TARGETS} == {line.split()[0] for line in REFUSED.strip().splitlines()}
+    command = [sys.executable, "-c", ENDED_AT_ONCE]
+    done = subprocess.run(command, cwd=ROOT, input="\n".join(words), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

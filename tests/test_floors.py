@@ -11,6 +11,7 @@ tape.positions
 tape.attention
 tape.model
 tape.data tape.runs
+tape.parsers
 tape.evaluation
 tape.training
 tape.export tape.results

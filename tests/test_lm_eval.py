@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
+from tape import parsers
 from tape.evaluation import lm_eval as entry
 from tape.evaluation.harness import Harness
 from tape.evaluation.tables import read_table
@@ -88,7 +89,7 @@ def make_folder(folder, position="tape"):
 
 def ask(folder, tasks, names, *given):
     where = ["--model", str(folder), "--include_path", str(tasks), "--tasks", names]
-    return entry.run(entry.parse([*where, "--batch_size", "4", *given]))
+    return entry.run(parsers.lm_eval([*where, "--batch_size", "4", *given]))
 
 
 @torch.no_grad()
@@ -364,5 +365,5 @@ def test_six_tasks_of_ruler_need_no_network(tmp_path, monkeypatch):
     tokenizer.save_pretrained(folder)
     monkeypatch.setattr("datasets.load_dataset", None)
     given = ["--model", str(folder), "--lengths", "1024", "--max_length", "1400", "--limit", "1"]
-    rows = entry.run(entry.parse([*given, "--tasks", names]))
+    rows = entry.run(parsers.lm_eval([*given, "--tasks", names]))
     assert {row["task"] for row in rows} == {*names.split(",")} and len(rows) >= 6

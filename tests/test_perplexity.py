@@ -14,9 +14,9 @@ import torch
 from conftest import VOCABULARY, make_model, random_tokens
 from script_folder import commands_of, lay_out, start
 
-from tape import TapeForCausalLM
-from tape.evaluation import lm_eval, scoring
+from tape import TapeForCausalLM, parsers
 from tape.evaluation import perplexity as entry
+from tape.evaluation import scoring
 from tape.evaluation.curves import figure_of, read_curves
 from tape.evaluation.journal import Incomplete
 from tape.evaluation.scoring import losses, perplexity
@@ -74,7 +74,7 @@ def options(folder, data, *given):
 
 
 def evaluate(folder, data, *given):
-    return entry.run(entry.parse(options(folder, data, *given)))
+    return entry.run(parsers.perplexity(options(folder, data, *given)))
 
 
 def table(path):
@@ -170,11 +170,11 @@ def test_a_base_model_keeps_its_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     base, out = make_folder(tmp_path / "bases" / "llama", "rope"), Path("output", "llama")
     given = ["--model", str(base)]
-    assert entry.parse([*given, "--data", "local"]).out == out / "perplexity.csv"
-    assert lm_eval.parse([*given, "--tasks", "mmlu"]).out == out / "zero_shot.csv"
+    assert parsers.perplexity([*given, "--data", "local"]).out == out / "perplexity.csv"
+    assert parsers.lm_eval([*given, "--tasks", "mmlu"]).out == out / "zero_shot.csv"
     make_folder(out)
     with pytest.raises(ValueError, match=r"output/llama, the folder of another model; rename one"):
-        entry.parse([*given, "--data", "local"])
+        parsers.perplexity([*given, "--data", "local"])
     run = make_run(tmp_path / "run")
     for folder in (run, make_folder(run / "checkpoint-4"), out):
         assert runs.folder_for_results(folder) == folder
@@ -331,7 +331,7 @@ def test_commands(folder, text_file, capsys):
 )
 def test_options_that_do_not_go_together(given, message, trained, capsys):
     with pytest.raises(SystemExit):
-        entry.parse(given.format(folder=trained).split())
+        parsers.perplexity(given.format(folder=trained).split())
     assert message in capsys.readouterr().err
 
 
@@ -363,7 +363,7 @@ def test_the_papers_command_line(lines, expected, tmp_path, monkeypatch):
         return
     ((option, module, *arguments),) = commands_of(*given, **variables)
     assert (option, module) == ("-m", "tape.evaluation.perplexity")
-    found = vars(entry.parse(arguments))
+    found = vars(parsers.perplexity(arguments))
     paper = {"model": Path("output/llama_adape"), "data": "../data/proof_pile.bin"}
     paper |= {"lengths": [1024, 2048, 4096, 8192], "convention": "paper"}
     assert found | paper | expected == found

@@ -15,6 +15,7 @@ from scrolls_data import write_task
 from test_scrolls import byte_tokenizer, examples_of
 
 import scrolls.generate as entry
+from scrolls import parsers
 from scrolls.examples import BUDGETS, Budget
 from scrolls.generate import answers, plan
 from tape import TapeForCausalLM
@@ -93,7 +94,9 @@ def generate(base, data, folder, *settings):
     small = {"model": base, "output": folder / "adape.json", "data_dir": data, "task": "qasper"}
     small |= {"budget": "demo", "max_batch_tokens": 1000, "cache_dir": data / "cache"}
     small |= dict(setting.split("=") for setting in settings)
-    entry.generate(entry.parsed([f"{name}={value}" for name, value in small.items() if value]))
+    entry.generate(
+        parsers.scrolls_generate([f"{name}={value}" for name, value in small.items() if value])
+    )
     return (folder / "adape.json").read_bytes()
 
 
@@ -192,7 +195,7 @@ def test_fine_tuning_and_generating(base, data, tmp_path):
 
     # The same answers, and their scores, by the name of the run alone.
     with pytest.raises(ValueError, match=r"scrolls\.json names no task .*experiment=scrolls"):
-        entry.evaluate_run(["--model", str(base)])
+        entry.evaluate_run(parsers.evaluate(["--model", str(base)]))
     words = ["--max_batch_tokens=1000", f"--data_dir={data}", f"--cache_dir={data / 'cache'}"]
     evaluate.main([str(run), "--task", "scrolls", *words, "--shard=1/2"])
     assert not (run / "scrolls" / "qasper.json").exists()

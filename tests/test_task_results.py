@@ -14,6 +14,7 @@ from test_tasks import CASES, evaluate, make_run, refused
 import tape.tasks.evaluate as entry
 from arithmetic import Problems, character_tokenizer
 from arithmetic.addition_task import GridQuestions
+from tape import parsers
 from tape.evaluation.figures import heat_map
 from tape.evaluation.questions import Question, Questions
 from tape.model.checkpoint import load
@@ -159,20 +160,20 @@ def test_several_values_count_alone_and_together(name, folder, monkeypatch):
 
 def test_the_papers_command_line(tmp_path, no_folder):
     line = "--context_size 8192 --base_model output/llama_adape --max_tokens 8192 --interval 1000"
-    given = entry.parsed(["--task", "passkey", *line.split()])
+    given = parsers.evaluate(["--task", "passkey", *line.split()])
     questions, name = PasskeyTask.asked(given, given.run, load(make_run(tmp_path, "original"))[0])
     assert [*questions.lengths] == [*range(1000, 8001, 1000)]
     assert (questions.num_tests, questions.plain, questions.original) == (20, False, False)
     batches = replace(questions, num_tests=1, depths=1).plan(byte_level(), 16384)
     assert max(batch.length for batch in batches) <= given.context_size and name == "passkey"
     for words in ("max_length=10 shard=1/4", "--max_length 10 --shard=1/4"):  # script/eval_add.sh
-        given = entry.parsed(["output/add_tape", "--task", "addition", *words.split()])
+        given = parsers.evaluate(["output/add_tape", "--task", "addition", *words.split()])
         assert (str(given.run), given.max_length, given.shard) == ("output/add_tape", 10, "1/4")
 
 
 def test_needles_of_the_training_are_those_that_are_asked(tmp_path, no_folder):
     Passkeys(max_length=90, keys=2).save(tmp_path)
-    given = entry.parsed([str(tmp_path), "--task", "passkey"])
+    given = parsers.evaluate([str(tmp_path), "--task", "passkey"])
     questions, name = PasskeyTask.asked(given, tmp_path, None)
     assert (questions.keys, questions.values, questions.plain, name) == (2, 1, True, "passkey")
     assert (questions.max_tokens, questions.interval, questions.trained) == (720, 90, 90)

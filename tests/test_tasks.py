@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import tape.tasks.evaluate as entry
 from arithmetic import Problems, character_tokenizer
 from arithmetic.addition_task import GridQuestions
-from tape import TapeForCausalLM
+from tape import TapeForCausalLM, parsers
 from tape.evaluation import journal as workers
 from tape.evaluation.journal import FILE, Shard
 from tape.evaluation.questions import Questions, greedy
@@ -104,7 +104,7 @@ def command(folder, name, *flags):
 
 
 def evaluate(folder, name, *flags):
-    return entry.evaluate(entry.parsed(command(folder, name, *flags)))
+    return entry.evaluate(parsers.evaluate(command(folder, name, *flags)))
 
 
 def contents(results):

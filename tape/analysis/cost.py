@@ -22,27 +22,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 from transformers import DynamicCache
 
-from tape import provenance
-from tape.command import Parser, expected_errors, integer, result_folder
+from tape import parsers, provenance
+from tape.command import expected_errors
 from tape.evaluation.tables import markdown_table
 from tape.files import write_text
 from tape.model import flops
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM
+from tape.parsers import SHAPE, Shape
 from tape.positions import ENCODINGS, Positions, ScoreBias
 
-Shape = dict[str, int | None]
-# The paper's model trained from scratch, and the sequence length of its Table 3.
-SHAPE: Shape = {
-    "layers": 12,
-    "hidden": 768,
-    "heads": 12,
-    "kv_heads": None,  # as many as heads
-    "mlp": 3072,
-    "vocabulary": 32000,
-    "length": 1024,
-}
-HELP = {"kv_heads": "default: as many as heads", "length": "tokens of the sequence (default: 1024)"}
 # Table 3 of arXiv 2501.00712 by encoding: G MACs, G FLOPs, parameters in units of 2^20.
 PAPER = Path(__file__).with_name("table3.csv")
 COUNTS = {"macs": ("MACs, G", 1e9), "flops": ("FLOPs, G", 1e9)}
@@ -209,13 +198,7 @@ def tables(costs: pd.DataFrame, beside_paper: bool) -> list[str]:
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    about = "Cost of every encoding: arithmetic, parameters and memory."
-    parser = Parser(prog="tape cost", description=about)
-    for name, default in SHAPE.items():
-        about, number = HELP.get(name, f"default: {default}"), integer(1, 10**7)
-        parser.add_argument(f"--{name}", type=number, default=default, help=about)
-    parser.add_argument("--out", type=result_folder, default="output/cost", help="a folder")
-    arguments = parser.parse_args(given)
+    arguments = parsers.cost(given)
     shape, out = {name: getattr(arguments, name) for name in SHAPE}, arguments.out
     positions = [*encodings(shape)]
     for position in positions:  # refused before anything is counted

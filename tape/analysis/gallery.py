@@ -21,13 +21,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tape import provenance
+from tape import parsers, provenance
 from tape.analysis.cost import configuration
-from tape.command import Parser, expected_errors, integer, result_folder
+from tape.command import expected_errors
 from tape.evaluation.figures import write_figure
 from tape.files import write_text
 from tape.model.modeling import TapeForCausalLM
-from tape.positions import ENCODINGS, canonical
+from tape.positions import canonical
 
 HEADS, CHANNELS = 4, 32  # of a head
 SHAPE = {"layers": 1, "hidden": HEADS * CHANNELS, "heads": HEADS, "kv_heads": None}
@@ -121,16 +121,7 @@ def run(names: Sequence[str], length: int, out: Path) -> None:
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    about = "Pictures of what every encoding adds to attention scores before training."
-    parser = Parser(prog="tape gallery", description=about)
-    # Each layer of a mixture has the encoding of an entry.
-    every = [name for name in ENCODINGS if name != "mixed"]
-    add = parser.add_argument
-    add("--encodings", nargs="+", default=every, metavar="NAME", help="names; default: all")
-    about = "tokens, twice the trained length (default: 128)"
-    add("--length", type=integer(4, 4096), default=128, help=about)
-    add("--out", type=result_folder, default="output/gallery", help="a folder")
-    arguments = parser.parse_args(given)
+    arguments = parsers.gallery(given)
     names = list(dict.fromkeys(canonical(name)[0] for name in arguments.encodings))
     run(names, arguments.length, arguments.out)
     print(f"{len(names)} encodings in {arguments.out}: curves.png, maps.png and scores.csv")

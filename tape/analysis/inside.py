@@ -17,16 +17,8 @@ import transformers
 from torch import Tensor
 
 from tape import provenance
-from tape.command import (
-    EXPECTED,
-    Parser,
-    expected_errors,
-    in_one_line,
-    integer,
-    model_folder,
-    result_folder,
-)
-from tape.evaluation.texts import CORPORA, open_text
+from tape.command import expected_errors, in_one_line, is_expected
+from tape.evaluation.texts import open_text
 from tape.files import write_text
 from tape.model.checkpoint import check_length, fingerprint, read_config
 from tape.model.modeling import TapeForCausalLM
@@ -34,21 +26,6 @@ from tape.results.rows import grouped
 from tape.results.runs import Run, settings_of
 from tape.runs.folder import TRAINED
 from tape.training.build import check_memory
-
-
-def parser_of(name: str, description: str, windows: int) -> Parser:
-    """Returns the parser of a command on models and a text; `windows` is the default of
-    --windows."""
-    parser = Parser(prog=f"tape {name}", description=description)
-    add = parser.add_argument
-    add("--model", type=model_folder, nargs="+", required=True, help="folders of models")
-    text = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
-    add("--data", default="local", help=text)
-    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    add("--whole", action="store_true", help="all of --files, not only the validation split")
-    add("--out", type=result_folder, default=f"output/{name}", help="a folder")
-    add("--windows", type=integer(1, 10**6), default=windows, help="number of windows per length")
-    return parser
 
 
 def models(folders: list[Path]) -> dict[Path, dict[str, str]]:
@@ -123,7 +100,9 @@ def carry_out(
     for folder, about in models(arguments.model).items():
         try:
             rows += measure(arguments, folder, about)
-        except EXPECTED as error:
+        except Exception as error:
+            if not is_expected(error):
+                raise
             raise ValueError(f"--model {folder}: {in_one_line(error)}") from error
     frame = pd.DataFrame(rows)
     text = markdown(frame)

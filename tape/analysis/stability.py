@@ -22,16 +22,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from tape import parsers
 from tape.analysis.inside import (
     Inside,
     carry_out,
     check_size,
     dot_products,
     look_inside,
-    parser_of,
     windows,
 )
-from tape.command import Distinct, integer
 from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model.checkpoint import load
@@ -146,14 +145,7 @@ def _over_seeds(values: list[float]) -> str:
 
 
 def main(given: list[str] | None = None) -> None:
-    about = "Changes in attention and positions when a text is shifted (Table 8)."
-    parser = parser_of("stability", about, windows=16)
-    add = parser.add_argument
-    add("--length", type=integer(2), default=128, help="tokens per window")
-    shifts, dtypes = [3, 10, 100, 1000], ["float32", "bfloat16"]
-    add("--shifts", type=integer(1, 10**6), nargs="+", action=Distinct, default=shifts)
-    add("--dtypes", choices=DTYPES, nargs="+", action=Distinct, default=dtypes)
-    carry_out("stability", parser.parse_args(given), rows_of, markdown)
+    carry_out("stability", parsers.stability(given), rows_of, markdown)
 
 
 if __name__ == "__main__":

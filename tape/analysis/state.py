@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from tape import parsers
 from tape.analysis.inside import (
     Inside,
     as_files,
@@ -34,10 +35,8 @@ from tape.analysis.inside import (
     check_memory,
     check_size,
     look_inside,
-    parser_of,
     windows,
 )
-from tape.command import Distinct, integer
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model import checkpoint
@@ -288,14 +287,7 @@ def draw(frame: pd.DataFrame, out: Path) -> None:
 
 
 def main(given: list[str] | None = None) -> None:
-    about = "How TAPE's learned state differs from RoPE's, and what it is for."
-    parser = parser_of("state", about, windows=64)
-    about = "window lengths; default: 1, 2 and 4 times the trained length"
-    parser.add_argument("--lengths", type=integer(4), nargs="+", action=Distinct, help=about)
-    arguments = parser.parse_args(given)
-    if arguments.windows < 2:
-        parser.error("--windows 1: give 2 or more, for the state of another text")
-    carry_out("state", arguments, rows, markdown, draw)
+    carry_out("state", parsers.state(given), rows, markdown, draw)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from tape import parsers
 from tape.analysis.inside import (
     Inside,
     as_files,
@@ -30,10 +31,8 @@ from tape.analysis.inside import (
     check_size,
     dot_products,
     look_inside,
-    parser_of,
     windows,
 )
-from tape.command import integer
 from tape.evaluation.figures import write_figure
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model.checkpoint import load
@@ -152,12 +151,7 @@ def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> None:
 
 
 def main(given: list[str] | None = None) -> None:
-    about = "Figures of a model's attention and positions (Fig. 7)."
-    parser = parser_of("visualize", about, windows=8)
-    add = parser.add_argument
-    add("--length", type=integer(8), default=256, help="tokens per window")
-    add("--heads", type=integer(1), default=4, help="heads to show per layer")
-    asked = parser.parse_args(given)
+    asked = parsers.visualize(given)
     seen: dict[str, list[Inside]] = {}  # by row
 
     def measure(_: argparse.Namespace, folder: Path, about: dict[str, str]) -> list[dict]:

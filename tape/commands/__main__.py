@@ -7,6 +7,7 @@ import difflib
 import os
 import runpy
 import sys
+from importlib import import_module
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -84,6 +85,12 @@ def run(name: str, arguments: list[str]) -> None:
         sys.exit(f"error: {name} times a checkout of the repository; run it there")
     sys.argv = [name, *arguments]
     sys.path[:0] = [str(Path.cwd()), str(root)]
+    from tape.command import expected_errors
+
+    parsers = import_module(f"{TARGETS[name].partition('.')[0]}.parsers")
+    if parse := getattr(parsers, name.replace("-", "_"), None):
+        with expected_errors():  # refused, or helped, before torch is imported
+            parse(arguments)
     runpy.run_module(TARGETS[name], run_name="__main__", alter_sys=True)
 
 

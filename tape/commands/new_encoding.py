@@ -6,10 +6,9 @@ import keyword
 import re
 from pathlib import Path
 
-from tape import positions
-from tape.command import Parser, expected_errors
+from tape import parsers
+from tape.command import expected_errors
 from tape.files import write_text
-from tape.positions import ALIASES, ENCODINGS, base
 
 ROOT = Path(__file__).parents[2]
 REGISTRY, LOOPS = "tape/positions/__init__.py", "tests/references.py"
@@ -81,6 +80,9 @@ def check(name: str) -> None:
             f"name '{name}' must be 1 to 30 lower-case letters, digits and _, with a letter first, "
             "and no word of Python; choose another name"
         )
+    from tape import positions  # imports torch
+    from tape.positions import ALIASES, ENCODINGS, base
+
     files = (f"tape/positions/{name}.py", f"config/position/{name}.yaml")
     taken = [file for file in files if (ROOT / file).exists()]
     taken += [f"the encoding {name}"] * (name in ENCODINGS or name in ALIASES)
@@ -122,12 +124,7 @@ def create(name: str) -> list[str]:
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    parser = Parser(
-        prog="tape new-encoding",
-        description="Makes the files of a new encoding, which CONTRIBUTING.md explains.",
-    )
-    parser.add_argument("name", help="lower-case letters, digits and _: that of position=NAME")
-    name = parser.parse_args(given).name
+    name = parsers.new_encoding(given).name
     module, settings, registry, loops = create(name)
     print(f"{module}: its formula\n{settings}: its arguments\n{registry}: its name, registered")
     print(f"{loops}: its definition, to be written as a loop")

@@ -15,6 +15,7 @@ import hydra
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 
+from tape.files import write_text
 from tape.settings.composition import call, is_expected, refuse, settings_of
 from tape.settings.groups import CONFIG
 from tape.settings.schema import RunSettings, check_base
@@ -96,13 +97,10 @@ def leave(status: int) -> NoReturn:
     One of several processes ends without Python's last clean-up: threads of gloo that are still
     there when it begins abort the process now and then, and the run would count as failed.
     """
-    from torch import distributed
-
-    from tape.files import write_text
-
     if status and (told := os.environ.get("TAPE_STATUS")):
         write_text(Path(told), str(status))
-    if distributed.is_initialized():
+    distributed = sys.modules.get("torch.distributed")  # not imported for help
+    if distributed is not None and distributed.is_initialized():
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -20,12 +20,13 @@ from typing import Any
 import pandas as pd
 import transformers
 
-from tape.command import Distinct, Parser, expected_errors, integer, model_folder
+from tape import parsers
+from tape.command import expected_errors
 from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import Row, add_rows, check_addable, markdown_table, read_table
 from tape.files import read_object
 from tape.model.checkpoint import check_length, identified, load
-from tape.runs.folder import folder_for_results, locked
+from tape.runs.folder import locked
 from tape.validation import suggestion
 
 # What a row is about, then the result.
@@ -37,7 +38,6 @@ SHARES = r"\d+|em|exact_match|(.+_)?acc(uracy)?(_.+)?"  # metrics of lm-eval, RU
 PAPER = Path(__file__).with_name("zero_shot_paper.csv")
 NOTE = "Accuracies in percent, with the standard error of lm-eval. The paper names no metric."
 TOKENIZER = "tokenizer_config.json"
-LONGEST = 10**7  # tokens
 ANSWERS = 2  # changes where the same question has another answer than before
 
 
@@ -213,49 +213,9 @@ def _cell(row: Row) -> str:
     return f"{shown} ± {scale * error:.{digits}f}" if row["stderr"] else shown
 
 
-def names(text: str) -> list[str]:
-    """Parses names between commas for argparse."""
-    if not all(found := text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} names no task before, between or behind commas")
-    return found
-
-
-def parse(given: list[str] | None = None) -> argparse.Namespace:
-    about = "Tasks of the Language Model Evaluation Harness (lm-eval)."
-    parser = Parser(prog="tape lm-eval", description=about)
-    add, several = parser.add_argument, {"nargs": "+", "action": Distinct}
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
-    what.add_argument("--table", type=Path, **several, help="compare these tables")
-    add("--tasks", type=names, action=Distinct, help="names of tasks or groups, a,b,c")
-    add("--include_path", type=Path, help="a folder with more tasks, yaml files")
-    add("--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)")
-    add("--batch_size", type=integer(1), default=8)
-    length = "tokens of a prompt and its answer (default: the model's)"
-    add("--max_length", type=integer(2, LONGEST), help=length)
-    add("--truncate", action="store_true", help="leave out the beginning of longer prompts")
-    lengths = "of the prompts of RULER or BABILong, in tokens"
-    add("--lengths", type=integer(1, LONGEST), **several, help=lengths)
-    add("--limit", type=integer(1), help="ask this many of each task, for a try")
-    add("--dtype", choices=DTYPES, default="float32")
-    add("--metric", help="that the printed table shows (default: acc, or all of a task without it)")
-    out = "a table to add to (default: zero_shot.csv in the run's folder, or in output/)"
-    add("--out", type=Path, help=out)
-    arguments = parser.parse_args(given)
-    if arguments.table:
-        for name in vars(arguments).keys() - {"table", "metric"}:
-            if getattr(arguments, name) != parser.get_default(name):
-                parser.error(f"--table takes --metric and nothing else, not --{name}")
-    elif not arguments.tasks:
-        parser.error("--model needs --tasks")
-    else:
-        arguments.out = arguments.out or folder_for_results(arguments.model) / "zero_shot.csv"
-    return arguments
-
-
 @expected_errors(continues=True)
 def main() -> None:
-    arguments = parse()
+    arguments = parsers.lm_eval()
     transformers.logging.disable_progress_bar()
     if arguments.table:
         rows = [row for path in arguments.table for row in read_table(path, COLUMNS)]

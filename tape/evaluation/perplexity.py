@@ -12,35 +12,25 @@ tape perplexity --model output/llama_adape --data x.bin --keys keys.json
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import transformers
 
-from tape.command import Parser, expected_errors, integer, model_folder
+from tape import parsers
+from tape.command import expected_errors
 from tape.evaluation import long_perplexity
 from tape.evaluation.curves import COLUMNS, Binned, binned, draw, read_curves, write
 from tape.evaluation.journal import Incomplete
-from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import check_addable, markdown_table
-from tape.evaluation.texts import CORPORA, opened, walk
+from tape.evaluation.texts import opened, walk
 from tape.evaluation.windows import (
-    BATCH_TOKENS,
-    CONVENTIONS,
     Batch,
     batches_of,
     strides_of,
     windows_of,
 )
 from tape.files import reading
-from tape.runs.folder import folder_for_results
-
-LENGTHS = [1024, 2048, 4096, 8192]
-LONG, SHORT = 8192, 1024  # of LongPPL
-# Options that --choose and --keys take; without them, all others but --short are taken.
-OF_A_TEXT = {"model", "data", "files", "whole", "max_tokens", "batch_tokens", "dtype", "processes"}
-OPTIONS = {"choose": OF_A_TEXT | {"lengths", "short"}, "keys": OF_A_TEXT | {"out"}}
 
 
 def record(batch: Batch, losses: np.ndarray) -> dict[str, Any]:
@@ -111,53 +101,9 @@ def run(arguments: argparse.Namespace) -> str:
     return f"{markdown_table(lines)}\n\n{note}"
 
 
-def parse(given: list[str] | None = None) -> argparse.Namespace:
-    """Parses a command line; refuses options that do not go together."""
-    about = "Perplexity of a model on a text, with windows of several lengths."
-    parser = Parser(prog="tape perplexity", description=about)
-    add = parser.add_argument
-    add("--model", type=model_folder, required=True, help="a folder: a model of ours, or a Llama")
-    corpora = ", ".join(name for name in CORPORA if name != "run")
-    about = f"a file of uint16 token ids, or the validation split of its own text (run), {corpora}"
-    add("--data", required=True, help=about)
-    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
-    add("--whole", action="store_true", help="all of --files, not only the validation split")
-    about = f"tokens of the windows (default: {' '.join(map(str, LENGTHS))}; of --choose: {LONG})"
-    add("--lengths", type=integer(2), nargs="+", help=about)
-    add("--convention", choices=CONVENTIONS, default="sliding")
-    add("--stride", type=integer(1), help="tokens between windows (default: docs/perplexity.md)")
-    add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
-    add("--max_tokens", type=integer(1), help="of the text, from its beginning")
-    add("--dtype", choices=DTYPES, default="float32")
-    add("--out", type=Path, help="table to add to (default: in the run's folder, or in output/)")
-    add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
-    add("--processes", type=integer(1), default=1, help="worker processes on this machine")
-    long = parser.add_mutually_exclusive_group()
-    long.add_argument("--choose", type=Path, help="LongPPL: write this evaluator's key tokens here")
-    long.add_argument("--keys", type=Path, help="LongPPL: score the model on these key tokens")
-    add("--short", type=integer(2), help=f"tokens of --choose's short windows (default: {SHORT})")
-    arguments = parser.parse_args(given)
-    mode = next((name for name in OPTIONS if getattr(arguments, name)), "model")
-    changed = {k for k, value in vars(arguments).items() if value != parser.get_default(k)}
-    allowed = OPTIONS.get(mode, vars(arguments).keys() - {"short"}) | {mode}
-    if others := sorted(changed - allowed):
-        parser.error(f"--{mode} takes no --{others[0]}")
-    if mode == "choose":
-        arguments.lengths, arguments.short = arguments.lengths or [LONG], arguments.short or SHORT
-        if len(arguments.lengths) > 1:
-            parser.error("--choose takes one of --lengths")
-        if arguments.choose.suffix != ".json":
-            parser.error(f"--choose {arguments.choose} must end in .json")
-        return arguments
-    name = "long_perplexity.csv" if mode == "keys" else "perplexity.csv"
-    arguments.out = arguments.out or folder_for_results(arguments.model) / name
-    arguments.lengths = sorted({*(arguments.lengths or LENGTHS)})
-    return arguments
-
-
 @expected_errors(continues=True)
 def main(given: list[str] | None = None) -> None:
-    arguments = parse(given)
+    arguments = parsers.perplexity(given)
     transformers.logging.disable_progress_bar()
     if arguments.choose or arguments.keys:
         long = long_perplexity.choose if arguments.choose else long_perplexity.evaluate

@@ -26,11 +26,11 @@ from tape.evaluation.windows import Batch
 from tape.files import read_object, reading
 from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
+from tape.parsers import CORPORA
 from tape.runs.folder import TRAINED
 from tape.validation import suggestion
 
 CHUNK_TOKENS = 2**24  # tokens to hash at a time
-CORPORA = ("run", "local", "text", "c4", "bigrams")
 # Of files that hold text: read as token ids, they would seem to be some.
 OF_TEXT = {".txt", ".md", ".rst", ".py", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst"}
 FILES = ("files", "validation", "dir")  # settings of corpora that name theirs

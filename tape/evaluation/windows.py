@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tape.parsers import BATCH_TOKENS
 from tape.validation import look_up
 
 STRIDE = 256  # the paper's and LongLoRA's
-BATCH_TOKENS = 2048  # to run at once
 
 
 class Window(NamedTuple):
@@ -58,7 +58,10 @@ def disjoint(tokens: int, length: int, stride: int) -> list[Window]:
 
 
 CONVENTIONS: dict[str, Callable[[int, int, int], list[Window]]] = {
-    each.__name__: each for each in (sliding, paper, longlora, disjoint)
+    "sliding": sliding,
+    "paper": paper,
+    "longlora": longlora,
+    "disjoint": disjoint,
 }
 
 

@@ -26,9 +26,9 @@ from tape.files import new_folder, read_object
 from tape.model.checkpoint import load_model, read_tokenizer
 from tape.model.configuration import TapeConfig
 from tape.model.modeling import TapeForCausalLM, TapeModel
+from tape.parsers import FORMATS
 from tape.runs.folder import CONFIGURATION, HASHES, last_complete, verify_checkpoint
 
-FORMATS = ("tape", "llama")
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 TEXT = "Naïve sheep,  3 + 4 = 7.\n\tdef f(x): return x  # ☃"
 PROBED = 256  # tokens of a vocabulary without unknown words, in place of TEXT

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tape import provenance
-from tape.command import Parser, expected_errors, folder_name, result_folder
+from tape import parsers, provenance
+from tape.command import expected_errors
 from tape.files import write_text
 from tape.results.figures import write_figures
 from tape.results.rows import Comparison, read
@@ -54,22 +54,7 @@ def compare(
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    parser = Parser(prog="tape compare", description="Compare finished runs over seeds.")
-    add = parser.add_argument
-    add(
-        "folders",
-        metavar="runs",
-        type=Path,
-        nargs="+",
-        help="folders of runs, evaluations, or saved results",
-    )
-    add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
-    add("--baseline", help="the row, or one of its runs, that the others are compared with")
-    add("--across", nargs="+", default=[], help="settings that may differ, such as 'model.*'")
-    add("--within", nargs="+", default=[], help="settings that may differ in a row: 'base_*'")
-    add("--only", nargs="+", default=["*"], help="names of runs to take, such as 'add_rope_*'")
-    add("--out", type=result_folder, default="output/comparison", help="for the results")
-    arguments = parser.parse_args(given)
+    arguments = parsers.compare(given)
     text, found = compare(**vars(arguments))
     print(text)
     print(f"\nalso in {arguments.out}, with LaTeX, figures and the rows of each run")

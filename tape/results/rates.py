@@ -18,8 +18,8 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from tape import statistics
-from tape.command import Parser, expected_errors, result_folder
+from tape import parsers, statistics
+from tape.command import expected_errors
 from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.files import reading, write_text
@@ -160,13 +160,7 @@ def write_choice(found: Choices, target: Path) -> None:
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    description = "Choose the learning rate of each encoding by validation loss."
-    parser = Parser(prog="tape rates", description=description)
-    add = parser.add_argument
-    add("runs", type=Path, nargs="+", help="folders of runs, or of results of this command")
-    add("--out", type=result_folder, default="output/rates", help="for the results")
-    add("--into", type=Path, help="a file of config/rates to write the choice to as well")
-    arguments = parser.parse_args(given)
+    arguments = parsers.rates(given)
     runs, missing = read_all(arguments.runs, "", read_finished)
     found, out = choices(runs), arguments.out
     text = table(found) + missing_note(missing)

@@ -25,8 +25,8 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 from tqdm import tqdm
 
-from tape import provenance
-from tape.command import Parser, expected_errors, in_one_line
+from tape import parsers, provenance
+from tape.command import expected_errors, in_one_line
 from tape.evaluation.journal import Incomplete, join
 from tape.evaluation.tables import markdown_table
 from tape.files import check_folder, check_replaceable, read_object, write_text
@@ -76,9 +76,6 @@ def run(folders: Sequence[Path], out: Path) -> str:
     """
     check_folder(out)
     check_replaceable("--out", out / INDEX, MARK)
-    for folder in folders:
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder: give folders with results, as output/")
     faults: list[Fault] = []
     rows: list[dict[str, Any]] = []
     sections = []
@@ -266,11 +263,7 @@ def records(rows: Iterable[dict[str, Any]]) -> str:
 
 @expected_errors()
 def main(given: list[str] | None = None) -> None:
-    parser = Parser(prog="tape report", description="All results on one page of html.")
-    add = parser.add_argument
-    add("folders", type=Path, nargs="+", help="with results: output, scrolls")
-    add("--out", type=Path, default=Path("report"), help="a folder (default: report)")
-    arguments = parser.parse_args(given)
+    arguments = parsers.report(given)
     print(run(arguments.folders, arguments.out))
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import ListConfig, OmegaConf
 
+from tape.files import assigned
+
 PACKAGE = Path(__file__).parent.parent
 # In a checkout beside the package; setuptools installs it inside.
 CONFIG = next(f for f in (PACKAGE / "config", PACKAGE.parent / "config") if f.is_dir())
@@ -55,11 +57,7 @@ def _register(group: str, name: str, content: Any, package: str | None = "_globa
 
 def _register_encodings() -> None:
     """Reads the tables of encodings from their source: importing it would import torch."""
-    tables = {}
-    for node in ast.parse(ENCODINGS.read_text()).body:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            tables[target.id] = node.value
+    tables = assigned(ENCODINGS)
     for key in tables["ENCODINGS"].keys:
         if key.value not in options("position"):
             content = {"name": key.value, "sampler": "index"}  # the argument that all have

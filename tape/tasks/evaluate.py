@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import sys
 from functools import partial
 from pkgutil import resolve_name
 
 import transformers
 
-from tape.analysis.state import INTERVENTIONS, load
-from tape.command import Parser, expected_errors, folder_name, integer, model_folder
+from tape import parsers
+from tape.analysis.state import load
+from tape.command import expected_errors
 from tape.evaluation.figures import heat_map, write_figure
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, place_of
 from tape.evaluation.questions import Batch, Questions
@@ -36,7 +36,6 @@ TASKS = {
     "passkey": "tape.tasks.passkey.passkey_task:PasskeyTask",
     "synthetic": "tape.tasks.synthetic.synthetic_task:SyntheticTask",
 }
-SCROLLS = "scrolls"
 log = logging.getLogger(__name__)
 
 
@@ -95,53 +94,13 @@ def check_context(size: int | None, questions: Questions, batches: list[Batch]) 
         )
 
 
-def parsed(words: list[str]) -> argparse.Namespace:
-    """Parses a command line. The first word is the folder of the model, as is the value of --model
-    and --base_model; `samples=10` is short for `--samples=10`."""
-    words = [f"--{word}" if re.match(r"\w+=", word) else word for word in words]
-    if words and not words[0].startswith("-"):
-        words.insert(0, "--model")
-    parser = Parser(
-        prog="tape evaluate RUN",
-        description="Accuracy on a generated task.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        add_help=False,
-    )
-    add = parser.add_argument
-    add("--task", choices=[*TASKS, SCROLLS], help="what is asked: each has options of its own")
-    found, others = parser.parse_known_args(words)
-    if (name := found.task) == SCROLLS:
-        return argparse.Namespace(task=name, words=others)
-    add("-h", "--help", action="help", help="show this message")
-    add("--model", "--base_model", dest="run", type=model_folder, required=True)
-    add("--name", type=folder_name, help="name of the results folder, in the run's or in output/")
-    add("--seed", type=integer(0), default=0, help="seed of the questions")
-    about = "a change of the state of a model with tape (docs/inside.md)"
-    add("--intervention", choices=[*INTERVENTIONS], help=about)
-    about = "worker processes; by default one per torch thread, on a GPU one"
-    add("--processes", type=integer(1), help=about)
-    add("--shard", default="1/1", help="i/n: the i-th of n shards; the last one writes the results")
-    add("--wrong", type=integer(0), default=3, help="wrong answers of each cell to keep")
-    add("--context_size", type=integer(1), help="tokens available for prompt and answer")
-    if name is not None:
-        task = task_of(name)
-        option, usual = task.batching
-        about = f"{option.removeprefix('batch_')} of a batch; a GPU takes thousands of questions"
-        add(f"--{option}", type=integer(1), default=usual, help=about)
-        task.add_options(parser)
-    given = parser.parse_args(words)
-    if name is None:
-        parser.error(f"give --task, one of {', '.join((*TASKS, SCROLLS))}")
-    return given
-
-
 @expected_errors(continues=True)
 def main(words: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
-    given = parsed(sys.argv[1:] if words is None else words)
-    if given.task == SCROLLS:
-        resolve_name("scrolls.generate:evaluate_run")(given.words)
+    given = parsers.evaluate(words)
+    if given.task == parsers.SCROLLS:
+        resolve_name("scrolls.generate:evaluate_run")(given)
     else:
         evaluate(given)
 

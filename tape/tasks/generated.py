@@ -174,7 +174,7 @@ class GeneratedTask(Task):
     name: str
     unit: str
     results: Accuracy
-    batching: tuple[str, int] = ("batch_tokens", 16_384)
+    batching: tuple[str, int]
 
     def __init__(
         self,
@@ -271,11 +271,6 @@ class GeneratedTask(Task):
         text = "\n\n".join(parts) + "\n"
         publish(folder, metrics, summary, text)
         return text
-
-    @staticmethod
-    def add_options(parser: argparse.ArgumentParser) -> None:
-        """Adds the options of an evaluation."""
-        raise NotImplementedError
 
     @staticmethod
     def asked(

@@ -16,11 +16,11 @@ import pandas as pd
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from tape.command import integer
 from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.figures import curve, write_figure
 from tape.evaluation.questions import MOST, Answer, Question, Questions, check_count
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
+from tape.parsers import BATCHING
 from tape.tasks.generated import GeneratedTask
 from tape.tasks.passkey.sequences import (
     BENCHMARK,
@@ -228,6 +228,7 @@ class PasskeyTask(GeneratedTask):
     name = "passkey"
     unit = "prompts"
     results = PASSKEY
+    batching = BATCHING["passkey"]
 
     def questions(self, samples):
         keys, values = self.source.keys, self.source.values
@@ -248,18 +249,6 @@ class PasskeyTask(GeneratedTask):
         axes.set_xlim(left=0)
         axes.legend()
         write_figure(figure, folder / "lengths")
-
-    @staticmethod
-    def add_options(parser):
-        add, whole = parser.add_argument, integer(1)
-        add("--max_tokens", type=whole, help="tokens of the longest prompts")
-        add("--interval", type=whole, help="prompts have 1, 2, ... times this number of tokens")
-        add("--num_tests", type=whole, default=20, help="prompts per length and depth")
-        add("--depths", type=whole, default=11, help="number of depths from 0 to 1")
-        add("--keys", type=whole, help="number of names with pass keys; one is asked for")
-        add("--values", type=whole, help="pass keys per name; all are asked for")
-        about = "lengths, depths and scoring of the original code"
-        add("--original", action="store_true", help=about)
 
     @staticmethod
     def asked(given, folder, model):

@@ -17,8 +17,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import fisher_exact
 
-from tape import provenance
-from tape.command import Parser, expected_errors, result_folder
+from tape import parsers, provenance
+from tape.command import expected_errors
 from tape.evaluation.figures import heat, write_figure
 from tape.evaluation.tables import csv_table, markdown_table
 from tape.evaluation.view import select
@@ -233,13 +233,7 @@ def suite(
 
 @expected_errors()
 def main() -> None:
-    parser = Parser(prog="tape suite", description="All encodings on all tasks.")
-    add = parser.add_argument
-    add("runs", type=Path, nargs="+", help="folders of runs, or of saved results")
-    add("--beside", type=Path, help="saved results of other encodings; nothing if missing")
-    add("--contrasts", nargs="*", default=[], help="predictions to test: task:longer:shorter")
-    add("--out", type=result_folder, default=Path("output/suite"), help="for the results")
-    arguments = parser.parse_args()
+    arguments = parsers.suite()
     text, missing = suite(arguments.runs, arguments.beside, arguments.out, arguments.contrasts)
     print(f"{text}{missing_note(missing)}")
     print(f"\nalso in {arguments.out}, with heatmap.png, suite.csv and all rows")

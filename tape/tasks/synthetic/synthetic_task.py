@@ -19,10 +19,10 @@ import pandas as pd
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tape.command import integer
 from tape.evaluation.accuracy import Accuracy, Measure, ratio
 from tape.evaluation.questions import Answer, Question, Questions, check_count
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
+from tape.parsers import BATCHING
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.tasks.generated import NO_LABEL, GeneratedTask
@@ -174,6 +174,7 @@ class SyntheticTask(GeneratedTask):
     name = "synthetic"
     unit = "problems"
     results = SYNTHETIC
+    batching = BATCHING["synthetic"]
 
     def questions(self, samples):
         problems = self.source
@@ -181,14 +182,6 @@ class SyntheticTask(GeneratedTask):
         twice = min(2 * problems.max_length, problems.of.longest)
         lengths = sorted({*map(int, trained.round()), twice})
         return [SyntheticQuestions(problems, tuple(lengths), samples, seed=1)]
-
-    @staticmethod
-    def add_options(parser):
-        about = "of the problems; by default the suite's, or 4 times the trained one"
-        parser.add_argument("--max_length", type=integer(0), help=about)
-        about = "problems per length"
-        parser.add_argument("--samples", type=integer(1), default=100, help=about)
-        parser.set_defaults(processes=1)
 
     @staticmethod
     def asked(given, folder, model):

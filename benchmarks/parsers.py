@@ -1,0 +1,55 @@
+"""Arguments of `tape speed` (as tape/parsers.py), and the methods that it compares."""
+
+from __future__ import annotations
+
+import argparse
+
+from tape.command import Parser, integer, result_folder
+from tape.parsers import SEVERAL, Words, names_in
+
+WITHOUT = " without its update"  # a layer of TAPE whose state stays as it is
+# Other implementations of an attention layer, with the same weights and outputs (tested).
+PEERS = {"transformers": ("rope",), "x-transformers": ("nope", "rope", "alibi", "t5")}
+ENCODINGS = names_in("tape/positions/__init__.py", "ENCODINGS")
+DECODERS = [*ENCODINGS, "llama"]
+METHODS = {  # by case
+    "layer": [*ENCODINGS, f"tape{WITHOUT}"],
+    "peers": [*PEERS["x-transformers"]],
+    "train_step": DECODERS,
+    "decode": DECODERS,
+    "adapters": names_in("benchmarks/workloads.py", "ADAPTERS"),
+}
+
+
+def speed(given: Words = None) -> argparse.Namespace:
+    """Parses a command line. What is not given and depends on the device is left out."""
+    about = "Times encodings, attention backends and adapters: layers, training steps, decoding."
+    parser = Parser("speed", about, argument_default=argparse.SUPPRESS)
+    names = dict.fromkeys(name for methods in METHODS.values() for name in methods)
+    kernels = names_in("tape/attention/backends.py", "KERNELS")
+    shapes = names_in("benchmarks/workloads.py", "SHAPES")
+    cases, types = ["layer", "train_step", "decode"], ["float32", "bfloat16", "float16"]
+    add, number = parser.add_argument, integer(1, 10**7)
+    about = f"what is timed (default: {' '.join(cases)})"
+    add("--case", choices=METHODS, default=cases, help=about, **SEVERAL)
+    add("--methods", choices=names, default=None, help="default: those of the case", **SEVERAL)
+    add("--shape", choices=shapes, help="of the decoder (default: base, on a CPU small)")
+    about = "of attention (default: all, on a CPU without flash_attention_2)"
+    add("--backends", choices=kernels, help=about, **SEVERAL)
+    about = "torch.compile (default: no yes, on a CPU no)"
+    add("--compiled", choices=["no", "yes"], help=about, **SEVERAL)
+    add("--lengths", type=number, default=None, help="tokens (default: the shape's)", **SEVERAL)
+    add("--batch", type=number, default=None, help="sequences (default: by case and shape)")
+    add("--new", type=number, help="tokens that decoders decode (default: 64, on a CPU 16)")
+    add("--dtype", choices=types, help="see Load (default: bfloat16, on a CPU float32)")
+    about = "of activations, in decoders that train"
+    add("--checkpointing", action="store_true", default=False, help=about)
+    about = "each method alone: for models that are large"
+    add("--alone", action="store_true", default=False, help=about)
+    add("--rounds", type=integer(7, 10**6), default=15, help="of all methods (default: 15)")
+    add("--out", type=result_folder, default="output/speed", help="folder, in which it resumes")
+    arguments = parser.parse_args(given)
+    known = {name for case in arguments.case for name in METHODS[case]}
+    if unknown := [name for name in arguments.methods or () if name not in known]:
+        parser.error(f"--methods {' '.join(unknown)}: --case {' '.join(arguments.case)} has none")
+    return arguments

@@ -1,0 +1,373 @@
+"""Arguments of the commands, a function each: `tape` parses them here before the command's own
+module imports torch, which takes seconds. Hydra parses those of `tape train` and `tape sweep`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from tape.command import Distinct, Parser, folder_name, integer, model_folder, result_folder
+from tape.files import assigned
+from tape.runs.folder import folder_for_results
+from tape.validation import look_up
+
+ROOT = Path(__file__).parents[1]
+Words = list[str] | None  # None: those of the command line
+Shape = dict[str, int | None]
+SEVERAL: dict[str, Any] = {"nargs": "+", "action": Distinct}
+
+
+def names_in(file: str, *tables: str) -> list[str]:
+    """Returns the keys of dicts that a module (a file under ROOT) defines, without importing it."""
+    found = assigned(ROOT / file)
+    return [key.value for table in tables for key in found[table].keys]
+
+
+# ---- evaluate
+
+DTYPES = names_in("tape/evaluation/scoring.py", "DTYPES")
+CONVENTIONS = names_in("tape/evaluation/windows.py", "CONVENTIONS")
+CORPORA = ("run", "local", "text", "c4", "bigrams")  # that have a validation split
+BATCH_TOKENS = 2048  # of windows, to run at once
+LENGTHS = [1024, 2048, 4096, 8192]
+LONG, SHORT = 8192, 1024  # of LongPPL
+# Options that --choose and --keys take; without them, all others but --short are taken.
+OF_A_TEXT = {"model", "data", "files", "whole", "max_tokens", "batch_tokens", "dtype", "processes"}
+OPTIONS = {"choose": OF_A_TEXT | {"lengths", "short"}, "keys": OF_A_TEXT | {"out"}}
+LONGEST = 10**7  # tokens
+
+
+def perplexity(given: Words = None) -> argparse.Namespace:
+    """Parses a command line; refuses options that do not go together."""
+    about = "Perplexity of a model on a text, with windows of several lengths."
+    parser = Parser("perplexity", about)
+    add = parser.add_argument
+    add("--model", type=model_folder, required=True, help="a folder: a model of ours, or a Llama")
+    corpora = ", ".join(name for name in CORPORA if name != "run")
+    about = f"a file of uint16 token ids, or the validation split of its own text (run), {corpora}"
+    add("--data", required=True, help=about)
+    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add("--whole", action="store_true", help="all of --files, not only the validation split")
+    about = f"tokens of the windows (default: {' '.join(map(str, LENGTHS))}; of --choose: {LONG})"
+    add("--lengths", type=integer(2), nargs="+", help=about)
+    add("--convention", choices=CONVENTIONS, default="sliding")
+    add("--stride", type=integer(1), help="tokens between windows (default: docs/perplexity.md)")
+    add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
+    add("--max_tokens", type=integer(1), help="of the text, from its beginning")
+    add("--dtype", choices=DTYPES, default="float32")
+    add("--out", type=Path, help="table to add to (default: in the run's folder, or in output/)")
+    add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
+    add("--processes", type=integer(1), default=1, help="worker processes on this machine")
+    long = parser.add_mutually_exclusive_group()
+    long.add_argument("--choose", type=Path, help="LongPPL: write this evaluator's key tokens here")
+    long.add_argument("--keys", type=Path, help="LongPPL: score the model on these key tokens")
+    add("--short", type=integer(2), help=f"tokens of --choose's short windows (default: {SHORT})")
+    arguments = parser.parse_args(given)
+    mode = next((name for name in OPTIONS if getattr(arguments, name)), "model")
+    changed = {k for k, value in vars(arguments).items() if value != parser.get_default(k)}
+    allowed = OPTIONS.get(mode, vars(arguments).keys() - {"short"}) | {mode}
+    if others := sorted(changed - allowed):
+        parser.error(f"--{mode} takes no --{others[0]}")
+    if mode == "choose":
+        arguments.lengths, arguments.short = arguments.lengths or [LONG], arguments.short or SHORT
+        if len(arguments.lengths) > 1:
+            parser.error("--choose takes one of --lengths")
+        if arguments.choose.suffix != ".json":
+            parser.error(f"--choose {arguments.choose} must end in .json")
+        return arguments
+    name = "long_perplexity.csv" if mode == "keys" else "perplexity.csv"
+    arguments.out = arguments.out or folder_for_results(arguments.model) / name
+    arguments.lengths = sorted({*(arguments.lengths or LENGTHS)})
+    return arguments
+
+
+def evaluate(given: Words = None) -> argparse.Namespace:
+    """Parses a command line. The first word is the folder of the model, as is the value of --model
+    and --base_model; `samples=10` is short for `--samples=10`."""
+    words = with_dashes(given)
+    if words and not words[0].startswith("-"):
+        words.insert(0, "--model")
+    how = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter, "add_help": False}
+    parser = Parser("evaluate RUN", "Accuracy on a generated task.", **how)
+    add = parser.add_argument
+    add("--task", choices=[*TASKS, SCROLLS], help="what is asked: each has options of its own")
+    found, others = parser.parse_known_args(words)
+    if (name := found.task) == SCROLLS:
+        return resolve_name("scrolls.parsers:evaluate")(others)
+    add("-h", "--help", action="help", help="show this message")
+    add("--model", "--base_model", dest="run", type=model_folder, required=True)
+    add("--name", type=folder_name, help="name of the results folder, in the run's or in output/")
+    add("--seed", type=integer(0), default=0, help="seed of the questions")
+    about = "a change of the state of a model with tape (docs/inside.md)"
+    changes = names_in("tape/analysis/state.py", "LEFT_OUT", "ROTATED_BY")
+    add("--intervention", choices=changes, help=about)
+    about = "worker processes; by default one per torch thread, on a GPU one"
+    add("--processes", type=integer(1), help=about)
+    add("--shard", default="1/1", help="i/n: the i-th of n shards; the last one writes the results")
+    add("--wrong", type=integer(0), default=3, help="wrong answers of each cell to keep")
+    add("--context_size", type=integer(1), help="tokens available for prompt and answer")
+    if name is not None:
+        option, usual = BATCHING[name]
+        about = f"{option.removeprefix('batch_')} of a batch; a GPU takes thousands of questions"
+        add(f"--{option}", type=integer(1), default=usual, help=about)
+        TASKS[name](parser)
+    arguments = parser.parse_args(words)
+    if name is None:
+        parser.error(f"give --task, one of {', '.join((*TASKS, SCROLLS))}")
+    return arguments
+
+
+def with_dashes(given: Words) -> list[str]:
+    """Returns words with `--samples=10` for `samples=10`."""
+    words = sys.argv[1:] if given is None else given
+    return [f"--{word}" if re.match(r"\w+=", word) else word for word in words]
+
+
+def add_addition(parser: argparse.ArgumentParser) -> None:
+    about = "digits of the longest operands; by default twice those of the training"
+    parser.add_argument("--max_length", type=integer(1), help=about)
+    about = "problems of each pair of lengths"
+    parser.add_argument("--samples", type=integer(1), default=100, help=about)
+
+
+def add_passkey(parser: argparse.ArgumentParser) -> None:
+    add, whole = parser.add_argument, integer(1)
+    add("--max_tokens", type=whole, help="tokens of the longest prompts")
+    add("--interval", type=whole, help="prompts have 1, 2, ... times this number of tokens")
+    add("--num_tests", type=whole, default=20, help="prompts per length and depth")
+    add("--depths", type=whole, default=11, help="number of depths from 0 to 1")
+    add("--keys", type=whole, help="number of names with pass keys; one is asked for")
+    add("--values", type=whole, help="pass keys per name; all are asked for")
+    add("--original", action="store_true", help="lengths, depths and scoring of the original code")
+
+
+def add_synthetic(parser: argparse.ArgumentParser) -> None:
+    about = "of the problems; by default the suite's, or 4 times the trained one"
+    parser.add_argument("--max_length", type=integer(0), help=about)
+    parser.add_argument("--samples", type=integer(1), default=100, help="problems per length")
+    parser.set_defaults(processes=1)
+
+
+# The options of each task, and that of its batches (of `Questions.plan`) with its default.
+TASKS = {"addition": add_addition, "passkey": add_passkey, "synthetic": add_synthetic}
+BATCHING = dict.fromkeys(TASKS, ("batch_tokens", 16_384)) | {"addition": ("batch_size", 256)}
+SCROLLS = "scrolls"
+
+
+def names(text: str) -> list[str]:
+    """Parses names between commas for argparse."""
+    if not all(found := text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} names no task before, between or behind commas")
+    return found
+
+
+def lm_eval(given: Words = None) -> argparse.Namespace:
+    parser = Parser("lm-eval", "Tasks of the Language Model Evaluation Harness (lm-eval).")
+    add = parser.add_argument
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
+    what.add_argument("--table", type=Path, help="compare these tables", **SEVERAL)
+    add("--tasks", type=names, action=Distinct, help="names of tasks or groups, a,b,c")
+    add("--include_path", type=Path, help="a folder with more tasks, yaml files")
+    add("--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)")
+    add("--batch_size", type=integer(1), default=8)
+    length = "tokens of a prompt and its answer (default: the model's)"
+    add("--max_length", type=integer(2, LONGEST), help=length)
+    add("--truncate", action="store_true", help="leave out the beginning of longer prompts")
+    lengths = "of the prompts of RULER or BABILong, in tokens"
+    add("--lengths", type=integer(1, LONGEST), help=lengths, **SEVERAL)
+    add("--limit", type=integer(1), help="ask this many of each task, for a try")
+    add("--dtype", choices=DTYPES, default="float32")
+    add("--metric", help="that the printed table shows (default: acc, or all of a task without it)")
+    out = "a table to add to (default: zero_shot.csv in the run's folder, or in output/)"
+    add("--out", type=Path, help=out)
+    arguments = parser.parse_args(given)
+    if arguments.table:
+        for name in vars(arguments).keys() - {"table", "metric"}:
+            if getattr(arguments, name) != parser.get_default(name):
+                parser.error(f"--table takes --metric and nothing else, not --{name}")
+        if missing := [path for path in arguments.table if not path.is_file()]:
+            parser.error(f"--table {missing[0]} is not a file: give tables of this command")
+    elif not arguments.tasks:
+        parser.error("--model needs --tasks")
+    else:
+        arguments.out = arguments.out or folder_for_results(arguments.model) / "zero_shot.csv"
+    return arguments
+
+
+# ---- compare
+
+
+def compare(given: Words = None) -> argparse.Namespace:
+    parser = Parser("compare", "Compare finished runs over seeds.")
+    add, about = parser.add_argument, "folders of runs, evaluations, or saved results"
+    add("folders", metavar="runs", type=Path, nargs="+", help=about)
+    add("--name", type=folder_name, help="their evaluation (default: the one that all have)")
+    add("--baseline", help="the row, or one of its runs, that the others are compared with")
+    add("--across", nargs="+", default=[], help="settings that may differ, such as 'model.*'")
+    add("--within", nargs="+", default=[], help="settings that may differ in a row: 'base_*'")
+    add("--only", nargs="+", default=["*"], help="names of runs to take, such as 'add_rope_*'")
+    add("--out", type=result_folder, default="output/comparison", help="for the results")
+    arguments = parser.parse_args(given)
+    check_some_exist(arguments.folders)
+    return arguments
+
+
+def check_some_exist(folders: Sequence[Path]) -> None:
+    """Raises a ValueError if none does; others are named with the results."""
+    if not any(folder.is_dir() for folder in folders):
+        names = ", ".join(map(str, folders))
+        raise ValueError(f"no folder {names}: give those of runs, or of saved results")
+
+
+def suite(given: Words = None) -> argparse.Namespace:
+    parser = Parser("suite", "All encodings on all tasks.")
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", help="folders of runs, or of saved results")
+    add("--beside", type=Path, help="saved results of other encodings; nothing if missing")
+    add("--contrasts", nargs="*", default=[], help="predictions to test: task:longer:shorter")
+    add("--out", type=result_folder, default=Path("output/suite"), help="for the results")
+    arguments = parser.parse_args(given)
+    check_some_exist(arguments.runs)
+    return arguments
+
+
+def rates(given: Words = None) -> argparse.Namespace:
+    parser = Parser("rates", "Choose the learning rate of each encoding by validation loss.")
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", help="folders of runs, or of results of this command")
+    add("--out", type=result_folder, default="output/rates", help="for the results")
+    add("--into", type=Path, help="a file of config/rates to write the choice to as well")
+    arguments = parser.parse_args(given)
+    check_some_exist(arguments.runs)
+    return arguments
+
+
+def report(given: Words = None) -> argparse.Namespace:
+    parser = Parser("report", "All results on one page of html.")
+    add = parser.add_argument
+    add("folders", type=Path, nargs="+", help="with results: output, scrolls")
+    add("--out", type=Path, default=Path("report"), help="a folder (default: report)")
+    arguments = parser.parse_args(given)
+    for folder in arguments.folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder: give folders with results, as output/")
+    return arguments
+
+
+# ---- analyse
+
+
+def of_models(name: str, description: str, windows: int) -> Parser:
+    """Returns the parser of a command on models and a text; `windows` is the default of
+    --windows."""
+    parser = Parser(name, description)
+    add = parser.add_argument
+    add("--model", type=model_folder, nargs="+", required=True, help="folders of models")
+    text = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
+    add("--data", default="local", help=text)
+    add("--files", nargs="+", help="of --data text, or the folder of --data c4")
+    add("--whole", action="store_true", help="all of --files, not only the validation split")
+    add("--out", type=result_folder, default=f"output/{name}", help="a folder")
+    add("--windows", type=integer(1, 10**6), default=windows, help="number of windows per length")
+    return parser
+
+
+def stability(given: Words = None) -> argparse.Namespace:
+    about = "Changes in attention and positions when a text is shifted (Table 8)."
+    parser = of_models("stability", about, windows=16)
+    add = parser.add_argument
+    add("--length", type=integer(2), default=128, help="tokens per window")
+    shifts, types = [3, 10, 100, 1000], ["float32", "bfloat16"]
+    add("--shifts", type=integer(1, 10**6), default=shifts, **SEVERAL)
+    add("--dtypes", choices=DTYPES, default=types, **SEVERAL)
+    return parser.parse_args(given)
+
+
+def visualize(given: Words = None) -> argparse.Namespace:
+    about = "Figures of a model's attention and positions (Fig. 7)."
+    parser = of_models("visualize", about, windows=8)
+    add = parser.add_argument
+    add("--length", type=integer(8), default=256, help="tokens per window")
+    add("--heads", type=integer(1), default=4, help="heads to show per layer")
+    return parser.parse_args(given)
+
+
+def state(given: Words = None) -> argparse.Namespace:
+    about = "How TAPE's learned state differs from RoPE's, and what it is for."
+    parser = of_models("state", about, windows=64)
+    about = "window lengths; default: 1, 2 and 4 times the trained length"
+    parser.add_argument("--lengths", type=integer(4), help=about, **SEVERAL)
+    arguments = parser.parse_args(given)
+    if arguments.windows < 2:
+        parser.error("--windows 1: give 2 or more, for the state of another text")
+    return arguments
+
+
+def gallery(given: Words = None) -> argparse.Namespace:
+    about = "Pictures of what every encoding adds to attention scores before training."
+    parser = Parser("gallery", about)
+    registry = "tape/positions/__init__.py"
+    # Each layer of a mixture has the encoding of an entry.
+    every = [name for name in names_in(registry, "ENCODINGS") if name != "mixed"]
+    add = parser.add_argument
+    add("--encodings", nargs="+", default=every, metavar="NAME", help="names; default: all")
+    about = "tokens, twice the trained length (default: 128)"
+    add("--length", type=integer(4, 4096), default=128, help=about)
+    add("--out", type=result_folder, default="output/gallery", help="a folder")
+    arguments = parser.parse_args(given)
+    known = dict.fromkeys(names_in(registry, "ENCODINGS", "ALIASES"))
+    for name in arguments.encodings:
+        look_up("position encoding", name, known)
+    return arguments
+
+
+# Of `tape cost`: the paper's model trained from scratch, and the sequence length of its Table 3.
+SHAPE: Shape = {
+    "layers": 12,
+    "hidden": 768,
+    "heads": 12,
+    "kv_heads": None,  # as many as heads
+    "mlp": 3072,
+    "vocabulary": 32000,
+    "length": 1024,
+}
+HELP = {"kv_heads": "default: as many as heads", "length": "tokens of the sequence (default: 1024)"}
+
+
+def cost(given: Words = None) -> argparse.Namespace:
+    parser = Parser("cost", "Cost of every encoding: arithmetic, parameters and memory.")
+    for name, default in SHAPE.items():
+        about, number = HELP.get(name, f"default: {default}"), integer(1, 10**7)
+        parser.add_argument(f"--{name}", type=number, default=default, help=about)
+    parser.add_argument("--out", type=result_folder, default="output/cost", help="a folder")
+    return parser.parse_args(given)
+
+
+# ---- develop
+
+
+def new_encoding(given: Words = None) -> argparse.Namespace:
+    about = "Makes the files of a new encoding, which CONTRIBUTING.md explains."
+    parser = Parser("new-encoding", about)
+    parser.add_argument("name", help="lower-case letters, digits and _: that of position=NAME")
+    return parser.parse_args(given)
+
+
+FORMATS = ("tape", "llama")
+
+
+def export(given: Words = None) -> argparse.Namespace:
+    about = "Export a trained model to a folder that loads without this package."
+    parser = Parser("export", about)
+    add = parser.add_argument
+    add("folder", type=model_folder, help="a run, one of its checkpoints, or a saved model")
+    add("--out", type=Path, required=True, help="new folder to write")
+    about = "tape: any encoding, with its code; llama: a plain Llama, for equivalent encodings"
+    add("--format", choices=FORMATS, default="tape", help=f"{about} (default: tape)")
+    return parser.parse_args(given)
