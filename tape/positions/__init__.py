@@ -21,6 +21,7 @@ from tape.positions.base import (
 from tape.positions.bias import FIRE, ALiBi, Kerple, T5Bias
 from tape.positions.cope import CoPE
 from tape.positions.dape import DAPE
+from tape.positions.extended import ExtendedRoPE
 from tape.positions.fox import FoX
 from tape.positions.grape_ap import GrapeAP
 from tape.positions.grape_m import GrapeM
@@ -48,6 +49,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "abacus": Abacus,
     "rope": RoPE,
     "yarn": YaRN,
+    "extended": ExtendedRoPE,
     "xpos": XPos,
     "randpe": RandPE,
     "alibi": ALiBi,
@@ -72,6 +74,9 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
 # Names in the paper's code.
 ALIASES = {"adape": "tape", "randrope": "randpe", "t5rb": "t5", "adayarn": "tape_yarn"}
 
+# Encodings that `extended` computes at trained distances.
+EXTENDABLE = ("rope", "yarn", "extended")
+
 
 def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[str, Any]:
     """Completes an encoding, given by name or as {"name": ..., arguments}, for a configuration.
@@ -88,9 +93,18 @@ def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[
 
 
 def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any]) -> dict[str, Any]:
-    """Replaces the saved encoding, or some of its arguments if the encoding is the same."""
+    """Replaces the saved encoding, or some of its arguments if the encoding is the same.
+
+    Raises:
+        ValueError: for an unknown name; for `extended` on an encoding that is not RoPE.
+    """
     name, given = canonical(position)
     kept_name, kept = (None, {}) if saved is None else canonical(saved)
+    if name == "extended" and kept_name not in (None, *EXTENDABLE):
+        raise ValueError(
+            f"position extended on a model with position {kept_name!r}: its scores are no function "
+            f"of distances alone that RoPE has; allowed: {', '.join(EXTENDABLE)}"
+        )
     return {"name": name, **(kept if kept_name == name else {}), **given}
 
 
