@@ -102,8 +102,8 @@ def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any])
     kept_name, kept = (None, {}) if saved is None else canonical(saved)
     if name == "extended" and kept_name not in (None, *EXTENDABLE):
         raise ValueError(
-            f"position extended on a model with position {kept_name!r}: its scores are no function "
-            f"of distances alone that RoPE has; allowed: {', '.join(EXTENDABLE)}"
+            f"position extended on a model with position {kept_name!r}, whose scores depend on "
+            f"more than RoPE's distances; allowed: models with {', '.join(EXTENDABLE)}"
         )
     return {"name": name, **(kept if kept_name == name else {}), **given}
 

@@ -21,19 +21,15 @@ if TYPE_CHECKING:
 
 
 class Remapped(ScoreBias):
-    """The products of queries and keys over sqrt(D), rotated by piece. Without queries and keys it
-    is what all layers share."""
+    """The products of queries and keys over sqrt(D), each piece with its rotations. Without queries
+    and keys it is what all layers share."""
 
     replaces_products = True
 
-    def __init__(self, turns: Callable[[torch.dtype], list[Piece]]):
-        self.turns = turns
-
-    def of(self, q_BHTD: Tensor, k_BKSD: Tensor) -> Remapped:
-        """Returns the scores of one layer."""
-        found = Remapped(self.turns)
-        found.q, found.k = q_BHTD, k_BKSD
-        return found
+    def __init__(
+        self, turns: Callable[[torch.dtype], list[Piece]], q: Tensor | None, k: Tensor | None
+    ):
+        self.turns, self.q, self.k = turns, q, k
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         (H, T, D), K = self.q.shape[1:], self.k.shape[1]
@@ -47,7 +43,7 @@ class Remapped(ScoreBias):
         return scores.to(dtype)
 
     def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
-        return self.of(to_heads(self.q), to_heads(self.k))
+        return Remapped(self.turns, to_heads(self.q), to_heads(self.k))
 
 
 class ExtendedLayer(LayerPosition):
@@ -68,7 +64,7 @@ class ExtendedLayer(LayerPosition):
     def bias(
         self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: None, tokens: Tokens
     ) -> ScoreBias:
-        return tokens.bias.of(q_BHTD, k_BKSD)
+        return Remapped(tokens.bias.turns, q_BHTD, k_BKSD)
 
 
 class ExtendedRoPE(RoPE):
@@ -84,8 +80,9 @@ class ExtendedRoPE(RoPE):
         string        d if d < S, else d - S + W (An et al. 2024, arXiv 2410.18745)
 
     It loads the weights of any model with RoPE, also of a Llama, whose frequencies and schedule it
-    keeps. L is the training length. self_extend and leaky_rerope stay within L for texts of up to
-    (L - W) G + W tokens, string up to L + S - W, rerope and dca at any length.
+    keeps. Distances stay below the training length L in texts of up to (L - W + floor(W / G)) G
+    tokens with self_extend, (L - W) G + W with leaky_rerope (which the authors of Self-Extend give
+    for both), and L + S - W with string; at any length with rerope and dca.
 
     Arguments of the configuration:
         method: one of these.
@@ -93,7 +90,7 @@ class ExtendedRoPE(RoPE):
             saved. By default 4, of string 1.
         window: W; by default L/4, as the authors of Self-Extend and ReRoPE choose for Llama 2; of
             dca L - C; of string L/16, at most 128.
-        group: G; by default the smallest that reaches `factor`, which Self-Extend's authors advise.
+        group: G; by default the smallest that reaches `factor`, which they advise to begin with.
         chunk: C; by default 3/4 L, as in the paper.
         offset: S; by default L/3, as in the paper, or more if `factor` needs it.
     """
@@ -133,9 +130,10 @@ class ExtendedRoPE(RoPE):
                 found[dtype] = self.turns(positions, dtype)
             return found[dtype]
 
-        return [Remapped(turns)] * num_layers
+        return [Remapped(turns, None, None)] * num_layers
 
     def turns(self, positions: Positions, dtype: torch.dtype) -> list[Piece]:
+        """Returns the pieces with states of RoPE, (B|1, 1, T|S, 2, F), in place of positions."""
         frequencies = self.inv_freq.to(dtype)
         i, j = positions.query.to(dtype), positions.key.to(dtype)  # exact up to 2^24
         return [

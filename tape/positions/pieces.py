@@ -78,50 +78,48 @@ METHODS: dict[str, tuple[Callable[..., list[Piece]], tuple[str, ...]]] = {
     "string": (string, ("window", "offset")),
 }
 SETTINGS = ("window", "group", "chunk", "offset")
+MOST_TIMES = 1_000_000  # the trained length
 
 
 def settings_of(L: int, given: dict[str, Any]) -> dict[str, int | None]:
-    """Returns the settings of a method at training length L: those that are given, and defaults.
+    """Returns the settings of a method at training length L, with defaults (`ExtendedRoPE`).
 
     Raises:
         ValueError: for settings of other methods, or out of bounds.
     """
     method, factor = given["method"], given["factor"]
     _, names = look_up("method of position extended", method, METHODS)
-    owner = f"position extended with method={method}"
+    found, owner = {name: given[name] for name in SETTINGS}, f"position extended, method {method}"
     for name in SETTINGS:
-        if given[name] is not None and name not in names:
+        if found[name] is not None and name not in names:
             raise ValueError(f"{owner} takes no {name}; it takes {' and '.join(names)}")
-    determined = [name for name in ("group", "offset") if name in names]
-    if factor is not None and not (is_number(factor) and factor >= 1):
-        raise ValueError(f"{owner}: factor={factor!r} must be a number >= 1")
-    if factor is not None and any(given[name] is not None for name in determined):
-        raise ValueError(f"{owner}: give factor or {determined[0]}, which it determines")
-    reach = math.ceil(L * (factor or (1 if method == "string" else 4)))
-    found = {name: given[name] for name in SETTINGS}
-    if method == "dca" and found["chunk"] is None:
-        found["chunk"] = max(1, 3 * L // 4)
+    if factor is None:
+        factor = 1 if method == "string" else 4
+    elif not (is_number(factor) and 1 <= factor <= MOST_TIMES):
+        raise ValueError(f"{owner}: factor={factor!r} must be a number in 1..{MOST_TIMES:,}")
+    elif found["group"] is not None or found["offset"] is not None:
+        raise ValueError(f"{owner}: give factor or {names[1]}, which factor determines; not both")
+    if method == "dca":
+        found["chunk"] = max(1, 3 * L // 4) if found["chunk"] is None else found["chunk"]
+        check_integer(f"{owner}: chunk", found["chunk"], most=L - 1)
     if found["window"] is None:
-        small = {"dca": L - (found["chunk"] or 0), "string": min(128, L // 16)}
-        found["window"] = max(1, small.get(method, L // 4))
-    most = {"window": L - 1, "group": None, "chunk": L - 1, "offset": L}
-    check_integer(f"{owner}: window", found["window"], most=L - 1)
-    W = found["window"]
-    if "group" in names and found["group"] is None:
-        found["group"] = max(1, math.ceil((reach - W) / (L - W)))
-    if "offset" in names and found["offset"] is None:
-        found["offset"] = max(math.ceil(L / 3), reach - L + W)
-        if found["offset"] > L:
+        usual = {"dca": L - (found["chunk"] or 0), "string": min(128, L // 16)}
+        found["window"] = max(1, usual.get(method, L // 4))
+    check_integer(f"{owner}: window", W := found["window"], most=L - (found["chunk"] or 1))
+    if "group" in names:
+        if found["group"] is None:
+            found["group"] = math.ceil((factor * L - W) / (L - W))
+            if method == "self_extend":  # the window may end within a group
+                while found["group"] * (L - W + W // found["group"]) < factor * L:
+                    found["group"] += 1
+        check_integer(f"{owner}: group", found["group"], most=2**31 - 1)
+    if method == "string":
+        if factor * L > 2 * L - W:
             raise ValueError(
-                f"{owner}: factor={factor} needs distances beyond the trained length of {L}; "
-                f"string reaches {2 * L - W} tokens: give a smaller factor or another method"
+                f"{owner} with window={W} reaches {2 * L - W:,} tokens, fewer than factor={factor} "
+                f"times {L:,}: give a smaller factor, or another method"
             )
-    for name in names:
-        check_integer(f"{owner}: {name}", found[name], most=most[name])
-    if method == "dca" and found["chunk"] + W > L:
-        raise ValueError(
-            f"{owner}: chunk={found['chunk']} and window={W} must add up to {L} at most"
-        )
-    if method == "string" and found["offset"] < W:
-        raise ValueError(f"{owner}: offset={found['offset']} must be at least window={W}")
+        if found["offset"] is None:
+            found["offset"] = max(math.ceil(L / 3), math.ceil(factor * L) - L + W)
+        check_integer(f"{owner}: offset", found["offset"], least=W, most=L)
     return found
