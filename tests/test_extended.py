@@ -1,6 +1,7 @@
-"""RoPE at trained distances: its maps, RoPE as a special case, checkpoints and settings."""
+"""RoPE at trained distances: its maps, RoPE as a special case, checkpoints, settings, commands."""
 
 import math
+from argparse import Namespace
 
 import pytest
 import references
@@ -20,6 +21,9 @@ from reference_states import trained_distance
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape import TapeConfig, TapeForCausalLM
+from tape.evaluation import perplexity
+from tape.evaluation.extension import SCHEDULES, extended
+from tape.evaluation.tables import read_table
 from tape.export.llama import require_llama
 from tape.positions.pieces import METHODS, SETTINGS
 
@@ -39,7 +43,7 @@ MAPS = [
 NONE = dict.fromkeys(SETTINGS)
 
 
-def extended(method, **given):
+def by(method, **given):
     return {"name": "extended", "method": method, **given}
 
 
@@ -71,7 +75,7 @@ def test_distances_stay_within_what_the_settings_promise(given):
 @pytest.mark.parametrize("given", MAPS)
 def test_equals_the_loops_on_long_texts(given):
     """With chunks and groups that end within the text, and grouped queries."""
-    model = make_model(extended(**given), dtype=torch.float64, num_key_value_heads=2)
+    model = make_model(by(**given), dtype=torch.float64, num_key_value_heads=2)
     tokens = random_tokens(1, 19)
     weights = {k: v.detach().clone().requires_grad_() for k, v in model.state_dict().items()}
     logits = references.decoder(weights, model.config, tokens[0].tolist())
@@ -99,7 +103,7 @@ def test_equals_the_loops_on_long_texts(given):
 @pytest.mark.parametrize("rope", ["rope", "yarn", "rope_llama3", "rope_partial"])
 def test_near_tokens_are_ropes(given, length, rope):
     plain = make_model(rope, dtype=torch.float64)
-    fields = plain.config.to_dict() | {"position": extended(**given)}
+    fields = plain.config.to_dict() | {"position": by(**given)}
     model = TapeForCausalLM(TapeConfig(**fields)).double().eval()
     model.load_state_dict(plain.state_dict())
     tokens = random_tokens(2, length)
@@ -113,7 +117,7 @@ def test_near_tokens_are_ropes(given, length, rope):
 @pytest.mark.parametrize("given", MAPS)
 def test_long_texts_in_pieces_and_padded_are_as_alone(given):
     """Past several chunks and groups, which the contract's texts are too short for."""
-    model, (tokens, mask) = make_model(extended(**given)), left_padded(T)
+    model, (tokens, mask) = make_model(by(**given)), left_padded(T)
     full = model(tokens, attention_mask=mask, use_cache=False).logits
     for sizes in ([1] * T, [17, 1, 9, 13]):
         for kind in ("of_layers", "static"):
@@ -135,7 +139,7 @@ def test_a_llama_and_a_model_of_ours_are_extended_when_they_are_loaded(method, t
     tokens, near = random_tokens(2, T), 4
     found = []
     for folder in (tmp_path / "llama", tmp_path / "ours"):
-        model = TapeForCausalLM.from_pretrained(folder, position=extended(method)).eval()
+        model = TapeForCausalLM.from_pretrained(folder, position=by(method)).eval()
         assert model.config.rope_parameters["rope_theta"] == 500.0
         assert model.config.position["factor"] is None and model.config.position["window"]
         found.append(model(tokens).logits)
@@ -168,7 +172,7 @@ def test_a_llama_and_a_model_of_ours_are_extended_when_they_are_loaded(method, t
     ],
 )
 def test_defaults_follow_from_the_trained_length(length, given, expected):
-    config = make_config(extended(**given), max_position_embeddings=length)
+    config = make_config(by(**given), max_position_embeddings=length)
     found = {name: config.position[name] for name in SETTINGS}
     assert found == NONE | expected and config.position["factor"] is None
 
@@ -212,3 +216,78 @@ def test_models_without_ropes_distances_are_refused(position, tmp_path):
         ValueError, match=f"position extended on a model with position '{position}'"
     ):
         TapeForCausalLM.from_pretrained(tmp_path, position="extended")
+
+
+# ---- commands
+
+
+def measured(folder, data, *given):
+    """Perplexities by length, from the row that a call adds."""
+    words = ["--model", folder, "--data", data, "--lengths", "16", "32", "--stride", "8", *given]
+    arguments = perplexity.parse([*map(str, words)])
+    perplexity.run(arguments)
+    rows = read_table(arguments.out, perplexity.COLUMNS)[-2:]
+    return rows[0]["model"], [float(row["perplexity"]) for row in rows], arguments.out.name
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_perplexity_of_an_extended_model_is_that_of_the_model_so_loaded(tmp_path, text_file):
+    """Of a Llama, whose results go to a folder of their own, and beside its perplexity.csv."""
+    make_model("rope").save_pretrained(tmp_path / "ours")
+    (tmp_path / "ours" / "run.json").write_text("{}")
+    found = {}
+    for method in (None, *METHODS, *SCHEDULES):
+        given = ["--extend", method] if method else []
+        name, values, table = measured(tmp_path / "ours", text_file, *given)
+        assert name == f"ours {method or ''}".strip()
+        assert table == ("extended.csv" if method else "perplexity.csv")
+        found[method] = values
+        if method:
+            asked = Namespace(extend=method, factor=None)
+            position = extended(asked, tmp_path / "ours")
+            model = TapeForCausalLM.from_pretrained(tmp_path / "ours", position=position)
+            model.save_pretrained(folder := tmp_path / f"saved_{method}")
+            (folder / "run.json").write_text("{}")
+            assert measured(folder, text_file)[1] == values
+    assert len({tuple(values) for values in found.values()}) == len(found)
+    factor = ["--extend", "self_extend", "--factor", "2"]
+    name, values, _ = measured(tmp_path / "ours", text_file, *factor)
+    assert name == "ours self_extend 2" and values != found["self_extend"]
+
+
+EXTENSIONS_REFUSED = {
+    "--factor 4 without --extend: give a method": ("rope", "--factor 4"),
+    "extended on a model with position 'tape', whose scores": ("tape", "--extend dca"),
+    "extended on a model with position 'fire', whose scores": ("fire", "--extend self_extend"),
+    "--extend ntk on a model with position 'yarn' and rope_type='yarn'": ("yarn", "--extend ntk"),
+    "--extend yarn on a model with position 'rope' and rope_type='linear': allowed: rope and": (
+        "rope_linear",
+        "--extend yarn",
+    ),
+    "--extend linear on a model with position 'fire' and rope_type='default': allowed": (
+        "fire",
+        "--extend linear",
+    ),
+    "reaches 31 tokens, fewer than factor=4.0 times 16": ("rope", "--extend string --factor 4"),
+    "factor=0.0 must be a number in 1..1,000,000": ("rope", "--extend dca --factor 0"),
+    "factor=0.5 must be a number >= 1": ("rope", "--extend ntk --factor 0.5"),
+}
+
+
+@pytest.mark.parametrize("message", EXTENSIONS_REFUSED)
+def test_extensions_that_are_not_defined_are_refused(message, tmp_path, text_file):
+    position, given = EXTENSIONS_REFUSED[message]
+    make_model(position).save_pretrained(tmp_path / "model")
+    before = set(tmp_path.rglob("*"))
+    words = ["--model", tmp_path / "model", "--data", text_file, "--out", tmp_path / "x.csv"]
+    with pytest.raises(ValueError) as refused:
+        perplexity.run(perplexity.parse([*map(str, words), *given.split()]))
+    assert message in str(refused.value) and set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("option", ["--choose", "--keys"])
+def test_key_tokens_are_of_models_as_they_are(option, tmp_path, capsys):
+    words = ["--model", str(tmp_path), "--data", "x", option, "x.json", "--extend", "dca"]
+    with pytest.raises(SystemExit):
+        perplexity.parse(words)
+    assert f"error: {option} takes no --extend" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 tape perplexity --model output/adape_local --data local --lengths 512 1024
 tape perplexity --model output/llama_adape --data ../data/proof_pile.bin
+tape perplexity --model output/rope_local --data local --extend self_extend --factor 4
 
 LongPPL, of the tokens that need a long context (tape/evaluation/long_perplexity.py):
 
@@ -21,6 +22,7 @@ import transformers
 from tape.command import Parser, expected_errors, integer, model_folder
 from tape.evaluation import long_perplexity
 from tape.evaluation.curves import COLUMNS, Binned, binned, draw, read_curves, write
+from tape.evaluation.extension import add_options, extension
 from tape.evaluation.journal import Incomplete
 from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import check_addable, markdown_table
@@ -89,7 +91,7 @@ def run(arguments: argparse.Namespace) -> str:
     place = f"{out.with_suffix('')}/{convention}-"
     hashes, rows = walk(arguments, model, text, batches, asked, place, record)
     about = {
-        "model": folder.resolve().name,
+        "model": f"{folder.resolve().name} {extension(arguments)}".strip(),
         "model_hash": hashes["model"][:16],
         "data": text.name,
         "data_hash": hashes["text"][:16],
@@ -131,6 +133,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, help="table to add to (default: in the run's folder, or in output/)")
     add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
     add("--processes", type=integer(1), default=1, help="worker processes on this machine")
+    add_options(parser)
     long = parser.add_mutually_exclusive_group()
     long.add_argument("--choose", type=Path, help="LongPPL: write this evaluator's key tokens here")
     long.add_argument("--keys", type=Path, help="LongPPL: score the model on these key tokens")
@@ -148,7 +151,9 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         if arguments.choose.suffix != ".json":
             parser.error(f"--choose {arguments.choose} must end in .json")
         return arguments
-    name = "long_perplexity.csv" if mode == "keys" else "perplexity.csv"
+    # perplexity.csv of a run holds one measurement of it.
+    name = "extended.csv" if arguments.extend else "perplexity.csv"
+    name = "long_perplexity.csv" if mode == "keys" else name
     arguments.out = arguments.out or folder_for_results(arguments.model) / name
     arguments.lengths = sorted({*(arguments.lengths or LENGTHS)})
     return arguments

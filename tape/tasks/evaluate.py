@@ -22,6 +22,7 @@ import transformers
 
 from tape.analysis.state import INTERVENTIONS, load
 from tape.command import Parser, expected_errors, folder_name, integer, model_folder
+from tape.evaluation.extension import add_options, extended, extension
 from tape.evaluation.figures import heat_map, write_figure
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, place_of
 from tape.evaluation.questions import Batch, Questions
@@ -48,7 +49,8 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     """Answers the questions of one shard that are not in its journal yet; writes the results and
     returns them if all other shards are complete."""
     task, folder, shard = task_of(given.task), given.run, Shard.parse(given.shard)
-    from_folder = partial(load, intervention=given.intervention)
+    position = extended(given, folder)
+    from_folder = partial(load, intervention=given.intervention, position=position)
     model, tokenizer = from_folder(folder)
     questions, name = task.asked(given, folder, model)
     batching = {task.batching[0]: getattr(given, task.batching[0])}
@@ -60,6 +62,9 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     if given.intervention is not None:
         header["intervention"] = given.intervention
         name += f"_{given.intervention}"
+    if position is not None:
+        header["position"] = position
+        name += f"_{extension(given).replace(' ', '_')}"
     results = place_of(folder_for_results(folder), "--name", given.name or name)
     complete_shard(
         results,
@@ -118,6 +123,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
     add("--seed", type=integer(0), default=0, help="seed of the questions")
     about = "a change of the state of a model with tape (docs/inside.md)"
     add("--intervention", choices=[*INTERVENTIONS], help=about)
+    add_options(parser)
     about = "worker processes; by default one per torch thread, on a GPU one"
     add("--processes", type=integer(1), help=about)
     add("--shard", default="1/1", help="i/n: the i-th of n shards; the last one writes the results")
