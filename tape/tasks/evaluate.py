@@ -63,8 +63,8 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
         header["intervention"] = given.intervention
         name += f"_{given.intervention}"
     if position is not None:
-        header["position"] = position
-        name += f"_{extension(given).replace(' ', '_')}"
+        header["extend"] = extension(given)
+        name += f"_{header['extend'].replace(' ', '_')}"
     results = place_of(folder_for_results(folder), "--name", given.name or name)
     complete_shard(
         results,
