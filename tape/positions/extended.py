@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tape.positions.base import LayerPosition, Positions, Tokens
-from tape.positions.path import refuse_later_tokens
+from tape.positions.causal import refuse_later_tokens
 from tape.positions.pieces import METHODS, Piece, settings_of
 from tape.positions.rotary import RoPE, apply_rotary
 from tape.positions.schedules import state_at

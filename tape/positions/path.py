@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
+from tape.positions.causal import refuse_later_tokens
 from tape.positions.convolution import Convolution
 from tape.positions.fox import ForgetLayer, Forgetting
 from tape.positions.scores import ScoreBias
-from tape.tensor_validation import refuse_unless
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -105,19 +105,6 @@ class PathScores(ScoreBias):
             far = before(rows, Chunks.of(k, w, beta * past), S)
             scores = far.index_copy(-1, self.slots, near)
         return scores.flatten(1, 2).to(dtype)
-
-
-def refuse_later_tokens(name: str, x_BTC: Tensor, tokens: Tokens, training: bool) -> None:
-    """Raises a ValueError for a 4-D mask in which a query sees a later token."""
-    if tokens.seen is None:
-        return
-    places = torch.arange(tokens.seen.shape[-1], device=x_BTC.device)
-    refuse_unless(
-        ~tokens.seen | (places <= tokens.slots[:, None]),
-        f"position {name} with a 4-D attention_mask in which a query sees later tokens: its "
-        "scores are defined for earlier tokens only; give a causal mask",
-        now=x_BTC.shape[1] > 1 and not training,
-    )
 
 
 class PathLayer(LayerPosition):

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear
+from tape.positions.causal import refuse_later_tokens
 from tape.positions.fox import ForgetLayer, Forgetting
-from tape.positions.path import refuse_later_tokens
 from tape.positions.scores import ScoreBias
 
 if TYPE_CHECKING:
