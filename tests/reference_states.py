@@ -45,7 +45,7 @@ def repo_state(weights, config, layer: int, x: Tensor, coordinate: int) -> Tenso
 
 def trained_distance(arguments: dict, i: int, j: int) -> float:
     """The distance of a query i and a key j <= i that each method of `extended` takes."""
-    W, G, C, S = (arguments[name] for name in ("window", "group", "chunk", "offset"))
+    W, G, C, S = (arguments.get(name) for name in ("window", "group", "chunk", "offset"))
     match arguments["method"]:
         case "self_extend":
             return i - j if i - j < W else i // G - j // G + W - W // G

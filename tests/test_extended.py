@@ -25,7 +25,7 @@ from tape.evaluation import perplexity
 from tape.evaluation.extension import SCHEDULES, extended
 from tape.evaluation.tables import read_table
 from tape.export.llama import require_llama
-from tape.positions.pieces import METHODS, SETTINGS
+from tape.positions.pieces import METHODS
 
 T = 40
 MAPS = [
@@ -40,7 +40,6 @@ MAPS = [
     {"method": "string", "window": 2, "offset": 6},
     {"method": "string", "window": 1, "offset": 16},
 ]
-NONE = dict.fromkeys(SETTINGS)
 
 
 def by(method, **given):
@@ -54,7 +53,7 @@ def test_pieces_are_the_map_of_distances(given):
     for query, key, pairs in pieces(index, index, **{name: given[name] for name in names}):
         distance = query[0, :, None] - key[0]
         found = distance if pairs is None else torch.where(pairs[0], distance, found)
-    expected = [[trained_distance(NONE | given, i, j) for j in range(i + 1)] for i in range(T)]
+    expected = [[trained_distance(given, i, j) for j in range(i + 1)] for i in range(T)]
     for i, row in enumerate(expected):
         torch.testing.assert_close(found[i, : i + 1], torch.tensor(row).double())
 
@@ -68,7 +67,7 @@ def test_distances_stay_within_what_the_settings_promise(given):
         reach = (L - W + W // G) * G
     if given["method"] in ("leaky_rerope", "string"):
         reach = (L - W) * G + W if G else L + S - W
-    found = [trained_distance(NONE | given, i, j) for i in range(reach) for j in range(i + 1)]
+    found = [trained_distance(given, i, j) for i in range(reach) for j in range(i + 1)]
     assert min(found) >= 0 and max(found) < L
 
 
@@ -141,7 +140,7 @@ def test_a_llama_and_a_model_of_ours_are_extended_when_they_are_loaded(method, t
     for folder in (tmp_path / "llama", tmp_path / "ours"):
         model = TapeForCausalLM.from_pretrained(folder, position=by(method)).eval()
         assert model.config.rope_parameters["rope_theta"] == 500.0
-        assert model.config.position["factor"] is None and model.config.position["window"]
+        assert model.config.position["window"] > 0
         found.append(model(tokens).logits)
     assert torch.equal(*found)
     expected = llama(tokens).logits
@@ -173,8 +172,8 @@ def test_a_llama_and_a_model_of_ours_are_extended_when_they_are_loaded(method, t
 )
 def test_defaults_follow_from_the_trained_length(length, given, expected):
     config = make_config(by(**given), max_position_embeddings=length)
-    found = {name: config.position[name] for name in SETTINGS}
-    assert found == NONE | expected and config.position["factor"] is None
+    always = {"name": "extended", "method": given["method"], "sampler": {"name": "index"}}
+    assert config.position == always | expected
 
 
 REFUSED = {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tape.positions.base import LayerPosition, Positions, Tokens
 from tape.positions.causal import refuse_later_tokens
-from tape.positions.pieces import METHODS, Piece, settings_of
+from tape.positions.pieces import METHODS, SETTINGS, Piece, settings_of
 from tape.positions.rotary import RoPE, apply_rotary
 from tape.positions.schedules import state_at
 from tape.positions.scores import ScoreBias
@@ -117,7 +117,8 @@ class ExtendedRoPE(RoPE):
     @classmethod
     def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
         settled = settings_of(config.max_position_embeddings, arguments)
-        return super().configure(config, arguments | settled | {"factor": None})
+        kept = {k: x for k, x in arguments.items() if k not in (*SETTINGS, "factor")}
+        return super().configure(config, kept | settled)
 
     def state(self, positions: Positions, dtype: torch.dtype) -> None:
         return None

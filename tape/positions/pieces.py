@@ -81,7 +81,7 @@ SETTINGS = ("window", "group", "chunk", "offset")
 MOST_TIMES = 1_000_000  # the trained length
 
 
-def settings_of(L: int, given: dict[str, Any]) -> dict[str, int | None]:
+def settings_of(L: int, given: dict[str, Any]) -> dict[str, int]:
     """Returns the settings of a method at training length L, with defaults (`ExtendedRoPE`).
 
     Raises:
@@ -122,4 +122,4 @@ def settings_of(L: int, given: dict[str, Any]) -> dict[str, int | None]:
         if found["offset"] is None:
             found["offset"] = max(math.ceil(L / 3), math.ceil(factor * L) - L + W)
         check_integer(f"{owner}: offset", found["offset"], least=W, most=L)
-    return found
+    return {name: found[name] for name in names}
