@@ -40,6 +40,14 @@ LONG, SHORT = 8192, 1024  # of LongPPL
 OF_A_TEXT = {"model", "data", "files", "whole", "max_tokens", "batch_tokens", "dtype", "processes"}
 OPTIONS = {"choose": OF_A_TEXT | {"lengths", "short"}, "keys": OF_A_TEXT | {"out"}}
 LONGEST = 10**7  # tokens
+EXTENSIONS = [*names_in("tape/positions/pieces.py", "METHODS"), "ntk", "yarn", "linear"]
+
+
+def add_extension(parser: argparse.ArgumentParser) -> None:
+    about = "without training, to longer texts (docs/context_extension.md)"
+    parser.add_argument("--extend", choices=EXTENSIONS, help=about)
+    about = "of the trained length that --extend is to reach (default: 4; of string: 1)"
+    parser.add_argument("--factor", type=float, help=about)
 
 
 def perplexity(given: Words = None) -> argparse.Namespace:
@@ -63,6 +71,7 @@ def perplexity(given: Words = None) -> argparse.Namespace:
     add("--out", type=Path, help="table to add to (default: in the run's folder, or in output/)")
     add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
     add("--processes", type=integer(1), default=1, help="worker processes on this machine")
+    add_extension(parser)
     long = parser.add_mutually_exclusive_group()
     long.add_argument("--choose", type=Path, help="LongPPL: write this evaluator's key tokens here")
     long.add_argument("--keys", type=Path, help="LongPPL: score the model on these key tokens")
@@ -80,7 +89,9 @@ def perplexity(given: Words = None) -> argparse.Namespace:
         if arguments.choose.suffix != ".json":
             parser.error(f"--choose {arguments.choose} must end in .json")
         return arguments
-    name = "long_perplexity.csv" if mode == "keys" else "perplexity.csv"
+    # perplexity.csv of a run holds one measurement of it.
+    name = "extended.csv" if arguments.extend else "perplexity.csv"
+    name = "long_perplexity.csv" if mode == "keys" else name
     arguments.out = arguments.out or folder_for_results(arguments.model) / name
     arguments.lengths = sorted({*(arguments.lengths or LENGTHS)})
     return arguments
@@ -106,6 +117,7 @@ def evaluate(given: Words = None) -> argparse.Namespace:
     about = "a change of the state of a model with tape (docs/inside.md)"
     changes = names_in("tape/analysis/state.py", "LEFT_OUT", "ROTATED_BY")
     add("--intervention", choices=changes, help=about)
+    add_extension(parser)
     about = "worker processes; by default one per torch thread, on a GPU one"
     add("--processes", type=integer(1), help=about)
     add("--shard", default="1/1", help="i/n: the i-th of n shards; the last one writes the results")
@@ -183,6 +195,7 @@ def lm_eval(given: Words = None) -> argparse.Namespace:
     add("--lengths", type=integer(1, LONGEST), help=lengths, **SEVERAL)
     add("--limit", type=integer(1), help="ask this many of each task, for a try")
     add("--dtype", choices=DTYPES, default="float32")
+    add_extension(parser)
     add("--metric", help="that the printed table shows (default: acc, or all of a task without it)")
     out = "a table to add to (default: zero_shot.csv in the run's folder, or in output/)"
     add("--out", type=Path, help=out)

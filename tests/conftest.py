@@ -63,7 +63,20 @@ POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
         "name": "rope",
         "scaling": {"rope_type": "default", "partial_rotary_factor": 0.5},
     },
+    "rope_longrope": {
+        "name": "rope",
+        "scaling": {
+            "rope_type": "longrope",
+            "factor": 4.0,
+            "long_factor": [1.0, 1.5, 2.25, 4.0],
+        },
+    },
     "rope_clipped": {"name": "rope", "scaling": {"rope_type": "clipped"}},
+    "extended": {"name": "extended", "window": 4, "group": 6},
+    "extended_rerope": {"name": "extended", "method": "rerope", "window": 3},
+    "extended_leaky": {"name": "extended", "method": "leaky_rerope", "window": 3, "group": 3},
+    "extended_dca": {"name": "extended", "method": "dca", "window": 2, "chunk": 6},
+    "extended_string": {"name": "extended", "method": "string", "window": 2, "offset": 6},
     "alibi_subset": {"name": "alibi", "sampler": "subset"},
     "fire": {"name": "fire", "threshold": 6.0},
     "t5": {"name": "t5", "num_buckets": 8, "max_distance": 12},
@@ -120,7 +133,7 @@ all_positions = pytest.mark.parametrize("position", POSITIONS)
 REPRESENTED = {
     *("nope", "sincos", "learned", "yarn", "xpos", "randpe", "kerple", "t5", "dape", "relative"),
     *("cope", "pope", "selective", "tape_yarn", "mixed", "rope_gain", "grape_m", "grape_ap"),
-    *("repo", "carope", "tapa", "fope", "stick_breaking", "coupling", "bam"),
+    *("repo", "carope", "tapa", "fope", "stick_breaking", "coupling", "bam", "extended"),
     *(name for name in POSITIONS if name not in ENCODINGS and name != "mixed_tape"),
 }
 

@@ -1,4 +1,5 @@
-"""Loops of references.py for what layers read from a token: probes, and states of rotations."""
+"""Loops of references.py for what layers read from a token: probes, states of rotations, and mapped
+distances."""
 
 import torch
 from torch import Tensor
@@ -45,3 +46,23 @@ def repo_state(weights, config, layer: int, x: Tensor, coordinate: int) -> Tenso
     )
     gate = W1 @ x
     return state_at(config, W3 @ (gate * torch.sigmoid(gate) * (W2 @ x)))
+
+
+def trained_distance(arguments: dict, i: int, j: int) -> float:
+    """The distance of a query i and a key j <= i that each method of `extended` takes."""
+    W, G, C, S = (arguments.get(name) for name in ("window", "group", "chunk", "offset"))
+    match arguments["method"]:
+        case "self_extend":
+            return i - j if i - j < W else i // G - j // G + W - W // G
+        case "rerope":
+            return min(i - j, W)
+        case "leaky_rerope":
+            return i - j if i - j < W else W + (i - j - W) / G
+        case "dca" if i // C == j // C:
+            return i - j
+        case "dca" if i // C == j // C + 1:
+            return min(i % C + C, C + W - 1) - j % C
+        case "dca":
+            return C + W - 1 - j % C
+        case "string":
+            return i - j if i - j < S else i - j - S + W

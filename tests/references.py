@@ -8,7 +8,13 @@ import math
 
 import torch
 from reference_parts import carope_state, fope_state, phase_score, stick_shares
-from reference_states import gain_of, grape_m_state, grape_probe, repo_state
+from reference_states import (
+    gain_of,
+    grape_m_state,
+    grape_probe,
+    repo_state,
+    trained_distance,
+)
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -344,6 +350,11 @@ def decoder(weights: dict[str, Tensor], config, tokens: list[int], coordinates=N
 
         def products(i, j, q=q, k=k, maps=maps, name=name, config=config):
             pairs = [(q[i][h], k[j][h * K // H]) for h in range(H)]
+            if name == "extended":
+                inverse, magnitude = frequencies(config)
+                phase = trained_distance(config.position, p[i], p[j]) * inverse
+                turn = torch.stack((phase.cos(), phase.sin()), dim=-1) * magnitude**2
+                pairs = [(rotate(a, turn), b) for a, b in pairs]
             if name == "path":  # the maps of the tokens after j, up to i
                 for t in range(j + 1, i + 1):
                     w, beta = (x[[h * K // H for h in range(H)]] for x in maps[t])

@@ -40,15 +40,17 @@ def labels(runs, across=ALL):
     return {label: len(group) for label, group in groups.items()}
 
 
-def test_evaluations_with_another_state_are_rows_of_their_own(runs, tmp_path):
+@pytest.mark.parametrize("change", [{"intervention": "initial"}, {"extend": "dca 2"}])
+def test_evaluations_of_a_changed_model_are_rows_of_their_own(change, runs, tmp_path):
     """Saved results keep them apart, too."""
     tapes = [run for run in runs if "tape" in run.name]
-    changed = [add_grid(run / "grid_initial", 0, intervention="initial") for run in tapes]
+    changed = [add_grid(run / "grid_initial", 0, **change) for run in tapes]
     shutil.copy(tapes[0] / "grid" / "grid.csv", tapes[0])  # the run's own folder remains a run
     assert labels(runs) == {"tape": 3, "rope": 2}
     own = [run / "grid" for run in tapes]
     given = [*own, *changed, *(run / "grid" for run in runs if run not in tapes)]
-    expected = {"tape": 3, "tape intervention=initial": 3, "rope": 2}
+    ((name, value),) = change.items()
+    expected = {"tape": 3, f"tape {name}={value}": 3, "rope": 2}
     assert labels(given) == expected
     text, _ = compare([*own, *changed], tmp_path / "saved", across=ALL, baseline="tape")
     assert labels([tmp_path / "saved", *given[6:]]) == expected

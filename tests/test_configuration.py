@@ -36,6 +36,17 @@ ROTATING = ("rope", "tape", "xpos", "randpe", "yarn", "tape_yarn")
             {"name": "rope", "scaling": {"rope_type": "dynamic"}},
             r"rope_type='dynamic'.*: clipped",
         ),
+        (
+            {"name": "rope", "scaling": {"rope_type": "longrope", "factor": 4.0}},
+            r"rope_type='longrope' also needs long_factor",
+        ),
+        (
+            {
+                "name": "rope",
+                "scaling": {"rope_type": "longrope", "factor": 4.0, "long_factor": [1.0, 0.5]},
+            },
+            r"long_factor=\[1.0, 0.5\] must be a list of 4 numbers >= 1",
+        ),
         ({"name": "yarn", "scaling": {"rope_type": "linear"}}, r"yarn sets the scaling itself"),
         ({"name": "tape", "width": 0}, r"width=0"),
         ({"name": "tape", "width": "0H"}, r"width='0H' must be an integer > 0, or a multiple"),

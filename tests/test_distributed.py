@@ -250,7 +250,7 @@ def test_tensor_parallelism_equals_one_process_or_is_refused(tmp_path):
     ("processes", "encodings"),
     [
         (2, "tape fox rope nope alibi fire t5 learned abacus carope fope rope_gain"),
-        (2, "grape_m_contextual grape_ap repo wall_scalar"),
+        (2, "grape_m_contextual grape_ap repo wall_scalar extended_dca"),
         (4, "tape rope alibi fire nope fox xpos kerple"),
     ],
 )

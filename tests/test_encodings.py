@@ -53,6 +53,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "beta_fast": 4.
 YARN |= {"beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False}
 LONGROPE = {"factor": 2.0, "original_max_position_embeddings": 8}
 LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+FIXED = {"short_factor": [1.0, 1.0, 1.5, 2.0], "long_factor": [1.0, 1.0, 1.5, 2.0]}
 # Fields of a Llama's config.json, also in the form before `rope_parameters`.
 ROPES = {
     "theta": {"rope_theta": 500.0},
@@ -68,6 +69,7 @@ ROPES = {
         "partial_rotary_factor": 0.5,
         "rope_parameters": {"rope_type": "proportional"},
     },
+    "longrope": {"rope_parameters": LONGROPE | {"rope_type": "longrope"} | FIXED},
     "partial": {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
     "partial, default": {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
     "partial, old": {"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}},

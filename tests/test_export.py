@@ -31,6 +31,7 @@ LLAMAS = (
     "rope_theta",
     "rope_linear",
     "rope_llama3",
+    "rope_longrope",
     "yarn",
     "tape_neither_place",
 )
@@ -191,7 +192,7 @@ def test_a_llama_gives_the_same_logits(tmp_path, name):
     saved = json.loads((tmp_path / "config.json").read_text())
     assert "position" not in saved
     assert saved["rope_theta"] == model.config.rope_parameters["rope_theta"]
-    factors = {"yarn": 4.0, "rope_linear": 3.0, "rope_llama3": 8.0}
+    factors = {"yarn": 4.0, "rope_linear": 3.0, "rope_llama3": 8.0, "rope_longrope": 4.0}
     assert (saved["rope_scaling"] or {}).get("factor") == factors.get(name)
 
 

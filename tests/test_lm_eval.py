@@ -221,6 +221,17 @@ def test_texts_are_written_at_positions_for_the_longest(tasks, tmp_path):
     assert ask(folder, tasks, "spoken")
 
 
+def test_an_extended_model_has_rows_of_its_own(tasks, tmp_path):
+    folder = make_folder(tmp_path / "model", "rope")
+    extend = ["--extend", "rerope", "--out", str(tmp_path / "table.csv")]
+    (row, *_) = ask(folder, tasks, "sums", *extend)
+    position = {"name": "extended", "method": "rerope"}
+    TapeForCausalLM.from_pretrained(folder, position=position).save_pretrained(folder)
+    rows = ask(folder, tasks, "sums", *extend[2:])
+    assert row["model"] == "model rerope" and rows[-1]["model"] == "model"
+    assert row["value"] in {each["value"] for each in rows if each["model"] == "model"}
+
+
 LONGER = r"a prompt and its answer have \d\d tokens, more than --max_length "
 
 

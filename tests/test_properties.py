@@ -16,9 +16,9 @@ from tape import TapeForCausalLM
 from tape.positions import PositionModule
 
 DRAWN = ["randpe", "alibi_subset", "tape_subset"]  # other indices have other distances
-# FIRE divides distances by the query's position, GRAPE-AP turns tokens by theirs, and products of
-# FoPE's mixtures depend on both.
-ABSOLUTE = ["sincos", "learned", "fire", "grape_ap", "fope", *DRAWN]
+# FIRE divides distances by the query's position, GRAPE-AP turns tokens by theirs, products of
+# FoPE's mixtures depend on both, and groups and chunks begin at multiples of their size.
+ABSOLUTE = ["sincos", "learned", "fire", "grape_ap", "fope", "extended", "extended_dca", *DRAWN]
 EQUIVARIANT = ["tape", "tape_yarn", "tape_attention", "tape_feed_forward"]
 BROKEN = ["tape_not_equivariant", "tape_not_tensorial", "tape_neither_form"]
 

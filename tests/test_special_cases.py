@@ -187,12 +187,12 @@ def test_a_cache_over_two_thousand_tokens_gives_the_scores_of_the_whole_text(kin
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("position", ["wall", "path_gate"])
+@pytest.mark.parametrize("position", ["wall", "path_gate", "extended"])
 def test_scores_of_later_tokens_are_refused(position):
     model, tokens = make_model(position), random_tokens(2, 9)
     prefix = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
     prefix[..., :4] = True
-    with pytest.raises(ValueError, match=r"position (wall|path) .* later tokens"):
+    with pytest.raises(ValueError, match=r"position (wall|path|extended) .* later tokens"):
         model(tokens, attention_mask=prefix)
 
 

@@ -334,6 +334,21 @@ def test_a_model_whose_state_is_not_updated_answers_as_rope(name, processes, fol
         evaluate(folder, name, more, "--intervention initial --name", place)
 
 
+def test_an_extended_model_answers_as_the_model_so_loaded(tmp_path):
+    """In a folder of its own, beside the answers of the model as it is."""
+    rope, more = make_run(tmp_path / "rope", "passkey", "rope"), "--wrong 9"
+    position = {"name": "extended", "method": "dca", "window": None}
+    extended = make_run(tmp_path / "extended", "passkey", "rope")
+    TapeForCausalLM.from_pretrained(extended, position=position).save_pretrained(extended)
+    for folder, given in ((rope, ""), (rope, "--extend dca --factor 2"), (extended, "")):
+        evaluate(folder, "passkey", more, given)
+    answers = (rope / "passkey_dca_2" / "wrong.jsonl").read_text()
+    assert answers == (extended / "passkey" / "wrong.jsonl").read_text()
+    assert answers != (rope / "passkey" / "wrong.jsonl").read_text()
+    header = json.loads(journal(rope / "passkey_dca_2").read_text().partition("\n")[0])
+    assert header["extend"] == "dca 2"
+
+
 @torch.no_grad()
 def test_a_llama_checkpoint_answers_as_the_library_does(tmp_path):
     tokenizer = llama_like()

@@ -122,14 +122,18 @@ def intervene(model: TapeForCausalLM, name: str) -> None:
 
 
 def load(
-    folder: Path, intervention: str | None = None, dtype: torch.dtype | None = None
+    folder: Path,
+    intervention: str | None = None,
+    dtype: torch.dtype | None = None,
+    position: dict[str, Any] | None = None,
 ) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
-    """Returns the model of a run, with a change of its state if one is named, and its tokenizer.
+    """Returns the model of a run, with a change of its state if one is named or with another
+    position if one is given, and its tokenizer.
 
     Raises:
         ValueError: as `intervene`.
     """
-    model, tokenizer = checkpoint.load(folder, dtype)
+    model, tokenizer = checkpoint.load(folder, dtype, position)
     if intervention is not None:
         intervene(model, intervention)
     return model, tokenizer

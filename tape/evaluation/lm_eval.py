@@ -22,6 +22,7 @@ import transformers
 
 from tape import parsers
 from tape.command import expected_errors
+from tape.evaluation.extension import extended, extension
 from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import Row, add_rows, check_addable, markdown_table, read_table
 from tape.files import read_object
@@ -62,7 +63,8 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
     if settings.is_file() and "auto_map" in read_object(settings):
         raise ValueError(f"{settings} requires custom code (auto_map), which is not run")
-    model, tokenizer = load(arguments.model, DTYPES[arguments.dtype])
+    position = extended(arguments, arguments.model)
+    model, tokenizer = load(arguments.model, DTYPES[arguments.dtype], position)
     lengths = arguments.lengths or []
     longest = max(lengths, default=0)
     max_length = arguments.max_length or max(model.config.max_position_embeddings, longest)
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     check_length(model, max_length, f"--max_length {max_length}")
     weights = identified(arguments.model)
     about = {
-        "model": arguments.model.resolve().name,
+        "model": f"{arguments.model.resolve().name} {extension(arguments)}".strip(),
         "model_hash": weights["model"][:16],
         "max_length": max_length,
         "dtype": arguments.dtype,
@@ -80,10 +82,12 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.special_tokens_map)
     further = {"truncate": arguments.truncate, **weights, "answers": ANSWERS}
     further["tokenizer"] = hashlib.sha256(written.encode()).hexdigest()
+    if position is not None:
+        further["position"] = position
     digest = hashlib.sha256(json.dumps(about | further).encode()).hexdigest()[:12]
     # Not beside the model but where only this program writes: lm-eval unpickles them.
     cache = Path(os.environ.get("TAPE_CACHE", "cache"))
-    answers = cache / "lm_eval" / f"{about['model']}-{digest}"
+    answers = cache / "lm_eval" / f"{arguments.model.resolve().name}-{digest}"
     tasks = tasks_of(arguments.tasks, lengths, arguments.include_path, arguments.model)
     harness = Harness(model, tokenizer, max_length, arguments.batch_size, arguments.truncate)
     try:

@@ -2,6 +2,7 @@
 
 tape perplexity --model output/adape_local --data local --lengths 512 1024
 tape perplexity --model output/llama_adape --data ../data/proof_pile.bin
+tape perplexity --model output/rope_local --data local --extend self_extend --factor 4
 
 LongPPL, of the tokens that need a long context (tape/evaluation/long_perplexity.py):
 
@@ -21,6 +22,7 @@ from tape import parsers
 from tape.command import expected_errors
 from tape.evaluation import long_perplexity
 from tape.evaluation.curves import COLUMNS, Binned, binned, draw, read_curves, write
+from tape.evaluation.extension import extension
 from tape.evaluation.journal import Incomplete
 from tape.evaluation.tables import check_addable, markdown_table
 from tape.evaluation.texts import opened, walk
@@ -79,7 +81,7 @@ def run(arguments: argparse.Namespace) -> str:
     place = f"{out.with_suffix('')}/{convention}-"
     hashes, rows = walk(arguments, model, text, batches, asked, place, record)
     about = {
-        "model": folder.resolve().name,
+        "model": f"{folder.resolve().name} {extension(arguments)}".strip(),
         "model_hash": hashes["model"][:16],
         "data": text.name,
         "data_hash": hashes["text"][:16],

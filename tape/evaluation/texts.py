@@ -21,6 +21,7 @@ from tape.data import Corpus, load_tokenizer, tokenize_corpus
 from tape.data.blocks import token_fingerprint
 from tape.data.corpora import WholeText
 from tape.evaluation import scoring
+from tape.evaluation.extension import extended
 from tape.evaluation.journal import Shard, answering, complete_shard, join
 from tape.evaluation.windows import Batch
 from tape.files import read_object, reading
@@ -177,7 +178,8 @@ def opened(arguments: argparse.Namespace, longest: int) -> tuple[TapeForCausalLM
     Raises:
         ValueError, OSError: if windows of `longest` tokens, or the text, do not suit the model.
     """
-    model = load_model(arguments.model, scoring.DTYPES[arguments.dtype])
+    position = extended(arguments, arguments.model)
+    model = load_model(arguments.model, scoring.DTYPES[arguments.dtype], position=position)
     check_length(model, longest, f"--lengths {longest}")
     cache, most = Path(os.environ.get("TAPE_CACHE", "cache")), arguments.max_tokens
     data, files, whole = arguments.data, arguments.files, arguments.whole
@@ -211,8 +213,10 @@ def walk(
     """
     header = {**identified(arguments.model), "text": text.fingerprint(), **asked}
     header["batches"] = len(batches)
+    if (position := extended(arguments, arguments.model)) is not None:
+        header["position"] = position
     results = Path(place + hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12])
-    load = partial(_load, dtype=scoring.DTYPES[arguments.dtype])
+    load = partial(_load, dtype=scoring.DTYPES[arguments.dtype], position=position)
     answer = partial(_answer, text=text, record=record)
     complete_shard(
         results,
@@ -226,8 +230,10 @@ def walk(
     return join(results)
 
 
-def _load(folder: Path, dtype: torch.dtype) -> tuple[TapeForCausalLM, None]:
-    return load_model(folder, dtype), None
+def _load(
+    folder: Path, dtype: torch.dtype, position: dict[str, Any] | None
+) -> tuple[TapeForCausalLM, None]:
+    return load_model(folder, dtype, position=position), None
 
 
 def _answer(

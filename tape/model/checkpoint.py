@@ -36,11 +36,13 @@ SHA256 = 64  # digits; a revision on the hub has fewer
 
 
 def load(
-    folder: Path, dtype: torch.dtype | None = None
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    position: str | dict[str, Any] | None = None,
 ) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
     """Returns `load_model` and its tokenizer. Sampling settings and penalties that a base model may
     have for generation are reset."""
-    model = load_model(folder, dtype)
+    model = load_model(folder, dtype, position=position)
     model.generation_config = GenerationConfig()
     return model, read_tokenizer(folder)
 
@@ -89,22 +91,27 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None
         )
 
 
-def read_config(folder: Path) -> TapeConfig:
-    """Returns the configuration beside a model.
+def read_config(folder: Path, position: str | dict[str, Any] | None = None) -> TapeConfig:
+    """Returns the configuration beside a model, with another encoding or other arguments of its
+    encoding if they are given.
 
     Raises:
-        ValueError: if there is none, or it is neither of a model of ours nor of a Llama.
+        ValueError: if there is none, it is neither of a model of ours nor of a Llama, or the
+            encoding does not suit it.
     """
     path = folder / CONFIG
     if not path.is_file():
         raise ValueError(f"{folder} has no {CONFIG}: give the folder of a trained model")
     read_object(path)
     with reading(path):
-        return TapeConfig.from_pretrained(folder, local_files_only=True)
+        return TapeConfig.from_pretrained(folder, local_files_only=True, position=position)
 
 
 def load_model(
-    folder: Path, dtype: torch.dtype | None = None, attn_implementation: str | None = None
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    attn_implementation: str | None = None,
+    position: str | dict[str, Any] | None = None,
 ) -> TapeForCausalLM:
     """Loads a model of ours, or a Llama as one with RoPE; an adapter is merged into its base. The
     model is on a GPU if there is one.
@@ -112,13 +119,14 @@ def load_model(
     Args:
         dtype: None for the dtype that it was saved in, float32 for an adapter.
         attn_implementation: None for transformers' choice.
+        position: as in `read_config`; an encoding without weights of its own.
 
     Raises:
         ValueError: if the folder holds no trained model, not all of one, or more; for an adapter
             without its base; for weights that are not finite.
     """
     adapted = weight_files(folder)[0].name == ADAPTER
-    config = read_config(folder)
+    config = read_config(folder, position)
     source, where = _base(folder, config) if adapted else (folder, {"local_files_only": True})
     model, left = with_weights(
         source,

@@ -58,6 +58,9 @@ def of_encoding(config: TapeConfig, length: int, ends: bool = True) -> dict[str,
         case "selective":  # W1 x, then W2 and a tap for each token that the convolution reads
             rank, channels = position["rank"], config.num_key_value_heads * D // 2
             return {"phases": layers * N * rank * (C + channels * position["kernel"])}
+        case "extended":  # the products of each piece, less those that they replace
+            pieces = 3 if position["method"] == "dca" else 2
+            return {"scores of further pieces": layers * (pieces - 1) * H * N**2 * D}
         case "pope":
             return {"second half of queries and keys": layers * H * N**2 * D}
         case "path":

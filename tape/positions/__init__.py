@@ -24,6 +24,7 @@ from tape.positions.carope import CARoPE
 from tape.positions.cope import CoPE
 from tape.positions.coupling import Coupling
 from tape.positions.dape import DAPE
+from tape.positions.extended import ExtendedRoPE
 from tape.positions.fope import FoPE
 from tape.positions.fox import FoX
 from tape.positions.gain import RoPEGain
@@ -56,6 +57,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "rope": RoPE,
     "rope_gain": RoPEGain,
     "yarn": YaRN,
+    "extended": ExtendedRoPE,
     "xpos": XPos,
     "randpe": RandPE,
     "alibi": ALiBi,
@@ -86,6 +88,9 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
 # Names in the paper's code.
 ALIASES = {"adape": "tape", "randrope": "randpe", "t5rb": "t5", "adayarn": "tape_yarn"}
 
+# Encodings that `extended` computes at trained distances.
+EXTENDABLE = ("rope", "yarn", "extended")
+
 
 def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[str, Any]:
     """Completes an encoding, given by name or as {"name": ..., arguments}, for a configuration.
@@ -102,9 +107,18 @@ def configure(config: PretrainedConfig, position: str | dict[str, Any]) -> dict[
 
 
 def override(saved: str | dict[str, Any] | None, position: str | dict[str, Any]) -> dict[str, Any]:
-    """Replaces the saved encoding, or some of its arguments if the encoding is the same."""
+    """Replaces the saved encoding, or some of its arguments if the encoding is the same.
+
+    Raises:
+        ValueError: for an unknown name; for `extended` on an encoding that is not RoPE.
+    """
     name, given = canonical(position)
     kept_name, kept = (None, {}) if saved is None else canonical(saved)
+    if name == "extended" and kept_name not in (None, *EXTENDABLE):
+        raise ValueError(
+            f"position extended on a model with position {kept_name!r}, whose scores depend on "
+            f"more than RoPE's distances; allowed: models with {', '.join(EXTENDABLE)}"
+        )
     return {"name": name, **(kept if kept_name == name else {}), **given}
 
 

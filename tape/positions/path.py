@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
+from tape.positions.causal import refuse_later_tokens
 from tape.positions.convolution import Convolution
 from tape.positions.fox import ForgetLayer, Forgetting
 from tape.positions.scores import ScoreBias
-from tape.tensor_validation import refuse_unless
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -107,18 +107,6 @@ class PathScores(ScoreBias):
         return scores.flatten(1, 2).to(dtype)
 
 
-def refuse_later_tokens(name: str, tokens: Tokens, now: bool) -> None:
-    """Raises a ValueError for a 4-D mask in which a query sees later tokens."""
-    if tokens.seen is not None:
-        places = torch.arange(tokens.seen.shape[-1], device=tokens.slots.device)
-        refuse_unless(
-            ~tokens.seen | (places <= tokens.slots[:, None]),
-            f"position {name} with a 4-D attention_mask in which a query sees later tokens: its "
-            "scores are defined for earlier tokens only; give a causal mask",
-            now=now,
-        )
-
-
 class PathLayer(LayerPosition):
     """Keeps w and beta of each token, and the input of the convolution, W1 x."""
 
@@ -140,7 +128,7 @@ class PathLayer(LayerPosition):
         tokens: Tokens,
         past_BKLM: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        refuse_later_tokens("path", tokens, now=x_BTC.shape[1] > 1 and not self.training)
+        refuse_later_tokens("path", tokens, self.training)
         past = None if past_BKLM is None else past_BKLM[..., -self.rank :]
         w, low = self.convolution(x_BTC, k_BKTD, past, tokens)
         w = F.normalize(w.unflatten(-1, (k_BKTD.shape[1], -1)), dim=-1).transpose(1, 2)

@@ -111,11 +111,11 @@ class RoPE(PositionEncoding):
     Arguments of the configuration:
         theta: base of the frequencies, inv_f = theta^(-2f/D); 10,000 by default.
         scaling: a schedule in transformers' form, e.g. {"rope_type": "linear", "factor": 2.0};
-            also "llama3" and "yarn". "proportional" rotates the pairs of the first share
-            `partial_rotary_factor` alone, and "default" with that share has their frequencies go
-            down to theta^(-1) as well (GPT-NeoX). "ntk" multiplies theta by factor^(D/(D-2))
-            (Peng et al. 2023), and "clipped" tapers frequencies that turn less than once in
-            `original_max_position_embeddings` tokens, by default the training length.
+            also "llama3", "yarn", "longrope" (one set of factors). "proportional" rotates the pairs
+            of the first share `partial_rotary_factor` alone, and "default" with that share has
+            their frequencies go down to theta^(-1) as well (GPT-NeoX). "ntk" multiplies theta by
+            factor^(D/(D-2)) (Peng et al. 2023), and "clipped" tapers frequencies that turn less
+            than once in `original_max_position_embeddings` tokens, by default the training length.
     """
 
     config_arguments = ("theta", "scaling")

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tape.validation import suggestion
+from tape.validation import is_number, suggestion
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Schedules that are fixed when the model is built. "dynamic" and "longrope" depend on the input's
-# length, which would invalidate cached keys.
+# Schedules that are fixed when the model is built. "dynamic" depends on the input's length, which
+# would invalidate cached keys, and so does "longrope" if its factors for short texts are others.
 # Each with the arguments that it requires.
 REQUIRED = {
     "default": (),
@@ -29,6 +29,7 @@ REQUIRED = {
         "original_max_position_embeddings",
     ),
     "yarn": ("factor",),
+    "longrope": ("factor", "long_factor"),
     "proportional": ("partial_rotary_factor",),
     "ntk": ("factor",),
     "clipped": (),
@@ -96,7 +97,10 @@ def settled(
             raise ValueError(f"rotary positions: {name}={value!r} must be a number > 0")
     scaling["rope_theta"] = float(scaling["rope_theta"])
     rope_type = scaling.setdefault("rope_type", scaling.pop("type", "default"))
-    if rope_type not in REQUIRED:
+    if rope_type == "longrope":
+        scaling.setdefault("short_factor", scaling.get("long_factor"))
+    varies = scaling.get("short_factor") != scaling.get("long_factor")
+    if rope_type not in REQUIRED or (rope_type == "longrope" and varies):
         raise ValueError(
             f"rope_type={rope_type!r}: only schedules that are fixed when the model is built "
             "are supported, because others would change cached "
@@ -117,13 +121,15 @@ def settled(
             f"rotary positions: partial_rotary_factor={share} of head_dim={config.head_dim} "
             "channels must be an even number of channels"
         )
-    if rope_type in ("yarn", "clipped"):
+    if rope_type in ("yarn", "clipped", "longrope"):
         scaling.setdefault("original_max_position_embeddings", config.max_position_embeddings)
     if missing := [name for name in REQUIRED[rope_type] if scaling.get(name) is None]:
         raise ValueError(
             f"rotary positions: scaling with rope_type={rope_type!r} also needs "
             f"{', '.join(missing)}"
         )
+    if rope_type == "longrope":
+        _check_factors(scaling["long_factor"], config.head_dim // 2)
     for less, more in ORDERED:
         if (scaling.get(less) or 0) >= (scaling.get(more) or math.inf):
             raise ValueError(
@@ -136,6 +142,16 @@ def settled(
         theta = scaling["rope_theta"] * scaling["factor"] ** exponent
         scaling = {"rope_type": "default", "rope_theta": theta}
     return scaling
+
+
+def _check_factors(factors: Any, count: int) -> None:
+    """Raises a ValueError unless there is a number of at least 1 for each frequency."""
+    right = isinstance(factors, list | tuple) and len(factors) == count
+    if not (right and all(is_number(x) and x >= 1 for x in factors)):
+        raise ValueError(
+            f"rotary positions: long_factor={factors!r} must be a list of {count} numbers >= 1, "
+            "one for each frequency"
+        )
 
 
 def yarn(current: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens
+from tape.positions.causal import refuse_later_tokens
 from tape.positions.cope import seen_tokens
-from tape.positions.path import refuse_later_tokens
 from tape.positions.scores import ScoreBias
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class StickLayer(LayerPosition):
     def bias(
         self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: None, tokens: Tokens
     ) -> ScoreBias:
-        now = len(tokens.slots) > 1 and not self.training
-        refuse_later_tokens("stick_breaking", tokens, now)
+        refuse_later_tokens("stick_breaking", tokens, self.training)
         return StickScores(q_BHTD, k_BKSD, tokens)
 
     def finish(self, attended_BHTD: Tensor, lse_BHT: Tensor) -> Tensor:

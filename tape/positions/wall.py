@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import initialization as init
 
 from tape.positions.base import LayerPosition, PositionEncoding, Tokens, WideLinear
+from tape.positions.causal import refuse_later_tokens
 from tape.positions.fox import ForgetLayer, Forgetting
-from tape.positions.path import refuse_later_tokens
 from tape.positions.scores import ScoreBias
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class WallLayer(LayerPosition):
         tokens: Tokens,
         past_BKLM: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        refuse_later_tokens("wall", tokens, now=x_BTC.shape[1] > 1 and not self.training)
+        refuse_later_tokens("wall", tokens, self.training)
         wide = torch.promote_types(self.gate.weight.dtype, torch.float32)
         with torch.autocast(x_BTC.device.type, enabled=False):
             steps_BTN = F.logsigmoid(self.gate(x_BTC.to(wide)))

@@ -20,8 +20,8 @@ import pandas as pd
 
 from tape.evaluation.view import select
 from tape.results.runs import (
+    CHANGES,
     EVALUATIONS,
-    INTERVENTION,
     Run,
     names_of,
     parts_of,
@@ -36,7 +36,7 @@ from tape.statistics import per_seed
 DERIVED_SETTINGS = r"length|model\.max_position_embeddings|tokens\..*"
 RATE = "trainer.learning_rate"
 RATES = rf"{re.escape(RATE)}|learning_rates(\..*)?"
-NAMED = ("optimizer.encoding_factor", INTERVENTION)  # in a label wherever given
+NAMED = ("optimizer.encoding_factor", *CHANGES)  # in a label wherever given
 OWN = "|".join(map(re.escape, NAMED))
 ENCODING_SETTINGS = rf"position\..*|{RATES}|{OWN}|model\.max_position_embeddings"
 METHOD_SETTINGS = rf"peft\..*|position\..*|{RATES}|base_model|tokenizer|{OWN}"

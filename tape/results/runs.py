@@ -31,7 +31,7 @@ from tape.runs.metrics import metric_rows
 from tape.validation import check_name
 
 RESULTS, SETTINGS = "results.csv", "settings.json"
-INTERVENTION = "intervention"
+CHANGES = ("intervention", "extend")  # of a model by the options of its evaluation
 ABOUT = ("run", "encoding", "settings", "seed", "evaluation", "measure")
 FOUND = ("value", "n", "unit")
 
@@ -139,8 +139,8 @@ def names_of(folder: Path) -> tuple[str, ...]:
 
 
 def read_run(folder: Path, name: str | None) -> Run:
-    """Reads a run with its evaluation in the folder `name`. The state that the model was evaluated
-    with (`tape.analysis.state`) is among its settings, as `intervention`.
+    """Reads a run with its evaluation in the folder `name`. How the model was changed for
+    the evaluation (`tape.analysis.state`, `tape.evaluation.extension`) is among its settings.
 
     Raises:
         ValueError, OSError: if it did not finish, was not evaluated since, or files are damaged.
@@ -156,8 +156,7 @@ def read_run(folder: Path, name: str | None) -> Run:
         if (place / file).is_file():
             asked[kind], tables[kind] = import_module(module).read_evaluation(place)
             check_weights(folder, place.name, asked[kind]["model"])
-            if changed := asked[kind].get(INTERVENTION):
-                settings[INTERVENTION] = changed
+            settings |= {name: asked[kind][name] for name in CHANGES if name in asked[kind]}
     if not asked:
         files = ", ".join(file for file, _ in EVALUATIONS.values())
         raise ValueError(f"{place} has none of {files}: evaluate that run first")

@@ -22,6 +22,7 @@ import transformers
 from tape import parsers
 from tape.analysis.state import load
 from tape.command import expected_errors
+from tape.evaluation.extension import extended, extension
 from tape.evaluation.figures import heat_map, write_figure
 from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, place_of
 from tape.evaluation.questions import Batch, Questions
@@ -47,7 +48,8 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     """Answers the questions of one shard that are not in its journal yet; writes the results and
     returns them if all other shards are complete."""
     task, folder, shard = task_of(given.task), given.run, Shard.parse(given.shard)
-    from_folder = partial(load, intervention=given.intervention)
+    position = extended(given, folder)
+    from_folder = partial(load, intervention=given.intervention, position=position)
     model, tokenizer = from_folder(folder)
     questions, name = task.asked(given, folder, model)
     batching = {task.batching[0]: getattr(given, task.batching[0])}
@@ -59,6 +61,9 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     if given.intervention is not None:
         header["intervention"] = given.intervention
         name += f"_{given.intervention}"
+    if position is not None:
+        header["extend"] = extension(given)
+        name += f"_{header['extend'].replace(' ', '_')}"
     results = place_of(folder_for_results(folder), "--name", given.name or name)
     complete_shard(
         results,

@@ -1,0 +1,149 @@
+"""RoPE for texts longer than those it was trained on, without training: distances between tokens
+are mapped to trained ones (`tape.positions.pieces`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tape.positions.base import LayerPosition, Positions, Tokens
+from tape.positions.causal import refuse_later_tokens
+from tape.positions.pieces import METHODS, SETTINGS, Piece, settings_of
+from tape.positions.rotary import RoPE, apply_rotary
+from tape.positions.schedules import state_at
+from tape.positions.scores import ScoreBias
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class Remapped(ScoreBias):
+    """The products of queries and keys over sqrt(D), each piece with its rotations. Without queries
+    and keys it is what all layers share."""
+
+    replaces_products = True
+
+    def __init__(
+        self, turns: Callable[[torch.dtype], list[Piece]], q: Tensor | None, k: Tensor | None
+    ):
+        self.turns, self.q, self.k = turns, q, k
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        (H, T, D), K = self.q.shape[1:], self.k.shape[1]
+        wide = torch.promote_types(dtype, torch.float32)
+        with torch.autocast(self.q.device.type, enabled=False):
+            q, k, scores = self.q.to(wide) * D**-0.5, self.k.to(wide), None
+            for piece in self.turns(wide):
+                grouped = apply_rotary(q, piece.query).unflatten(1, (K, H // K)).flatten(2, 3)
+                found = (grouped @ apply_rotary(k, piece.key).mT).view(len(q), H, T, -1)
+                scores = found if piece.pairs is None else scores.where(~piece.pairs, found)
+        return scores.to(dtype)
+
+    def across(self, to_heads: Callable[[Tensor], Tensor], first: int, count: int) -> ScoreBias:
+        return Remapped(self.turns, to_heads(self.q), to_heads(self.k))
+
+
+class ExtendedLayer(LayerPosition):
+    """Leaves queries and keys, cached ones too, without rotations: the scores rotate them."""
+
+    def prepare(
+        self,
+        x_BTC: Tensor,
+        q_BHTD: Tensor,
+        k_BKTD: Tensor,
+        e: None,
+        tokens: Tokens,
+        past_BKLM: None,
+    ) -> tuple[Tensor, Tensor, None]:
+        refuse_later_tokens("extended", tokens, self.training)
+        return q_BHTD, k_BKTD, None
+
+    def bias(
+        self, x_BTC: Tensor, q_BHTD: Tensor, k_BKSD: Tensor, extras_BKSM: None, tokens: Tokens
+    ) -> ScoreBias:
+        return Remapped(tokens.bias.turns, q_BHTD, k_BKSD)
+
+
+class ExtendedRoPE(RoPE):
+    """RoPE with the distance d = i - j of a query and an earlier key mapped to
+
+        self_extend   d if d < W, else floor(i / G) - floor(j / G) + W - floor(W / G)
+                      (Jin et al. 2024, arXiv 2401.01325)
+        rerope        min(d, W) (Su 2023, kexue.fm/archives/9708)
+        leaky_rerope  d if d < W, else W + (d - W) / G (ibid.)
+        dca           of tokens in chunks of C: d within a chunk; min(i mod C + C, C + W - 1) -
+                      j mod C in the next chunk; C + W - 1 - j mod C in later ones (An et al. 2024,
+                      arXiv 2402.17463)
+        string        d if d < S, else d - S + W (An et al. 2024, arXiv 2410.18745)
+
+    It loads the weights of any model with RoPE, also of a Llama, whose frequencies and schedule it
+    keeps. Distances stay below the training length L in texts of up to (L - W + floor(W / G)) G
+    tokens with self_extend, (L - W) G + W with leaky_rerope (which the authors of Self-Extend give
+    for both), and L + S - W with string; at any length with rerope and dca.
+
+    Arguments of the configuration:
+        method: one of these.
+        factor: the length to reach is factor L; it determines `group` or `offset`, and is not
+            saved. By default 4, of string 1.
+        window: W; by default L/4, as the authors of Self-Extend and ReRoPE choose for Llama 2; of
+            dca L - C; of string L/16, at most 128.
+        group: G; by default the smallest that reaches `factor`, which they advise to begin with.
+        chunk: C; by default 3/4 L, as in the paper.
+        offset: S; by default L/3, as in the paper, or more if `factor` needs it.
+    """
+
+    backends = frozenset({"eager", "sdpa"})
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        method: str = "self_extend",
+        factor: float | None = None,
+        window: int | None = None,
+        group: int | None = None,
+        chunk: int | None = None,
+        offset: int | None = None,
+        **arguments: Any,
+    ):
+        super().__init__(config, **arguments)
+        found = {"window": window, "group": group, "chunk": chunk, "offset": offset}
+        self.pieces, names = METHODS[method]
+        self.settings = {name: found[name] for name in names}
+
+    @classmethod
+    def configure(cls, config: PretrainedConfig, arguments: dict[str, Any]) -> dict[str, Any]:
+        settled = settings_of(config.max_position_embeddings, arguments)
+        kept = {k: x for k, x in arguments.items() if k not in (*SETTINGS, "factor")}
+        return super().configure(config, kept | settled)
+
+    def state(self, positions: Positions, dtype: torch.dtype) -> None:
+        return None
+
+    def biases(self, positions: Positions, num_layers: int) -> list[ScoreBias | None]:
+        found: dict[torch.dtype, list[Piece]] = {}
+
+        def turns(dtype: torch.dtype) -> list[Piece]:
+            if dtype not in found:
+                found[dtype] = self.turns(positions, dtype)
+            return found[dtype]
+
+        return [Remapped(turns, None, None)] * num_layers
+
+    def turns(self, positions: Positions, dtype: torch.dtype) -> list[Piece]:
+        """Returns the pieces with states of RoPE, (B|1, 1, T|S, 2, F), in place of positions."""
+        frequencies = self.inv_freq.to(dtype)
+        i, j = positions.query.to(dtype), positions.key.to(dtype)  # exact up to 2^24
+        return [
+            Piece(
+                *(self.magnitude * state_at(x, frequencies)[:, None] for x in (query, key)),
+                None if pairs is None else pairs[:, None],
+            )
+            for query, key, pairs in self.pieces(i, j, **self.settings)
+        ]
+
+    def layer(self, layer_idx: int) -> LayerPosition:
+        return ExtendedLayer()

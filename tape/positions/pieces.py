@@ -1,0 +1,125 @@
+"""Maps of distances between tokens to those that a model was trained on, piece by piece, and their
+settings: the methods of `tape.positions.extended`.
+
+They are those of the papers, which were compared by hand with the authors' code:
+datamllab/LongLM (self_extend_patch/Llama.py), bojone/rerope (rerope_patch.py,
+leaky_rerope_patch.py), HKUNLP/ChunkLlama (chunkllama_attn_replace.py) and STRING
+(string_for_llama.py). They differ from it in these places: queries are not multiplied by
+max(1, log_L(i + 1)), as in both patches of bojone/rerope, nor cosines and sines by 0.1 ln 2 + 1, as
+in STRING's; Self-Extend's shift is W - floor(W / G), not W - W / G; and dca's largest distance is
+C + W - 1, not C + W.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tape.validation import check_integer, is_number, look_up
+
+
+class Piece(NamedTuple):
+    """Where queries (B|1, T) and keys (B|1, S) are rotated for some of the pairs (B|1, T, S);
+    later pieces replace earlier ones. None: all pairs."""
+
+    query: Tensor
+    key: Tensor
+    pairs: Tensor | None = None
+
+
+def far(i: Tensor, j: Tensor, least: int) -> Tensor:
+    """Returns which pairs are at a distance of `least` or more."""
+    return i[..., :, None] - j[..., None, :] >= least
+
+
+def self_extend(i: Tensor, j: Tensor, *, window: int, group: int) -> list[Piece]:
+    shift = window - window // group
+    return [Piece(i, j), Piece(i // group + shift, j // group, far(i, j, window))]
+
+
+def rerope(i: Tensor, j: Tensor, *, window: int) -> list[Piece]:
+    return [
+        Piece(i, j),
+        Piece(torch.full_like(i, window), torch.zeros_like(j), far(i, j, window)),
+    ]
+
+
+def leaky_rerope(i: Tensor, j: Tensor, *, window: int, group: int) -> list[Piece]:
+    return [
+        Piece(i, j),
+        Piece(i / group + window - window / group, j / group, far(i, j, window)),
+    ]
+
+
+def dca(i: Tensor, j: Tensor, *, window: int, chunk: int) -> list[Piece]:
+    chunks = (i // chunk)[..., :, None] - (j // chunk)[..., None, :]  # from key to query
+    last, i, j = torch.full_like(i, chunk + window - 1), i % chunk, j % chunk
+    return [
+        Piece(i, j),
+        Piece((i + chunk).minimum(last), j, chunks == 1),
+        Piece(last, j, chunks > 1),
+    ]
+
+
+def string(i: Tensor, j: Tensor, *, window: int, offset: int) -> list[Piece]:
+    return [Piece(i, j), Piece(i - offset + window, j, far(i, j, offset))]
+
+
+# With the names of the settings.
+METHODS: dict[str, tuple[Callable[..., list[Piece]], tuple[str, ...]]] = {
+    "self_extend": (self_extend, ("window", "group")),
+    "rerope": (rerope, ("window",)),
+    "leaky_rerope": (leaky_rerope, ("window", "group")),
+    "dca": (dca, ("window", "chunk")),
+    "string": (string, ("window", "offset")),
+}
+SETTINGS = ("window", "group", "chunk", "offset")
+MOST_TIMES = 1_000_000  # the trained length
+
+
+def settings_of(L: int, given: dict[str, Any]) -> dict[str, int]:
+    """Returns the settings of a method at training length L, with defaults (`ExtendedRoPE`).
+
+    Raises:
+        ValueError: for settings of other methods, or out of bounds.
+    """
+    method, factor = given["method"], given["factor"]
+    _, names = look_up("method of position extended", method, METHODS)
+    found, owner = {name: given[name] for name in SETTINGS}, f"position extended, method {method}"
+    for name in SETTINGS:
+        if found[name] is not None and name not in names:
+            raise ValueError(f"{owner} takes no {name}; it takes {' and '.join(names)}")
+    if factor is None:
+        factor = 1 if method == "string" else 4
+    elif not (is_number(factor) and 1 <= factor <= MOST_TIMES):
+        raise ValueError(f"{owner}: factor={factor!r} must be a number in 1..{MOST_TIMES:,}")
+    elif found["group"] is not None or found["offset"] is not None:
+        raise ValueError(f"{owner}: give factor or {names[1]}, which factor determines; not both")
+    if method == "dca":
+        found["chunk"] = max(1, 3 * L // 4) if found["chunk"] is None else found["chunk"]
+        check_integer(f"{owner}: chunk", found["chunk"], most=L - 1)
+    if found["window"] is None:
+        usual = {"dca": L - (found["chunk"] or 0), "string": min(128, L // 16)}
+        found["window"] = max(1, usual.get(method, L // 4))
+    check_integer(f"{owner}: window", W := found["window"], most=L - (found["chunk"] or 1))
+    if "group" in names:
+        if found["group"] is None:
+            found["group"] = math.ceil((factor * L - W) / (L - W))
+            if method == "self_extend":  # the window may end within a group
+                while found["group"] * (L - W + W // found["group"]) < factor * L:
+                    found["group"] += 1
+        check_integer(f"{owner}: group", found["group"], most=2**31 - 1)
+    if method == "string":
+        if factor * L > 2 * L - W:
+            raise ValueError(
+                f"{owner} with window={W} reaches {2 * L - W:,} tokens, fewer than factor={factor} "
+                f"times {L:,}: give a smaller factor, or another method"
+            )
+        if found["offset"] is None:
+            found["offset"] = max(math.ceil(L / 3), math.ceil(factor * L) - L + W)
+        check_integer(f"{owner}: offset", found["offset"], least=W, most=L)
+    return {name: found[name] for name in names}

@@ -1,0 +1,292 @@
+"""RoPE at trained distances: its maps, RoPE as a special case, checkpoints, settings, commands."""
+
+import math
+from argparse import Namespace
+
+import pytest
+import references
+import torch
+from conftest import (
+    TRAIN_LENGTH,
+    fields_of_llama,
+    gradients,
+    in_pieces,
+    left_padded,
+    make_cache,
+    make_config,
+    make_model,
+    random_tokens,
+)
+from reference_states import trained_distance
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tape import TapeConfig, TapeForCausalLM, parsers
+from tape.evaluation import perplexity
+from tape.evaluation.extension import extended
+from tape.evaluation.tables import read_table
+from tape.export.llama import require_llama
+from tape.positions.pieces import METHODS
+
+T = 40
+MAPS = [
+    {"method": "self_extend", "window": 5, "group": 3},
+    {"method": "self_extend", "window": 8, "group": 4},
+    {"method": "self_extend", "window": 3, "group": 7},
+    {"method": "rerope", "window": 6},
+    {"method": "leaky_rerope", "window": 5, "group": 3},
+    {"method": "dca", "window": 3, "chunk": 7},
+    {"method": "dca", "window": 5, "chunk": 4},
+    {"method": "dca", "window": 1, "chunk": 15},
+    {"method": "string", "window": 2, "offset": 6},
+    {"method": "string", "window": 1, "offset": 16},
+]
+
+
+def by(method, **given):
+    return {"name": "extended", "method": method, **given}
+
+
+@pytest.mark.parametrize("given", MAPS)
+def test_pieces_are_the_map_of_distances(given):
+    index, (pieces, names) = torch.arange(T)[None].double(), METHODS[given["method"]]
+    found = torch.full((T, T), math.nan, dtype=torch.float64)
+    for query, key, pairs in pieces(index, index, **{name: given[name] for name in names}):
+        distance = query[0, :, None] - key[0]
+        found = distance if pairs is None else torch.where(pairs[0], distance, found)
+    expected = [[trained_distance(given, i, j) for j in range(i + 1)] for i in range(T)]
+    for i, row in enumerate(expected):
+        torch.testing.assert_close(found[i, : i + 1], torch.tensor(row).double())
+
+
+@pytest.mark.parametrize("given", MAPS)
+def test_distances_stay_within_what_the_settings_promise(given):
+    W, G, S = (given.get(name) or 0 for name in ("window", "group", "offset"))
+    L = TRAIN_LENGTH
+    reach = 200
+    if given["method"] == "self_extend":
+        reach = (L - W + W // G) * G
+    if given["method"] in ("leaky_rerope", "string"):
+        reach = (L - W) * G + W if G else L + S - W
+    found = [trained_distance(given, i, j) for i in range(reach) for j in range(i + 1)]
+    assert min(found) >= 0 and max(found) < L
+
+
+@pytest.mark.parametrize("given", MAPS)
+def test_equals_the_loops_on_long_texts(given):
+    """With chunks and groups that end within the text, and grouped queries."""
+    model = make_model(by(**given), dtype=torch.float64, num_key_value_heads=2)
+    tokens = random_tokens(1, 19)
+    weights = {k: v.detach().clone().requires_grad_() for k, v in model.state_dict().items()}
+    logits = references.decoder(weights, model.config, tokens[0].tolist())
+    torch.nn.functional.cross_entropy(logits[:-1], tokens[0, 1:]).backward()
+    found = gradients(model, tokens)
+    torch.testing.assert_close(model(tokens).logits[0], logits, atol=1e-9, rtol=1e-9)
+    for name, gradient in found.items():  # the loss is in float32
+        torch.testing.assert_close(gradient, weights[name].grad, atol=1e-6, rtol=1e-5, msg=name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("given", "length"),
+    [
+        ({"method": "self_extend", "window": 12, "group": 5}, 12),
+        ({"method": "self_extend", "window": 3, "group": 1}, 30),
+        ({"method": "rerope", "window": 12}, 13),  # whose largest distance is W
+        ({"method": "leaky_rerope", "window": 12, "group": 5}, 13),
+        ({"method": "leaky_rerope", "window": 3, "group": 1}, 30),
+        ({"method": "dca", "window": 4, "chunk": 12}, 12),
+        ({"method": "string", "window": 2, "offset": 12}, 12),
+        ({"method": "string", "window": 12, "offset": 12}, 30),
+    ],
+)
+@pytest.mark.parametrize("rope", ["rope", "yarn", "rope_llama3", "rope_partial"])
+def test_near_tokens_are_ropes(given, length, rope):
+    plain = make_model(rope, dtype=torch.float64)
+    fields = plain.config.to_dict() | {"position": by(**given)}
+    model = TapeForCausalLM(TapeConfig(**fields)).double().eval()
+    model.load_state_dict(plain.state_dict())
+    tokens = random_tokens(2, length)
+    torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, atol=1e-10, rtol=0)
+    if length < 30:
+        tokens = random_tokens(2, 30)
+        assert (model(tokens).logits - plain(tokens).logits)[:, -1].abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("given", MAPS)
+def test_long_texts_in_pieces_and_padded_are_as_alone(given):
+    """Past several chunks and groups, which the contract's texts are too short for."""
+    model, (tokens, mask) = make_model(by(**given)), left_padded(T)
+    full = model(tokens, attention_mask=mask, use_cache=False).logits
+    for sizes in ([1] * T, [17, 1, 9, 13]):
+        for kind in ("of_layers", "static"):
+            pieces = in_pieces(model, tokens, sizes, make_cache(model, kind, T + 2), mask)
+            torch.testing.assert_close(pieces[mask.bool()], full[mask.bool()], atol=2e-5, rtol=1e-4)
+    for row, real in enumerate(mask.bool()):
+        alone = model(tokens[row : row + 1, real], use_cache=False).logits[0]
+        torch.testing.assert_close(full[row, real], alone, atol=2e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", METHODS)
+def test_a_llama_and_a_model_of_ours_are_extended_when_they_are_loaded(method, tmp_path):
+    config = make_config({"name": "rope", "theta": 500.0}, num_key_value_heads=2)
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(**fields_of_llama(config, "rope_parameters"))).eval()
+    llama.save_pretrained(tmp_path / "llama")
+    TapeForCausalLM.from_pretrained(tmp_path / "llama").save_pretrained(tmp_path / "ours")
+    tokens, near = random_tokens(2, T), 4
+    found = []
+    for folder in (tmp_path / "llama", tmp_path / "ours"):
+        model = TapeForCausalLM.from_pretrained(folder, position=by(method)).eval()
+        assert model.config.rope_parameters["rope_theta"] == 500.0
+        assert model.config.position["window"] > 0
+        found.append(model(tokens).logits)
+    assert torch.equal(*found)
+    expected = llama(tokens).logits
+    torch.testing.assert_close(found[0][:, :near], expected[:, :near], atol=1e-6, rtol=0)
+    assert (found[0] - expected).abs().max() > 1e-4
+    model.save_pretrained(tmp_path / "extended")
+    again = TapeForCausalLM.from_pretrained(tmp_path / "extended").eval()
+    assert again.config.position == model.config.position
+    assert torch.equal(again(tokens).logits, found[0])
+    with pytest.raises(ValueError, match="--format llama with position 'extended'"):
+        require_llama(model)
+
+
+@pytest.mark.parametrize(
+    ("length", "given", "expected"),
+    [
+        # Of Llama 2 Self-Extend's authors give 5 for 16,384 tokens, where the distances of the last
+        # 4 of them would reach 4,096.
+        (4096, {"method": "self_extend"}, {"window": 1024, "group": 6}),
+        (4096, {"method": "self_extend", "factor": 16380 / 4096}, {"window": 1024, "group": 5}),
+        (4096, {"method": "self_extend", "window": 512, "group": 8}, {"window": 512, "group": 8}),
+        (4096, {"method": "rerope"}, {"window": 1024}),
+        (4096, {"method": "rerope", "factor": 100}, {"window": 1024}),
+        (4096, {"method": "leaky_rerope"}, {"window": 1024, "group": 5}),
+        (4096, {"method": "dca"}, {"window": 1024, "chunk": 3072}),
+        (131_072, {"method": "string"}, {"window": 128, "offset": 43_691}),
+        (64, {"method": "string", "factor": 1.5}, {"window": 4, "offset": 36}),
+    ],
+)
+def test_defaults_follow_from_the_trained_length(length, given, expected):
+    config = make_config(by(**given), max_position_embeddings=length)
+    always = {"name": "extended", "method": given["method"], "sampler": {"name": "index"}}
+    assert config.position == always | expected
+
+
+REFUSED = {
+    "unknown method of position extended 'rerop'; did you mean 'rerope'": {"method": "rerop"},
+    "self_extend: window=16 must be an integer in 1..15": {"window": 16},
+    "self_extend: group=0 must be an integer in": {"group": 0},
+    "self_extend takes no chunk; it takes window and group": {"chunk": 4},
+    "give factor or group, which factor determines": {"factor": 4, "group": 3},
+    "factor=0.5 must be a number in 1..1,000,000": {"factor": 0.5},
+    "factor='4' must be a number in": {"factor": "4"},
+    "rerope: window=True must be an integer": {"method": "rerope", "window": True},
+    "rerope takes no group; it takes window": {"method": "rerope", "group": 3},
+    "dca: chunk=16 must be an integer in 1..15": {"method": "dca", "chunk": 16},
+    "dca: window=9 must be an integer in 1..8": {"method": "dca", "chunk": 8, "window": 9},
+    "string: offset=2 must be an integer in 3..16": {"method": "string", "offset": 2, "window": 3},
+    "string with window=1 reaches 31 tokens, fewer than factor=4 times 16": {
+        "method": "string",
+        "factor": 4,
+    },
+    "attn_implementation='flex_attention' with position 'extended': it computes scores as": {
+        "attn_implementation": "flex_attention"
+    },
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_settings_that_cannot_be_are_refused(message):
+    given = dict(REFUSED[message])
+    kernel = {"attn_implementation": given.pop("attn_implementation", "sdpa")}
+    with pytest.raises(ValueError) as refused:
+        TapeForCausalLM(make_config({"name": "extended", **given}, **kernel))
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("position", ["tape", "xpos", "alibi", "randpe"])
+def test_models_without_ropes_distances_are_refused(position, tmp_path):
+    make_model(position).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=f"position extended on a model with position '{position}'"
+    ):
+        TapeForCausalLM.from_pretrained(tmp_path, position="extended")
+
+
+# ---- commands
+
+
+def measured(folder, data, *given):
+    """Perplexities by length, from the row that a call adds."""
+    words = ["--model", folder, "--data", data, "--lengths", "16", "32", "--stride", "8", *given]
+    arguments = parsers.perplexity([*map(str, words)])
+    perplexity.run(arguments)
+    rows = read_table(arguments.out, perplexity.COLUMNS)[-2:]
+    return rows[0]["model"], [float(row["perplexity"]) for row in rows], arguments.out.name
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_perplexity_of_an_extended_model_is_that_of_the_model_so_loaded(tmp_path, text_file):
+    """Of a Llama, whose results go to a folder of their own, and beside its perplexity.csv."""
+    make_model("rope").save_pretrained(tmp_path / "ours")
+    (tmp_path / "ours" / "run.json").write_text("{}")
+    found = {}
+    for method in (None, *parsers.EXTENSIONS):
+        given = ["--extend", method] if method else []
+        name, values, table = measured(tmp_path / "ours", text_file, *given)
+        assert name == f"ours {method or ''}".strip()
+        assert table == ("extended.csv" if method else "perplexity.csv")
+        found[method] = values
+        if method:
+            asked = Namespace(extend=method, factor=None)
+            position = extended(asked, tmp_path / "ours")
+            model = TapeForCausalLM.from_pretrained(tmp_path / "ours", position=position)
+            model.save_pretrained(folder := tmp_path / f"saved_{method}")
+            (folder / "run.json").write_text("{}")
+            assert measured(folder, text_file)[1] == values
+    assert len({tuple(values) for values in found.values()}) == len(found)
+    factor = ["--extend", "self_extend", "--factor", "2"]
+    name, values, _ = measured(tmp_path / "ours", text_file, *factor)
+    assert name == "ours self_extend 2" and values != found["self_extend"]
+
+
+EXTENSIONS_REFUSED = {
+    "--factor 4 without --extend: give a method": ("rope", "--factor 4"),
+    "extended on a model with position 'tape', whose scores": ("tape", "--extend dca"),
+    "extended on a model with position 'fire', whose scores": ("fire", "--extend self_extend"),
+    "--extend ntk on a model with position 'yarn' and rope_type='yarn'": ("yarn", "--extend ntk"),
+    "--extend yarn on a model with position 'rope' and rope_type='linear': allowed: rope and": (
+        "rope_linear",
+        "--extend yarn",
+    ),
+    "--extend linear on a model with position 'fire' and rope_type='default': allowed": (
+        "fire",
+        "--extend linear",
+    ),
+    "reaches 31 tokens, fewer than factor=4.0 times 16": ("rope", "--extend string --factor 4"),
+    "factor=0.0 must be a number in 1..1,000,000": ("rope", "--extend dca --factor 0"),
+    "factor=0.5 must be a number >= 1": ("rope", "--extend ntk --factor 0.5"),
+}
+
+
+@pytest.mark.parametrize("message", EXTENSIONS_REFUSED)
+def test_extensions_that_are_not_defined_are_refused(message, tmp_path, text_file):
+    position, given = EXTENSIONS_REFUSED[message]
+    make_model(position).save_pretrained(tmp_path / "model")
+    before = set(tmp_path.rglob("*"))
+    words = ["--model", tmp_path / "model", "--data", text_file, "--out", tmp_path / "x.csv"]
+    with pytest.raises(ValueError) as refused:
+        perplexity.run(parsers.perplexity([*map(str, words), *given.split()]))
+    assert message in str(refused.value) and set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("option", ["--choose", "--keys"])
+def test_key_tokens_are_of_models_as_they_are(option, tmp_path, capsys):
+    words = ["--model", str(tmp_path), "--data", "x", option, "x.json", "--extend", "dca"]
+    with pytest.raises(SystemExit):
+        parsers.perplexity(words)
+    assert f"error: {option} takes no --extend" in capsys.readouterr().err
