@@ -64,7 +64,7 @@ def test_the_fingerprint_is_of_the_encoding(tmp_path, name):
         assert origin.fingerprint(model) != before
     with edited(tmp_path, own, same):
         assert origin.fingerprint(model) == before
-    for unused in {"tape.positions.fox", "tape.positions.cope", "tape.runs.folder"} - {own}:
+    for unused in {"tape.positions.relative", "tape.positions.xpos", "tape.runs.folder"} - {own}:
         with edited(tmp_path, unused, other):
             assert origin.fingerprint(model) == before, unused
 
