@@ -65,11 +65,7 @@ POSITIONS = {name: {"name": name} for name in ENCODINGS} | {
     },
     "rope_longrope": {
         "name": "rope",
-        "scaling": {
-            "rope_type": "longrope",
-            "factor": 4.0,
-            "long_factor": [1.0, 1.5, 2.25, 4.0],
-        },
+        "scaling": {"rope_type": "longrope", "factor": 4.0, "long_factor": [1.0, 1.5, 2.25, 4.0]},
     },
     "rope_clipped": {"name": "rope", "scaling": {"rope_type": "clipped"}},
     "extended": {"name": "extended", "window": 4, "group": 6},

@@ -3,9 +3,11 @@
 import math
 from argparse import Namespace
 
+import pandas as pd
 import pytest
 import references
 import torch
+from commands import ROOT
 from conftest import (
     TRAIN_LENGTH,
     fields_of_llama,
@@ -215,6 +217,15 @@ def test_models_without_ropes_distances_are_refused(position, tmp_path):
         ValueError, match=f"position extended on a model with position '{position}'"
     ):
         TapeForCausalLM.from_pretrained(tmp_path, position="extended")
+
+
+def test_the_documented_table_is_that_of_the_rows():
+    rows = pd.read_csv(ROOT / "docs" / "results" / "extended" / "extended.csv")
+    page = (ROOT / "docs" / "context_extension.md").read_text()
+    for model, found in rows.groupby("model"):
+        cells = [f"{x:.2f}" for x in found.sort_values("length")["perplexity"]]
+        assert f"| {' | '.join([model, *cells])} |\n" in page
+    assert rows["model"].nunique() == 1 + len(METHODS) + len(SCHEDULES)
 
 
 # ---- commands
