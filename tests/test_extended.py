@@ -225,7 +225,7 @@ def test_the_documented_table_is_that_of_the_rows():
     for model, found in rows.groupby("model"):
         cells = [f"{x:.2f}" for x in found.sort_values("length")["perplexity"]]
         assert f"| {' | '.join([model, *cells])} |\n" in page
-    assert rows["model"].nunique() == 1 + len(METHODS) + len(SCHEDULES)
+    assert rows["model"].nunique() == 1 + len(parsers.EXTENSIONS)
 
 
 # ---- commands
