@@ -84,11 +84,18 @@ with_and_without_options = pytest.mark.parametrize(
 )
 
 
+def options_of(position):
+    """Without s log n times the biases of ALiBi and T5: flash refuses it, torch 2.13 fails where it
+    says why it compiles flex again."""
+    without = {"scalable_softmax": False} if position in ("alibi", "t5") else {}
+    return all_options(position) | without
+
+
 @torch.no_grad()
 @with_flex
 @with_and_without_options
 def test_flex_equals_eager(position, options, flex):
-    changes = all_options(position) if options else {}
+    changes = options_of(position) if options else {}
     assert_equals_eager(flex, position, static=True, **changes)
 
 
@@ -96,7 +103,7 @@ def test_flex_equals_eager(position, options, flex):
 @with_flash
 @with_and_without_options
 def test_flash_equals_eager(position, options, flash_attn):
-    assert_equals_eager(flash_attn, position, **(all_options(position) if options else {}))
+    assert_equals_eager(flash_attn, position, **(options_of(position) if options else {}))
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def test_help_of_settings_is_composed_once(tmp_path, monkeypatch):
     assert re.search(r"^extend: Extend the small RoPE model.*$", text, re.MULTILINE)
     for name in options("experiment") - {name for name in options("sweep") if "ablation" in name}:
         assert re.search(rf"^{name}: \S", text, re.MULTILINE), name
-    assert "\n  name: fire\n" in text and "\n  logging_steps: 40\n" in text
+    assert "\n  name: fire\n" in text and "\n  logging_steps: 10\n" in text
     wrong = run_command("train.py", "--help", "position=fier", folder=tmp_path)
     assert wrong.status == 1 and "did you mean 'fire'" in wrong.err
 

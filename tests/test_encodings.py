@@ -170,7 +170,9 @@ def test_a_llama_computes_as_in_the_library(tmp_path, kind):
     ],
 )
 def test_a_llama_whose_frequencies_an_encoding_cannot_have_is_refused(tmp_path, kind, position):
-    rope = ROPES.get(kind) or {"rope_parameters": {"rope_type": kind} | VARYING[kind]}
+    rope = ROPES.get(kind)
+    if kind in VARYING:
+        rope = {"rope_parameters": {"rope_type": kind} | VARYING[kind]}
     message = r"position yarn on frequencies with rope_type='\w+'"
     if position == "rope":
         message = f"rope_type='{kind}': only schedules that are fixed"

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.parsers import PEERS
 from benchmarks.workloads import (
-    PEERS,
     Load,
     attention_layer,
     peer_layer,
