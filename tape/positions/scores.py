@@ -33,7 +33,8 @@ def lookup(x: Tensor) -> Callable[..., Tensor]:
     if x.shape[0] == 1:
         row = x[0]
         return lambda batch, *indices: row[indices]
-    return lambda *indices: x[indices]
+    own = x.view_as(x)  # torch 2.13 fails over graphs in which two lookups have one tensor
+    return lambda *indices: own[indices]
 
 
 # (score, batch, head, query, key) -> score; all scalar tensors.
