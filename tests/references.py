@@ -7,12 +7,19 @@ differentiable, so that gradients can be compared as well.
 import math
 
 import torch
-from reference_parts import carope_state, fope_state, phase_score, stick_shares
-from reference_states import (
+from reference_parts import (
+    carope_state,
+    fope_state,
     gain_of,
     grape_m_state,
     grape_probe,
+    inside,
+    path_maps,
+    phase_score,
     repo_state,
+    selective_state,
+    stick_shares,
+    tape_update,
     trained_distance,
 )
 from torch import Tensor
@@ -157,82 +164,11 @@ def polar(x: Tensor, coordinate: int, shift: Tensor | float, base: float) -> Ten
     return (1 + x.exp()).log() * torch.complex(phase.cos(), phase.sin())
 
 
-def inside(config, layer: int) -> str:
-    """The prefix of an encoding's weights, beside which FoX's may be."""
-    gated = config.position.get("gate") or config.position.get("scalar")
-    return f"model.layers.{layer}.context." + "inner." * bool(gated)
-
-
-def convolved(weights, config, layer: int, read: list[Tensor]) -> Tensor:
-    """The channels of the last of these tokens after the convolution over the last of them."""
-    prefix = inside(config, layer) + "convolution."
-    W1, W2, taps = (weights[prefix + name] for name in ("down.weight", "up.weight", "taps"))
-    inputs = [W2 @ (W1 @ x) for x in read[::-1]]
-    return sum(taps[:, n] * x for n, x in enumerate(inputs[: config.position["kernel"]]))
-
-
-def selective_state(weights, config, layer: int, read: list[Tensor]) -> Tensor:
-    """(K, F, 2) of the last of these tokens: cosine and sine of the sum of its phases so far."""
-    K, F = config.num_key_value_heads, config.head_dim // 2
-    heads = [x.view(config.num_attention_heads, -1) for x in read]
-    unit = [torch.cat([head / head.norm() for head in of_token]) for of_token in heads]
-    total = sum(convolved(weights, config, layer, unit[: t + 1]) for t in range(len(unit)))
-    tau = [config.position["theta"] ** (-2 * f / config.head_dim) for f in range(F)]
-    phase = total.view(K, F) * torch.tensor(tau, dtype=total.dtype)
-    return torch.stack((phase.cos(), phase.sin()), dim=-1)
-
-
-def path_maps(weights, config, layer: int, read: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """w (K, D) and beta (K,) of the last of these tokens, for the maps of the tokens after j up to
-    i. So are those of flash-linear-attention's naive form (fla/ops/path_attn/naive.py)."""
-    prefix = inside(config, layer) + "gate."
-    w = convolved(weights, config, layer, read).view(config.num_key_value_heads, -1)
-    logit = weights[prefix + "weight"] @ read[-1] + weights[prefix + "bias"]
-    return torch.stack([vector / vector.norm() for vector in w]), 2 * torch.sigmoid(logit)
-
-
 def rotate(x: Tensor, e: Tensor) -> Tensor:
     """Pairs (x_f, x_{f+F}) times e, (F, 2), as complex numbers."""
     F = len(x) // 2
     pairs = torch.complex(x[:F], x[F:]) * torch.complex(e[:, 0], e[:, 1])
     return torch.cat((pairs.real, pairs.imag))
-
-
-def tape_update(weights, config, layer: int, e: Tensor, average: Tensor, m: Tensor) -> Tensor:
-    """One token's state (K, F, 2) moved on; `average` (H, F, 2), `m` (C,)."""
-    arguments = config.position
-    prefix = f"model.layers.{layer}.context."
-
-    def apply(name: str, part: int, vector: Tensor) -> Tensor:
-        matrix = weights[prefix + name + ".weight"]
-        return (matrix if arguments["equivariant"] else matrix[part]) @ vector
-
-    def vectors(state: Tensor, part: int) -> list[Tensor]:
-        """What the maps act on: per frequency the heads; or per head the frequencies; or all."""
-        if arguments["tensorial"]:
-            return [state[:, f, part] for f in range(state.shape[1])]
-        if arguments["equivariant"]:
-            return [state[h, :, part] for h in range(state.shape[0])]
-        return [state[:, :, part].flatten()]
-
-    def assemble(parts: list[list[Tensor]], like: Tensor) -> Tensor:
-        if arguments["tensorial"]:
-            return torch.stack([torch.stack(part, dim=1) for part in parts], dim=-1)
-        if arguments["equivariant"]:
-            return torch.stack([torch.stack(part, dim=0) for part in parts], dim=-1)
-        return torch.stack([part[0].reshape(like.shape[:2]) for part in parts], dim=-1)
-
-    if arguments["attention"]:
-        mixed = [[apply("mix", p, v) for v in vectors(average, p)] for p in (0, 1)]
-        e = e + assemble(mixed, e)
-    if arguments["feed_forward"]:
-        gate = weights[prefix + "gate.weight"] @ m
-        gate = gate * torch.sigmoid(gate)
-        moved = [
-            [apply("down", p, gate * apply("up", p, v)) for v in vectors(e, p)] for p in (0, 1)
-        ]
-        e = e + assemble(moved, e)
-    return e if arguments["magnitudes"] else e / e.norm(dim=-1, keepdim=True)
 
 
 def first_state(config, coordinate: int) -> Tensor:

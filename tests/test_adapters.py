@@ -8,12 +8,11 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from conftest import all_positions, composed, gradients, make_model, perturb
+from conftest import composed, gradients, perturb
 from omegaconf import OmegaConf
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-from transformers.quantizers.quantizers_utils import should_convert_module
 
 from tape import TapeConfig, TapeForCausalLM
 from tape.data import TextCorpus, TokenBlocks, tokenize_corpus, train_tokenizer
@@ -21,7 +20,7 @@ from tape.export import load as load_for_export
 from tape.export.llama import require_llama, write_llama_config
 from tape.model.adapters import Method, adapt, trainable
 from tape.model.checkpoint import fingerprint, load_model
-from tape.model.frozen import cast_frozen, loading
+from tape.model.frozen import cast_frozen
 from tape.runs.metrics import read_metrics
 from tape.training.build import adapt_model, adapted_config, identity
 
@@ -379,28 +378,6 @@ def test_another_base_in_the_same_folder_is_refused(extend, base, tmp_path):
     model.save_pretrained(mine)
     with pytest.raises(ValueError, match="another configuration:\n  base_weights: "):
         extend("lora", f"base_model={mine}", "trainer.max_steps=3", folder=folder)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_papers_recipe_takes_every_method(method):
-    cfg = composed("experiment=llama_extend", f"peft={method}", "data=local")
-    recipe, trainer = Method.of(OmegaConf.to_container(cfg.peft)), cfg.trainer
-    assert recipe.name == method and cfg.name == f"llama_{method}"
-    assert trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps == 64
-    assert (cfg.length, trainer.max_steps, trainer.learning_rate) == (8192, 1000, 2e-5)
-    assert cfg.tokenizer == cfg.base_model == "meta-llama/Llama-2-7b-hf"
-
-
-@all_positions
-def test_only_linear_maps_that_are_frozen_are_quantized(position, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    skipped = loading("int8")["quantization_config"].llm_int8_skip_modules
-    modules = make_model(position).named_modules()
-    linears = [name for name, module in modules if isinstance(module, torch.nn.Linear)]
-    quantized = {name for name in linears if should_convert_module(name, skipped)}
-    parts = [f"self_attn.{name}_proj" for name in "qkvo"]
-    parts += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-    assert quantized == {f"model.layers.{layer}.{part}" for layer in range(3) for part in parts}
 
 
 @pytest.mark.gpu

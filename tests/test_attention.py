@@ -15,10 +15,10 @@ from conftest import (
     make_config,
     make_model,
     random_tokens,
-    represented,
     with_flash,
     with_flex,
 )
+from every_encoding import represented
 from torch.nn.attention import flex_attention
 from transformers import StaticCache, masking_utils
 

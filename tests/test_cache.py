@@ -6,7 +6,8 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import in_modes, make_model, random_tokens
+from conftest import make_model, random_tokens
+from every_encoding import in_modes
 from test_scrolls import byte_tokenizer
 from transformers import DynamicCache, MistralConfig, StaticCache
 from transformers.cache_utils import DynamicLayer

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from conftest import POSITIONS, in_pieces, make_model, random_tokens
+from conftest import in_pieces, make_model, random_tokens
+from every_encoding import POSITIONS
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention

@@ -10,21 +10,16 @@ import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
 from cases import GENERATIONS, Case, check
 from conftest import (
-    COUNTED,
-    GROUPED,
-    POSITIONS,
-    REPRESENTED,
     VOCABULARY,
     all_options,
-    all_positions,
     gradients,
-    in_modes,
     in_pieces,
     left_padded,
     make_cache,
     make_model,
     random_tokens,
 )
+from every_encoding import COUNTED, GROUPED, POSITIONS, REPRESENTED, all_positions, in_modes
 from transformers import AutoModelForCausalLM
 
 from tape import TapeForCausalLM

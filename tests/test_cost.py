@@ -5,7 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from conftest import GROUPED, POSITIONS, make_config, make_model, random_tokens
+from conftest import make_config, make_model, random_tokens
+from every_encoding import GROUPED, POSITIONS
 
 from tape.analysis import cost
 from tape.analysis.cost import MEMORY, PAPER, SHAPE, configuration, cost_of, fake_model, main

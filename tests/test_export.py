@@ -10,7 +10,8 @@ import sys
 import pytest
 import torch
 import yaml
-from conftest import POSITIONS, all_options, make_model, random_tokens
+from conftest import all_options, make_model, random_tokens
+from every_encoding import POSITIONS
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports

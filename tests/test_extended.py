@@ -19,7 +19,7 @@ from conftest import (
     make_model,
     random_tokens,
 )
-from reference_states import trained_distance
+from reference_parts import trained_distance
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape import TapeConfig, TapeForCausalLM, parsers

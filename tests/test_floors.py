@@ -6,7 +6,8 @@ from commands import ROOT
 
 FLOORS = """
 tape.differentiation tape.files tape.hashing tape.statistics tape.validation
-tape.command tape.tensor_validation tape.provenance tape.settings
+tape.command tape.tensor_validation tape.provenance
+tape.settings
 tape.positions
 tape.attention
 tape.model

@@ -5,7 +5,8 @@ parameter's gradient; bfloat16 carries 8 bits, and eager attention in it is the 
 
 import pytest
 import torch
-from conftest import FLASH, FLEX, POSITIONS, VOCABULARY, make_model, random_tokens
+from conftest import FLASH, FLEX, VOCABULARY, make_model, random_tokens
+from every_encoding import POSITIONS
 from transformers import StaticCache
 from transformers.utils import is_flash_attn_2_available
 

@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from conftest import CACHES, POSITIONS, in_pieces, make_cache, make_model, random_tokens
+from conftest import CACHES, in_pieces, make_cache, make_model, random_tokens
+from every_encoding import POSITIONS
 from transformers import DataCollatorWithFlattening
 
 from tape.positions import ENCODINGS

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from conftest import POSITIONS, make_config, make_model, random_tokens
+from conftest import make_config, make_model, random_tokens
+from every_encoding import POSITIONS
 
 from tape import TapeForCausalLM
 from tape.positions import Positions
@@ -93,8 +94,10 @@ DECAYED = {
     "carope": {"frequency.weight"},
     "path": {"convolution.down.weight", "convolution.up.weight", "gate.weight"},
     "path_gate": {
-        *("inner.convolution.down.weight", "inner.convolution.up.weight"),
-        *("inner.gate.weight", "forget.gate.weight"),
+        "inner.convolution.down.weight",
+        "inner.convolution.up.weight",
+        "inner.gate.weight",
+        "forget.gate.weight",
     },
     "grape_m_contextual": {"scale.weight"},
     "grape_ap": {"probe.weight"},

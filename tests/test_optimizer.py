@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import all_positions, make_model, random_tokens
+from conftest import make_model, random_tokens
+from every_encoding import all_positions
 from torch.optim import AdamW
 from transformers import TrainingArguments, get_scheduler
 

@@ -8,7 +8,6 @@ import torch
 from cases import Case, check
 from conftest import (
     CACHES,
-    POSITIONS,
     VOCABULARY,
     WITHOUT_SOFTMAX,
     fields_of_llama,
@@ -16,8 +15,8 @@ from conftest import (
     make_config,
     make_model,
     random_tokens,
-    represented,
 )
+from every_encoding import POSITIONS, represented
 from peft import LoraConfig, get_peft_model
 from transformers import (
     Qwen3Config,

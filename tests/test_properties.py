@@ -3,14 +3,8 @@ initialisation every statement here holds vacuously."""
 
 import pytest
 import torch
-from conftest import (
-    all_positions,
-    composed,
-    in_modes,
-    make_config,
-    make_model,
-    random_tokens,
-)
+from conftest import composed, make_config, make_model, random_tokens
+from every_encoding import all_positions, in_modes
 
 from tape import TapeForCausalLM
 from tape.positions import PositionModule

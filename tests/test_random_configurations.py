@@ -6,7 +6,8 @@ import random
 
 import pytest
 from cases import GENERATIONS, Case, check
-from conftest import CACHES, COUNTED, GROUPED, POSITIONS, WITHOUT_SOFTMAX
+from conftest import CACHES, WITHOUT_SOFTMAX
+from every_encoding import COUNTED, GROUPED, POSITIONS
 
 MIXTURES = ("mixed", "mixed_tape", "mixed_read")
 # Their indices are read from the text; their maps are over all query heads; parts of a mixture.

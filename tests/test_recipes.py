@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from transformers import TrainingArguments
 
 from tape import TapeConfig
+from tape.model.adapters import Method
 from tape.model.layer import Attention
 from tape.positions import ALIASES, ENCODINGS
 from tape.settings import composition as command
@@ -130,3 +131,13 @@ def test_a_service_without_an_account_is_named(start, monkeypatch):
     monkeypatch.setattr(wandb, "init", refuse)
     with pytest.raises(ValueError, match=r"report_to=wandb: No API .*; .*WANDB_MODE=offline"):
         start("trainer.report_to=wandb")
+
+
+@pytest.mark.parametrize("method", choices("peft"))
+def test_the_papers_recipe_takes_every_method(method):
+    cfg = composed("experiment=llama_extend", f"peft={method}", "data=local")
+    recipe, trainer = Method.of(OmegaConf.to_container(cfg.peft)), cfg.trainer
+    assert recipe.name == method and cfg.name == f"llama_{method}"
+    assert trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps == 64
+    assert (cfg.length, trainer.max_steps, trainer.learning_rate) == (8192, 1000, 2e-5)
+    assert cfg.tokenizer == cfg.base_model == "meta-llama/Llama-2-7b-hf"

@@ -10,7 +10,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import composed, in_modes, make_model
+from conftest import composed, make_model
+from every_encoding import in_modes
 from scrolls_data import write_task
 from test_scrolls import byte_tokenizer, examples_of
 

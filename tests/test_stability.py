@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import POSITIONS, make_model, random_tokens
+from conftest import make_model, random_tokens
+from every_encoding import POSITIONS
 from matplotlib.colors import Normalize
 from test_scrolls import byte_tokenizer
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from conftest import in_modes, make_model, random_tokens
+from conftest import make_model, random_tokens
+from every_encoding import in_modes
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 

@@ -50,8 +50,6 @@ class ContextRotaryLayer(RotaryLayer):
             slower = torch.logaddexp(logit, torch.zeros_like(logit)).log1p()
             power = torch.arange(self.frequencies, device=x_BTC.device, dtype=wide)
             steps = (-power * slower).exp()
-            if tokens.real is not None:  # nothing turns at padding
-                steps = steps * tokens.real[:, None, tokens.slots, None]
             phases = running_sums(steps, past_BKLM, tokens)
             e = torch.stack((phases.cos(), phases.sin()), dim=-2)
             kept = split_sums(phases.remainder(2 * math.pi), k_BKTD.dtype)

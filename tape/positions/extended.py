@@ -13,7 +13,6 @@ from tape.positions.base import LayerPosition, Positions, Tokens
 from tape.positions.causal import refuse_later_tokens
 from tape.positions.pieces import METHODS, SETTINGS, Piece, settings_of
 from tape.positions.rotary import RoPE, apply_rotary
-from tape.positions.schedules import state_at
 from tape.positions.scores import ScoreBias
 
 if TYPE_CHECKING:
@@ -135,15 +134,13 @@ class ExtendedRoPE(RoPE):
 
     def turns(self, positions: Positions, dtype: torch.dtype) -> list[Piece]:
         """Returns the pieces with states of RoPE, (B|1, 1, T|S, 2, F), in place of positions."""
-        frequencies = self.inv_freq.to(dtype)
         i, j = positions.query.to(dtype), positions.key.to(dtype)  # exact up to 2^24
-        return [
-            Piece(
-                *(self.magnitude * state_at(x, frequencies)[:, None] for x in (query, key)),
-                None if pairs is None else pairs[:, None],
-            )
-            for query, key, pairs in self.pieces(i, j, **self.settings)
-        ]
+        found = []
+        for piece in self.pieces(i, j, **self.settings):
+            query = super().state(Positions(piece.query, piece.key), dtype)
+            key = super().state(Positions(piece.key, piece.key), dtype)
+            found.append(Piece(query, key, None if piece.pairs is None else piece.pairs[:, None]))
+        return found
 
     def layer(self, layer_idx: int) -> LayerPosition:
         return ExtendedLayer()

@@ -68,8 +68,6 @@ class ForgetLayer(LayerPosition):
         wide = torch.promote_types(self.gate.weight.dtype, torch.float32)
         with torch.autocast(x_BTC.device.type, enabled=False):
             steps_BTH = F.logsigmoid(self.gate(x_BTC.to(wide))) / UNIT
-        if tokens.real is not None:  # nothing is forgotten at padding
-            steps_BTH = steps_BTH * tokens.real[:, tokens.slots, None]
         K = k_BKTD.shape[1]
         steps_BKTG = steps_BTH.unflatten(-1, (K, -1)).transpose(1, 2)  # G = H / K
         c_BKTG = running_sums(steps_BKTG, past_BKLM, tokens)

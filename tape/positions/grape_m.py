@@ -91,8 +91,6 @@ class ContextualLayer(FrequencyLayer):
         with torch.autocast(x_BTC.device.type, enabled=False):
             # Softplus, whose own gradient has strides that break graphs of torch.compile.
             steps_BTK = -F.logsigmoid(-self.scale(x_BTC.to(wide))) / UNIT
-        if tokens.real is not None:  # nothing turns at padding
-            steps_BTK = steps_BTK * tokens.real[:, tokens.slots, None]
         steps_BKT1 = steps_BTK.mT[..., None].expand(-1, k_BKTD.shape[1], -1, -1)
         sums_BKT1 = running_sums(steps_BKT1, past_BKLM, tokens)
         rows = len(self.log_ratio)

@@ -49,8 +49,6 @@ class SelectiveLayer(RotaryLayer):
             steps = steps.unflatten(-1, (-1, self.frequencies)).transpose(1, 2)  # (B, K, T, F)
             share = torch.arange(self.frequencies, device=x_BTC.device, dtype=steps.dtype)
             steps = steps * self.theta ** (-share / self.frequencies)
-            if tokens.real is not None:  # nothing turns at padding
-                steps = steps * tokens.real[:, None, tokens.slots, None]
             phases = running_sums(steps, past, tokens)
             e = torch.stack((phases.cos(), phases.sin()), dim=-2)
             kept = split_sums(phases.remainder(2 * math.pi), k_BKTD.dtype)

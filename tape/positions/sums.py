@@ -26,7 +26,10 @@ def join_sums(parts: Tensor, dtype: torch.dtype) -> Tensor:
 
 def running_sums(steps_BKTN: Tensor, past: Tensor | None, tokens: Tokens) -> Tensor:
     """Returns the sums over each new token and all before it, given the `split_sums` of the cached
-    tokens. One sum over all tokens: the parts of a text give the sums of the whole."""
+    tokens. One sum over all tokens: the parts of a text give the sums of the whole. Nothing is
+    added at padding."""
+    if tokens.real is not None:
+        steps_BKTN = steps_BKTN * tokens.real[:, None, tokens.slots, None]
     if past is None:
         sums = steps_BKTN.cumsum(2)
         return sums if tokens.sum_before is None else sums + tokens.sum_before(sums[:, :, -1:])

@@ -17,29 +17,20 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tape import command
 from tape.settings.groups import CONFIG, described, groups_of, options
 from tape.settings.schema import check_groups, check_settings, shown, trainer_fields
 from tape.validation import suggestion
 
 FIELD = re.compile(r"\+{0,2}trainer\.(\w+)[.=]")
-EXPECTED = (
-    ValueError,
-    TypeError,
-    OSError,
-    ImportError,
-    RecursionError,
-    MemoryError,
-    HydraException,
-    OmegaConfBaseException,
-)
+EXPECTED = (TypeError, ImportError, RecursionError, HydraException, OmegaConfBaseException)
 
 
 def is_expected(error: Exception) -> bool:
     """Returns whether an error is due to wrong settings, broken files or exhausted resources. Other
     errors are bugs and keep their traceback."""
-    package = type(error).__module__.partition(".")[0]
-    memory = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
-    return isinstance(error, EXPECTED) or memory or package in ("safetensors_rust", "wandb")
+    from_wandb = type(error).__module__.partition(".")[0] == "wandb"
+    return command.is_expected(error) or isinstance(error, EXPECTED) or from_wandb
 
 
 def call(main: Callable[[], None], name: str) -> None:
