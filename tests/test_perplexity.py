@@ -307,6 +307,9 @@ def test_pictures(folder, text_file, tmp_path):
     alone = ([r for r in each if r["model"] == "llama_rope"] for each in (rows, bins))
     labels = [[line.get_label() for line in axes.lines] for axes in figure_of(*alone).axes]
     assert labels == [["llama_rope"], ["16", "32"]]
+    flat = [row | {"nll": f"6.0000{n}"} for n, row in enumerate(rows)]
+    low, high = figure_of(flat, bins).axes[0].get_ylim()
+    assert (high - low) / 403.43 == pytest.approx(0.05, rel=1e-3)  # no change looks steep
 
 
 def test_commands(folder, text_file, capsys):

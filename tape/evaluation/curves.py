@@ -42,6 +42,7 @@ POSITION_COLUMNS = (*ABOUT, "first", "last", "tokens", "nll")
 # The context gain compares tokens that are scored in at least this many windows.
 MIN_WINDOWS = 100
 
+LEAST_SPAN = 0.05  # of an axis of values, as a share of them
 LOSS = "loss (nats per token)"
 # Losses of n-gram models, from the reports of runs: of the same text, but of other tokens.
 NGRAMS = tuple(f"{name} loss" for name in ORDERS)
@@ -196,6 +197,10 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.legend(title=title)
+        low, high = axes.get_ylim()
+        if high - low < LEAST_SPAN * high:  # or a change of nothing looks steep
+            middle = (low + high) / 2
+            axes.set_ylim(middle * (1 - LEAST_SPAN / 2), middle * (1 + LEAST_SPAN / 2))
     left.set_xticks(sorted({*found["length"]}), minor=False)
     return figure
 
