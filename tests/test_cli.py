@@ -55,7 +55,7 @@ evaluate missing --task addition
 evaluate . --task passkey --depth many
 evaluate missing --task scrolls
 lm-eval --model missing --tasks mmlu
-lm-eval --table missing.csv
+lm-eval --model .
 scrolls-generate --model missing --task quality --output x.json
 scrolls-score --all --predictions missing --metrics_output_dir x
 compare missing

@@ -321,24 +321,6 @@ def test_commands(folder, text_file, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("--model {folder} --data x --lengths 1", "'1' must be an integer >= 2"),
-        ("--model {folder} --data x --short 4", "--model takes no --short"),
-        ("--model {folder} --data x --choose k.txt", "--choose k.txt must end in .json"),
-        ("--model {folder} --data x --choose k.json --out a.csv", "--choose takes no --out"),
-        ("--model {folder} --data x --choose k.json --lengths 8 16", "takes one of --lengths"),
-        ("--model {folder} --data x --keys k.json --stride 4", "--keys takes no --stride"),
-        ("--model {folder} --data x --keys k --choose k", "not allowed with argument"),
-    ],
-)
-def test_options_that_do_not_go_together(given, message, trained, capsys):
-    with pytest.raises(SystemExit):
-        parsers.perplexity(given.format(folder=trained).split())
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("lines", "expected"),
     [
         ("data=proof_pile\nmodel_path=output/llama_adape\n{}", {}),  # lines of the paper's README

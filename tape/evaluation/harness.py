@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +22,16 @@ logging.getLogger("lm_eval").setLevel(logging.ERROR)
 # Its call of git prints an error outside a repository, and the hash is not used.
 evaluator.get_git_commit_hash = lambda: None
 
-BABILONG = "babilong"
 
-
-class Tasks(TaskManager):
-    """Tasks of lm-eval. With `lengths` of prompts, only those of RULER, whose metrics are lengths,
-    and of BABILong can be loaded."""
-
-    def __init__(self, lengths: Sequence[int], **where: Any):
-        super().__init__(**where)
-        self.lengths = lengths
-
-    def load(self, names: Any) -> Any:
-        found = super().load(names)
-        for name, task in found["tasks"].items() if self.lengths else ():
-            if not name.startswith(BABILONG) and not any(map(str.isdecimal, task.aggregation())):
-                raise ValueError(f"--lengths: {name} has no prompts of given lengths; omit it")
-        return found
-
-
-def tasks_of(names: list[str], lengths: list[int], folder: Path | None, model: Path) -> Tasks:
+def tasks_of(names: list[str], lengths: list[int], folder: Path | None, model: Path) -> TaskManager:
     """Returns the tasks that lm-eval finds, in its own files and in a folder.
 
     Args:
-        lengths: of the prompts of RULER, or one of BABILong, which calls 4,096 tokens 4k.
+        lengths: of the prompts of RULER.
         model: folder of the tokenizer that counts the tokens of prompts.
 
     Raises:
-        ValueError: if a file is damaged, or if BABILong has other lengths, or beside other tasks.
+        ValueError: if a file is damaged.
     """
     for path in sorted(folder.rglob("*.yaml")) if folder else ():
         with reading(path):  # lm-eval leaves out what it cannot read
@@ -58,27 +39,15 @@ def tasks_of(names: list[str], lengths: list[int], folder: Path | None, model: P
     metadata: dict[str, Any] = {"tokenizer": str(model)}
     if lengths:
         metadata["max_seq_lengths"] = lengths
-        if ours := [name for name in names if name.startswith(BABILONG)]:
-            if len(ours) < len(names) or len(lengths) > 1 or lengths[0] % 1024:
-                raise ValueError(
-                    f"--lengths {' '.join(map(str, lengths))} with --tasks {','.join(names)}: "
-                    "BABILong takes one multiple of 1,024 and no other tasks; repeat the command "
-                    "for each length"
-                )
-            metadata["max_seq_lengths"] = f"{lengths[0] // 1024}k"
-    tasks = Tasks(lengths, include_path=folder, metadata=metadata, include_defaults=False)
-    if {*names} <= {*tasks.all_tasks}:
-        return tasks
-    return Tasks(lengths, include_path=folder, metadata=metadata)  # thousands of files
+    own = TaskManager(include_path=folder, metadata=metadata, include_defaults=False)
+    if {*names} <= {*own.all_tasks}:
+        return own
+    return TaskManager(include_path=folder, metadata=metadata)  # thousands of files
 
 
 class Harness(HFLM):
     """A model for prompts and answers of up to `max_length` tokens together. Longer ones raise a
-    ValueError, where lm-eval would leave out the beginning.
-
-    Args:
-        truncate: leave out the beginning.
-    """
+    ValueError, where lm-eval would leave out the beginning."""
 
     def __init__(
         self,
@@ -86,7 +55,6 @@ class Harness(HFLM):
         tokenizer: PreTrainedTokenizerBase,
         max_length: int,
         batch_size: int = 1,
-        truncate: bool = False,
     ):
         super().__init__(
             pretrained=model,
@@ -96,7 +64,6 @@ class Harness(HFLM):
             batch_size=batch_size,
             softmax_dtype=torch.float32,  # in bfloat16 a sum of hundreds of nats is rounded to 2
         )
-        self.truncate = truncate
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], *args: Any, **how: Any
@@ -104,11 +71,6 @@ class Harness(HFLM):
         """Returns the log-likelihood of each answer, and whether greedy decoding gives it."""
         for _, prompt, answer in requests:
             self._check(len(prompt) + len(answer) - 1)  # the last token is predicted and not read
-            if len(answer) > self.max_length:
-                raise ValueError(
-                    f"one answer has {len(answer):,} tokens, more than --max_length "
-                    f"{self.max_length:,}: raise --max_length"
-                )
         with self._model.evaluation_length(self.max_length):
             return super()._loglikelihood_tokens(requests, *args, **how)
 
@@ -138,13 +100,11 @@ class Harness(HFLM):
         ids, mask = super().tok_batch_encode(strings, padding_side)
         if left_truncate_len is not None:
             self._check(ids.shape[1] + self.max_length - left_truncate_len)
-            ids, mask = ids[:, -left_truncate_len:], mask[:, -left_truncate_len:]
         return ids, mask
 
     def _check(self, needed: int) -> None:
-        if needed > self.max_length and not self.truncate:
+        if needed > self.max_length:
             raise ValueError(
                 f"a prompt and its answer have {needed:,} tokens, more than --max_length "
-                f"{self.max_length:,}: raise it, give fewer examples (--num_fewshot), or use "
-                "--truncate to drop the beginning of the prompt"
+                f"{self.max_length:,}: raise it, or give fewer examples (--num_fewshot)"
             )

@@ -68,9 +68,8 @@ CONVENTIONS: dict[str, Callable[[int, int, int], list[Window]]] = {
 def strides_of(
     convention: str, lengths: Collection[int], stride: int | None = None
 ) -> dict[int, int]:
-    """Returns the stride by window length: as given, or the convention's own. `disjoint` strides by
-    the length; the others by STRIDE at all lengths, `sliding` by half of the shortest length if
-    that is STRIDE or less.
+    """Returns the stride by window length: as given, or the length for `disjoint`, STRIDE for the
+    others; for `sliding`, half of the shortest length if that is STRIDE or less.
 
     Raises:
         ValueError: if the convention does not allow the given stride.
