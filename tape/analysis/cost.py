@@ -117,6 +117,10 @@ def cached_bytes(model: TapeForCausalLM, length: int) -> int:
 
 def configuration(shape: Shape, position: dict[str, Any]) -> TapeConfig:
     """Returns a decoder's configuration with the given length as its training length."""
+    if shape["hidden"] % shape["heads"]:
+        raise ValueError(
+            f"--hidden {shape['hidden']} must be a multiple of --heads {shape['heads']}"
+        )
     return TapeConfig(
         vocab_size=shape["vocabulary"],
         hidden_size=shape["hidden"],

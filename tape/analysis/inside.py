@@ -56,11 +56,7 @@ def windows(
     arguments: argparse.Namespace, folder: Path, decoder: TapeForCausalLM, length: int
 ) -> tuple[str, Tensor]:
     """Returns the name of the text, and `--windows` of `length` tokens, spread evenly over it,
-    (W, T).
-
-    Raises:
-        ValueError, OSError: if there is no such text, or it is too short or of other tokens.
-    """
+    (W, T)."""
     cache = Path(os.environ.get("TAPE_CACHE", "cache"))
     text = open_text(arguments.data, arguments.files, folder, cache, whole=arguments.whole)
     text.check(decoder.config.vocab_size)
@@ -81,12 +77,8 @@ def carry_out(
     markdown: Callable[[pd.DataFrame], str],
     draw: Callable[[pd.DataFrame, Path], None] = lambda *_: None,
 ) -> None:
-    """Measures all models; writes their rows to <name>.csv, and the tables of these, which it
-    prints, to <name>.md.
-
-    Args:
-        measure: yields the rows of a model in a folder, with the first columns of `models`.
-        draw: writes figures to a folder.
+    """Measures all models: `measure` yields the rows of one, with the first columns of `models`.
+    Writes the rows to <name>.csv, the tables of these, which it prints, to <name>.md, and figures.
     """
     transformers.logging.disable_progress_bar()
     rows: list[dict[str, Any]] = []
@@ -116,16 +108,10 @@ def as_files(rows: Iterable[str]) -> dict[str, str]:
 
 
 class Inside(NamedTuple):
-    """Internals of one sequence by layer (of every recurrence), in float32 on the CPU.
+    """Internals of one sequence by layer (of every recurrence), in float32 on the CPU."""
 
-    Attributes:
-        attention: weights (H, T, T) of every layer; rows are queries.
-        states: cosines and sines (K|1, T, 2, F) at the input of every layer; None for a layer
-            without a state, as some in a mixture of encodings.
-    """
-
-    attention: list[Tensor]
-    states: list[Tensor | None]
+    attention: list[Tensor]  # weights (H, T, T); rows are queries
+    states: list[Tensor | None]  # cosines and sines (K|1, T, 2, F) at the input; None without
 
 
 def dot_products(e_KT2F: Tensor) -> Tensor:

@@ -59,11 +59,8 @@ the same model as trained, on the same tokens. Means over seeds, with 95 % inter
 
 
 def updating(model: TapeForCausalLM) -> list[TapeLayer]:
-    """Returns the encoding's part in each layer that updates the state of a TAPE.
-
-    Raises:
-        ValueError: if there is none, or for another encoding.
-    """
+    """Returns the encoding's part in each layer that updates the state of a TAPE; raises a
+    ValueError if there is none, or for another encoding."""
     found = [x.context for x in model.model.layers if isinstance(x.context, TapeLayer)]
     if not (found and isinstance(model.model.position, Tape)):
         raise ValueError(
@@ -94,11 +91,8 @@ INTERVENTIONS = LEFT_OUT | ROTATED_BY
 
 
 def intervene(model: TapeForCausalLM, name: str) -> None:
-    """Changes the state of a loaded model for good, which shows what a part of it is for.
-
-    Raises:
-        ValueError: for an unknown intervention, or a model whose layers do not update the state.
-    """
+    """Changes the state of a loaded model for good; raises a ValueError for an unknown name, or a
+    model whose layers do not update the state."""
     change, layers = look_up("intervention", name, INTERVENTIONS), updating(model)
     if name in LEFT_OUT:
         for layer, part in product(layers, change):

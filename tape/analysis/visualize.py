@@ -94,7 +94,7 @@ def grid(name: str, layers: Maps, heads: int, label: str, norm: Normalize, colou
         for axes in row[len(layer) :]:  # one state for all heads
             axes.axis("off")
         for head, (axes, values) in enumerate(zip(row, layer, strict=False), start=1):
-            image = axes.imshow(values, norm=norm, cmap=colours, interpolation="nearest")
+            image = axes.imshow(values.numpy(), norm=norm, cmap=colours, interpolation="nearest")
             axes.set_title("all heads" if len(layer) == 1 else f"head {head}", fontsize=8)
     for axes in panels[-1]:
         axes.set_xlabel("key")
@@ -112,7 +112,7 @@ def distances(rows: dict[str, list[Inside]]) -> Figure:
         layers = [*zip(*(inside.attention for inside in texts), strict=True)]
         colours = colormaps["viridis"](np.linspace(0, 0.9, len(layers)))
         for n, layer in enumerate(layers):
-            weights = torch.stack([by_distance(A) for A in layer]).mean(0)
+            weights = torch.stack([by_distance(A) for A in layer]).mean(0).numpy()
             places = range(1, len(weights))
             axes.plot(places, weights[1:], color=colours[n], label=f"layer {n + 1}")
         axes.set(title=name, xscale="log", yscale="log")

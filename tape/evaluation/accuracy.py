@@ -37,26 +37,16 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A kind of evaluation.
+    """A kind of evaluation."""
 
-    Attributes:
-        file: name of the table.
-        cell: by its name in journals, each condition as the table calls it.
-        counts: of a cell, in journals.
-        measures: by name, with `accuracy`.
-        listing: name of a list of accuracies in the summary.
-        listed: from the rows, the condition that the list is over; NaN leaves rows out.
-        line: format of that condition in `describe`; empty to leave the list out.
-    """
-
-    file: str
-    cell: dict[str, str]
-    counts: tuple[str, ...]
-    measures: dict[str, Measure]
+    file: str  # name of the table
+    cell: dict[str, str]  # by its name in journals, each condition as the table calls it
+    counts: tuple[str, ...]  # of a cell, in journals
+    measures: dict[str, Measure]  # `accuracy`, and others
     view: View
-    listing: str
-    listed: Callable[[pd.DataFrame], pd.Series]
-    line: str = ""
+    listing: str  # name of a list of accuracies in the summary
+    listed: Callable[[pd.DataFrame], pd.Series]  # the condition that it is over; NaN: left out
+    line: str = ""  # format of that condition in `describe`; empty to leave the list out
 
     @property
     def columns(self) -> list[str]:
@@ -80,11 +70,7 @@ class Accuracy:
         return [*compress(answers, cells.groupby(cells).cumcount() < keep)]
 
     def gather(self, results: Path) -> Evaluation:
-        """Writes the results of all shards in a folder.
-
-        Raises:
-            Incomplete: if batches are missing.
-        """
+        """Writes the results of all shards in a folder; raises Incomplete if some are missing."""
         return self.write(results, *join(results))
 
     def write(self, folder: Path, asked: Asked, rows: list[dict[str, Any]]) -> Evaluation:
@@ -117,11 +103,7 @@ class Accuracy:
         return _checked(table[self.columns])
 
     def read(self, folder: Path) -> Evaluation:
-        """Reads the results that `write` wrote.
-
-        Raises:
-            ValueError, OSError: if there are none, or the files are damaged.
-        """
+        """Reads the results that `write` wrote; raises a ValueError or an OSError without them."""
         path, beside = folder / self.file, folder / SUMMARY
         if not path.is_file():
             raise ValueError(f"{folder} has no {self.file}: evaluate that run first")
@@ -141,15 +123,10 @@ class Accuracy:
         """Returns the accuracy of the whole, of both parts, and along one condition."""
         asked, rows = evaluation
         inside = self.view.heatmap.within(asked, rows)
-        key = self.listed(rows)
-        listed = [
-            {
-                key.name: int(place),
-                **{name: ratio(group, name) for name in self.measures if name != "accuracy"},
-                **share(group),
-            }
-            for place, group in rows.groupby(key)
-        ]
+        key, listed = self.listed(rows), []
+        for place, group in rows.groupby(key):
+            others = {name: ratio(group, name) for name in self.measures if name != "accuracy"}
+            listed.append({key.name: int(place), **others, **share(group)})
         parts = {"all": rows, "inside": rows[inside], "outside": rows[~inside]}
         return {name: share(part) for name, part in parts.items()} | {self.listing: listed}
 

@@ -7,7 +7,6 @@ the tokens with first..last tokens before them in their window. perplexity.png s
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,9 +66,6 @@ def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -
     Args:
         about: a value for each of ABOUT but the length, empty where it does not apply.
         batches: by length, the losses of each batch.
-
-    Raises:
-        ValueError: for a mean that is not finite.
     """
     found, rows, bins = [], [], []
     for length, each in sorted(batches.items()):
@@ -81,8 +77,6 @@ def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -
         by = "batch" if about["convention"] == "longlora" else lambda row: "all"
         sums = parts.groupby(by)[["tokens", "loss"]].sum()
         tokens, nll = int(sums["tokens"].sum()), float((sums["loss"] / sums["tokens"]).mean())
-        if not math.isfinite(nll):
-            raise ValueError(f"the mean loss in windows of {length:,} is not finite")
         found.append(Perplexity(length, tokens, nll))
         rows.append(key | {"tokens": tokens, "nll": nll, "perplexity": exp(nll)})
         for k, tokens, loss in parts.groupby("bin")[["tokens", "loss"]].sum().itertuples():
@@ -98,11 +92,7 @@ def position_table(path: Path) -> Path:
 
 
 def read_curves(path: Path) -> tuple[list[Row], list[Row]]:
-    """Returns the rows of a table, and of that by position beside it; none without a file.
-
-    Raises:
-        ValueError: if one of them is another table, or damaged.
-    """
+    """Returns the rows of a table, and of that by position beside it; none without a file."""
     rows = read_table(path, COLUMNS, ("length", "tokens"), ("nll", "perplexity"))
     whole = ("length", "first", "last", "tokens")
     return rows, read_table(position_table(path), POSITION_COLUMNS, whole, ("nll",))
@@ -198,12 +188,8 @@ def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
     """What context is worth to a model: the mean loss of tokens with 2 to 7 tokens before them
     minus that of the last half of the trained length, in the longest windows, as a row. None below
     16 tokens, where both would be the same, and if fewer than MIN_WINDOWS windows score these
-    tokens: under `sliding`, only the first window scores those at its beginning.
-
-    Args:
-        rows: of `read_evaluation`.
-        trained: the trained length in tokens.
-    """
+    tokens: under `sliding`, only the first window scores those at its beginning. `rows` are those
+    of `read_evaluation`."""
     losses = []
     for first, last in ((2, 7), (trained // 2, trained - 1)):
         part = rows[(rows["first"] >= first) & (rows["last"] <= last)]

@@ -44,11 +44,8 @@ Rows = list[dict[str, Any]]
 
 
 def place_of(run: Path, setting: str, name: object) -> Path:
-    """Returns the folder of an evaluation within that of a run.
-
-    Raises:
-        ValueError: for an invalid name, or the name of something else there.
-    """
+    """Returns the folder of an evaluation within that of a run; raises a ValueError for an invalid
+    name, or the name of something else there."""
     place = run / check_name(setting, name)
     if OF_THE_RUN.fullmatch(place.name) or (place.exists() and not place.is_dir()):
         raise ValueError(f"{setting}={name!r} is used by {run} itself; choose another")
@@ -80,22 +77,16 @@ class Shard(NamedTuple):
         return f"{self.index}/{self.count}"
 
     def folder(self, results: Path) -> Path:
-        """Returns the folder of its journal."""
         return results / f"shard-{self.index}-of-{self.count}"
 
     def numbers(self, batches: int) -> range:
-        """Returns the numbers of its batches. Batches are ordered by cost, so the costs of two
-        shards differ by at most that of the costliest batch."""
+        """Returns the numbers of its batches: every count-th in the order of cost."""
         return range(self.index - 1, batches, self.count)
 
 
 def read(path: Path) -> tuple[Header | None, Rows, int]:
     """Returns the header of a journal (None if it is empty), its batches, and the bytes of both
-    without an unfinished last line.
-
-    Raises:
-        ValueError: for a damaged line before the last.
-    """
+    without an unfinished last line; raises a ValueError for a damaged line before it."""
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     with reading(path):
@@ -169,7 +160,7 @@ def complete_shard(
         batches: each with its `cost`, the tokens to run.
         answered: yields the numbers of batches, in any order, with their answers (`answering`).
         row: returns the record of a batch and its answers.
-        title: returns a text to show beside the progress bar.
+        title: of a batch, beside the progress bar.
 
     Raises:
         ValueError: if the folder holds an evaluation of another model or with other settings.
@@ -206,12 +197,12 @@ def answering(
     processes: int | None,
     load: Load = load,
 ) -> Answered:
-    """Returns a function that answers batches with the model from `folder`. A small model's
-    operations on a CPU are too short for threads to share; processes of one thread are faster.
+    """Returns a function that answers batches with the model from `folder`.
 
     Args:
         answer, load: functions of a module, or partials of one; other processes call them.
-        processes: 1 for this process; None for one per thread of torch, on a GPU this process.
+        processes: 1 for this process; None for one per thread of torch, on a GPU this process: a
+            small model's operations on a CPU are too short for threads to share.
     """
     if processes is None:
         processes = torch.get_num_threads() if model.device.type == "cpu" else 1

@@ -73,9 +73,8 @@ def open_text(
         whole: all documents of the files of "text", not only its validation split.
 
     Raises:
-        ValueError: if there is no such text, it is no longer that of the run, or the file cannot
-            hold uint16.
-        OSError: if files of the corpus are missing.
+        ValueError, OSError: if there is no such text, it is no longer that of the run, or the file
+            cannot hold uint16.
     """
     if files is not None and data not in ("text", "c4"):
         raise ValueError(f"--files goes with --data text and --data c4, not with --data {data}")
@@ -109,11 +108,7 @@ def check_ids(path: Path) -> None:
 
 
 def corpus_of(name: str, files: list[str] | None, whole: bool) -> Corpus:
-    """Returns a corpus by name.
-
-    Raises:
-        ValueError: if `files` do not suit it.
-    """
+    """Returns a corpus by name; raises a ValueError if `files` do not suit it."""
     if name == "text":
         if files is None:
             raise ValueError("--data text needs --files (paths, folders or globs)")
@@ -130,12 +125,8 @@ def corpus_of(name: str, files: list[str] | None, whole: bool) -> Corpus:
 
 
 def trained_on(folder: Path) -> Corpus:
-    """Returns the corpus that a run was trained on, with the same split.
-
-    Raises:
-        ValueError: if the run has no record of a text, or has validated on other tokens than the
-            text now has.
-    """
+    """Returns the corpus that a run was trained on, with the same split; raises a ValueError if
+    there is none, or it now has other tokens than the run has validated on."""
     path = folder / TRAINED
     if not path.is_file():
         raise ValueError(f"--data run: {folder} has no {TRAINED}; give the text's name or file")
