@@ -64,7 +64,6 @@ def perplexity(given: Words = None) -> argparse.Namespace:
     add("--dtype", choices=DTYPES, default="float32")
     add("--out", type=Path, help="table to add to (default: in the run's folder, or in output/)")
     add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
-    add("--processes", type=integer(1), default=1, help="worker processes on this machine")
     add_extension(parser)
     arguments = parser.parse_args(given)
     # perplexity.csv of a run holds one measurement of it.

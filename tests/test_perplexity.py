@@ -209,22 +209,16 @@ def test_losses_that_are_no_numbers(folder, text_file):
 
 
 def results(folder):
-    """The rows of both tables. Processes may round differently, as their threads share the work."""
+    """The rows of both tables."""
     assert (folder / "perplexity.png").stat().st_size > 1000
-    rows = table(folder / "perplexity.csv") + table(folder / "perplexity_by_position.csv")
-    measured = ("nll", "perplexity")
-    return [
-        {key: pytest.approx(float(x), rel=1e-6) if key in measured else x for key, x in row.items()}
-        for row in rows
-    ]
+    return table(folder / "perplexity.csv") + table(folder / "perplexity_by_position.csv")
 
 
-@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_shards_and_processes_equal_one(folder, trained, text_file, tmp_path, processes):
+def test_shards_equal_one(folder, trained, text_file, tmp_path):
     evaluate(folder, text_file)
     shared = shutil.copytree(trained, tmp_path / "shared" / "llama_tape")
     with pytest.raises(Incomplete, match=r"batches are missing.* a shard not started"):
-        evaluate(shared, text_file, "--shard", "2/2", "--processes", processes)
+        evaluate(shared, text_file, "--shard", "2/2")
     assert not (shared / "perplexity.csv").exists()
     evaluate(shared, text_file, "--shard", "1/2")
     assert results(shared) == results(folder)

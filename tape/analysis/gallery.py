@@ -97,11 +97,10 @@ def draw_curve(axis: Axes, scores_HTT: Tensor) -> None:
 
 def draw_map(axis: Axes, scores_HTT: Tensor) -> None:
     """Draws the scores of the first head: rows are queries, columns are keys."""
-    image = np.where(np.isneginf(scores_HTT[0]), np.nan, scores_HTT[0])
+    image = np.where(scores_HTT[0].isneginf(), np.nan, scores_HTT[0])
     bound = np.nanquantile(np.abs(image), 0.98) or 1.0
     shown = axis.imshow(image, cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="nearest")
-    bar = axis.figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03)
-    bar.ax.tick_params(labelsize=6)
+    axis.figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03).ax.tick_params(labelsize=6)
 
 
 @expected_errors()

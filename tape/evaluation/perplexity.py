@@ -11,12 +11,10 @@ import argparse
 import hashlib
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import transformers
 
 from tape import parsers
@@ -24,7 +22,7 @@ from tape.command import expected_errors
 from tape.evaluation import scoring
 from tape.evaluation.curves import COLUMNS, Binned, binned, draw, read_curves, write
 from tape.evaluation.extension import extended, extension
-from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join
+from tape.evaluation.journal import Incomplete, Shard, complete_shard, join
 from tape.evaluation.tables import check_addable, markdown_table
 from tape.evaluation.texts import Text, open_text
 from tape.evaluation.windows import Batch, batches_of, strides_of, windows_of
@@ -33,19 +31,9 @@ from tape.model.checkpoint import check_length, identified, load_model
 from tape.model.modeling import TapeForCausalLM
 
 
-def load(
-    folder: Path, dtype: torch.dtype, position: dict[str, Any] | None
-) -> tuple[TapeForCausalLM, None]:
-    """Returns a model without a tokenizer, which a file of token ids does not need."""
-    return load_model(folder, dtype, position=position), None
-
-
-def answer(model: TapeForCausalLM, tokenizer: None, batch: Batch, text: Text) -> dict[str, Any]:
-    """Returns the losses of a batch by position in the window.
-
-    Raises:
-        ValueError: if one of them is not a number.
-    """
+def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:
+    """Returns the losses of a batch by position in the window; raises a ValueError if one of them
+    is not a number."""
     losses = scoring.losses(model, text.tokens, batch)
     if not np.isfinite(losses).all():
         raise ValueError(
@@ -65,21 +53,19 @@ def plan(text: Text, convention: str, strides: dict[int, int], batch_tokens: int
     return sorted(batches, key=lambda batch: (-batch.cost, -batch.length))
 
 
-def opened(arguments: argparse.Namespace) -> tuple[dict[str, Any], TapeForCausalLM, Text]:
-    """Returns how the model is loaded, the model and the text.
-
-    Raises:
-        ValueError, OSError: if the windows, or the text, do not suit the model.
-    """
+def opened(
+    arguments: argparse.Namespace, position: dict[str, Any] | None
+) -> tuple[TapeForCausalLM, Text]:
+    """Returns the model and the text; raises a ValueError or an OSError if windows or text do not
+    suit the model."""
     folder, longest = arguments.model, arguments.lengths[-1]
-    how = {"dtype": scoring.DTYPES[arguments.dtype], "position": extended(arguments, folder)}
-    model, _ = load(folder, **how)
+    model = load_model(folder, scoring.DTYPES[arguments.dtype], position=position)
     check_length(model, longest, f"--lengths {longest}")
     cache = Path(os.environ.get("TAPE_CACHE", "cache"))
     given = (arguments.data, arguments.files, folder, cache, arguments.max_tokens)
     text = open_text(*given, whole=arguments.whole)
     text.check(model.config.vocab_size)
-    return how, model, text
+    return model, text
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -94,7 +80,8 @@ def run(arguments: argparse.Namespace) -> str:
     check_addable(out, COLUMNS)
     read_curves(out)
     strides = strides_of(convention, arguments.lengths, arguments.stride)
-    how, model, text = opened(arguments)
+    position = extended(arguments, folder)
+    model, text = opened(arguments, position)
     alone = convention == "longlora"  # the mean is over windows, as in LongLoRA's command
     batches = plan(text, convention, strides, 1 if alone else arguments.batch_tokens)
     header = {
@@ -108,18 +95,17 @@ def run(arguments: argparse.Namespace) -> str:
         "dtype": arguments.dtype,
         "batches": len(batches),
     }
-    if how["position"] is not None:
-        header["position"] = how["position"]
+    if position is not None:
+        header["position"] = position
     digest = hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12]
     results = out.with_suffix("") / f"{convention}-{digest}"
     print(f"{folder}: shard {arguments.shard} of {text.name}, {text.length:,} tokens, {convention}")
-    work = (partial(answer, text=text), arguments.processes, partial(load, **how))
     complete_shard(
         results,
         Shard.parse(arguments.shard),
         header,
         batches,
-        answering(folder, model, None, *work),
+        lambda missing: ((n, answer(model, text, batch)) for n, batch in missing.items()),
         lambda batch, found: found,
         title=lambda batch: f"windows of {batch.length:,}",
     )
