@@ -245,7 +245,7 @@ def of_models(name: str, description: str, windows: int) -> Parser:
     --windows."""
     parser = Parser(name, description)
     add = parser.add_argument
-    add("--model", type=model_folder, required=True, help="folders of models", **SEVERAL)
+    add("--model", type=model_folder, nargs="+", required=True, help="folders of models")
     text = f"a file of uint16 token ids, or the validation split of {', '.join(CORPORA)}"
     add("--data", default="local", help=text)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
