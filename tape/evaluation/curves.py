@@ -60,8 +60,8 @@ def binned(positions: np.ndarray, losses: np.ndarray) -> Binned:
 
 
 def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -> list[Perplexity]:
-    """Adds the results at several lengths to the tables: the mean over all tokens alike or, for
-    longlora, the mean of the means of batches; and the mean in each bin of positions.
+    """Adds the results at several lengths to the tables: the mean over all tokens, and in each bin
+    of positions.
 
     Args:
         about: a value for each of ABOUT but the length, empty where it does not apply.
@@ -70,16 +70,13 @@ def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -
     found, rows, bins = [], [], []
     for length, each in sorted(batches.items()):
         key = about | {"length": length}
-        parts = pd.DataFrame(
-            [(n, *part) for n, batch in enumerate(each) for part in batch],
-            columns=["batch", "bin", "tokens", "loss"],
-        )
-        by = "batch" if about["convention"] == "longlora" else lambda row: "all"
-        sums = parts.groupby(by)[["tokens", "loss"]].sum()
-        tokens, nll = int(sums["tokens"].sum()), float((sums["loss"] / sums["tokens"]).mean())
+        parts = [part for batch in each for part in batch]
+        sums = pd.DataFrame(parts, columns=["bin", "tokens", "loss"]).groupby("bin").sum()
+        tokens = int(sums["tokens"].sum())
+        nll = float(sums["loss"].sum() / tokens)
         found.append(Perplexity(length, tokens, nll))
         rows.append(key | {"tokens": tokens, "nll": nll, "perplexity": exp(nll)})
-        for k, tokens, loss in parts.groupby("bin")[["tokens", "loss"]].sum().itertuples():
+        for k, tokens, loss in sums.itertuples():
             place = {"first": int(BINS[k]), "last": min(int(BINS[k + 1]), length) - 1}
             bins.append(key | place | {"tokens": tokens, "nll": loss / tokens})
     add_rows(position_table(path), POSITION_COLUMNS, len(ABOUT) + 2, bins)

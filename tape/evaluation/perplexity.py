@@ -82,8 +82,7 @@ def run(arguments: argparse.Namespace) -> str:
     strides = strides_of(convention, arguments.lengths, arguments.stride)
     position = extended(arguments, folder)
     model, text = opened(arguments, position)
-    alone = convention == "longlora"  # the mean is over windows, as in LongLoRA's command
-    batches = plan(text, convention, strides, 1 if alone else arguments.batch_tokens)
+    batches = plan(text, convention, strides, arguments.batch_tokens)
     header = {
         **identified(folder),
         "text": text.fingerprint(),
@@ -91,7 +90,7 @@ def run(arguments: argparse.Namespace) -> str:
         "strides": list(strides.values()),
         "convention": convention,
         "batch_tokens": arguments.batch_tokens,
-        "batch_size": 1 if alone else None,
+        "batch_size": 1 if convention == "longlora" else None,  # of LongLoRA's command
         "dtype": arguments.dtype,
         "batches": len(batches),
     }

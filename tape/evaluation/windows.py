@@ -47,7 +47,7 @@ def paper(tokens: int, length: int, stride: int) -> list[Window]:
 
 
 def longlora(tokens: int, length: int, stride: int) -> list[Window]:
-    """Those of `paper` but the last. The loss is the mean of the means of batches."""
+    """Those of `paper` but the last. LongLoRA's mean of the means of windows is that of tokens."""
     return paper(tokens, length, stride)[:-1]
 
 
