@@ -25,7 +25,7 @@ OF_TEXT = {".txt", ".md", ".rst", ".py", ".jsonl", ".json", ".csv", ".parquet", 
 @dataclass(frozen=True)
 class Text:
     """`length` token ids of `dtype` from the beginning of a file without a header, read through a
-    memory map that each process opens for itself."""
+    memory map."""
 
     name: str
     path: Path
