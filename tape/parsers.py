@@ -35,11 +35,6 @@ CONVENTIONS = names_in("tape/evaluation/windows.py", "CONVENTIONS")
 CORPORA = ("run", "local", "text", "c4", "bigrams")  # that have a validation split
 BATCH_TOKENS = 2048  # of windows, to run at once
 LENGTHS = [1024, 2048, 4096, 8192]
-LONG, SHORT = 8192, 1024  # of LongPPL
-# Options that --choose and --keys take; without them, all others but --short are taken.
-OF_A_TEXT = {"model", "data", "files", "whole", "max_tokens", "batch_tokens", "dtype", "processes"}
-OPTIONS = {"choose": OF_A_TEXT | {"lengths", "short"}, "keys": OF_A_TEXT | {"out"}}
-LONGEST = 10**7  # tokens
 EXTENSIONS = [*names_in("tape/positions/pieces.py", "METHODS"), "ntk", "yarn", "linear"]
 
 
@@ -51,7 +46,6 @@ def add_extension(parser: argparse.ArgumentParser) -> None:
 
 
 def perplexity(given: Words = None) -> argparse.Namespace:
-    """Parses a command line; refuses options that do not go together."""
     about = "Perplexity of a model on a text, with windows of several lengths."
     parser = Parser("perplexity", about)
     add = parser.add_argument
@@ -61,8 +55,7 @@ def perplexity(given: Words = None) -> argparse.Namespace:
     add("--data", required=True, help=about)
     add("--files", nargs="+", help="of --data text, or the folder of --data c4")
     add("--whole", action="store_true", help="all of --files, not only the validation split")
-    about = f"tokens of the windows (default: {' '.join(map(str, LENGTHS))}; of --choose: {LONG})"
-    add("--lengths", type=integer(2), nargs="+", help=about)
+    add("--lengths", type=integer(2), nargs="+", default=LENGTHS, help="tokens of the windows")
     add("--convention", choices=CONVENTIONS, default="sliding")
     add("--stride", type=integer(1), help="tokens between windows (default: docs/perplexity.md)")
     add("--batch_tokens", type=integer(1), default=BATCH_TOKENS, help="run at once")
@@ -70,30 +63,12 @@ def perplexity(given: Words = None) -> argparse.Namespace:
     add("--dtype", choices=DTYPES, default="float32")
     add("--out", type=Path, help="table to add to (default: in the run's folder, or in output/)")
     add("--shard", default="1/1", help="i/n: the i-th of n shares of the work")
-    add("--processes", type=integer(1), default=1, help="worker processes on this machine")
     add_extension(parser)
-    long = parser.add_mutually_exclusive_group()
-    long.add_argument("--choose", type=Path, help="LongPPL: write this evaluator's key tokens here")
-    long.add_argument("--keys", type=Path, help="LongPPL: score the model on these key tokens")
-    add("--short", type=integer(2), help=f"tokens of --choose's short windows (default: {SHORT})")
     arguments = parser.parse_args(given)
-    mode = next((name for name in OPTIONS if getattr(arguments, name)), "model")
-    changed = {k for k, value in vars(arguments).items() if value != parser.get_default(k)}
-    allowed = OPTIONS.get(mode, vars(arguments).keys() - {"short"}) | {mode}
-    if others := sorted(changed - allowed):
-        parser.error(f"--{mode} takes no --{others[0]}")
-    if mode == "choose":
-        arguments.lengths, arguments.short = arguments.lengths or [LONG], arguments.short or SHORT
-        if len(arguments.lengths) > 1:
-            parser.error("--choose takes one of --lengths")
-        if arguments.choose.suffix != ".json":
-            parser.error(f"--choose {arguments.choose} must end in .json")
-        return arguments
     # perplexity.csv of a run holds one measurement of it.
     name = "extended.csv" if arguments.extend else "perplexity.csv"
-    name = "long_perplexity.csv" if mode == "keys" else name
     arguments.out = arguments.out or folder_for_results(arguments.model) / name
-    arguments.lengths = sorted({*(arguments.lengths or LENGTHS)})
+    arguments.lengths = sorted({*arguments.lengths})
     return arguments
 
 
@@ -169,48 +144,6 @@ def add_synthetic(parser: argparse.ArgumentParser) -> None:
 TASKS = {"addition": add_addition, "passkey": add_passkey, "synthetic": add_synthetic}
 BATCHING = dict.fromkeys(TASKS, ("batch_tokens", 16_384)) | {"addition": ("batch_size", 256)}
 SCROLLS = "scrolls"
-
-
-def names(text: str) -> list[str]:
-    """Parses names between commas for argparse."""
-    if not all(found := text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} names no task before, between or behind commas")
-    return found
-
-
-def lm_eval(given: Words = None) -> argparse.Namespace:
-    parser = Parser("lm-eval", "Tasks of the Language Model Evaluation Harness (lm-eval).")
-    add = parser.add_argument
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", type=model_folder, help="folder of a model of ours, or a Llama")
-    what.add_argument("--table", type=Path, help="compare these tables", **SEVERAL)
-    add("--tasks", type=names, action=Distinct, help="names of tasks or groups, a,b,c")
-    add("--include_path", type=Path, help="a folder with more tasks, yaml files")
-    add("--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)")
-    add("--batch_size", type=integer(1), default=8)
-    length = "tokens of a prompt and its answer (default: the model's)"
-    add("--max_length", type=integer(2, LONGEST), help=length)
-    add("--truncate", action="store_true", help="leave out the beginning of longer prompts")
-    lengths = "of the prompts of RULER or BABILong, in tokens"
-    add("--lengths", type=integer(1, LONGEST), help=lengths, **SEVERAL)
-    add("--limit", type=integer(1), help="ask this many of each task, for a try")
-    add("--dtype", choices=DTYPES, default="float32")
-    add_extension(parser)
-    add("--metric", help="that the printed table shows (default: acc, or all of a task without it)")
-    out = "a table to add to (default: zero_shot.csv in the run's folder, or in output/)"
-    add("--out", type=Path, help=out)
-    arguments = parser.parse_args(given)
-    if arguments.table:
-        for name in vars(arguments).keys() - {"table", "metric"}:
-            if getattr(arguments, name) != parser.get_default(name):
-                parser.error(f"--table takes --metric and nothing else, not --{name}")
-        if missing := [path for path in arguments.table if not path.is_file()]:
-            parser.error(f"--table {missing[0]} is not a file: give tables of this command")
-    elif not arguments.tasks:
-        parser.error("--model needs --tasks")
-    else:
-        arguments.out = arguments.out or folder_for_results(arguments.model) / "zero_shot.csv"
-    return arguments
 
 
 # ---- compare

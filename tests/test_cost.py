@@ -105,7 +105,6 @@ def test_the_papers_table():
     [
         ("--heads 5", "error: --hidden 768 must be a multiple of --heads 5"),
         ("--kv_heads 5", "error: num_attention_heads=12 must be a multiple of num_key_value"),
-        ("--hidden 36", "error: rotary positions need pairs of channels: head_dim=3"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(tmp_path, arguments, message):

@@ -293,11 +293,3 @@ def test_extensions_that_are_not_defined_are_refused(message, tmp_path, text_fil
     with pytest.raises(ValueError) as refused:
         perplexity.run(parsers.perplexity([*map(str, words), *given.split()]))
     assert message in str(refused.value) and set(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("option", ["--choose", "--keys"])
-def test_key_tokens_are_of_models_as_they_are(option, tmp_path, capsys):
-    words = ["--model", str(tmp_path), "--data", "x", option, "x.json", "--extend", "dca"]
-    with pytest.raises(SystemExit):
-        parsers.perplexity(words)
-    assert f"error: {option} takes no --extend" in capsys.readouterr().err

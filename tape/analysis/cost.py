@@ -34,8 +34,11 @@ from tape.positions import ENCODINGS, Positions, ScoreBias
 
 # Table 3 of arXiv 2501.00712 by encoding: G MACs, G FLOPs, parameters in units of 2^20.
 PAPER = Path(__file__).with_name("table3.csv")
-COUNTS = {"macs": ("MACs, G", 1e9), "flops": ("FLOPs, G", 1e9)}
-COUNTS |= {"parameters": ("parameters, 2^20", 2**20)}
+COUNTS = {
+    "macs": ("MACs, G", 1e9),
+    "flops": ("FLOPs, G", 1e9),
+    "parameters": ("parameters, 2^20", 2**20),
+}
 MEMORY = {
     "activations_eager": "activations, eager, KiB per token",
     "activations_sdpa": "activations, sdpa, KiB per token",
@@ -47,12 +50,10 @@ them, and one for each number that softmax, SiLU or ReLU is taken of. Both are c
 equal the formulas of tape/model/flops.py.
 Memory in float32. Activations: what a forward pass up to the logits keeps for the backward pass,
 besides the weights. Cache: keys, values and TAPE's state."""
-
-
 # torch counts matrix products only; the paper's profiler also counts the inputs of these.
-aten = torch.ops.aten
 NONLINEAR = dict.fromkeys(
-    (aten._softmax, aten.silu, aten.relu), lambda *_, out_shape, **__: out_shape.numel()
+    (torch.ops.aten._softmax, torch.ops.aten.silu, torch.ops.aten.relu),
+    lambda *_, out_shape, **__: out_shape.numel(),
 )
 
 
@@ -80,8 +81,8 @@ def _tokens(length: int) -> Tensor:
 
 @torch.no_grad()
 def operations(model: TapeForCausalLM, length: int) -> tuple[int, int]:
-    """Returns multiply-adds and FLOPs of one sequence by the rule of `flops.flops`; exact for eager
-    attention, because torch's counter does not support every other backend."""
+    """Returns multiply-adds and FLOPs of one sequence by the rule of `flops.flops`, for a model
+    with eager attention: torch's counter does not support every other backend."""
     with FlopCounterMode(display=False, custom_mapping=NONLINEAR) as counter:
         model.eval()(_tokens(length), use_cache=False)
     counts = counter.get_flop_counts()["Global"]
@@ -115,11 +116,7 @@ def cached_bytes(model: TapeForCausalLM, length: int) -> int:
 
 
 def configuration(shape: Shape, position: dict[str, Any]) -> TapeConfig:
-    """Returns a decoder's configuration with the given length as its training length.
-
-    Raises:
-        ValueError: for an invalid shape, or one that this encoding does not support.
-    """
+    """Returns a decoder's configuration with the given length as its training length."""
     if shape["hidden"] % shape["heads"]:
         raise ValueError(
             f"--hidden {shape['hidden']} must be a multiple of --heads {shape['heads']}"
@@ -160,17 +157,17 @@ def cost_of(shape: Shape, position: dict[str, Any]) -> dict[str, str | int]:
         ValueError: if torch's counts differ from the formulas.
     """
     config, length = configuration(shape, position), shape["length"]
-    name, *arguments = position.items()
+    (_, name), *arguments = position.items()
     eager, sdpa = (fake_model(config, kernel) for kernel in ("eager", "sdpa"))
     counts = operations(eager, length)
     expected = sum(flops.multiply_adds(config, length).values()), flops.flops(config, length)
     if counts != expected:
         raise ValueError(
-            f"{name[1]}: torch counts {counts[0]} MACs and {counts[1]} FLOPs, the formulas give "
-            f"{expected[0]} and {expected[1]}; add the difference to tape/model/flops.py"
+            f"{name}: torch counts {counts} MACs and FLOPs, the formulas of tape/model/flops.py "
+            f"give {expected}"
         )
     return {
-        "encoding": " ".join([name[1], *(f"{key}={str(x).lower()}" for key, x in arguments)]),
+        "encoding": " ".join([name, *(f"{key}={str(x).lower()}" for key, x in arguments)]),
         "macs": counts[0],
         "flops": counts[1],
         "parameters": eager.num_parameters(),
@@ -200,10 +197,8 @@ def tables(costs: pd.DataFrame, beside_paper: bool) -> list[str]:
 def main(given: list[str] | None = None) -> None:
     arguments = parsers.cost(given)
     shape, out = {name: getattr(arguments, name) for name in SHAPE}, arguments.out
-    positions = [*encodings(shape)]
-    for position in positions:  # refused before anything is counted
-        configuration(shape, position)
-    costs = pd.DataFrame([cost_of(shape, position) for position in tqdm(positions, disable=None)])
+    positions = tqdm([*encodings(shape)], disable=None)
+    costs = pd.DataFrame([cost_of(shape, position) for position in positions])
     costs[[*MEMORY]] /= shape["length"]
     text = "\n\n".join([*tables(costs, shape == SHAPE), NOTES]) + "\n"
     write_text(out / "cost.csv", costs.round(2).to_csv(index=False))

@@ -10,8 +10,7 @@ query's score of itself, which are the differences that softmax sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -60,8 +59,7 @@ def scores(name: str, length: int, seed: int = 0) -> Tensor:
     weights = model(tokens, output_attentions=True, use_cache=False).attentions[0][0].log()
     own, before = (weights.diagonal(n, dim1=-2, dim2=-1) for n in (0, -1))
     own.copy_(own.where(own.isfinite(), F.pad(before, (1, 0))))
-    found = weights - own[..., None]
-    return found.round(decimals=12)  # rounding errors are no structure
+    return (weights - own[..., None]).round(decimals=12)  # rounding errors are no structure
 
 
 def by_distance(scores_HTT: Tensor) -> Tensor:
@@ -99,16 +97,18 @@ def draw_curve(axis: Axes, scores_HTT: Tensor) -> None:
 
 def draw_map(axis: Axes, scores_HTT: Tensor) -> None:
     """Draws the scores of the first head: rows are queries, columns are keys."""
-    image = np.where(np.isneginf(scores_HTT[0]), np.nan, scores_HTT[0])
+    image = np.where(scores_HTT[0].isneginf(), np.nan, scores_HTT[0])
     bound = np.nanquantile(np.abs(image), 0.98) or 1.0
     shown = axis.imshow(image, cmap="RdBu_r", vmin=-bound, vmax=bound, interpolation="nearest")
-    bar = axis.figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03)
-    bar.ax.tick_params(labelsize=6)
+    axis.figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.03).ax.tick_params(labelsize=6)
 
 
-def run(names: Sequence[str], length: int, out: Path) -> None:
+@expected_errors()
+def main(given: list[str] | None = None) -> None:
     """Writes curves.png and .svg, maps.png and .svg, and scores.csv to a folder."""
-    found = {name: scores(name, length) for name in names}
+    arguments = parsers.gallery(given)
+    names, out = dict.fromkeys(canonical(name)[0] for name in arguments.encodings), arguments.out
+    found = {name: scores(name, arguments.length) for name in names}
     lines = pd.concat({name: pd.DataFrame(by_distance(x).numpy()) for name, x in found.items()})
     table = lines.stack().rename_axis(["encoding", "head", "distance"]).rename("score").round(6)
     write_text(out / "scores.csv", table.reset_index().to_csv(index=False))
@@ -117,14 +117,7 @@ def run(names: Sequence[str], length: int, out: Path) -> None:
     write_figure(lines, out / "curves")
     write_figure(panels(found, 0.85 * PANEL, "key", "query", draw_map), out / "maps")
     provenance.record(out)
-
-
-@expected_errors()
-def main(given: list[str] | None = None) -> None:
-    arguments = parsers.gallery(given)
-    names = list(dict.fromkeys(canonical(name)[0] for name in arguments.encodings))
-    run(names, arguments.length, arguments.out)
-    print(f"{len(names)} encodings in {arguments.out}: curves.png, maps.png and scores.csv")
+    print(f"{len(found)} encodings in {out}: curves.png, maps.png and scores.csv")
 
 
 if __name__ == "__main__":

@@ -31,22 +31,15 @@ from tape.training.build import check_memory
 def models(folders: list[Path]) -> dict[Path, dict[str, str]]:
     """Returns the first columns of each model's rows: `model`, the name of its folder, as given if
     two are equal; `row`, in tables, which runs that differ only in their seed share, labelled as in
-    comparisons of runs; the `model_hash` and the encoding, `position`.
-
-    Raises:
-        ValueError: if a run occurs twice.
-    """
-    resolved = [folder.resolve() for folder in folders]
-    if twice := sorted({str(f) for f in folders if resolved.count(f.resolve()) > 1}):
-        raise ValueError(f"--model {' '.join(twice)}: duplicate folder; give each once")
-    names = [folder.name for folder in resolved]
-    if len(set(names)) < len(names):
-        names = [*map(str, folders)]
-    rows = dict(zip(folders, names, strict=True))
+    comparisons of runs; the `model_hash` and the encoding, `position`."""
+    names = {folder: folder.resolve().name for folder in folders}
+    if len({*names.values()}) < len(names):
+        names = {folder: str(folder) for folder in folders}
+    rows = dict(names)
     runs = [Run(f, *settings_of(f)) for f in folders if (f / TRAINED).is_file()]
     for label, group in grouped(runs):
         if len(group) > 1:
-            label = f"{label}, seeds" if label in names else label
+            label = f"{label}, seeds" if label in names.values() else label
             rows |= {run.folder: label for run in group}
     return {
         folder: {
@@ -55,7 +48,7 @@ def models(folders: list[Path]) -> dict[Path, dict[str, str]]:
             "model_hash": fingerprint(folder)[:16],
             "position": read_config(folder).position["name"],
         }
-        for folder, name in zip(folders, names, strict=True)
+        for folder, name in names.items()
     }
 
 
@@ -63,11 +56,7 @@ def windows(
     arguments: argparse.Namespace, folder: Path, decoder: TapeForCausalLM, length: int
 ) -> tuple[str, Tensor]:
     """Returns the name of the text, and `--windows` of `length` tokens, spread evenly over it,
-    (W, T).
-
-    Raises:
-        ValueError, OSError: if there is no such text, or it is too short or of other tokens.
-    """
+    (W, T)."""
     cache = Path(os.environ.get("TAPE_CACHE", "cache"))
     text = open_text(arguments.data, arguments.files, folder, cache, whole=arguments.whole)
     text.check(decoder.config.vocab_size)
@@ -88,12 +77,8 @@ def carry_out(
     markdown: Callable[[pd.DataFrame], str],
     draw: Callable[[pd.DataFrame, Path], None] = lambda *_: None,
 ) -> None:
-    """Measures all models; writes their rows to <name>.csv, and the tables of these, which it
-    prints, to <name>.md.
-
-    Args:
-        measure: yields the rows of a model in a folder, with the first columns of `models`.
-        draw: writes figures to a folder.
+    """Measures all models: `measure` yields the rows of one, with the first columns of `models`.
+    Writes the rows to <name>.csv, the tables of these, which it prints, to <name>.md, and figures.
     """
     transformers.logging.disable_progress_bar()
     rows: list[dict[str, Any]] = []
@@ -122,20 +107,11 @@ def as_files(rows: Iterable[str]) -> dict[str, str]:
     return found
 
 
-# ---- inside a decoder
-
-
 class Inside(NamedTuple):
-    """Internals of one sequence by layer (of every recurrence), in float32 on the CPU.
+    """Internals of one sequence by layer (of every recurrence), in float32 on the CPU."""
 
-    Attributes:
-        attention: weights (H, T, T) of every layer; rows are queries.
-        states: cosines and sines (K|1, T, 2, F) at the input of every layer; None for a layer
-            without a state, as some in a mixture of encodings.
-    """
-
-    attention: list[Tensor]
-    states: list[Tensor | None]
+    attention: list[Tensor]  # weights (H, T, T); rows are queries
+    states: list[Tensor | None]  # cosines and sines (K|1, T, 2, F) at the input; None without
 
 
 def dot_products(e_KT2F: Tensor) -> Tensor:
@@ -146,11 +122,7 @@ def dot_products(e_KT2F: Tensor) -> Tensor:
 
 def check_size(model: TapeForCausalLM, length: int, owner: str, texts: int = 1) -> None:
     """Raises a ValueError if the model has fewer than `length` positions, or the weights of `texts`
-    of that many tokens exceed this machine's memory.
-
-    Args:
-        owner: the settings that ask for them.
-    """
+    of that many tokens, which the settings `owner` ask for, exceed this machine's memory."""
     check_length(model, length, owner)
     config = model.config
     maps = texts * config.num_hidden_layers * config.num_recurrences * config.num_attention_heads
@@ -175,9 +147,8 @@ def look_inside(model: TapeForCausalLM, ids: Tensor, first: int = 0) -> Inside:
     hooks = [layer.register_forward_pre_hook(record) for layer in model.model.layers]
     try:
         model.set_attn_implementation("eager")  # the only backend that returns weights
-        weights = model.model(
-            ids, position_ids=positions, use_cache=False, output_attentions=True
-        ).attentions
+        how = {"position_ids": positions, "use_cache": False, "output_attentions": True}
+        weights = model.model(ids, **how).attentions
     finally:
         model.set_attn_implementation(before)
         for hook in hooks:

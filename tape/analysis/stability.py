@@ -19,18 +19,12 @@ from typing import Any
 
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
 from tape import parsers
-from tape.analysis.inside import (
-    Inside,
-    carry_out,
-    check_size,
-    dot_products,
-    look_inside,
-    windows,
-)
+from tape.analysis.inside import carry_out, check_size, dot_products, look_inside, windows
 from tape.evaluation.scoring import DTYPES
 from tape.evaluation.tables import markdown_table, over_seeds
 from tape.model.checkpoint import load
@@ -40,6 +34,7 @@ from tape.statistics import student
 SHOWN = (1, 2, 4, 8)  # layers in the paper's table
 PAPER = Path(__file__).with_name("table8.csv")
 KINDS = {"bos": "{} BOS tokens in front", "ids": "position ids from {}"}
+MEASURES = {"attention": "Attention weights, x 1e-2", "dot": "Dot products, %"}
 DEFINITIONS = """\
 Attention: with A the weights on a text and A' those of the same tokens after the move, rows of both
 divided by their sum over these tokens, the mean over heads and queries of sum_j |A'_ij - A_ij|,
@@ -48,46 +43,36 @@ Dot products: with D_ij = Re(e_i conj(e_j)), summed over frequencies, of the sta
 reads, ||D' - D|| / ||D|| in percent, norms over heads and pairs of tokens; "-" without a state.
 Means over windows of the text, as many as the csv file says, and over seeds, with 95 % intervals
 (Student)."""
+Changes = list[tuple[float, float]]  # of the attention and of the dot products, by layer
 
 
 def attention_change(before: Tensor, after: Tensor) -> float:
     """Compares weights (H, T, T) with those after n more tokens in front, (H, n + T, n + T)."""
-    n = after.shape[-1] - before.shape[-1]
+    T = before.shape[-1]
     # bfloat16 weights do not sum to 1 exactly, even before the shift.
-    one, other = (
-        A / A.sum(-1, keepdim=True).clamp(min=torch.finfo(A.dtype).tiny)
-        for A in (before, after[:, n:, n:])
-    )
+    one, other = (F.normalize(A, p=1, dim=-1) for A in (before, after[:, -T:, -T:]))
     return 100 * (other - one).abs().sum(-1).mean().item()
 
 
-def dot_change(before: Tensor, after: Tensor) -> float:
-    """Compares dot products (K|1, T, T) with those after more tokens in front."""
-    n = after.shape[-1] - before.shape[-1]
-    return 100 * ((after[:, n:, n:] - before).norm() / before.norm()).item()
+def dot_change(before: Tensor | None, after: Tensor | None) -> float:
+    """Compares the dot products of states (K|1, T, 2, F) with those after more tokens in front; NaN
+    without a state."""
+    if before is None:
+        return math.nan
+    one, other = dot_products(before), dot_products(after[:, -before.shape[1] :])
+    return 100 * ((other - one).norm() / one.norm()).item()
 
 
-def changes(before: Inside, after: Inside) -> list[tuple[float, float]]:
-    """Returns the changes of the attention and of the dot products of every layer in percent, from
-    a text to its shifted copy; those of dot products are NaN without a state."""
-    attention = map(attention_change, before.attention, after.attention)
-    dots = (
-        math.nan if one is None else dot_change(dot_products(one), dot_products(other))
-        for one, other in zip(before.states, after.states, strict=True)
-    )
-    return [*zip(attention, dots, strict=True)]
-
-
-def moved(
-    model: TapeForCausalLM, ids: Tensor, bos: int, kind: str, by: int
-) -> list[tuple[float, float]]:
-    """Returns the `changes` when tokens (T,) are shifted."""
+def moved(model: TapeForCausalLM, ids: Tensor, bos: int, kind: str, by: int) -> Changes:
+    """Returns the changes in percent when tokens (T,) are shifted."""
     with model.evaluation_length(by + len(ids)):  # one draw of RandPE for both
         before = look_inside(model, ids)
         if kind == "ids":
-            return changes(before, look_inside(model, ids, first=by))
-        front = torch.full((by,), bos, dtype=ids.dtype)
-        return changes(before, look_inside(model, torch.cat((front, ids))))
+            after = look_inside(model, ids, first=by)
+        else:
+            after = look_inside(model, torch.cat((ids.new_full((by,), bos), ids)))
+    attention = map(attention_change, before.attention, after.attention)
+    return [*zip(attention, map(dot_change, before.states, after.states), strict=True)]
 
 
 def rows_of(
@@ -102,14 +87,13 @@ def rows_of(
         if bos is None:
             raise ValueError("the tokenizer has neither a BOS nor an EOS token to prepend")
         text, texts = windows(arguments, folder, model, length)
-        given = {"dtype": dtype, "data": text, "length": length, "windows": len(texts)}
+        given = about | {"dtype": dtype, "data": text, "length": length, "windows": len(texts)}
         moves = [*product(KINDS, arguments.shifts)]
         for kind, by in tqdm(moves, f"{folder}, {dtype}", disable=None):
             found = [moved(model, ids, bos, kind, by) for ids in texts]
             for layer, of_texts in enumerate(zip(*found, strict=True), start=1):
-                attention, dot = map(fmean, zip(*of_texts, strict=True))
-                where = {"move": kind, "by": by, "layer": layer}
-                yield about | given | where | {"attention": attention, "dot": dot}
+                changes = dict(zip(MEASURES, map(fmean, zip(*of_texts, strict=True)), strict=True))
+                yield given | {"move": kind, "by": by, "layer": layer} | changes
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -117,20 +101,20 @@ def markdown(frame: pd.DataFrame) -> str:
     intervals. The paper's rows follow."""
     paper = pd.read_csv(PAPER, dtype=str, keep_default_na=False)
     last = frame["layer"].max()
-    layers = [layer for layer in SHOWN if layer <= last] + ([last] if last not in SHOWN else [])
+    layers = sorted({layer for layer in SHOWN if layer < last} | {last})
     parts = []
-    for measure, title in (("attention", "Attention weights, x 1e-2"), ("dot", "Dot products, %")):
+    for measure, title in MEASURES.items():
         lines = [[title, "dtype", "move", "seeds", *(f"layer {n}" for n in layers)]]
-        for (name, dtype, move, by), found in frame.groupby(
+        for (name, dtype, kind, by), found in frame.groupby(
             ["row", "dtype", "move", "by"], sort=False
         ):
-            values = {layer: of.tolist() for layer, of in found.groupby("layer")[measure]}
-            cells = (_over_seeds(values.get(layer, [math.nan])) for layer in layers)
-            lines.append([name, dtype, KINDS[move].format(by), len(values[1]), *cells])
+            values = {layer: each.tolist() for layer, each in found.groupby("layer")[measure]}
+            cells = [_over_seeds(values.get(layer, [math.nan])) for layer in layers]
+            lines.append([name, dtype, KINDS[kind].format(by), len(values[1]), *cells])
         for row in paper[paper["measure"] == measure].to_dict("records"):
-            cells = (row.get(str(layer)) or "-" for layer in layers)
-            name, move = f"{row['method']} (paper)", KINDS[row["move"]].format(row["by"])
-            lines.append([name, "", move, "", *cells])
+            cells = [row.get(str(layer)) or "-" for layer in layers]
+            name, kind = f"{row['method']} (paper)", KINDS[row["move"]].format(row["by"])
+            lines.append([name, "", kind, "", *cells])
         parts.append(markdown_table(lines))
     return "\n\n".join([*parts, DEFINITIONS])
 

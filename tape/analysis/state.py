@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -32,7 +33,6 @@ from tape.analysis.inside import (
     as_files,
     by_distance,
     carry_out,
-    check_memory,
     check_size,
     look_inside,
     windows,
@@ -43,10 +43,12 @@ from tape.model import checkpoint
 from tape.model.modeling import TapeForCausalLM
 from tape.positions.tape import Tape, TapeLayer
 from tape.statistics import student
+from tape.training.build import check_memory
 from tape.validation import look_up
 
 BATCH = 8  # windows per batch
 NONE = "none"
+Rotate = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 LOOKED_AT = 4  # windows whose states are looked at
 UNITS = {"phase": "phase beyond RoPE's, radians", "attention": "mean attention weight"}
 NOTE = """\
@@ -57,11 +59,8 @@ the same model as trained, on the same tokens. Means over seeds, with 95 % inter
 
 
 def updating(model: TapeForCausalLM) -> list[TapeLayer]:
-    """Returns the encoding's part in each layer that updates the state of a TAPE.
-
-    Raises:
-        ValueError: if there is none, or for another encoding.
-    """
+    """Returns the encoding's part in each layer that updates the state of a TAPE; raises a
+    ValueError if there is none, or for another encoding."""
     found = [x.context for x in model.model.layers if isinstance(x.context, TapeLayer)]
     if not (found and isinstance(model.model.position, Tape)):
         raise ValueError(
@@ -92,11 +91,8 @@ INTERVENTIONS = LEFT_OUT | ROTATED_BY
 
 
 def intervene(model: TapeForCausalLM, name: str) -> None:
-    """Changes the state of a loaded model for good, which shows what a part of it is for.
-
-    Raises:
-        ValueError: for an unknown intervention, or a model whose layers do not update the state.
-    """
+    """Changes the state of a loaded model for good; raises a ValueError for an unknown name, or a
+    model whose layers do not update the state."""
     change, layers = look_up("intervention", name, INTERVENTIONS), updating(model)
     if name in LEFT_OUT:
         for layer, part in product(layers, change):
@@ -109,16 +105,14 @@ def intervene(model: TapeForCausalLM, name: str) -> None:
         first[:] = [initial_state(*given)]
         return first[0]
 
-    def refuse(module: nn.Module, given: tuple, named: dict[str, Any]) -> None:
-        if len(given[0]) < 2:
+    def rotate(original: Rotate, q: Tensor, k: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        if name == "other_text" and len(q) < 2:
             raise ValueError("intervention other_text: give batches of two texts or more")
+        return original(q, k, change(e, first[0]))
 
     position.state = state
     for layer in (layer.context for layer in model.model.layers):
-        rotate = layer.rotate
-        layer.rotate = lambda q, k, e, rotate=rotate: rotate(q, k, change(e, first[0]))
-    if name == "other_text":
-        model.model.layers[0].register_forward_pre_hook(refuse, with_kwargs=True)
+        layer.rotate = partial(rotate, layer.rotate)
 
 
 def load(
@@ -127,12 +121,8 @@ def load(
     dtype: torch.dtype | None = None,
     position: dict[str, Any] | None = None,
 ) -> tuple[TapeForCausalLM, PreTrainedTokenizerBase]:
-    """Returns the model of a run, with a change of its state if one is named or with another
-    position if one is given, and its tokenizer.
-
-    Raises:
-        ValueError: as `intervene`.
-    """
+    """Returns the model of a run, changed by `intervene` if an intervention is named, and its
+    tokenizer."""
     model, tokenizer = checkpoint.load(folder, dtype, position)
     if intervention is not None:
         intervene(model, intervention)
@@ -143,39 +133,34 @@ def phase_by_distance(e_KT2F: Tensor, first_T2F: Tensor) -> Tensor:
     """Returns the mean of |arg(e_i conj(e_j)) - arg(f_i conj(f_j))| at each distance i - j, (T,),
     for a state e and that of RoPE, f (1, T, 2, F), over the i of the second half."""
     phase, first = (torch.complex(*x.double().unbind(-2)) for x in (e_KT2F, first_T2F))
-    turned = phase * first.conj()  # RoPE's phase removed
-    turned = turned / turned.abs().clamp(min=1e-12)
-    T = turned.shape[1]
-    starts = [max(d, T // 2) for d in range(T)]
-    shifts = [
-        (turned[:, i:] * turned[:, i - d : T - d].conj()).angle().abs().mean()
-        for d, i in enumerate(starts)
-    ]
+    turned = (phase * first.conj()).sgn()  # RoPE's phase removed
+    T, shifts = turned.shape[1], []
+    for d in range(T):
+        i = max(d, T // 2)
+        shifts.append((turned[:, i:] * turned[:, i - d : T - d].conj()).angle().abs().mean())
     return torch.stack(shifts)
 
 
 def geometry(model: TapeForCausalLM, texts: list[Inside]) -> Iterator[dict[str, Any]]:
     """Yields rows of the state and the attention of every layer, means over texts, and the
-    Frobenius norms of the layer's maps. Distances are spread evenly on a logarithmic scale, with
-    the trained one."""
+    Frobenius norms of its maps; distances are logarithmic, with the trained one."""
     length = texts[0].attention[0].shape[-1]
     distances = {int(x) for x in np.geomspace(1, length - 1, 48)}
     distances.add(min(model.config.max_position_embeddings, length - 1))
-    for layer in range(len(texts[0].attention)):
-        sizes = torch.cat([x.states[layer].norm(dim=-2).flatten() for x in texts])
+    for n in range(len(texts[0].attention)):
+        layer = {"layer": n + 1}
+        sizes = torch.cat([x.states[n].norm(dim=-2).flatten() for x in texts])
         found = {"magnitude": sizes.mean(), "magnitude_sd": sizes.std()}
-        context = model.model.layers[layer % len(model.model.layers)].context
+        context = model.model.layers[n % len(model.model.layers)].context
         found |= {f"norm of {name}": x.norm() for name, x in context.named_parameters()}
         for measure, value in found.items():
-            yield {"measure": measure, "layer": layer + 1, "value": value.item()}
-        curves = {
-            "phase": [phase_by_distance(x.states[layer], x.states[0]) for x in texts],
-            "attention": [by_distance(x.attention[layer]) for x in texts],
-        }
-        for measure, each in curves.items():
+            yield layer | {"measure": measure, "value": value.item()}
+        phases = [phase_by_distance(x.states[n], x.states[0]) for x in texts]
+        weights = [by_distance(x.attention[n]) for x in texts]
+        for measure, each in {"phase": phases, "attention": weights}.items():
             mean = torch.stack(each).mean(0).tolist()
             for d in sorted(distances):
-                yield {"measure": measure, "layer": layer + 1, "distance": d, "value": mean[d]}
+                yield layer | {"measure": measure, "distance": d, "value": mean[d]}
 
 
 @torch.no_grad()
@@ -195,11 +180,10 @@ def rows(
     updating(model)
     trained = model.config.max_position_embeddings
     lengths = sorted(arguments.lengths or [trained, 2 * trained, 4 * trained])
-    looked = min(LOOKED_AT, arguments.windows)
-    check_size(model, lengths[-1], f"--lengths {lengths[-1]}", looked)
+    looked, size = min(LOOKED_AT, arguments.windows), f"--lengths {lengths[-1]}"
+    check_size(model, lengths[-1], size, looked)
     logits = 8 * min(BATCH, arguments.windows) * lengths[-1] * model.config.vocab_size
-    remedy = "give shorter ones, or fewer --windows"
-    check_memory(logits, f"--lengths {lengths[-1]}", "of logits", remedy)
+    check_memory(logits, size, "of logits", "give shorter ones, or fewer --windows")
     texts = {length: windows(arguments, folder, model, length) for length in lengths}
     name, longest = texts[lengths[-1]]
     about = about | {"trained": trained, "looked": looked, "data": name}
@@ -209,9 +193,9 @@ def rows(
     for change in tqdm([NONE, *INTERVENTIONS], desc=str(folder), disable=None):
         model, _ = load(folder, None if change == NONE else change, torch.float32)
         for length, (_, ids) in texts.items():
+            # In batches of like size: one of a single text has no other text.
+            parts = ids.to(model.device).tensor_split(math.ceil(len(ids) / BATCH))
             with model.evaluation_length(length):
-                # In batches of like size: one of a single text has no other text.
-                parts = ids.to(model.device).tensor_split(math.ceil(len(ids) / BATCH))
                 losses = torch.cat([losses_of(model, part) for part in parts])
             found = {"measure": "loss", "change": change, "length": length, "n": losses.numel()}
             yield about | found | {"value": losses.double().mean().item()}
@@ -219,10 +203,9 @@ def rows(
 
 def more(found: pd.DataFrame) -> pd.DataFrame:
     """Returns the rows of losses, with `more`: minus that of the same model as it is."""
-    losses = found[found["measure"] == "loss"].copy()
+    losses = found[found["measure"] == "loss"]
     own = losses[losses["change"] == NONE].set_index(["model", "length"])["value"].rename("own")
-    losses["more"] = losses["value"] - losses.join(own, on=["model", "length"])["own"]
-    return losses
+    return losses.join(own, on=["model", "length"]).eval("more = value - own")
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -250,32 +233,28 @@ def curves(frame: pd.DataFrame, label: str, measure: str) -> Figure:
     models of a row."""
     figure = Figure(figsize=(5.4, 3.8), layout="constrained")
     axes, rows = figure.subplots(), frame[frame["measure"] == measure]
-    for layer, own in rows.groupby("layer"):
-        mean = own.groupby("distance")["value"].mean()
-        axes.plot(mean.index, mean, label=f"layer {int(layer)}")
+    means = rows.pivot_table("value", "distance", "layer")
+    axes.plot(means, label=[f"layer {layer:.0f}" for layer in means])
     axes.axvline(rows["trained"].iloc[0], color="grey", ls=":", label="trained length")
-    axes.set(xscale="log", xlabel="distance, tokens", ylabel=UNITS[measure])
+    axes.set(xscale="log", xlabel="distance, tokens", ylabel=UNITS[measure], title=label)
+    axes.set_yscale("linear" if measure == "phase" else "log")
     axes.legend(fontsize=7)
     axes.grid(alpha=0.3)
-    axes.set(title=label, yscale="linear" if measure == "phase" else "log")
     return figure
 
 
 def effects(losses: pd.DataFrame, label: str) -> Figure:
     """Draws the loss with each intervention minus that as trained, a series per length."""
-    lengths = sorted(losses["length"].unique())
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    axes = figure.subplots()
-    for n, length in enumerate(lengths):
-        own = losses[losses["length"] == length]
-        of = [own.loc[own["change"] == change, "more"].tolist() for change in INTERVENTIONS]
-        places = np.arange(len(of)) + 0.2 * (n - (len(lengths) - 1) / 2)
-        halves = [student(x) if len(x) > 1 else 0 for x in of]
-        means = [*map(np.mean, of)]
+    axes, lengths = figure.subplots(), losses.groupby("length")
+    for n, (length, own) in enumerate(lengths):
+        each = [own.loc[own["change"] == change, "more"].tolist() for change in INTERVENTIONS]
+        places = np.arange(len(each)) + 0.2 * (n - (len(lengths) - 1) / 2)
+        halves = [student(x) if len(x) > 1 else 0 for x in each]
+        means = [*map(np.mean, each)]
         axes.errorbar(places, means, halves, fmt="o", capsize=3, label=f"{length:,} tokens")
     axes.axhline(0, color="grey", lw=0.8)
-    names = [name.replace("_", "\n", 1) for name in INTERVENTIONS]
-    axes.set_xticks(range(len(names)), names)
+    axes.set_xticks(range(len(INTERVENTIONS)), [x.replace("_", "\n", 1) for x in INTERVENTIONS])
     axes.set(ylabel="loss - as trained, nats per token", title=label)
     axes.legend(fontsize=7)
     return figure

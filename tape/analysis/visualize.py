@@ -40,7 +40,7 @@ from tape.model.checkpoint import load
 PANEL = 1.9  # inches
 ATTENTION = "attention weight"
 DOTS = "positional dot product / frequencies"
-Maps = dict[int, np.ndarray]  # (heads, T, T), by the number of the layer
+Maps = dict[int, Tensor]  # (heads, T, T), by the number of the layer
 
 
 def beyond_a_quarter(A_HTT: Tensor) -> float:
@@ -58,18 +58,16 @@ def entropy(A_HTT: Tensor) -> float:
 
 def numbers(texts: list[Inside]) -> Iterator[dict[str, Any]]:
     """Yields a row per layer: means over texts."""
-    for layer in range(len(texts[0].attention)):
-        weights = [inside.attention[layer] for inside in texts]
-        states = [e for inside in texts if (e := inside.states[layer]) is not None]
+    for n, weights in enumerate(zip(*(inside.attention for inside in texts), strict=True)):
+        states = [e for inside in texts if (e := inside.states[n]) is not None]
+        sizes = [e.norm(dim=-2).mean().item() for e in states]
         yield {
-            "layer": layer + 1,
+            "layer": n + 1,
             "texts": len(texts),
             "tokens": weights[0].shape[-1],
             "beyond_a_quarter": np.mean([beyond_a_quarter(A) for A in weights]),
             "entropy": np.mean([entropy(A) for A in weights]),
-            "magnitude": np.mean([e.norm(dim=-2).mean().item() for e in states])
-            if states
-            else math.nan,
+            "magnitude": np.mean(sizes) if sizes else math.nan,
         }
 
 
@@ -96,7 +94,7 @@ def grid(name: str, layers: Maps, heads: int, label: str, norm: Normalize, colou
         for axes in row[len(layer) :]:  # one state for all heads
             axes.axis("off")
         for head, (axes, values) in enumerate(zip(row, layer, strict=False), start=1):
-            image = axes.imshow(values, norm=norm, cmap=colours, interpolation="nearest")
+            image = axes.imshow(values.numpy(), norm=norm, cmap=colours, interpolation="nearest")
             axes.set_title("all heads" if len(layer) == 1 else f"head {head}", fontsize=8)
     for axes in panels[-1]:
         axes.set_xlabel("key")
@@ -110,36 +108,31 @@ def distances(rows: dict[str, list[Inside]]) -> Figure:
     texts."""
     figure = Figure(figsize=(4.6 * len(rows) + 0.6, 3.8), layout="constrained")
     panels = figure.subplots(1, len(rows), squeeze=False, sharey=True, sharex=True)[0]
-    labels = {"xlabel": "tokens between query and key", "ylabel": "mean weight"}
     for axes, (name, texts) in zip(panels, rows.items(), strict=True):
         layers = [*zip(*(inside.attention for inside in texts), strict=True)]
+        colours = colormaps["viridis"](np.linspace(0, 0.9, len(layers)))
         for n, layer in enumerate(layers):
-            weights = torch.stack([by_distance(A)[1:] for A in layer]).mean(0).numpy()
-            colour = colormaps["viridis"](0.9 * n / max(1, len(layers) - 1))
-            places = np.arange(1, len(weights) + 1)
-            axes.plot(places, weights, color=colour, label=f"layer {n + 1}")
-        axes.set(title=name, xscale="log", yscale="log", **labels)
+            weights = torch.stack([by_distance(A) for A in layer]).mean(0).numpy()
+            places = range(1, len(weights))
+            axes.plot(places, weights[1:], color=colours[n], label=f"layer {n + 1}")
+        axes.set(title=name, xscale="log", yscale="log")
+        axes.set(xlabel="tokens between query and key", ylabel="mean weight")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     figure.suptitle("Attention by distance")
     return figure
 
 
-def maps_of(inside: Inside, label: str) -> Maps:
-    """Returns the maps of a text, of the layers that have them."""
-    if label == ATTENTION:
-        return {n: A.numpy() for n, A in enumerate(inside.attention, start=1)}
-    states = {n: e for n, e in enumerate(inside.states, start=1) if e is not None}
-    return {n: (dot_products(e) / e.shape[-1]).numpy() for n, e in states.items()}
-
-
 def draw(rows: dict[str, list[Inside]], heads: int, out: Path) -> None:
-    """Writes all figures of the rows of models to a folder."""
+    """Writes all figures of the rows of models to a folder; maps are of their first text."""
     write_figure(distances(rows), out / "distance")
-    files = as_files(rows)
-    for stem, label in (("attention", ATTENTION), ("dot_products", DOTS)):
-        maps = {row: maps_of(texts[0], label) for row, texts in rows.items()}
-        sizes = [abs(x).max() for layers in maps.values() for x in layers.values()]
+    files, dots = as_files(rows), {}
+    for row, (text, *_) in rows.items():
+        states = {n: e for n, e in enumerate(text.states, start=1) if e is not None}
+        dots[row] = {n: dot_products(e) / e.shape[-1] for n, e in states.items()}
+    weights = {row: dict(enumerate(text.attention, start=1)) for row, (text, *_) in rows.items()}
+    for stem, label, maps in (("attention", ATTENTION, weights), ("dot_products", DOTS, dots)):
+        sizes = [x.abs().max().item() for layers in maps.values() for x in layers.values()]
         most = max(sizes, default=1)
         colours, norm = "RdBu_r", Normalize(-most, most)
         if label == ATTENTION:

@@ -19,9 +19,8 @@ COMMANDS = {
         "sweep": ("tape.commands.sweep", "train, evaluate and compare runs over settings, seeds"),
     },
     "evaluate": {
-        "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length; LongPPL"),
+        "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length"),
         "evaluate": ("tape.tasks.evaluate", "addition, pass keys, synthetic tasks, SCROLLS"),
-        "lm-eval": ("tape.evaluation.lm_eval", "tasks of lm-eval: MMLU, ARC, RULER, your own"),
         "scrolls-generate": ("scrolls.generate", "generate the answers to a SCROLLS task"),
         "scrolls-score": ("scrolls.score", "verify and score predictions for SCROLLS"),
     },

@@ -37,26 +37,16 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A kind of evaluation.
+    """A kind of evaluation."""
 
-    Attributes:
-        file: name of the table.
-        cell: by its name in journals, each condition as the table calls it.
-        counts: of a cell, in journals.
-        measures: by name; `accuracy` is one of them.
-        listing: name of a list of accuracies in the summary.
-        listed: from the rows, the condition that the list is over; NaN for rows that are left out.
-        line: format of that condition in `describe`; empty to leave the list out.
-    """
-
-    file: str
-    cell: dict[str, str]
-    counts: tuple[str, ...]
-    measures: dict[str, Measure]
+    file: str  # name of the table
+    cell: dict[str, str]  # by its name in journals, each condition as the table calls it
+    counts: tuple[str, ...]  # of a cell, in journals
+    measures: dict[str, Measure]  # `accuracy`, and others
     view: View
-    listing: str
-    listed: Callable[[pd.DataFrame], pd.Series]
-    line: str = ""
+    listing: str  # name of a list of accuracies in the summary
+    listed: Callable[[pd.DataFrame], pd.Series]  # the condition that it is over; NaN: left out
+    line: str = ""  # format of that condition in `describe`; empty to leave the list out
 
     @property
     def columns(self) -> list[str]:
@@ -80,57 +70,40 @@ class Accuracy:
         return [*compress(answers, cells.groupby(cells).cumcount() < keep)]
 
     def gather(self, results: Path) -> Evaluation:
-        """Writes the results of all shards in a folder.
-
-        Raises:
-            Incomplete: if batches are missing.
-            ValueError: if the folder holds another evaluation.
-        """
-        asked, rows = join(results)
-        if missing := {*self.view.keys} - asked.keys():
-            raise ValueError(
-                f"{results} holds an evaluation without {min(missing)}, not one for {self.file}"
-            )
-        return self.write(results, asked, rows)
+        """Writes the results of all shards in a folder; raises Incomplete if some are missing."""
+        return self.write(results, *join(results))
 
     def write(self, folder: Path, asked: Asked, rows: list[dict[str, Any]]) -> Evaluation:
         """Writes the results from the records of all batches."""
         with reading(folder):
-            table = self._table(asked, [cell for row in rows for cell in row["cells"]])
-            wrong = sorted(
-                (answer for row in rows for answer in row["wrong"]),
-                key=lambda answer: [answer[name] or 0.0 for name in self.cell],
-            )
-        evaluation = Evaluation(asked, table)
+            evaluation = Evaluation(asked, self._table(asked, rows))
+            wrong = [answer for row in rows for answer in row["wrong"]]
+            wrong.sort(key=lambda answer: [answer[name] or 0.0 for name in self.cell])
         summary = self.summary(evaluation) | {"evaluated": asked}
         kept = self._first_of_each(wrong, asked["wrong"])  # of batches that share a cell
-        whole = [*self.cell.values(), "n"]  # integers are written as such
-        shown = table.assign(**table[whole].convert_dtypes())
+        whole = evaluation.rows[[*self.cell.values(), "n"]].convert_dtypes()  # written as integers
+        shown = evaluation.rows.assign(**whole)
         write_text(folder / self.file, shown.to_csv(index=False, lineterminator="\n"))
         write_text(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
         write_text(folder / "wrong.jsonl", "".join(json.dumps(each) + "\n" for each in kept))
         return evaluation
 
-    def _table(self, asked: Asked, cells: list[list[float | None]]) -> pd.DataFrame:
+    def _table(self, asked: Asked, rows: list[dict[str, Any]]) -> pd.DataFrame:
         """Returns the measures of each cell from its counts in all batches."""
-        conditions = [*self.cell.values()]
+        conditions, cells = [*self.cell.values()], [cell for row in rows for cell in row["cells"]]
         counts = pd.DataFrame(cells, columns=[*conditions, *self.counts]).astype(float)
         counts[conditions] = counts[conditions].round(4)
         sums = counts.groupby(conditions, dropna=False).sum().reset_index()
         tables = []
         for name, (count, of, unit, times) in self.measures.items():
             n = sums[of] * (1 if times is None else asked[times])
-            found = {"measure": name, "value": sums[count] / n, "n": n, "unit": unit}
-            tables.append(sums[conditions].assign(**found))
+            found = sums[conditions].assign(measure=name, value=sums[count] / n, n=n, unit=unit)
+            tables.append(found)
         table = pd.concat(tables).sort_values(conditions, kind="stable", ignore_index=True)
         return _checked(table[self.columns])
 
     def read(self, folder: Path) -> Evaluation:
-        """Reads the results that `write` wrote.
-
-        Raises:
-            ValueError, OSError: if there are none, or the files are damaged.
-        """
+        """Reads the results that `write` wrote; raises a ValueError or an OSError without them."""
         path, beside = folder / self.file, folder / SUMMARY
         if not path.is_file():
             raise ValueError(f"{folder} has no {self.file}: evaluate that run first")
@@ -150,15 +123,10 @@ class Accuracy:
         """Returns the accuracy of the whole, of both parts, and along one condition."""
         asked, rows = evaluation
         inside = self.view.heatmap.within(asked, rows)
-        key = self.listed(rows)
-        listed = [
-            {
-                key.name: int(place),
-                **{name: ratio(group, name) for name in self.measures if name != "accuracy"},
-                **share(group),
-            }
-            for place, group in rows.groupby(key)
-        ]
+        key, listed = self.listed(rows), []
+        for place, group in rows.groupby(key):
+            others = {name: ratio(group, name) for name in self.measures if name != "accuracy"}
+            listed.append({key.name: int(place), **others, **share(group)})
         parts = {"all": rows, "inside": rows[inside], "outside": rows[~inside]}
         return {name: share(part) for name, part in parts.items()} | {self.listing: listed}
 

@@ -7,7 +7,6 @@ the tokens with first..last tokens before them in their window. perplexity.png s
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,6 @@ NGRAMS = tuple(f"{name} loss" for name in ORDERS)
 BINS = np.unique(np.rint(2 ** (np.arange(120) / 4)).astype(np.int64))
 
 Binned = list[tuple[int, int, float]]  # bin, tokens, their summed loss
-SUMS = {"tokens": "sum", "loss": math.fsum}
 
 
 def binned(positions: np.ndarray, losses: np.ndarray) -> Binned:
@@ -62,35 +60,25 @@ def binned(positions: np.ndarray, losses: np.ndarray) -> Binned:
 
 
 def write(path: Path, about: dict[str, Any], batches: dict[int, list[Binned]]) -> list[Perplexity]:
-    """Adds the results at several lengths to the tables: the mean over all tokens alike or, for
-    longlora, the mean of the means of batches; and the mean in each bin of positions.
+    """Adds the results at several lengths to the tables: the mean over all tokens, and in each bin
+    of positions.
 
     Args:
         about: a value for each of ABOUT but the length, empty where it does not apply.
         batches: by length, the losses of each batch.
-
-    Raises:
-        ValueError: for a mean that is not finite.
     """
     found, rows, bins = [], [], []
     for length, each in sorted(batches.items()):
         key = about | {"length": length}
-        parts = pd.DataFrame(
-            [(n, *part) for n, batch in enumerate(each) for part in batch],
-            columns=["batch", "bin", "tokens", "loss"],
-        )
-        tokens = int(parts["tokens"].sum())
-        nll = math.fsum(parts["loss"]) / tokens
-        if about["convention"] == "longlora":
-            sums = parts.groupby("batch").agg(SUMS)
-            nll = math.fsum(sums["loss"] / sums["tokens"]) / len(sums)
-        if not math.isfinite(nll):
-            raise ValueError(f"the mean loss in windows of {length:,} is not finite")
+        parts = [part for batch in each for part in batch]
+        sums = pd.DataFrame(parts, columns=["bin", "tokens", "loss"]).groupby("bin").sum()
+        tokens = int(sums["tokens"].sum())
+        nll = float(sums["loss"].sum() / tokens)
         found.append(Perplexity(length, tokens, nll))
         rows.append(key | {"tokens": tokens, "nll": nll, "perplexity": exp(nll)})
-        for k, tokens, loss in parts.groupby("bin")[["tokens", "loss"]].agg(SUMS).itertuples():
+        for k, tokens, loss in sums.itertuples():
             place = {"first": int(BINS[k]), "last": min(int(BINS[k + 1]), length) - 1}
-            bins.append(key | place | {"tokens": int(tokens), "nll": loss / tokens})
+            bins.append(key | place | {"tokens": tokens, "nll": loss / tokens})
     add_rows(position_table(path), POSITION_COLUMNS, len(ABOUT) + 2, bins)
     add_rows(path, COLUMNS, len(ABOUT), rows)
     return found
@@ -101,21 +89,10 @@ def position_table(path: Path) -> Path:
 
 
 def read_curves(path: Path) -> tuple[list[Row], list[Row]]:
-    """Returns the rows of a table, and of that by position beside it; none without a file.
-
-    Raises:
-        ValueError: if one of them is another table, or damaged.
-    """
+    """Returns the rows of a table, and of that by position beside it; none without a file."""
     rows = read_table(path, COLUMNS, ("length", "tokens"), ("nll", "perplexity"))
-    for n, row in enumerate(rows, start=2):
-        if not math.isclose(float(row["perplexity"]), exp(float(row["nll"])), rel_tol=1e-6):
-            raise ValueError(f"{path}, line {n}: perplexity={row['perplexity']} is not exp(nll)")
-    beside = position_table(path)
-    bins = read_table(beside, POSITION_COLUMNS, ("length", "first", "last", "tokens"), ("nll",))
-    for n, row in enumerate(bins, start=2):
-        if int(row["last"]) < int(row["first"]):
-            raise ValueError(f"{beside}, line {n}: the last position is before the first")
-    return rows, bins
+    whole = ("length", "first", "last", "tokens")
+    return rows, read_table(position_table(path), POSITION_COLUMNS, whole, ("nll",))
 
 
 def _scoring(rows: pd.DataFrame) -> pd.Series:
@@ -179,9 +156,8 @@ def figure_of(rows: list[Row], bins: list[Row]) -> Figure:
     if len(about.drop_duplicates()) == len(without_hashes.drop_duplicates()):
         about = without_hashes
     differing = about.columns[about.nunique() > 1]
-    names = about[differing if len(differing) else ["model"]].agg(
-        lambda each: " ".join(filter(None, each)), axis=1
-    )
+    shown = about[differing if len(differing) else ["model"]]
+    names = shown.agg(lambda each: " ".join(filter(None, each)), axis=1)
     found = _long_form(pd.DataFrame(rows), pd.DataFrame(bins)).assign(row=names, seed=0)
     lengths = found["length"].map("{:,.0f}".format)
     if len(differing):
@@ -209,12 +185,8 @@ def context_gain(rows: pd.DataFrame, trained: int) -> list[dict[str, Any]]:
     """What context is worth to a model: the mean loss of tokens with 2 to 7 tokens before them
     minus that of the last half of the trained length, in the longest windows, as a row. None below
     16 tokens, where both would be the same, and if fewer than MIN_WINDOWS windows score these
-    tokens: under `sliding`, only the first window scores those at its beginning.
-
-    Args:
-        rows: of `read_evaluation`.
-        trained: the trained length in tokens.
-    """
+    tokens: under `sliding`, only the first window scores those at its beginning. `rows` are those
+    of `read_evaluation`."""
     losses = []
     for first, last in ((2, 7), (trained // 2, trained - 1)):
         part = rows[(rows["first"] >= first) & (rows["last"] <= last)]

@@ -13,11 +13,8 @@ SCALED = ("rope", "tape")  # encodings that take one
 
 
 def extension(given: argparse.Namespace) -> str:
-    """Returns a name for what the options ask for; empty without --extend.
-
-    Raises:
-        ValueError: for --factor alone.
-    """
+    """Returns a name for what the options ask for; empty without --extend. Raises a ValueError for
+    --factor alone."""
     if given.extend is None and given.factor is not None:
         raise ValueError(f"--factor {given.factor:g} without --extend: give a method")
     if given.factor is None:
@@ -26,11 +23,8 @@ def extension(given: argparse.Namespace) -> str:
 
 
 def extended(given: argparse.Namespace, folder: Path) -> dict[str, Any] | None:
-    """Returns the position of the model in a folder with which it is to be loaded.
-
-    Raises:
-        ValueError: as `extension`, and for a model that the method is not defined for.
-    """
+    """Returns the position with which the model in a folder is to be loaded; raises a ValueError as
+    `extension`, and for a model that the method is not defined for."""
     if not extension(given):
         return None
     if given.extend in METHODS:

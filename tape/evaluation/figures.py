@@ -45,14 +45,9 @@ def curve(
     axes: Axes | None = None,
     styles: Mapping[str, dict[str, Any]] | None = None,
 ) -> Figure:
-    """Draws a line of means over seeds for each group, where all of its seeds have a value (a run
-    that was continued may lack some). A band is the 95 % interval of two or more seeds.
-
-    Args:
-        x: the column on the horizontal axis.
-        axes: to draw in; by default those of a new figure.
-        styles: of the lines, by group.
-    """
+    """Draws a line of means over seeds for each group against the column `x`, where all of its
+    seeds have a value (a run that was continued may lack some), in `axes` or a new figure. A band
+    is the 95 % interval of two or more seeds; `styles` are those of the lines, by group."""
     alone, axes = axes is None, axes or Figure(layout="constrained").subplots()
     for name, line in table(rows, [by, x], over).groupby(level=by, sort=False):
         line = line[line["n"] == line["n"].max()].droplevel(by).sort_index()
@@ -82,8 +77,7 @@ def heat(
 
     Args:
         down, across: the columns on the vertical and the horizontal axis.
-        trained: by group, the last trained value of each axis, for a red frame; None if training
-            did not limit it.
+        trained: by group, the last trained value of each axis, for a red frame; None: no limit.
         labels: of the axes; by default the names of the columns.
         empty: is written across lines whose rows have no value.
     """
@@ -129,11 +123,8 @@ def _panel(axes: Axes, grid: pd.DataFrame, trained: Limits) -> AxesImage:
 
 
 def heat_map(view: HeatMap | None, rows: pd.DataFrame, asked: Mapping[str, Asked]) -> Figure | None:
-    """Returns the heat maps of an evaluation by `row`; None if no rows are over both conditions.
-
-    Args:
-        asked: the settings of the evaluation, by row.
-    """
+    """Returns the heat maps of an evaluation, whose settings are `asked` by row; None if no rows
+    are over both conditions."""
     if view is None or not {view.down, view.across} <= {*rows}:
         return None
     cells = select(rows, "accuracy").dropna(subset=[view.down, view.across])

@@ -1,8 +1,7 @@
 """Answers the batches of an evaluation, in shards that go on where they were killed.
 
 A shard has a folder with a journal, parts.jsonl. Its first line, the header, holds the model's hash
-and the settings; then comes one line per batch, on disk before the next batch begins. A kill leaves
-it usable.
+and the settings; then comes one line per batch, on disk before the next batch begins.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from tape.runs.folder import differences, locked
 from tape.validation import check_name
 
 FILE = "parts.jsonl"
-MOST = 10**7  # batches: a damaged header may claim any number
 # Files and folders of the run itself, in its folder.
 OF_THE_RUN = re.compile(
     r"report|perplexity|checkpoint-\d+|.*\.(json|jsonl|safetensors|model|csv|png|md|txt)",
@@ -46,11 +44,8 @@ Rows = list[dict[str, Any]]
 
 
 def place_of(run: Path, setting: str, name: object) -> Path:
-    """Returns the folder of an evaluation within that of a run.
-
-    Raises:
-        ValueError: for an invalid name, or the name of something else there.
-    """
+    """Returns the folder of an evaluation within that of a run; raises a ValueError for an invalid
+    name, or the name of something else there."""
     place = run / check_name(setting, name)
     if OF_THE_RUN.fullmatch(place.name) or (place.exists() and not place.is_dir()):
         raise ValueError(f"{setting}={name!r} is used by {run} itself; choose another")
@@ -71,8 +66,8 @@ class Shard(NamedTuple):
     def parse(cls, text: str) -> Shard:
         """Raises a ValueError for anything but i/n with 1 <= i <= n."""
         numbers = re.fullmatch(r"(\d+)/(\d+)", text)
-        shard = cls(*map(int, numbers.groups())) if numbers else None
-        if shard is None or not 1 <= shard.index <= shard.count:
+        shard = cls(*map(int, numbers.groups())) if numbers else cls(0, 0)
+        if not 1 <= shard.index <= shard.count:
             raise ValueError(
                 f"shard={text!r} must be i/n with 1 <= i <= n, such as 1/4: the first of four"
             )
@@ -82,22 +77,16 @@ class Shard(NamedTuple):
         return f"{self.index}/{self.count}"
 
     def folder(self, results: Path) -> Path:
-        """Returns the folder of its journal."""
         return results / f"shard-{self.index}-of-{self.count}"
 
     def numbers(self, batches: int) -> range:
-        """Returns the numbers of its batches. Batches are ordered by cost, so the costs of two
-        shards differ by at most that of the costliest batch."""
+        """Returns the numbers of its batches: every count-th in the order of cost."""
         return range(self.index - 1, batches, self.count)
 
 
 def read(path: Path) -> tuple[Header | None, Rows, int]:
     """Returns the header of a journal (None if it is empty), its batches, and the bytes of both
-    without an unfinished last line.
-
-    Raises:
-        ValueError: for a damaged line before the last.
-    """
+    without an unfinished last line; raises a ValueError for a damaged line before it."""
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     with reading(path):
@@ -105,7 +94,7 @@ def read(path: Path) -> tuple[Header | None, Rows, int]:
         if header is not None:
             own = Shard.parse(header["shard"]).numbers(header["batches"])
             numbers = {row["batch"] for row in rows}
-            if len(own) > MOST or len(numbers) < len(rows) or not all(n in own for n in numbers):
+            if len(numbers) < len(rows) or not all(n in own for n in numbers):
                 raise ValueError("batches are duplicated or belong to another shard: remove it")
     return header, rows, len(whole)
 
@@ -119,8 +108,6 @@ def journals(results: Path) -> dict[Path, tuple[Header, Rows]]:
 def _check_same(path: Path, header: Header, expected: Header) -> None:
     """Raises a ValueError if a journal is not of the `expected` evaluation."""
     before, now = ({**each, "shard": None} for each in (header, expected))
-    if "config" not in before.keys() & now.keys():  # earlier versions have no hash of it
-        before["config"] = now["config"] = None
     if changes := differences(before, now):
         raise ValueError(
             f"{path} holds another evaluation ({'; '.join(changes)}): give this one another "
@@ -139,15 +126,14 @@ def join(results: Path) -> tuple[Header, Rows]:
     found = journals(results)
     if not found:
         raise ValueError(f"{results} contains no evaluation")
-    first = next(iter(found.values()))[0]
+    (first, _), *_ = found.values()
     owners: dict[int, Path] = {}
     rows: dict[int, dict[str, Any]] = {}
     for path, (header, answered) in found.items():
         _check_same(path, header, first)
-        numbers = Shard.parse(header["shard"]).numbers(header["batches"])
-        owners = dict.fromkeys(numbers, path) | owners
+        owners |= dict.fromkeys(Shard.parse(header["shard"]).numbers(header["batches"]), path)
         rows = {row["batch"]: row for row in answered} | rows
-    if missing := set(range(first["batches"])) - rows.keys():
+    if missing := {*range(first["batches"])} - rows.keys():
         where = sorted({str(owners.get(number, "a shard not started")) for number in missing})
         raise Incomplete(
             f"{len(missing)} of {first['batches']} batches are missing: run the evaluation of "
@@ -171,14 +157,13 @@ def complete_shard(
     Args:
         results: the folder of all shards.
         header: the model, the settings, and the number of `batches`.
-        batches: each with its `cost`, the tokens to run, roughly proportional to time.
+        batches: each with its `cost`, the tokens to run.
         answered: yields the numbers of batches, in any order, with their answers (`answering`).
         row: returns the record of a batch and its answers.
-        title: returns a text to show beside the progress bar.
+        title: of a batch, beside the progress bar.
 
     Raises:
-        ValueError: if the folder holds an evaluation of another model or with other settings;
-            names every difference.
+        ValueError: if the folder holds an evaluation of another model or with other settings.
     """
     path, header, rows = shard.folder(results) / FILE, header | {"shard": str(shard)}, []
     with locked(path.parent):
@@ -212,13 +197,12 @@ def answering(
     processes: int | None,
     load: Load = load,
 ) -> Answered:
-    """Returns a function that answers batches with the model from `folder`. On a CPU the operations
-    of a small model are too short for threads to share: one thread in each of several processes is
-    faster.
+    """Returns a function that answers batches with the model from `folder`.
 
     Args:
         answer, load: functions of a module, or partials of one; other processes call them.
-        processes: 1 for this process; None for one per thread of torch, on a GPU this process.
+        processes: 1 for this process; None for one per thread of torch, on a GPU this process: a
+            small model's operations on a CPU are too short for threads to share.
     """
     if processes is None:
         processes = torch.get_num_threads() if model.device.type == "cpu" else 1
@@ -231,8 +215,7 @@ def _side_by_side(
     processes: int, work: tuple[Path, Answer, Load], batches: dict[int, Any]
 ) -> Iterator[tuple[int, Any]]:
     """Answers in processes that load the model; yields each batch when it is done."""
-    most = min(processes, max(1, len(batches)))
-    with ProcessPoolExecutor(most, get_context("spawn"), _begin, work) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), _begin, work) as pool:
         try:
             numbers = {pool.submit(_answer, batch): number for number, batch in batches.items()}
             for done in as_completed(numbers):

@@ -3,16 +3,15 @@
 tape perplexity --model output/adape_local --data local --lengths 512 1024
 tape perplexity --model output/llama_adape --data ../data/proof_pile.bin
 tape perplexity --model output/rope_local --data local --extend self_extend --factor 4
-
-LongPPL, of the tokens that need a long context (tape/evaluation/long_perplexity.py):
-
-tape perplexity --model output/llama_ft --data x.bin --choose keys.json
-tape perplexity --model output/llama_adape --data x.bin --keys keys.json
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,27 +19,22 @@ import transformers
 
 from tape import parsers
 from tape.command import expected_errors
-from tape.evaluation import long_perplexity
+from tape.evaluation import scoring
 from tape.evaluation.curves import COLUMNS, Binned, binned, draw, read_curves, write
-from tape.evaluation.extension import extension
-from tape.evaluation.journal import Incomplete
+from tape.evaluation.extension import extended, extension
+from tape.evaluation.journal import Incomplete, Shard, complete_shard, join
 from tape.evaluation.tables import check_addable, markdown_table
-from tape.evaluation.texts import opened, walk
-from tape.evaluation.windows import (
-    Batch,
-    batches_of,
-    strides_of,
-    windows_of,
-)
+from tape.evaluation.texts import Text, open_text
+from tape.evaluation.windows import Batch, batches_of, strides_of, windows_of
 from tape.files import reading
+from tape.model.checkpoint import check_length, identified, load_model
+from tape.model.modeling import TapeForCausalLM
 
 
-def record(batch: Batch, losses: np.ndarray) -> dict[str, Any]:
-    """Returns the losses of a batch by position in the window.
-
-    Raises:
-        ValueError: if one of them is not a number.
-    """
+def answer(model: TapeForCausalLM, text: Text, batch: Batch) -> dict[str, Any]:
+    """Returns the losses of a batch by position in the window; raises a ValueError if one of them
+    is not a number."""
+    losses = scoring.losses(model, text.tokens, batch)
     if not np.isfinite(losses).all():
         raise ValueError(
             f"the model has losses that are not finite in windows of {batch.length:,}: its "
@@ -50,8 +44,33 @@ def record(batch: Batch, losses: np.ndarray) -> dict[str, Any]:
     return {"length": batch.length, "bins": binned(positions, losses)}
 
 
+def plan(text: Text, convention: str, strides: dict[int, int], batch_tokens: int) -> list[Batch]:
+    """Returns all windows in batches, the costliest first: if memory is short, it shows at once."""
+    batches = []
+    for length, stride in strides.items():
+        windows = windows_of(convention, text.length, length, stride)
+        batches += batches_of(windows, length, batch_tokens)
+    return sorted(batches, key=lambda batch: (-batch.cost, -batch.length))
+
+
+def opened(
+    arguments: argparse.Namespace, position: dict[str, Any] | None
+) -> tuple[TapeForCausalLM, Text]:
+    """Returns the model and the text; raises a ValueError or an OSError if windows or text do not
+    suit the model."""
+    folder, longest = arguments.model, arguments.lengths[-1]
+    model = load_model(folder, scoring.DTYPES[arguments.dtype], position=position)
+    check_length(model, longest, f"--lengths {longest}")
+    cache = Path(os.environ.get("TAPE_CACHE", "cache"))
+    given = (arguments.data, arguments.files, folder, cache, arguments.max_tokens)
+    text = open_text(*given, whole=arguments.whole)
+    text.check(model.config.vocab_size)
+    return model, text
+
+
 def run(arguments: argparse.Namespace) -> str:
-    """Evaluates one shard; returns a table of the results if all others are complete.
+    """Evaluates one shard, from where it was interrupted; returns a table of the results if all
+    others are complete.
 
     Raises:
         Incomplete: if other shards are missing.
@@ -61,37 +80,53 @@ def run(arguments: argparse.Namespace) -> str:
     check_addable(out, COLUMNS)
     read_curves(out)
     strides = strides_of(convention, arguments.lengths, arguments.stride)
-    model, text = opened(arguments, max(arguments.lengths))
-    alone = convention == "longlora"  # the mean is over windows, as in LongLoRA's command
-    batches = []
-    for length, stride in strides.items():
-        windows = windows_of(convention, text.length, length, stride)
-        batches += batches_of(windows, length, length if alone else arguments.batch_tokens)
-    # The costliest first: if memory is short, it shows at once.
-    batches.sort(key=lambda batch: (-batch.cost, -batch.length))
-    asked = {
+    position = extended(arguments, folder)
+    model, text = opened(arguments, position)
+    batches = plan(text, convention, strides, arguments.batch_tokens)
+    header = {
+        **identified(folder),
+        "text": text.fingerprint(),
         "lengths": list(strides),
         "strides": list(strides.values()),
         "convention": convention,
         "batch_tokens": arguments.batch_tokens,
-        "batch_size": 1 if alone else None,
+        "batch_size": 1 if convention == "longlora" else None,  # of LongLoRA's command
         "dtype": arguments.dtype,
+        "batches": len(batches),
     }
+    if position is not None:
+        header["position"] = position
+    digest = hashlib.sha256(json.dumps(header).encode()).hexdigest()[:12]
+    results = out.with_suffix("") / f"{convention}-{digest}"
     print(f"{folder}: shard {arguments.shard} of {text.name}, {text.length:,} tokens, {convention}")
-    place = f"{out.with_suffix('')}/{convention}-"
-    hashes, rows = walk(arguments, model, text, batches, asked, place, record)
+    complete_shard(
+        results,
+        Shard.parse(arguments.shard),
+        header,
+        batches,
+        lambda missing: ((n, answer(model, text, batch)) for n, batch in missing.items()),
+        lambda batch, found: found,
+        title=lambda batch: f"windows of {batch.length:,}",
+    )
+    return publish(arguments, header, text.name, results)
+
+
+def publish(arguments: argparse.Namespace, header: dict[str, Any], text: str, results: Path) -> str:
+    """Adds the results of all shards to the tables, draws them, and returns them as a table."""
+    _, rows = join(results)
+    convention, out = arguments.convention, arguments.out
     about = {
-        "model": f"{folder.resolve().name} {extension(arguments)}".strip(),
-        "model_hash": hashes["model"][:16],
-        "data": text.name,
-        "data_hash": hashes["text"][:16],
+        "model": f"{arguments.model.resolve().name} {extension(arguments)}".strip(),
+        "model_hash": header["model"][:16],
+        "data": text,
+        "data_hash": header["text"][:16],
         "convention": convention,
-        "stride": "" if convention == "disjoint" else strides[max(arguments.lengths)],
-        "batch_size": 1 if convention == "longlora" else "",
+        "stride": "" if convention == "disjoint" else header["strides"][-1],
+        "batch_size": header["batch_size"] or "",
         "dtype": arguments.dtype,
     }
-    by_length: dict[int, list[Binned]] = {length: [] for length in arguments.lengths}
-    with reading(out.with_suffix("")):
+    by_length: dict[int, list[Binned]] = {length: [] for length in header["lengths"]}
+    with reading(results):
         for row in rows:
             by_length[row["length"]].append(row["bins"])
         found = write(out, about, by_length)
@@ -107,14 +142,10 @@ def run(arguments: argparse.Namespace) -> str:
 def main(given: list[str] | None = None) -> None:
     arguments = parsers.perplexity(given)
     transformers.logging.disable_progress_bar()
-    if arguments.choose or arguments.keys:
-        long = long_perplexity.choose if arguments.choose else long_perplexity.evaluate
-        print(long(arguments))
-    else:
-        try:
-            print(run(arguments))
-        except Incomplete as missing:
-            print(f"shard {arguments.shard} is done; {missing}")
+    try:
+        print(run(arguments))
+    except Incomplete as missing:
+        print(f"shard {arguments.shard} is done; {missing}")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -19,33 +19,22 @@ MOST = 10**7  # questions of an evaluation
 
 
 class Question(NamedTuple):
-    """
-    Attributes:
-        cell: the conditions of its result, such as length and depth.
-        prompt, answer: texts; where one forward pass answers, token ids and labels (T,).
-        tokens: of the prompt.
-        room: tokens of the longest answer; 0 where one forward pass answers.
-    """
+    """A prompt and its answer: texts, or token ids and labels (T,) if one forward pass answers."""
 
-    cell: tuple[float | None, ...]
+    cell: tuple[float | None, ...]  # the conditions of its result, such as length and depth
     prompt: Any
     answer: Any
-    tokens: int
-    room: int
+    tokens: int  # of the prompt
+    room: int  # tokens of the longest answer; 0 if one forward pass answers
 
 
 class Answer(NamedTuple):
-    """
-    Attributes:
-        text: what the model wrote.
-        counts: what the results add up for each cell (`Accuracy.counts`).
-        shown: what wrong.jsonl tells of a wrong one.
-    """
+    """What the model wrote, marked."""
 
     text: str
     right: bool
-    counts: tuple[int, ...]
-    shown: dict[str, str]
+    counts: tuple[int, ...]  # that the results add up for each cell (`Accuracy.counts`)
+    shown: dict[str, str]  # in wrong.jsonl
 
 
 class Batch(NamedTuple):
@@ -110,8 +99,8 @@ class Questions:
         batch_tokens: int | None = None,
         batch_size: int | None = None,
     ) -> list[Batch]:
-        """Returns all questions in batches, the costliest first: if memory is short, it shows at
-        once. Batches have `batch_size` questions, or about `batch_tokens` tokens."""
+        """Returns all questions in batches of this size or about `batch_tokens` tokens, the
+        costliest first: if memory is short, it shows at once."""
         batches = []
         for group in self.groups(tokenizer):
             group = sorted(group, key=lambda each: (each.tokens, each.room))  # reduces padding
@@ -127,14 +116,6 @@ def check_count(asked: int, settings: str) -> None:
     """Raises a ValueError for more than `MOST` questions."""
     if asked > MOST:
         raise ValueError(f"{settings}: {asked:,} questions; at most {MOST:,} are allowed")
-
-
-def left_padded(prompts: Sequence[Sequence[int]], padding: int) -> tuple[Tensor, Tensor]:
-    """(B, T) tokens and their mask, zero at the padding: all prompts end where answers begin."""
-    rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
-    ids = pad_sequence(rows, batch_first=True, padding_value=padding, padding_side="left")
-    lengths = torch.tensor([len(row) for row in rows])[:, None]
-    return ids, (torch.arange(ids.shape[1]) >= ids.shape[1] - lengths).long()
 
 
 @contextmanager
@@ -159,15 +140,17 @@ def greedy(
     """Returns answers of up to `new_tokens` tokens, up to and including the first `end`.
 
     Args:
-        length: tokens that random positions are drawn for, the same for all batches, so that
-            answers do not depend on which prompts share a batch.
+        length: tokens that random positions are drawn for, as in a `Batch`.
         how: further arguments of `generate`.
     """
-    ids, mask = left_padded(prompts, 0)  # padding is masked, so any token will do
+    rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
+    padded = partial(pad_sequence, batch_first=True, padding_side="left")
+    ids = padded(rows).to(model.device)
+    mask = padded([torch.ones_like(row) for row in rows]).to(model.device)
     with model.evaluation_length(length), plain_generation(model):
         output = model.generate(
-            ids.to(model.device),
-            attention_mask=mask.to(model.device),
+            ids,
+            attention_mask=mask,
             max_new_tokens=new_tokens,
             do_sample=False,
             eos_token_id=end,

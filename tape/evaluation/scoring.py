@@ -48,15 +48,8 @@ def exp(nll: float) -> float:
 
 @torch.no_grad()
 def losses(model: TapeForCausalLM, tokens: np.ndarray, batch: Batch) -> np.ndarray:
-    """Returns negative log-likelihoods (nats) of the scored tokens, window after window: (targets,)
-    float64.
-
-    Args:
-        tokens: (N,) ids of the text; those of the windows are copied.
-
-    Raises:
-        ValueError: if the encoding has no positions for windows of this length.
-    """
+    """Returns negative log-likelihoods (nats) of the scored tokens among the (N,) ids of a text,
+    window after window: (targets,) float64."""
     windows = np.stack([tokens[window.start : window.stop] for window in batch.windows])
     ids = torch.from_numpy(windows.astype(np.int64)).to(model.device)
     training = model.training

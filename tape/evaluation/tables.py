@@ -46,14 +46,9 @@ def read_table(
     whole: Iterable[str] = (),
     real: Iterable[str] = (),
 ) -> list[Row]:
-    """Returns the rows of a table; none if there is no file.
-
-    Args:
-        whole, real: columns of integers >= 1, and of numbers >= 0.
-
-    Raises:
-        ValueError: if the file is damaged, or has other columns or values.
-    """
+    """Returns the rows of a table; none if there is no file. Raises a ValueError if the file is
+    damaged, or has other columns, or values that are no integers >= 1 (`whole`) or numbers >= 0
+    (`real`)."""
     if not path.exists():
         return []
     with reading(path), path.open(newline="", encoding="utf-8") as file:
@@ -91,11 +86,7 @@ def add_rows(
     path: Path, columns: tuple[str, ...], key: int, added: list[dict[str, Any]]
 ) -> list[Row]:
     """Adds all rows to a table or none; returns them as text. A row replaces one with the same
-    values in the first `key` columns.
-
-    Raises:
-        ValueError: if the file is another table.
-    """
+    values in the first `key` columns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed

@@ -18,13 +18,9 @@ Where = Callable[[pd.DataFrame], pd.Series]  # whether each row is taken
 
 
 class Evaluation(NamedTuple):
-    """A finished evaluation in long form.
-
-    Attributes:
-        asked: its settings, with the hash of the weights as `model`.
-        rows: columns `measure`, conditions (NaN where they do not apply), `value`, `n` (the number
-            of observations that the value is the mean of) and `unit`.
-    """
+    """A finished evaluation: its settings, with the hash of the weights as `model`, and rows in
+    long form (tape/statistics.py) with columns `measure`, conditions (NaN where they do not apply)
+    and `unit`."""
 
     asked: Asked
     rows: pd.DataFrame
@@ -50,54 +46,34 @@ def select(rows: pd.DataFrame, measure: str, where: Where | None = None) -> pd.D
 
 
 class Column(NamedTuple):
-    """A column of the table: the mean of some rows of a run, weighted by their `n`.
-
-    Attributes:
-        where: takes rows of the measure; None: all of them.
-        compared: the condition, for the table of differences (of unscaled values) to a baseline;
-            empty for none.
-        cost: whether it is a cost of the run rather than a result.
-    """
+    """A column of the table: the mean of some rows of a run, weighted by their `n`."""
 
     title: str
     measure: str
     scale: Scale
-    where: Where | None = None
-    compared: str = ""
-    cost: bool = False
+    where: Where | None = None  # None: all rows of the measure
+    compared: str = ""  # name in the table of differences (unscaled) to a baseline, if it is there
+    cost: bool = False  # rather than a result
 
     def of(self, rows: pd.DataFrame) -> pd.DataFrame:
         return select(rows, self.measure, self.where)
 
 
 class Panel(NamedTuple):
-    """Curves of all rows of the table, with bands over seeds.
+    """Curves of all rows of the table, with bands over seeds. A line marks the end of the trained
+    length, except over steps."""
 
-    Attributes:
-        of: the rows that are drawn.
-        x: the condition on the horizontal axis. A line marks the end of the trained length, except
-            over steps.
-        labels: of the axes.
-        log: "", "x" or "xy": which axes are logarithmic.
-        share: whether the values are from 0 to 1.
-        levels: measures whose means over all runs are horizontal lines, where there are such rows.
-    """
-
-    of: Callable[[pd.DataFrame], pd.DataFrame]
-    x: str
+    of: Callable[[pd.DataFrame], pd.DataFrame]  # the rows that are drawn
+    x: str  # the condition on the horizontal axis
     labels: tuple[str, str]
-    log: str = ""
-    share: bool = False
-    levels: tuple[str, ...] = ()
+    log: str = ""  # "x" or "xy": axes that are logarithmic
+    share: bool = False  # whether the values are from 0 to 1
+    levels: tuple[str, ...] = ()  # measures whose means over all runs are horizontal lines
 
 
 class HeatMap(NamedTuple):
-    """Accuracy over two conditions.
-
-    Attributes:
-        down, across: the conditions, ascending.
-        trained: from the settings of the evaluation, the last trained value of each condition; None
-            if a condition was not limited in training. At least one was.
+    """Accuracy over two conditions, ascending `down` and `across`. From the settings of an
+    evaluation, `trained` gives the last trained value of each; None if training did not limit it.
     """
 
     down: str
@@ -115,13 +91,13 @@ class HeatMap(NamedTuple):
 
 
 class View(NamedTuple):
-    """
+    """How the runs with one kind of evaluation are shown.
+
     Attributes:
         keys: settings of the evaluation that must be equal for all runs.
         columns: of the table, from these settings of each run and the rows of all.
-        best: from the settings of a run, what takes the rows whose mean orders the table; all rows
-            of the measure if it takes none of any run.
-        measure: which is of the best: a loss is better if it is lower.
+        best: takes the rows of `measure` whose mean orders the table, from the settings of a run;
+            all rows if it takes none of any run. A loss is better if it is lower.
     """
 
     keys: tuple[str, ...]

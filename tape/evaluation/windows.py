@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from tape.parsers import BATCH_TOKENS
-from tape.validation import look_up
 
 STRIDE = 256  # the paper's and LongLoRA's
 
@@ -48,7 +47,7 @@ def paper(tokens: int, length: int, stride: int) -> list[Window]:
 
 
 def longlora(tokens: int, length: int, stride: int) -> list[Window]:
-    """Those of `paper` but the last. The loss is the mean of the means of batches."""
+    """Those of `paper` but the last. LongLoRA's mean of the means of windows is that of tokens."""
     return paper(tokens, length, stride)[:-1]
 
 
@@ -68,13 +67,9 @@ CONVENTIONS: dict[str, Callable[[int, int, int], list[Window]]] = {
 def strides_of(
     convention: str, lengths: Collection[int], stride: int | None = None
 ) -> dict[int, int]:
-    """Returns the stride by window length: as given, or the convention's own. `disjoint` strides by
-    the length; the others by STRIDE at all lengths, `sliding` by half of the shortest length if
-    that is STRIDE or less.
-
-    Raises:
-        ValueError: if the convention does not allow the given stride.
-    """
+    """Returns the stride by window length: as given, or the length for `disjoint`, STRIDE for the
+    others; for `sliding`, half of the shortest length if that is STRIDE or less. Raises a
+    ValueError for a stride that the convention does not allow."""
     if convention == "disjoint":
         if other := [length for length in lengths if stride not in (None, length)]:
             raise ValueError(
@@ -96,13 +91,10 @@ def check_stride(stride: int, length: int) -> None:
 
 
 def windows_of(convention: str, tokens: int, length: int, stride: int) -> list[Window]:
-    """Returns the windows of a text of this many `tokens`; `stride` as from `strides_of`.
-
-    Raises:
-        ValueError: for an unknown convention, or a text that is too short.
-    """
-    made = look_up("convention", convention, CONVENTIONS)
-    if tokens < length or not (windows := made(tokens, length, stride)):
+    """Returns the windows of a text of this many `tokens`, with `stride` from `strides_of`; raises
+    a ValueError for a text that is too short."""
+    windows = CONVENTIONS[convention](tokens, length, stride) if tokens >= length else []
+    if not windows:
         raise ValueError(
             f"{tokens:,} tokens of text have no window of {length:,} that convention "
             f"{convention!r} scores; give more text, or smaller lengths"
@@ -114,12 +106,8 @@ def spread(available: int, length: int, longest: int, stride: int, tokens: int) 
     """Returns windows that score about `tokens` tokens, none of them twice, spread evenly over a
     text of `available` tokens. Each scores its last `stride`, as most windows of `sliding` do.
 
-    Windows end where windows of the `longest` compared length fit as well: the same tokens are
-    scored at every length, and lengths differ in the context alone.
-
-    Raises:
-        ValueError: for a stride that is too long, or a text that is too short.
-    """
+    Windows end where windows of the `longest` compared length fit as well, so the same tokens are
+    scored at every length."""
     check_stride(stride, length)
     first = max(longest, stride)
     if available < first:
