@@ -35,6 +35,7 @@ CONVENTIONS = names_in("tape/evaluation/windows.py", "CONVENTIONS")
 CORPORA = ("run", "local", "text", "c4", "bigrams")  # that have a validation split
 BATCH_TOKENS = 2048  # of windows, to run at once
 LENGTHS = [1024, 2048, 4096, 8192]
+LONGEST = 10**7  # tokens
 EXTENSIONS = [*names_in("tape/positions/pieces.py", "METHODS"), "ntk", "yarn", "linear"]
 
 
@@ -144,6 +145,38 @@ def add_synthetic(parser: argparse.ArgumentParser) -> None:
 TASKS = {"addition": add_addition, "passkey": add_passkey, "synthetic": add_synthetic}
 BATCHING = dict.fromkeys(TASKS, ("batch_tokens", 16_384)) | {"addition": ("batch_size", 256)}
 SCROLLS = "scrolls"
+
+
+def names(text: str) -> list[str]:
+    """Parses names between commas for argparse."""
+    if not all(found := text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} names no task before, between or behind commas")
+    return found
+
+
+def lm_eval(given: Words = None) -> argparse.Namespace:
+    parser = Parser("lm-eval", "Tasks of the Language Model Evaluation Harness (lm-eval).")
+    add = parser.add_argument
+    about = "folder of a model of ours, or a Llama"
+    add("--model", type=model_folder, required=True, help=about)
+    about = "names of tasks or groups, a,b,c"
+    add("--tasks", type=names, action=Distinct, required=True, help=about)
+    add("--include_path", type=Path, help="a folder with more tasks, yaml files")
+    add("--num_fewshot", type=integer(0), default=0, help="examples before a question (default: 0)")
+    add("--batch_size", type=integer(1), default=8)
+    length = "tokens of a prompt and its answer (default: the model's)"
+    add("--max_length", type=integer(2, LONGEST), help=length)
+    add(
+        "--lengths", type=integer(1, LONGEST), help="of the prompts of RULER or BABILong", **SEVERAL
+    )
+    add("--limit", type=integer(1), help="ask this many of each task, for a try")
+    add("--dtype", choices=DTYPES, default="float32")
+    add_extension(parser)
+    out = "results (default: a file of these settings, lm_eval/*.json in the run's folder)"
+    add("--out", type=Path, help=out)
+    arguments = parser.parse_args(given)
+    arguments.folder = folder_for_results(arguments.model) / "lm_eval"
+    return arguments
 
 
 # ---- compare

@@ -95,13 +95,14 @@ def test_models(name, made):
 
 MODEL = "--model {made}/model"
 MEASURED = f"-m tape.evaluation.perplexity --data {{made}}/ids.bin --lengths 64 --out o.csv {MODEL}"
+LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai {MODEL}"
 A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
 COMMANDS = [
     ("-m tape.analysis.state --model . no --out x", r"--model: no is not a folder: give that of"),
     ("-m tape.export --out o {made}/loop", r"loop is not a folder"),
     ("-m tape.export {made}/model --out {made}/model", r"model already exists; choose another"),
     (f"{MEASURED} --out {{made}}/file/o.csv", r"file is a file; give "),
-    (f"-m tape.analysis.stability --shifts 3 3 {MODEL}", r"--shifts: duplicate value 3"),
+    (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),
     (
         f"-m tape.analysis.stability --windows 1 --out o --length 100000 {MODEL}",
         r"shifted by 1000: [\d,]+ GiB of attention weights",

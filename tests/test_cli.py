@@ -54,6 +54,8 @@ perplexity --model . --data local --dtype float64
 evaluate missing --task addition
 evaluate . --task passkey --depth many
 evaluate missing --task scrolls
+lm-eval --model missing --tasks mmlu
+lm-eval --model .
 scrolls-generate --model missing --task quality --output x.json
 scrolls-score --all --predictions missing --metrics_output_dir x
 compare missing

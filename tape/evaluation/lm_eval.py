@@ -1,0 +1,195 @@
+"""Tasks of the Language Model Evaluation Harness (lm-eval), by default without examples.
+
+tape lm-eval --model output/llama_adape --tasks mmlu,arc_challenge,arc_easy
+tape lm-eval --model output/llama_lora --tasks ruler_vt --lengths 4096
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+try:
+    import lm_eval
+    from lm_eval import evaluator
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import make_table
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"{missing.name} is missing: EXTRAS=eval bash script/setup.sh") from missing
+
+from tape import parsers
+from tape.command import expected_errors
+from tape.evaluation.extension import extended, extension
+from tape.evaluation.scoring import DTYPES
+from tape.files import read_object, write_text
+from tape.model.checkpoint import check_length, identified, load
+from tape.runs.folder import locked
+
+# Its warnings are about settings of its own command line.
+logging.getLogger("lm_eval").setLevel(logging.ERROR)
+# Its call of git prints an error outside a repository, and the hash is not used.
+evaluator.get_git_commit_hash = lambda: None
+
+KEPT = ("results", "groups", "n-samples", "n-shot", "versions", "higher_is_better")
+BABILONG, WITH_LENGTHS = "babilong", ("babilong", "niah", "ruler")
+TOKENIZER = "tokenizer_config.json"
+PRECISE = {"softmax_dtype": torch.float32}  # in bfloat16 hundreds of nats are rounded to 2
+ANSWERS = 2  # changes where the same question has another answer than before
+
+
+class Harness(HFLM):
+    """A model for prompts and answers of up to `max_length` tokens together. Longer ones raise a
+    ValueError, where lm-eval would leave out the beginning."""
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], *args: Any, **how: Any
+    ) -> list[tuple[float, bool]]:
+        """Returns the log-likelihood of each answer, and whether greedy decoding gives it."""
+        for _, prompt, answer in requests:
+            self._check(len(prompt) + len(answer) - 1)  # the last token is predicted and not read
+        with self._model.evaluation_length(self.max_length):
+            return super()._loglikelihood_tokens(requests, *args, **how)
+
+    def loglikelihood_rolling(self, requests: list[Instance], **how: Any) -> list[float]:
+        """Returns the log-likelihood of each text, all of whose tokens are predicted: the first
+        one from a prefix token, beside which the tokenizer adds no BOS of its own."""
+        before, self.add_bos_token = self.add_bos_token, False
+        try:
+            return super().loglikelihood_rolling(requests, **how)
+        finally:
+            self.add_bos_token = before
+
+    def _model_generate(self, *args: Any, **how: Any) -> torch.Tensor:
+        """Every row ends with its own EOS: lm-eval would go on to the last one's, and then drop the
+        EOS but not what follows it."""
+        with self._model.evaluation_length(self.max_length):
+            return super()._model_generate(*args, eos_token_id=self.eot_token_id, **how)
+
+    def tok_batch_encode(
+        self,
+        strings: list[str],
+        padding_side: str = "left",
+        left_truncate_len: int | None = None,
+        truncation: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Encodes prompts; `left_truncate_len` leaves room for the generated tokens."""
+        ids, mask = super().tok_batch_encode(strings, padding_side)
+        if left_truncate_len is not None:
+            self._check(ids.shape[1] + self.max_length - left_truncate_len)
+        return ids, mask
+
+    def _check(self, needed: int) -> None:
+        if needed > self.max_length:
+            raise ValueError(
+                f"a prompt and its answer have {needed:,} tokens, more than --max_length "
+                f"{self.max_length:,}: raise it, or give fewer examples (--num_fewshot)"
+            )
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Evaluates tasks and writes lm-eval's results with what they are of; returns them.
+
+    Raises:
+        ValueError, OSError: for settings, tasks or models that cannot be evaluated.
+    """
+    folder, tasks, lengths = arguments.model, arguments.tasks, arguments.lengths or []
+    # RULER's tasks load the tokenizer by themselves, and would run code that comes with it.
+    settings = folder / TOKENIZER
+    if settings.is_file() and "auto_map" in read_object(settings):
+        raise ValueError(f"{settings} requires custom code (auto_map), which is not run")
+    position = extended(arguments, folder)
+    model, tokenizer = load(folder, DTYPES[arguments.dtype], position)
+    longest = max(lengths, default=0)
+    max_length = arguments.max_length or max(model.config.max_position_embeddings, longest)
+    if longest > max_length:
+        raise ValueError(f"--lengths {longest} is more than --max_length {max_length}")
+    check_length(model, max_length, f"--max_length {max_length}")
+    written = tokenizer.backend_tokenizer.to_str() + str(tokenizer.special_tokens_map)
+    about = {
+        **identified(folder),
+        "extension": extension(arguments),
+        "position": position,
+        "max_length": max_length,
+        "dtype": arguments.dtype,
+        "tokenizer": hashlib.sha256(written.encode()).hexdigest(),
+        "lm_eval": lm_eval.__version__,
+    }
+    # Not beside the model but where only this program writes: lm-eval unpickles the answers.
+    cache = Path(os.environ.get("TAPE_CACHE", "cache")) / "lm_eval"
+    answers = cache / f"{folder.resolve().name}-{digest(about | {'answers': ANSWERS})}"
+    about |= {"tasks": tasks, "num_fewshot": arguments.num_fewshot}
+    about |= {"limit": arguments.limit, "lengths": lengths}
+    harness = Harness(
+        pretrained=model,
+        tokenizer=tokenizer,
+        backend="causal",
+        max_length=max_length,
+        batch_size=arguments.batch_size,
+        **PRECISE,
+    )
+    try:
+        with locked(answers):
+            found = lm_eval.simple_evaluate(
+                model=harness,
+                tasks=tasks,
+                num_fewshot=arguments.num_fewshot,
+                limit=arguments.limit,
+                task_manager=TaskManager(
+                    include_path=arguments.include_path,
+                    metadata={"tokenizer": str(folder)} | prompt_lengths(tasks, lengths),
+                ),
+                use_cache=str(answers / "answers"),
+                log_samples=False,
+            )
+    except (OSError, RuntimeError):
+        raise
+    except Exception as error:  # files of a task may hold anything
+        what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"--tasks {','.join(tasks)}: {what}") from error
+    arguments.out = arguments.out or arguments.folder / f"{tasks[0]}-{digest(about)}.json"
+    kept = about | {name: found[name] for name in KEPT if name in found}
+    write_text(arguments.out, json.dumps(kept, indent=2, sort_keys=True) + "\n")
+    return found
+
+
+def prompt_lengths(tasks: list[str], lengths: list[int]) -> dict[str, Any]:
+    """Returns the lengths as metadata of tasks: a list for RULER, one for BABILong, which calls
+    4,096 tokens 4k.
+
+    Raises:
+        ValueError: for tasks whose prompts have no lengths to choose.
+    """
+    if not lengths:
+        return {}
+    others = [name for name in tasks if not name.startswith(WITH_LENGTHS)]
+    babilong = [name for name in tasks if name.startswith(BABILONG)]
+    if others:
+        raise ValueError(f"--lengths: {others[0]} has no prompts of given lengths; omit it")
+    if babilong and (len(babilong) < len(tasks) or len(lengths) > 1 or lengths[0] % 1024):
+        raise ValueError("--lengths: BABILong takes one multiple of 1,024, and no other tasks")
+    return {"max_seq_lengths": f"{lengths[0] // 1024}k" if babilong else lengths}
+
+
+def digest(settings: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@expected_errors(continues=True)
+def main() -> None:
+    arguments = parsers.lm_eval()
+    transformers.logging.disable_progress_bar()
+    print(f"{make_table(run(arguments))}\nalso in {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

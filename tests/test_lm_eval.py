@@ -1,0 +1,237 @@
+"""Tasks of lm-eval: log-likelihoods against a loop, generations, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_model
+from lm_eval.api.instance import Instance
+from test_scrolls import byte_tokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from tape import parsers
+from tape.evaluation import lm_eval as entry
+from tape.evaluation.lm_eval import Harness
+from tape.model.checkpoint import load
+from tape.model.modeling import TapeForCausalLM
+
+SUMS = """
+task: sums
+dataset_path: json
+dataset_kwargs: {data_files: {test: FOLDER/sums.jsonl}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{question}}"
+doc_to_target: answer
+doc_to_choice: "{{choices}}"
+metric_list: [{metric: acc}, {metric: acc_norm}]
+metadata: {version: 3}
+"""
+SPOKEN = """
+include: sums.yaml
+task: spoken
+output_type: generate_until
+doc_to_target: "1"
+generation_kwargs: {until: ["zz"], max_gen_toks: 6}
+metric_list: [{metric: exact_match}]
+"""
+DOCUMENTS = [
+    {
+        "question": f"What is {number} and {number + 2}?",
+        "choices": [f"{number * 7}", f"it is {number}", "none"],
+        "answer": number % 3,
+    }
+    for number in range(12)
+]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tasks")
+    for name, text in {"sums": SUMS, "spoken": SPOKEN}.items():
+        (folder / f"{name}.yaml").write_text(text.replace("FOLDER", str(folder)))
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in DOCUMENTS))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TAPE_CACHE", str(tmp_path / "cache"))
+
+
+def make_folder(folder, position="tape"):
+    tokenizer = byte_tokenizer()
+    model = make_model(position, vocab_size=len(tokenizer), max_position_embeddings=64)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "run.json").write_text("{}")
+    return folder
+
+
+def ask(folder, tasks, names, *given):
+    """The results that the command writes."""
+    where = ["--model", str(folder), "--include_path", str(tasks), "--tasks", names]
+    arguments = parsers.lm_eval([*where, "--batch_size", "4", *given])
+    entry.run(arguments)
+    return json.loads(arguments.out.read_text())
+
+
+@torch.no_grad()
+def log_likelihood(model, ids, begin):
+    """Of the tokens from `begin` on."""
+    logs = model(torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
+    return sum(logs[n - 1, ids[n]].item() for n in range(begin, len(ids)))
+
+
+def right(folder):
+    """The share that a loop over single choices gets right, by likelihood and by that per byte."""
+    model, tokenizer = load(folder)
+    counts = [0, 0]
+    for document in DOCUMENTS:
+        choices, begin = document["choices"], len(tokenizer(document["question"])["input_ids"])
+        texts = [f"{document['question']} {choice}" for choice in choices]
+        found = [log_likelihood(model, tokenizer(text)["input_ids"], begin) for text in texts]
+        per_byte = [value / len(x) for value, x in zip(found, choices, strict=True)]
+        for number, values in enumerate((found, per_byte)):
+            counts[number] += values.index(max(values)) == document["answer"]
+    return [count / len(DOCUMENTS) for count in counts]
+
+
+@pytest.mark.parametrize("position", ["tape", "fire"])
+def test_likelihoods_are_those_of_a_loop(position, tasks, tmp_path):
+    folder = make_folder(tmp_path / "model", position)
+    found = ask(folder, tasks, "sums")
+    assert found["num_fewshot"] == 0 and found["max_length"] == 64
+    assert found["versions"]["sums"] == 3 and found["n-samples"]["sums"]["effective"] == 12
+    shares = [found["results"]["sums"][f"{metric},none"] for metric in ("acc", "acc_norm")]
+    assert shares == pytest.approx(right(folder)) and 0 < shares[0] < 1
+
+
+def test_answers_that_were_given_are_not_asked_again(tasks, tmp_path, monkeypatch):
+    folder = make_folder(tmp_path / "model")
+    first = ask(folder, tasks, "sums,spoken")
+    monkeypatch.setattr(TapeForCausalLM, "forward", None)
+    assert ask(folder, tasks, "sums,spoken") == first
+    with pytest.raises(ValueError, match="TypeError"):
+        ask(folder, tasks, "sums", "--dtype", "bfloat16")
+
+
+def asked(kind, arguments):
+    return [Instance(kind, doc={}, arguments=each, idx=n) for n, each in enumerate(arguments)]
+
+
+def harness(model, tokenizer, batch_size=1):
+    return Harness(
+        model, tokenizer=tokenizer, batch_size=batch_size, max_length=64, **entry.PRECISE
+    )
+
+
+@torch.no_grad()
+def most_likely(model, ids, count):
+    """`count` tokens of greedy decoding, without a cache."""
+    for _ in range(count):
+        following = model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()
+        ids = [*ids, following.item()]
+    return ids[-count:]
+
+
+def test_an_answer_ends_with_its_own_eos(tasks):
+    """Also where other answers of a batch go on."""
+    tokenizer = byte_tokenizer()
+    model = make_model("tape", vocab_size=len(tokenizer), max_position_embeddings=64)
+    prompts = [f"{n} otters at" for n in range(8)]
+    eos, ids = tokenizer.eos_token_id, [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    later = [id_ for each in ids for id_ in most_likely(model, each, 6)[1:]]
+    common, rows = max(later, key=later.count), model.lm_head.weight.data
+    rows[[eos, common]] = rows[[common, eos]]
+    whole = [most_likely(model, each, 6) for each in ids]
+    ends = [each.index(eos) if eos in each else len(each) for each in whole]
+    assert len({*ends}) > 1
+    requests = [(prompt, {"until": [], "max_gen_toks": 6}) for prompt in prompts]
+    for batch_size in (1, 4):
+        found = harness(model, tokenizer, batch_size).generate_until(
+            asked("generate_until", requests), disable_tqdm=True
+        )
+        assert found == [
+            tokenizer.decode(ids[:end], skip_special_tokens=True)
+            for ids, end in zip(whole, ends, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
+def test_single_likelihoods(kind):
+    """Those of a model in bfloat16 are not rounded. A whole text is scored without the BOS of its
+    tokenizer: the prefix token before it is one."""
+    whole = kind == "loglikelihood_rolling"
+    tokenizer = byte_tokenizer(bos=whole)
+    model = make_model("rope", vocab_size=len(tokenizer), max_position_embeddings=64)
+    model = model.to(torch.float32 if whole else torch.bfloat16)
+    prompt, answer = "Where was", " the heron seen, and by whom"
+    ids = tokenizer(prompt + answer)["input_ids"]
+    begin = 1 if whole else len(tokenizer(prompt)["input_ids"])
+    request = asked(kind, [(prompt + answer,) if whole else (prompt, answer)])
+    (found,) = getattr(harness(model, tokenizer), kind)(request, disable_tqdm=True)
+    value = found if whole else found[0]
+    assert value == pytest.approx(log_likelihood(model, ids, begin), rel=1e-5)
+
+
+def test_random_positions_are_drawn_for_the_longest(tasks, tmp_path):
+    """Whatever else is in a batch; RandPE would refuse what goes beyond its draw."""
+    folder = make_folder(tmp_path / "model", {"name": "randpe", "eval_length": 20})
+    assert ask(folder, tasks, "spoken")["results"]
+
+
+def test_an_extended_model_has_a_file_of_its_own(tasks, tmp_path):
+    folder = make_folder(tmp_path / "model", "rope")
+    plain, extended = ask(folder, tasks, "sums"), ask(folder, tasks, "sums", "--extend", "rerope")
+    assert plain["position"] is None and extended["position"]["method"] == "rerope"
+    assert len([*(folder / "lm_eval").iterdir()]) == 2
+
+
+LONGER = r"a prompt and its answer have \d\d tokens, more than --max_length "
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("sums", "--max_length", "18"), LONGER + "18"),
+        (("spoken", "--max_length", "9"), LONGER + "9"),
+        (("sums", "--lengths", "70", "--max_length", "64"), "--lengths 70 is more than"),
+        (("sums", "--lengths", "32"), "--lengths: sums has no prompts of given lengths"),
+        (("babilong_qa1", "--lengths", "33"), "BABILong takes one multiple of 1,024"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(given, message, tasks, tmp_path):
+    folder = make_folder(tmp_path / "model")
+    with pytest.raises(ValueError, match=message):
+        ask(folder, tasks, *given)
+    assert not (folder / "lm_eval").exists()
+
+
+def test_a_tokenizer_with_code_is_refused(tasks, tmp_path):
+    folder = make_folder(tmp_path / "model")
+    path = folder / entry.TOKENIZER
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": "x"}}))
+    with pytest.raises(ValueError, match="requires custom code"):
+        ask(folder, tasks, "sums")
+
+
+@pytest.mark.slow  # reads thousands of files
+def test_six_tasks_of_ruler_need_no_network(tmp_path, monkeypatch):
+    page = (Path(entry.__file__).parents[2] / "docs" / "zero_shot.md").read_text()
+    (names,) = re.findall(r"--tasks (niah_[\w,]+)", page)
+    words = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    folder = make_folder(tmp_path / "model", "rope")
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", eos_token="</s>", pad_token="</s>"
+    ).save_pretrained(folder)
+    monkeypatch.setattr("datasets.load_dataset", None)
+    given = ["--model", str(folder), "--lengths", "1024", "--max_length", "1400", "--limit", "1"]
+    found = entry.run(parsers.lm_eval([*given, "--tasks", names]))
+    assert {*found["results"]} == {*names.split(",")}
