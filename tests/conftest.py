@@ -201,24 +201,15 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def small_reports():
-    """Reports with coarse pictures and a short continuation; commands in processes of their own
-    write them as they are."""
+def coarse_pictures():
+    """Commands in processes of their own draw them as they are."""
     from matplotlib.figure import Figure
-
-    from tape.training import report
 
     savefig = Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            Figure,
-            "savefig",
-            lambda self, *given, **how: savefig(self, *given, **how | {"dpi": 20}),
-        )
+        patch.setattr(Figure, "savefig", lambda *given, **how: savefig(*given, **how | {"dpi": 20}))
         patch.setattr(Figure, "tight_layout", lambda self: None)
-        whole = report.SAMPLE
-        patch.setattr(report, "SAMPLE", 12)
-        yield whole
+        yield
 
 
 @pytest.fixture
@@ -243,12 +234,6 @@ def undrawn(monkeypatch):
             Path(file).touch()
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
-
-
-@pytest.fixture
-def whole_sample(small_reports, monkeypatch):
-    """A report's continuation as long as it is outside of tests."""
-    monkeypatch.setattr("tape.training.report.SAMPLE", small_reports)
 
 
 @pytest.fixture(scope="session")

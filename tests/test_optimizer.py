@@ -16,10 +16,7 @@ from transformers import TrainingArguments, get_scheduler
 from tape.training.optimizer import (
     Muon,
     MuonWithAdamW,
-    check_factor,
-    check_muon,
-    decayed,
-    hidden_matrices,
+    check_rates,
     parameter_groups,
 )
 from tape.training.trainer import LanguageModelTrainer
@@ -27,15 +24,6 @@ from tape.training.trainer import LanguageModelTrainer
 HIDDEN = re.compile(r"model\.layers\.\d\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
 
 OWN = re.compile(r"model\.position\..*|model\.layers\.\d\.context\..*")
-
-
-def test_what_cannot_have_its_own_rate_is_refused(tmp_path):
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, optim="adafactor")
-    with pytest.raises(ValueError, match=r"trainer\.optim other than AdamW: the encoding's param"):
-        check_factor(10, arguments, make_model("tape"))
-    with pytest.raises(ValueError, match="the encoding has no parameters of its own"):
-        check_factor(10, arguments, make_model("rope", attention_sink=True))
-    check_factor(None, arguments, make_model("rope"))
 
 
 @all_positions
@@ -49,14 +37,13 @@ def test_each_parameter_has_one_optimizer_and_rate(position, given, tmp_path):
     factor, muon = (given.get(key) for key in ("encoding_factor", "matrix_learning_rate"))
     own = {name for name in names.values() if OWN.fullmatch(name)} if factor else set()
     arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
-    if factor and not own:
-        with pytest.raises(ValueError, match=r"encoding_factor=10: the encoding has no parameters"):
-            check_factor(factor, arguments, model)
-        return
-    check_factor(factor, arguments, model)
     trainer = LanguageModelTrainer(
         model=model, args=arguments, length=16, measure=lambda _: {}, rates=given
     )
+    if factor and not own:
+        with pytest.raises(ValueError, match="encoding_factor: the encoding has no parameters"):
+            trainer.create_optimizer()
+        return
     groups = trainer.create_optimizer().param_groups
     found = [{names[p] for p in group["params"]} for group in groups]
     rates, decays = [5e-5, 5e-5], [0.1, 0]
@@ -79,17 +66,15 @@ def gradients(model, seed):
     model(tokens, labels=tokens).loss.backward()
 
 
-def optimizer_of(model):
-    groups = parameter_groups(model, decayed(model), 0.1, hidden=hidden_matrices(model))
-    return MuonWithAdamW(groups, 0.02, {"lr": 1e-2})
+def both_optimizers(model):
+    return MuonWithAdamW(parameter_groups(model, 0.1, muon=True), 0.02, {"lr": 1e-2})
 
 
 def test_it_steps_as_its_parts_do_and_resumes_bit_for_bit():
     model = make_model("tape").train()
     parted, resumed = copy.deepcopy(model), None
-    optimizer = optimizer_of(model)
-    matrices = [name for name, p in parted.named_parameters() if p.ndim > 1]
-    *others, hidden = parameter_groups(parted, matrices, 0.1, hidden=hidden_matrices(parted))
+    optimizer = both_optimizers(model)
+    *others, hidden = parameter_groups(parted, 0.1, muon=True)
     parts = AdamW(others, lr=1e-2), Muon([hidden], lr=0.02)
     before = copy.deepcopy(model.state_dict())
     schedule = get_scheduler("polynomial", optimizer, num_warmup_steps=0, num_training_steps=9)
@@ -100,7 +85,7 @@ def test_it_steps_as_its_parts_do_and_resumes_bit_for_bit():
             file = io.BytesIO()
             torch.save(optimizer.state_dict(), file)
             file.seek(0)
-            again = optimizer_of(resumed)
+            again = both_optimizers(resumed)
             again.load_state_dict(torch.load(file, weights_only=True))
         for each in (model, parted, resumed):
             if each is not None:
@@ -130,17 +115,16 @@ def test_muon_is_that_of_torch_without_its_rounding(shape, monkeypatch):
     torch.testing.assert_close(*weights, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "method", "message"),
-    [
-        ({"deepspeed": "ds.json"}, None, "optimizer=muon with trainer.deepspeed=ds.json, which"),
-        ({}, "lora", "optimizer=muon with peft=lora, which"),
-        ({"optim": "adafactor"}, None, "optimizer=muon with trainer.optim=adafactor, but"),
-    ],
-)
-def test_what_muon_cannot_train_is_refused(settings, method, message):
-    arguments = SimpleNamespace(**{"deepspeed": None, "optim": "adamw_torch_fused"} | settings)
-    method = method and SimpleNamespace(name=method)
-    check_muon(None, arguments, method)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        check_muon(0.02, arguments, method)
+def test_rates_in_conflict_with_other_settings_are_refused():
+    muon, both = {"matrix_learning_rate": 0.02}, {"matrix_learning_rate": 0, "encoding_factor": 2}
+    given = {"deepspeed": None, "optim": "adamw_torch_fused"}
+    for rates, changes, peft, message in (
+        (muon, {"deepspeed": "ds.json"}, None, "matrix_learning_rate=0.02 with DeepSpeed"),
+        (both, {"optim": "adafactor"}, None, "factor=2 with trainer.optim=adafactor"),
+        (muon, {}, "lora", "optimizer=muon with peft=lora"),
+    ):
+        arguments, method = SimpleNamespace(**given | changes), peft and SimpleNamespace(name=peft)
+        check_rates({}, arguments, method)
+        with pytest.raises(ValueError, match=message):
+            check_rates(rates, arguments, method)
+    check_rates({"encoding_factor": 2}, SimpleNamespace(**given), SimpleNamespace(name="lora"))

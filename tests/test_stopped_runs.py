@@ -1,26 +1,36 @@
 """Runs that end early: signals, kills, and losses that are not finite."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager, suppress
+from functools import partial
 
+import crash
 import pytest
+import torch
 from commands import ROOT
-from trained import assert_same_weights, checkpoint_names, weights
+from trained import assert_same_weights, checkpoint_names, losses, weights
 from transformers import TrainerCallback
 
 from tape.runs.metrics import read_metrics
 from tape.training.callbacks import NonFiniteLoss, StopAndNaNCallback, Stopped
 from tape.training.trainer import LanguageModelTrainer
 
+TIMED = {"tokens_per_second", "peak_memory_gib", "data_share", "eval_runtime"}
+TIMED |= {"eval_samples_per_second", "eval_steps_per_second"}
 
-@pytest.mark.parametrize(("position", "step"), [("tape", 3), ("randpe", 4), ("tape", 8)])
-def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path, position, step):
-    """SIGTERM within a step: the run saves after it, exits, and continues to the same end; also
-    where a validation is due. In the last step it just ends."""
-    settings = [f"position={position}", "trainer.logging_steps=5"]
-    whole = start(*settings, folder=tmp_path / "whole")
+
+def rows_of(folder):
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [{key: row[key] for key in row.keys() - TIMED} for row in rows]
+
+
+@contextmanager
+def told_to_stop(step):
+    """Runs get SIGTERM within a step."""
 
     class Terminate(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
@@ -29,31 +39,28 @@ def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path, position, step):
 
     def interrupted(self, *args, **kwargs):
         self.add_callback(Terminate())
-        return original(self, *args, **kwargs)
+        return train(self, *args, **kwargs)
 
-    folder, original = tmp_path / "run", LanguageModelTrainer.train
+    train = LanguageModelTrainer.train
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LanguageModelTrainer, "train", interrupted)
-        if step < 8:
-            with pytest.raises(Stopped, match=f"stopped after step {step}, which is saved"):
-                start(*settings)
-            assert checkpoint_names(folder) == [f"checkpoint-{step}"]
-            assert not (folder / "model.safetensors").exists()
-        else:
-            start(*settings)
-    start(*settings)
-    assert_same_weights(weights(whole), weights(folder))
-    timed = {"tokens_per_second", "peak_memory_gib", "data_share", "mfu"}
+        yield
 
-    def rows(folder):
-        return [
-            {key: row[key] for key in row if key not in timed and not key.startswith("eval_s")}
-            for row in read_metrics(folder / "metrics.jsonl")
-        ]
 
-    for row in (ours := rows(folder)) + (theirs := rows(whole)):
-        row.pop("eval_runtime", None)
-    assert ours == theirs
+def test_a_run_told_to_stop_saves_and_says_so(start, tmp_path):
+    """SIGTERM within a step: the run saves after it, exits, and continues to the same end; also
+    where a validation is due. In the last step it just ends."""
+    settings = ["position=randpe", "trainer.logging_steps=5"]
+    whole = start(*settings, folder=tmp_path / "whole")
+    for step in (3, 4, 8):
+        folder = tmp_path / str(step)
+        with told_to_stop(step), suppress(Stopped) if step == 8 else pytest.raises(Stopped):
+            start(*settings, folder=folder)
+        assert checkpoint_names(folder)[-1] == f"checkpoint-{step}"
+        assert (folder / "model.safetensors").exists() == (step == 8)
+        start(*settings, folder=folder)
+        assert_same_weights(weights(whole), weights(folder))
+        assert rows_of(folder) == rows_of(whole)
 
 
 TERMINATED = """
@@ -66,33 +73,24 @@ train.main()
 
 def test_sigterm_before_the_first_step_has_the_same_status(tmp_path):
     command = [sys.executable, "-c", TERMINATED, f"output_dir={tmp_path / 'run'}"]
-    told = tmp_path / "status"
-    ended = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"TAPE_STATUS": str(told)},
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | {"TAPE_STATUS": str(told := tmp_path / "status")}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.returncode == 75 and told.read_text() == "75", ended.stderr
     assert ended.stderr == "stopped outside of its steps: the same command continues\n"
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_change_nothing(text, cache):
-    """One SIGKILL and one SIGTERM; more by hand with `python tests/crash.py --kills 20`."""
+def test_a_kill_at_a_random_moment_changes_nothing(start, text, cache, tmp_path, monkeypatch):
+    """More by hand with `python tests/crash.py --kills 20`."""
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     settings = ["data=text", f"data.files={text}", f"cache_dir={cache}", "vocab_size=300"]
-    command = [sys.executable, "tests/crash.py", "--kills=2", "--steps=16", *settings]
-    outcome = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert "SIGKILL -> status -9" in outcome.stdout
-    assert outcome.stdout.rstrip().endswith("equal the uninterrupted run's")
+    settings += ["trainer.max_steps=16", "trainer.eval_steps=4", *crash.SETTINGS]
+    whole, killed, signals = tmp_path / "run", tmp_path / "killed", [signal.SIGKILL]
+    start(*settings[4:])
+    crash.kill_until_done(killed, settings, signals, partial(random.uniform, 0.1, 0.8))
+    assert not signals
+    assert_same_weights(weights(whole), weights(killed))
+    assert losses(whole) == losses(killed)
 
 
 @pytest.mark.parametrize("late", [False, True])

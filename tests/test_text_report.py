@@ -59,9 +59,7 @@ def test_bits_per_byte_are_of_the_bytes_of_the_scored_tokens(tmp_path, kind):
     stream = tokenize_corpus(corpus, "train", tokenizer, tmp_path)
     model = make_model("nope", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     write_text(tmp_path / "metrics.jsonl", json.dumps({"step": 1, "loss": 1.0}) + "\n")
-    text = write_report(
-        tmp_path, model, tokenizer, stream, 16, 40, 0, np.array(stream.tokens)[None]
-    )
+    text = write_report(tmp_path, model, tokenizer, stream, 16, 40, np.array(stream.tokens)[None])
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     rows = [*report["perplexity"], *report["ngrams"]["models"]]
     if kind == "words":
