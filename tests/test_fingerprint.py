@@ -94,14 +94,13 @@ def test_code_may_move_to_another_module(tmp_path):
             assert origin.fingerprint(model) == before
 
 
-@pytest.mark.parametrize("steps", [8, 10], ids=["finished", "resumed"])
-def test_changed_code_does_not_continue_a_run_unnoticed(start, finished, tmp_path, steps):
-    steps, report = f"trainer.max_steps={steps}", finished / "report" / "report.json"
+def test_changed_code_does_not_continue_a_run_unnoticed(start, finished, tmp_path):
+    steps, report = "trainer.max_steps=10", finished / "report" / "report.json"
     before = report.read_bytes()
     with edited(tmp_path, "tape.positions.tape", other):
-        with pytest.raises(ValueError, match=r"run: the code .* has changed; .*") as refused:
-            start(steps)
-        assert "\n" not in str(refused.value) and "accept_new_code=true" in str(refused.value)
+        for given in ((), (steps,)):  # finished, or to be resumed
+            with pytest.raises(ValueError, match=r"run: the code .* has changed; .*=true$"):
+                start(*given)
         assert report.read_bytes() == before
         start(steps, "accept_new_code=true")
         start(steps)  # the new code is the run's from now on

@@ -5,21 +5,22 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
-from functools import partial
 
-import crash
 import pytest
 import torch
 from commands import ROOT
 from trained import assert_same_weights, checkpoint_names, losses, weights
 from transformers import TrainerCallback
 
+from tape.commands.train import STOPPED
 from tape.runs.metrics import read_metrics
 from tape.training.callbacks import NonFiniteLoss, StopAndNaNCallback, Stopped
 from tape.training.trainer import LanguageModelTrainer
 
-TIMED = {"tokens_per_second", "peak_memory_gib", "data_share", "eval_runtime"}
+KILLS = int(os.environ.get("KILLS", 1))
+TIMED = {"tokens_per_second", "peak_memory_gib", "eval_runtime"}
 TIMED |= {"eval_samples_per_second", "eval_steps_per_second"}
 
 
@@ -80,15 +81,25 @@ def test_sigterm_before_the_first_step_has_the_same_status(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_kill_at_a_random_moment_changes_nothing(start, text, cache, tmp_path, monkeypatch):
-    """More by hand with `python tests/crash.py --kills 20`."""
+def test_kills_at_random_moments_change_nothing(start, text, cache, tmp_path, monkeypatch):
+    """SIGKILL and SIGTERM in turn, as many as KILLS."""
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    settings = ["data=text", f"data.files={text}", f"cache_dir={cache}", "vocab_size=300"]
-    settings += ["trainer.max_steps=16", "trainer.eval_steps=4", *crash.SETTINGS]
-    whole, killed, signals = tmp_path / "run", tmp_path / "killed", [signal.SIGKILL]
-    start(*settings[4:])
-    crash.kill_until_done(killed, settings, signals, partial(random.uniform, 0.1, 0.8))
-    assert not signals
+    steps = ["trainer.max_steps=16", "trainer.save_steps=1", "trainer.logging_steps=1"]
+    whole, killed = start(*steps), tmp_path / "killed"
+    settings = ["experiment=quick", "data=text", f"data.files={text}", f"cache_dir={cache}"]
+    settings += ["vocab_size=300", "trainer.eval_steps=4", *steps, f"output_dir={killed}"]
+    signals = [(signal.SIGKILL, signal.SIGTERM)[n % 2] for n in range(KILLS)]
+    for wanted in (*signals, None):
+        command, how = [sys.executable, "train.py", *settings], {"stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, **how)
+        said = ""
+        for line in process.stdout:
+            said += line
+            if wanted and line.startswith(("continuing from", "position")):
+                time.sleep(random.uniform(0.1, 0.8))
+                process.send_signal(wanted)
+        ended = (0,) if wanted is None else (-signal.SIGKILL, STOPPED, 0)
+        assert process.wait() in ended, said
     assert_same_weights(weights(whole), weights(killed))
     assert losses(whole) == losses(killed)
 

@@ -5,7 +5,6 @@ import re
 import resource
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from safetensors import SafetensorError
 from trained import assert_same_weights, checkpoint_names, locked, losses, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape.data import EpochOrder, TextCorpus, train_tokenizer
+from tape.data import TextCorpus, train_tokenizer
 from tape.runs.folder import last_complete, register_run, remove_old, unfinished, verify_checkpoint
 from tape.runs.metrics import read_metrics
 
@@ -47,20 +46,14 @@ def test_a_run_ends_in_a_model_and_a_report(start, capsys):
     assert len(losses) == 4 and losses[-1] < losses[0]
     assert [row["step"] for row in rows if "eval_loss" in row] == [4, 8]
     assert all(row["tokens_per_second"] > 0 for row in rows if "loss" in row)
-    assert all(0 < row["data_share"] < 1 for row in rows if "loss" in row)
 
 
-def test_a_run_shorter_than_logging_steps_has_a_loss_and_measures(start, monkeypatch):
-    item = EpochOrder.__getitem__
-    slow = lambda self, n: time.sleep(0.05) or item(self, n)  # noqa: E731
-    monkeypatch.setattr(EpochOrder, "__getitem__", slow)  # each of the four sequences of a step
+def test_a_run_shorter_than_logging_steps_has_a_loss_and_measures(start):
     folder = start("position=rope", "trainer.max_steps=2", "trainer.logging_steps=50")
     (row,) = (row for row in read_metrics(folder / "metrics.jsonl") if "loss" in row)
-    steps = 2 * 4 * 64 / row["tokens_per_second"]  # seconds
     assert row["step"] == 2 and row["loss"] > 0
-    assert row["data_share"] >= 0.4 / (0.4 + steps) - 0.01
     text = (folder / "report" / "report.md").read_text()
-    assert f", {row['data_share']:.1%} of its time waiting for data (median)" in text
+    assert f", {row['tokens_per_second']:,.0f} tokens/s in training (median)" in text
     assert json.loads((folder / "report" / "report.json").read_text())["peak_memory_gib"] > 0
 
 

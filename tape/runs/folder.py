@@ -28,8 +28,8 @@ HASHES = "sha256.json"
 OF_A_START = {".lock", CONFIGURATION, provenance.FILE}
 log = logging.getLogger(__name__)
 
-# Settings without influence on the trained weights: output folders, logging, and how the sequences
-# of a step (whose number is recorded) are distributed over time and devices.
+# Settings without influence on the trained weights, among them how the sequences of a step, whose
+# number is recorded, are distributed over time and devices.
 NO_INFLUENCE = (
     r"name|output_dir|trainer\.output_dir|cache_dir|debug|launcher|sequence_parallel",
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens

@@ -38,10 +38,10 @@ class MetricsFile(TrainerCallback):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a metrics.jsonl up to the first invalid one, e.g. the last line of a run
-    that was killed while writing."""
+    """Returns the rows of a metrics.jsonl, if there is one, up to the first invalid row, e.g. the
+    last of a run that was killed while writing."""
     rows = []
-    with suppress(ValueError, RecursionError):
+    with suppress(FileNotFoundError, ValueError, RecursionError):
         for line in path.read_text(errors="replace").splitlines():
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("step"), int):
@@ -58,7 +58,7 @@ def metric_rows(folder: Path) -> list[dict[str, Any]]:
         ValueError: if the file is damaged, or has no training loss.
     """
     path = folder / MetricsFile.FILE
-    logged = read_metrics(path) if path.exists() else []
+    logged = read_metrics(path)
     losses = [row for row in logged if "loss" in row]
     if path.exists() and not losses:
         raise ValueError(

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file, extract_commit_hash
 
@@ -132,17 +131,10 @@ def adapt_model(
     _check_vocabulary(tokenizer, config.vocab_size, f"base_model={base} ")
     before = TapeConfig.from_pretrained(base)
     new = config.position != before.position
-    try:
-        model, left = with_weights(base, config, new_encoding=new, **loading(frozen))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"base_model={base} cannot be loaded: {error}") from error
+    model, left = with_weights(base, config, new_encoding=new, **loading(frozen))
     check_finite(f"base_model={base}", model)
     if left := [key for key in left if "inv_freq" not in key]:
         log.info("weights of %s that are not used: %s", base, ", ".join(left))
-    old, now = (
-        f"{x.position['name']}, {x.max_position_embeddings:,} tokens" for x in (before, config)
-    )
-    log.info("base %s (%s); now %s", base, old, now)
     return model
 
 

@@ -6,7 +6,6 @@ import math
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,13 +41,11 @@ def peak_memory() -> int:
 
 
 class Console(TrainerCallback):
-    """Prints a line per log event with tokens/s and time left. Adds the speed, the peak memory and
-    the share of time spent waiting for data to the log."""
+    """Prints a line per log event with tokens/s and time left; logs speed and peak memory."""
 
     def __init__(self):
         # Since the last log event:
         self.tokens = 0  # of all processes, including padding
-        self.waited = 0.0  # seconds for batches
         self.seconds, self.steps = 0.0, 0  # in steps, without evaluation and saving
 
     def on_step_begin(self, args, state, control, **kwargs):
@@ -64,11 +61,10 @@ class Console(TrainerCallback):
             speed = self.tokens / self.seconds
             logs["tokens_per_second"] = round(speed, 1)
             logs["peak_memory_gib"] = round(peak_memory() / 2**30, 3)
-            logs["data_share"] = round(self.waited / (self.waited + self.seconds), 5)
             left = (state.max_steps - state.global_step) * self.seconds / self.steps
             line = f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  {speed:,.0f} tokens/s"
             line += f"  {tqdm.format_interval(left)} left"
-            self.tokens, self.waited, self.seconds, self.steps = 0, 0.0, 0.0, 0
+            self.tokens, self.seconds, self.steps = 0, 0.0, 0
         elif measured := {key: logs[key] for key in logs if key.startswith("eval_")}:
             measured = {"eval_loss": measured["eval_loss"]} if "eval_loss" in logs else measured
             named = (f"{key[5:].replace('_', ' ')} {x:.4f}" for key, x in measured.items())
@@ -97,9 +93,6 @@ class StopAndNaNCallback(TrainerCallback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Records SIGTERM inside this context instead of exiting."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
         def note(number, frame) -> None:
             self.sigterm = True
@@ -234,8 +227,7 @@ class Continued(TrainerCallback):
             step = lr_scheduler.last_epoch
             _set_rates(lr_scheduler, (base * schedule(step) for base, schedule in schedules))
         if state.global_step and args.eval_strategy == "steps":
-            path = Path(args.output_dir) / MetricsFile.FILE
-            rows = read_metrics(path) if path.exists() else []
+            rows = read_metrics(Path(args.output_dir) / MetricsFile.FILE)
             made = any(row["step"] == state.global_step and "eval_loss" in row for row in rows)
             args.eval_on_start |= state.global_step % state.eval_steps == 0 and not made
 

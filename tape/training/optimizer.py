@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -168,14 +168,9 @@ class MuonWithAdamW(Optimizer):
         super().__init__([*self.adamw.param_groups, *self.muon.param_groups], defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:
         *others, hidden = self.param_groups
         # Loading a state replaces these objects.
         for part, groups in ((self.adamw, others), (self.muon, [hidden])):
             part.param_groups, part.state = groups, self.state
             part.step()
-        return loss

@@ -45,11 +45,6 @@ def scored_windows(
     the text and the encoding's range allow."""
     longest = model.model.position.max_positions or len(stream)
     lengths = [n * length for n in (1, 2, 4) if n * length <= min(longest, len(stream))]
-    if not lengths:
-        raise ValueError(
-            f"windows of length={length} do not fit the validation text of {len(stream):,} tokens, "
-            f"or the {longest:,} positions of the encoding"
-        )
     return {n: spread(len(stream), n, lengths[-1], length // 2, tokens) for n in lengths}
 
 
@@ -88,7 +83,6 @@ def facts(model: TapeForCausalLM, metrics: list[dict[str, Any]]) -> dict[str, An
         "parameters": model.num_parameters(),
         "steps": max(row["step"] for row in metrics),
         "tokens_per_second": of("tokens_per_second", median, 1),
-        "data_share": of("data_share", median, 5),
         "peak_memory_gib": of("peak_memory_gib", max, 2),
     }
 
@@ -102,8 +96,7 @@ def headline(facts: dict[str, Any]) -> str:
         return about
     return (
         f"{about}, {facts['tokens_per_second']:,.0f} tokens/s in training (median), "
-        f"{facts['data_share']:.1%} of its time waiting for data (median), peak memory "
-        f"{facts['peak_memory_gib']} GiB"
+        f"peak memory {facts['peak_memory_gib']} GiB"
     )
 
 

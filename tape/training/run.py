@@ -166,10 +166,7 @@ def trainer_of(
 
 
 def begin_or_resume(
-    folder: Path,
-    settings: dict[str, Any],
-    arguments: TrainingArguments,
-    criterion: float | None,
+    folder: Path, settings: dict[str, Any], arguments: TrainingArguments, criterion: float | None
 ) -> tuple[dict[str, Any], Path | None, bool]:
     """Registers the run in its folder. Returns its recorded settings, the checkpoint that all
     processes resume from (or None), and whether that completes the run."""
@@ -186,7 +183,6 @@ def begin_or_resume(
     checkpoint = broadcast_object_list([checkpoint])[0]
     if checkpoint is None:
         return settings, None, False
-    step, path = step_of(checkpoint), folder / MetricsFile.FILE
-    logged = read_metrics(path) if criterion is not None and path.exists() else []
-    end = reached((row for row in logged if row["step"] <= step), criterion)
-    return settings, checkpoint, step == last_step(end, arguments.max_steps)
+    rows = read_metrics(folder / MetricsFile.FILE)
+    end = reached((row for row in rows if row["step"] <= step_of(checkpoint)), criterion)
+    return settings, checkpoint, step_of(checkpoint) == last_step(end, arguments.max_steps)

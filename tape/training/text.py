@@ -77,9 +77,8 @@ class TextTask(Task):
         self.fingerprints = {name: part.fingerprint for name, part in parts.items()}
 
     def describe(self) -> str:
-        return (
-            f"training tokens: {self.train.describe()}, validation tokens: {len(self.validation):,}"
-        )
+        seen, held_out = self.train.describe(), len(self.validation)
+        return f"training tokens: {seen}, validation tokens: {held_out:,}"
 
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
         seen = self.train.seen(COUNTED) if isinstance(self.train, TrainingOrder) else None

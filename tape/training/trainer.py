@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -99,12 +98,8 @@ class LanguageModelTrainer(Trainer):
         groups, self.args.parallelism_config = self.args.parallelism_config, None
         super().create_accelerator_and_postprocess()
         self.args.parallelism_config = groups
-        if self.args.fsdp_plugin_args is not None and not self.is_fsdp_enabled:
-            if self.args.world_size == 1:
-                raise ValueError(
-                    "trainer.fsdp=true with one process has nothing to shard over; start several "
-                    "(NGPUS=2 bash script/train.sh launcher=fsdp2), or use launcher=local"
-                )
+        asked = self.args.fsdp_plugin_args is not None and self.args.world_size > 1
+        if asked and not self.is_fsdp_enabled:
             # accelerate silently skips FSDP on CPUs, though it works there.
             state = self.accelerator.state
             state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
@@ -153,12 +148,6 @@ class LanguageModelTrainer(Trainer):
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         return super().floating_point_ops(inputs) // sharing(self.args)  # each has whole texts
-
-    def get_batch_samples(self, *args, **kwargs) -> tuple:
-        began = time.perf_counter()
-        found = super().get_batch_samples(*args, **kwargs)
-        self.console.waited += time.perf_counter() - began
-        return found
 
     def autocast_smart_context_manager(self, *args, **kwargs) -> AbstractContextManager:
         # For FSDP2 accelerate leaves autocast to the caller.
