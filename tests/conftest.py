@@ -20,7 +20,7 @@ import absl.logging
 import numpy as np
 import pytest
 import torch
-from commands import ROOT, unchanged_logging
+from commands import unchanged_logging
 from every_encoding import COUNTED, GROUPED, POSITIONS, represented
 from transformers import DynamicCache, StaticCache
 
@@ -178,16 +178,6 @@ def _composed(*overrides):
 def composed(*overrides):
     """The configuration of train.py; to compose it takes 100 times as long as to copy it."""
     return deepcopy(_composed(*overrides))
-
-
-def pytest_report_header():
-    """The size of the project, which one person should be able to read."""
-    product = [*ROOT.glob("*.py")]
-    for room in ("tape", "arithmetic", "scrolls", "benchmarks"):
-        product += (ROOT / room).rglob("*.py")
-    parts = {"product": product, "tests": [*(ROOT / "tests").glob("*.py")]}
-    lines = {name: sum(len(x.read_bytes().splitlines()) for x in parts[name]) for name in parts}
-    return [f"{name}: {lines[name]:,} lines in {len(parts[name])} files" for name in parts]
 
 
 def pytest_collection_finish():

@@ -29,46 +29,37 @@ STEPS = ["trainer.max_steps=8", "trainer.save_steps=4", "trainer.eval_steps=4"]
 
 
 @pytest.fixture
-def two(text, cache, tmp_path):
-    """Starts the quick experiment in processes of its own."""
+def start_two(text, cache, tmp_path):
+    """Starts the quick experiment in processes of its own, in each of two with half of the batch;
+    returns its folder. With `stop`, it is told to stop after its first step."""
 
-    def two(*settings, data=("data=text", f"data.files={text}"), processes=2):
-        where = [f"cache_dir={cache}", f"output_dir={tmp_path / 'two'}", "vocab_size=300"]
-        return subprocess.Popen(
-            ["bash", "script/train.sh", "experiment=quick", *data, *where, *SETTINGS, *settings],
+    def start(*settings, data=("data=text", f"data.files={text}"), processes=2, stop=False):
+        given = [f"cache_dir={cache}", f"output_dir={tmp_path / 'two'}", "vocab_size=300"]
+        given += [*data, *SETTINGS, *STEPS, "trainer.per_device_train_batch_size=2", *settings]
+        run = subprocess.Popen(
+            ["bash", "script/train.sh", "experiment=quick", *given],
             cwd=ROOT,
             env={**os.environ, "NGPUS": str(processes), "TYPE": "tape", "VIRTUAL_ENV": sys.prefix},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-
-    return two
-
-
-@pytest.fixture
-def start_two(two, tmp_path):
-    """Runs it to its end, with half of the batch in each of two processes; returns its folder."""
-
-    def start(*overrides, **how):
-        run = two(*STEPS, "trainer.per_device_train_batch_size=2", *overrides, **how)
-        said, _ = run.communicate()
-        assert run.returncode == 0, said
-        assert said.count("step 8/8  loss") == 1  # one process speaks
+        said = ""
+        for line in run.stdout:
+            said += line
+            if stop and line.startswith("step 1/"):
+                run.terminate()
+        assert run.wait() == (75 if stop else 0), said
+        sentence = "which is saved: the same command continues" if stop else "step 8/8  loss"
+        assert said.count(sentence) == 1 and "Traceback" not in said, said  # one process speaks
         return tmp_path / "two"
 
     return start
 
 
 @pytest.mark.slow
-def test_processes_that_are_told_to_stop_print_no_traceback(two):
-    run, said = two("trainer.max_steps=500"), ""
-    for line in run.stdout:
-        said += line
-        if line.startswith("step 1/"):
-            run.terminate()
-    assert run.wait() == 75, said
-    assert "which is saved: the same command continues" in said and "Traceback" not in said, said
+def test_processes_that_are_told_to_stop_print_no_traceback(start_two):
+    start_two("trainer.max_steps=500", stop=True)
 
 
 def assert_same_logits(one, two):

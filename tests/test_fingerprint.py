@@ -18,7 +18,9 @@ ROOMS = {
     "model": ("inputs", "layer", "loss", "modeling", "options"),
     "positions": ("base", "sampling"),
 }
-DECODER = [f"{room}.{module}" for room, modules in ROOMS.items() for module in modules]
+PARTS = [(name, encoding.__module__) for name, encoding in ENCODINGS.items()]
+PARTS += [("rope", f"tape.{room}.{each}") for room, names in ROOMS.items() for each in names]
+UNUSED = {"tape.positions.relative", "tape.positions.xpos", "tape.runs.folder"}
 
 
 @contextmanager
@@ -56,27 +58,17 @@ def same(source):
     return f"# A comment.\nimport sys as another\n{ast.unparse(tree)}"
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_the_fingerprint_is_of_the_encoding(tmp_path, name):
+@pytest.mark.parametrize(("name", "module"), PARTS)
+def test_the_fingerprint_is_of_the_encoding_and_the_decoder(tmp_path, name, module):
     model = make_model(name)
-    before, own = origin.fingerprint(model), ENCODINGS[name].__module__
-    with edited(tmp_path, own, other):
+    before = origin.fingerprint(model)
+    with edited(tmp_path, module, other):
         assert origin.fingerprint(model) != before
-    with edited(tmp_path, own, same):
+    with edited(tmp_path, module, same):
         assert origin.fingerprint(model) == before
-    for unused in {"tape.positions.relative", "tape.positions.xpos", "tape.runs.folder"} - {own}:
+    for unused in UNUSED - {module}:
         with edited(tmp_path, unused, other):
             assert origin.fingerprint(model) == before, unused
-
-
-@pytest.mark.parametrize("part", DECODER)
-def test_the_fingerprint_is_of_the_decoder(tmp_path, part):
-    model = make_model("rope")
-    before = origin.fingerprint(model)
-    with edited(tmp_path, f"tape.{part}", other):
-        assert origin.fingerprint(model) != before
-    with edited(tmp_path, f"tape.{part}", same):
-        assert origin.fingerprint(model) == before
 
 
 def test_code_may_move_to_another_module(tmp_path):

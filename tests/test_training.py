@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from trained import assert_same_weights, checkpoint_names, locked, losses, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape.data import TextCorpus, train_tokenizer
 from tape.runs.folder import last_complete, register_run, remove_old, unfinished, verify_checkpoint
 from tape.runs.metrics import read_metrics
 
@@ -132,17 +131,6 @@ def test_failed_tries_do_not_block_the_folder(start, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"no parameters of its own"):  # the optimizer is made late
         start("position=rope", "+optimizer.encoding_factor=2")
     start()
-
-
-def test_windows_within_a_range_and_no_padding(start, text, cache, tmp_path):
-    tokenizer = train_tokenizer(TextCorpus(text), 300, cache)
-    tokenizer.pad_token = None
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    given = [f"tokenizer={tmp_path / 'tokenizer'}", "length=32", "position.length=64"]
-    folder = start("position=randpe", *given)
-    summary = json.loads((folder / "report" / "report.json").read_text())
-    assert [row["length"] for row in summary["perplexity"]] == [32, 64]
-    assert AutoModelForCausalLM.from_pretrained(folder).config.pad_token_id is None
 
 
 def flip_a_byte(path):
