@@ -45,7 +45,6 @@ FIXED = {
 }
 # Defaults of runs that are not those of transformers.
 DEFAULTS = {"train_sampling_strategy": "sequential", "remove_unused_columns": False}
-UNREAD = ("do_train", "do_eval", "do_predict")
 OF_METRICS = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 WITHOUT_ARGUMENTS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
 
@@ -68,7 +67,7 @@ def training_arguments(
     for name in ("output_dir", "seed"):
         if given[name] != getattr(settings, name):
             raise ValueError(f"trainer.{name}={given[name]}: set {name}=... instead")
-    for name in UNREAD:
+    for name in ("do_train", "do_eval", "do_predict"):
         if name in given:
             raise ValueError(
                 f"trainer.{name}: a run validates by trainer.eval_strategy; leave it out"

@@ -35,13 +35,8 @@ log = logging.getLogger(__name__)
 
 
 def new_config(shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
-    """Builds the configuration of a new decoder from fields of `TapeConfig`, except for the
-    tokenizer's part.
-
-    Raises:
-        ValueError: for fields that do not exist, are out of bounds or in conflict, and for more
-            weights than fit into this machine's memory.
-    """
+    """Returns the configuration of a new decoder with these fields, except for the tokenizer's
+    part. Raises a ValueError for wrong fields, and for more weights than fit into memory."""
     if position.get("name") == KEEP or "hidden_size" not in shape:
         raise ValueError("position=keep and model=keep need a base_model=...")
     check_arguments("model", shape, FIELDS)
@@ -81,15 +76,11 @@ def build_model(
 
 def adapted_config(base: str, shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
     """Returns the configuration of the checkpoint `base` (a folder or a name on the hub) with other
-    settings, which fit its weights.
-
-    Args:
-        shape: fields of `TapeConfig`.
-        position: {"name": "keep"} keeps the checkpoint's; further arguments replace its arguments.
-            Null arguments of YaRN extend the checkpoint's length to the new one.
+    fields. The name "keep" in `position` keeps the checkpoint's encoding, of which other arguments
+    are replaced; null arguments of YaRN extend its length to the new one.
 
     Raises:
-        ValueError: if there is no such checkpoint, or for settings that do not fit it.
+        ValueError: if there is no such checkpoint, or for settings that do not fit its weights.
     """
     check_arguments("model", shape, FIELDS)
     owner = f"base_model={base}"

@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 
 def peak_memory() -> int:
-    """Returns bytes: peak memory of the GPU, otherwise peak resident size of this process."""
+    """Returns the peak memory of the GPU, otherwise the peak resident size of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
@@ -157,11 +157,11 @@ def reached(rows: Iterable[Mapping[str, Any]], criterion: float | None) -> int |
     >>> reached(rows, 0.99)
     3
     """
-    found = {row["step"]: row["eval_accuracy_in"] for row in rows if "eval_accuracy_in" in row}
     if criterion is None:
         return None
-    good = [(step, found[step] >= criterion) for step in sorted(found)]
-    return next((step for (_, one), (step, two) in pairwise(good) if one and two), None)
+    found = {row["step"]: row["eval_accuracy_in"] for row in rows if "eval_accuracy_in" in row}
+    pairs = pairwise(sorted(found.items()))
+    return next((step for (_, one), (step, two) in pairs if min(one, two) >= criterion), None)
 
 
 def last_step(step: int | None, most: int) -> int:

@@ -11,8 +11,7 @@ from tape.model.modeling import TapeForCausalLM
 
 
 class Task:
-    """Created by `config/task` from the data, the `RunSettings` and the TrainingArguments of a run,
-    in every process, in the first before the others.
+    """Created by `config/task` in every process of a run, in the first before the others.
 
     Attributes:
         train: training sequences in training order, as many as the run consumes.

@@ -117,11 +117,9 @@ class Repeated(IterableDataset):
 
 
 class ContinuedStream(TrainerCallback):
-    """Restores what transformers does not when a run resumes without skipping batches.
-
-    Opening a data loader draws a random number, so the checkpoint's random state is restored again
-    for the first step. The epoch (here the completed fraction of the run) would restart at 0.
-    """
+    """Restores what transformers does not when a run resumes without skipping batches: the random
+    state, of which opening a data loader draws a number, and the epoch (the share of the run that
+    is completed)."""
 
     def __init__(self, trainer: Trainer, checkpoint: Path):
         self.trainer, self.checkpoint = trainer, checkpoint
