@@ -23,7 +23,7 @@ FIXED = {
     "ignore_data_skip|train_sampling_strategy|dataloader_drop_last|length_column_name": (
         "the training order is fixed and counted in steps"
     ),
-    r"auto_find_batch_size|accelerator_config\.split_batches": "all steps have one batch size",
+    r"auto_find_batch_size|accelerator_config\.split_batches": "all steps must have one batch size",
     r"accelerator_config\.even_batches": "processes must have as many batches as each other",
     "resume_from_checkpoint": "a run resumes from the last complete checkpoint in its folder",
     "save_only_model": "a run cannot be resumed without its optimizer state",
