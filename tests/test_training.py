@@ -72,9 +72,9 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, 
     ]
     whole, killed = start(*settings, folder=tmp_path / "whole"), tmp_path / "killed"
     shutil.copytree(whole, killed)
-    # As if killed while it saved step 8: its folder has not got its name yet.
+    # As if killed while it saved step 6: the folder has not got its name yet.
     unfinished(killed).mkdir()
-    (killed / "checkpoint-8").rename(unfinished(killed) / "checkpoint-8")
+    (killed / "checkpoint-8").rename(unfinished(killed) / "checkpoint-6")
     (killed / "model.safetensors").unlink()
     with (killed / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "lo')
