@@ -20,7 +20,7 @@ import absl.logging
 import numpy as np
 import pytest
 import torch
-from commands import ROOT, unchanged_logging
+from commands import unchanged_logging
 from every_encoding import COUNTED, GROUPED, POSITIONS, represented
 from transformers import DynamicCache, StaticCache
 
@@ -180,45 +180,21 @@ def composed(*overrides):
     return deepcopy(_composed(*overrides))
 
 
-def pytest_report_header():
-    """The size of the project, which one person should be able to read."""
-    rooms = ("tape", "arithmetic", "scrolls", "benchmarks")
-    product = [
-        *ROOT.glob("*.py"),
-        *(path for room in rooms for path in (ROOT / room).rglob("*.py")),
-    ]
-    parts = {"product": product, "tests": [*(ROOT / "tests").glob("*.py")]}
-    return [
-        f"{name}: {sum(len(path.read_bytes().splitlines()) for path in paths):,} lines of Python "
-        f"in {len(paths)} files"
-        for name, paths in parts.items()
-    ]
-
-
 def pytest_collection_finish():
     """Keeps imported modules out of garbage collections, of which every training run has one."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def small_reports():
-    """Reports with coarse pictures and a short continuation; commands in processes of their own
-    write them as they are."""
+def coarse_pictures():
+    """Commands in processes of their own draw them as they are."""
     from matplotlib.figure import Figure
-
-    from tape.training import report
 
     savefig = Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            Figure,
-            "savefig",
-            lambda self, *given, **how: savefig(self, *given, **how | {"dpi": 20}),
-        )
+        patch.setattr(Figure, "savefig", lambda *given, **how: savefig(*given, **how | {"dpi": 20}))
         patch.setattr(Figure, "tight_layout", lambda self: None)
-        whole = report.SAMPLE
-        patch.setattr(report, "SAMPLE", 12)
-        yield whole
+        yield
 
 
 @pytest.fixture
@@ -243,12 +219,6 @@ def undrawn(monkeypatch):
             Path(file).touch()
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
-
-
-@pytest.fixture
-def whole_sample(small_reports, monkeypatch):
-    """A report's continuation as long as it is outside of tests."""
-    monkeypatch.setattr("tape.training.report.SAMPLE", small_reports)
 
 
 @pytest.fixture(scope="session")

@@ -53,10 +53,8 @@ def made(tmp_path_factory):
                 content = json.dumps(json.loads((model / file).read_text()) | content)
             (copy / file).write_text(content)
     for file in ("config.json", "model.safetensors"):
-        for kind in ("without", "folder"):
-            shutil.copytree(model, other := folder / f"{kind}_{file}")
-            (other / file).unlink()
-        (other / file).mkdir()
+        shutil.copytree(model, other := folder / f"without_{file}")
+        (other / file).unlink()
     torch.nn.init.constant_(broken.model.embed_tokens.weight, math.nan)
     broken.save_pretrained(shutil.copytree(model, folder / "nan"))
     shutil.copytree(folder / "without_model.safetensors", folder / "index")
@@ -77,9 +75,8 @@ MODELS = {
     "index": r"index\.json: names '\.\./w', which is not a file in the same folder",
     "nan": r"made\d+/nan: some weights are not finite, such as model\.",
 }
-for _kind in ("without", "folder"):
-    for _file in ("config.json", "model.safetensors"):
-        MODELS[f"{_kind}_{_file}"] = rf"{_kind}_{re.escape(_file)} has no {re.escape(_file)}"
+for _file in ("config.json", "model.safetensors"):
+    MODELS[f"without_{_file}"] = rf"without_{re.escape(_file)} has no {re.escape(_file)}"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -99,7 +96,6 @@ LM_EVAL = f"-m tape.evaluation.lm_eval --tasks lambada_openai {MODEL}"
 A_MODEL = r"is the folder of a run or a model \(config\.json\); give another one"
 COMMANDS = [
     ("-m tape.analysis.state --model . no --out x", r"--model: no is not a folder: give that of"),
-    ("-m tape.export --out o {made}/loop", r"loop is not a folder"),
     ("-m tape.export {made}/model --out {made}/model", r"model already exists; choose another"),
     (f"{MEASURED} --out {{made}}/file/o.csv", r"file is a file; give "),
     (f"{LM_EVAL} --tasks a,b,a", r"--tasks: duplicate value a"),

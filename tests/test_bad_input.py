@@ -89,21 +89,13 @@ SETTINGS = [
     ("tokenizer=no/such", r"tokenizer='no/such' is neither"),
     ("trainer.lerning_rate=1", r"trainer\.lerning_rate: .* did you mean 'trainer\.learning_rate'"),
     ("trainer.lr_scheduler_type=foo", r"trainer: foo is not a valid SchedulerType"),
-    ("trainer.report_to=codecarbon", r"report_to=codecarbon: not known, or not installed and set"),
-    ("trainer.use_cpu=true trainer.fp16=true", r"trainer\.fp16=True: float16 needs a GPU"),
     ("trainer.train_sampling_strategy=random", r"train_sampling_strategy=random: .* order"),
     ("trainer.accelerator_config={even_batches:false}", r"\.even_batches=False: processes"),
     ("trainer.deepspeed=text.txt", r"trainer(\.deepspeed=text\.txt)?: "),
-    ("trainer.fsdp=true", r"trainer\.fsdp=true with one process has nothing to shard over"),
-    ("trainer.output_dir=x", r"trainer\.output_dir=x and output_dir=.*: set only the latter"),
-    ("trainer.seed=7", r"trainer\.seed=7 and seed=0: set only the latter"),
-    *((f"trainer.{x}=false", rf"trainer\.{x}: a run trains, and valid") for x in DO),
-    (
-        "trainer.optim_target_modules=[q_proj]",
-        r"=\['q_proj'\]: trainer\.optim=adamw_torch\S* has no",
-    ),
-    ("trainer.metric_for_best_model=loss", r"best_model=loss: .*type=cosine reads no metric"),
-    ("trainer.greater_is_better=true", r"greater_is_better=True: .*type=cosine reads no metric"),
+    ("trainer.fsdp=true", r"fsdp only works in distributed training"),
+    ("trainer.output_dir=x", r"trainer\.output_dir=x: set output_dir=\.\.\. instead"),
+    ("trainer.seed=7", r"trainer\.seed=7: set seed=\.\.\. instead"),
+    *((f"trainer.{x}=false", rf"trainer\.{x}: a run validates by") for x in DO),
     (
         "trainer.gradient_checkpointing_kwargs={use_reentrant:false}",
         r"without trainer\.gradient_checkpointing=true",
@@ -112,35 +104,16 @@ SETTINGS = [
         "trainer.activation_checkpointing_kwargs={use_reentrant:false}",
         r"without trainer\.gradient_checkpointing=true",
     ),
-    ("trainer.lr_scheduler_kwargs.bogus=3", r"kwargs\.bogus: .*_type=cosine takes num_cycles$"),
+    ("trainer.lr_scheduler_kwargs.bogus=3", r"unexpected keyword argument 'bogus'"),
     (
         "trainer.lr_scheduler_type=constant_with_warmup trainer.lr_scheduler_kwargs.num_cycles=3",
-        r"kwargs\.num_cycles: .*_type=constant_with_warmup takes none$",
+        r"kwargs=\{'num_cycles': 3\}: .*_type=constant_with_warmup takes none$",
     ),
-    (
-        "trainer.lr_scheduler_type=reduce_lr_on_plateau trainer.lr_scheduler_kwargs.bogus=3",
-        r"kwargs\.bogus: .*_type=reduce_lr_on_plateau takes mode, factor, patience",
-    ),
-    (
-        'trainer.optim_args="momentum=0.9"',
-        r"momentum has no effect with trainer\.optim=adamw_torch",
-    ),
-    (
-        'trainer.optim=sgd trainer.optim_args="momentum=x"',
-        r"trainer\.optim_args=momentum=x: could not convert",
-    ),
-    (
-        "trainer.optim=sgd trainer.optim_args=momentum",
-        r"optim_args='momentum' must be text such as",
-    ),
-    ("trainer.optim=sgd trainer.optim_args.momentum=1", r"optim_args=\{.*\} must be text such as"),
-    (
-        "trainer.per_device_train_batch_size=1000000000",
-        r"with length=64: [\d,]+ GiB .* exceed the \d",
-    ),
-    (f"{DECAY}=-5", r"trainer\.lr_scheduler_kwargs\.num_decay_steps=-5 must be an integer >= 0"),
+    ("trainer.lr_scheduler_type=greedy", r"reads a metric: the rate must follow from the step"),
+    ('trainer.optim_args="momentum=0.9"', r"optim_args=momentum=0\.9: optimizers have no arg"),
+    (f"{DECAY}=-5", r"trainer\.lr_scheduler_kwargs\.num_decay_steps=-5 must be >= 0"),
+    (f"{DECAY}=3", r"num_decay_steps=3 must be >= 0 and at most 2, the steps after warm-up"),
     ("optimizer.foo=3", r"optimizer\.foo: there is no such setting"),
-    ("position=rope optimizer.encoding_factor=2", r"the encoding has no parameters of its own"),
     ("output_dir=/proc/run", r"the folder /proc/run cannot be created: .*; give another one"),
     ("task._target_=foo.bar", r"foo"),
     # the model
@@ -293,8 +266,8 @@ def test_a_foreign_pickle_in_a_checkpoint(again, here, name):
     torch.save(Foreign(), checkpoint / name, pickle_module=pickle)
     (checkpoint / HASHES).unlink()
     finalize_checkpoint(checkpoint.rename(again.run / "work"), checkpoint)
-    line = line_of(train.run, again())
-    assert re.search(r"^error: \S+checkpoint-1 contains .* which are not loaded; remove that", line)
+    with pytest.raises(pickle.UnpicklingError):
+        train.run(again())
     assert not (here / "loaded").exists()
 
 

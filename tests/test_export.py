@@ -288,7 +288,7 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     weights = cut / "checkpoint-8" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
     (cut / "model.safetensors").unlink()
-    damaged = "damaged checkpoint (model.safetensors changed after it was written)"
+    damaged = "damaged checkpoint (model.safetensors is missing, or changed after it was written)"
     refusals = [
         (tmp_path / "nothing", out, "nothing is not a folder"),
         (saved(tmp_path / "a", model_type="gpt2"), out, "model_type 'gpt2'; allowed: 'tape'"),

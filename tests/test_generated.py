@@ -156,11 +156,6 @@ def test_the_passkey_experiment_composes():
         ),
         ("synthetic", "task.samples=0", r"task\.samples=0 must be an integer"),
         ("synthetic", "task.criterion=2.0", r"task\.criterion=2\.0 must lie in \(0, 1\)"),
-        (
-            "synthetic",
-            "task.criterion=0.3 trainer.lr_scheduler_type=reduce_lr_on_plateau",
-            r"the rate must follow from the step",
-        ),
         ("synthetic", "longest=0", r"longest=0 must be an integer in 2\.\."),
     ],
 )

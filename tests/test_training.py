@@ -1,52 +1,21 @@
 """Runs from a composed configuration to the report: what they write, continue from and refuse."""
 
 import json
+import re
 import resource
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import composed
+from safetensors import SafetensorError
 from trained import assert_same_weights, checkpoint_names, locked, losses, weights
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    TrainerState,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape.commands import train
-from tape.data import EpochOrder, TextCorpus, train_tokenizer
-from tape.runs.folder import (
-    last_complete,
-    register_run,
-    remove_old,
-    unfinished,
-    verify_checkpoint,
-)
+from tape.runs.folder import last_complete, register_run, remove_old, unfinished, verify_checkpoint
 from tape.runs.metrics import read_metrics
-from tape.training.callbacks import (
-    Console,
-    peak_flops,
-)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_machine_without_a_gpu_trains_on_its_cpu(start, finished):
-    recorded = json.loads((finished / "run.json").read_text())["trainer"]
-    assert "use_cpu" not in recorded
-    start("trainer.use_cpu=true", "trainer.max_steps=9")
-
-
-def test_addition_is_tried_in_seconds(tmp_path):
-    folder = tmp_path / "run"
-    train.run(composed("experiment=addition_quick", f"output_dir={folder}"))
-    assert "| length | right answers |" in (folder / "report" / "report.md").read_text()
-
-
-@pytest.mark.usefixtures("whole_sample")
 def test_a_run_ends_in_a_model_and_a_report(start, capsys):
     folder = start("position=tape")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -76,35 +45,14 @@ def test_a_run_ends_in_a_model_and_a_report(start, capsys):
     assert len(losses) == 4 and losses[-1] < losses[0]
     assert [row["step"] for row in rows if "eval_loss" in row] == [4, 8]
     assert all(row["tokens_per_second"] > 0 for row in rows if "loss" in row)
-    assert all(0 < row["data_share"] < 1 and "mfu" not in row for row in rows if "loss" in row)
 
 
-def test_mfu_is_the_share_of_a_known_gpus_peak(monkeypatch):
-    gpu = torch.device("cuda")
-    for name, peak in {
-        "NVIDIA H100 80GB HBM3": 989e12,
-        "NVIDIA H100 PCIe": 756e12,
-        "NVIDIA L40S": 362e12,
-        "NVIDIA L40": None,  # not listed
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,  # a part of one
-    }.items():
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
-        assert peak_flops(gpu, torch.bfloat16) == peak, name
-        assert peak_flops(gpu, torch.float32) is None  # tensor cores may or may not take part
-    assert peak_flops(torch.device("cpu"), torch.bfloat16) is None
-
-
-def test_a_run_shorter_than_logging_steps_has_a_loss_and_measures(start, monkeypatch):
-    item = EpochOrder.__getitem__
-    slow = lambda self, n: time.sleep(0.05) or item(self, n)  # noqa: E731
-    monkeypatch.setattr(EpochOrder, "__getitem__", slow)  # each of the four sequences of a step
+def test_a_run_shorter_than_logging_steps_has_a_loss_and_measures(start):
     folder = start("position=rope", "trainer.max_steps=2", "trainer.logging_steps=50")
     (row,) = (row for row in read_metrics(folder / "metrics.jsonl") if "loss" in row)
-    steps = 2 * 4 * 64 / row["tokens_per_second"]  # seconds
     assert row["step"] == 2 and row["loss"] > 0
-    assert row["data_share"] >= 0.4 / (0.4 + steps) - 0.01
     text = (folder / "report" / "report.md").read_text()
-    assert f", {row['data_share']:.1%} of its time waiting for data (median)" in text
+    assert f", {row['tokens_per_second']:,.0f} tokens/s in training (median)" in text
     assert json.loads((folder / "report" / "report.json").read_text())["peak_memory_gib"] > 0
 
 
@@ -113,8 +61,6 @@ def test_a_run_shorter_than_logging_steps_has_a_loss_and_measures(start, monkeyp
     [
         ("randpe", 1, "adamw"),
         ("tape", 0, "muon"),
-        pytest.param("tape", 0, "adamw", marks=pytest.mark.slow),
-        pytest.param("tape", 1, "adamw", marks=pytest.mark.slow),
     ],
 )
 def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, workers, optimizer):
@@ -126,9 +72,9 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, 
     ]
     whole, killed = start(*settings, folder=tmp_path / "whole"), tmp_path / "killed"
     shutil.copytree(whole, killed)
-    # As if killed while it saved step 8: its folder has not got its name yet.
+    # As if killed while it saved step 6: the folder has not got its name yet.
     unfinished(killed).mkdir()
-    (killed / "checkpoint-8").rename(unfinished(killed) / "checkpoint-8")
+    (killed / "checkpoint-8").rename(unfinished(killed) / "checkpoint-6")
     (killed / "model.safetensors").unlink()
     with (killed / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "lo')
@@ -139,7 +85,7 @@ def test_a_continued_run_equals_an_uninterrupted_one(start, tmp_path, position, 
 
 
 def test_a_finished_run_only_reports_again(start):
-    settings = ["trainer.lr_scheduler_type=polynomial"]
+    settings = ["trainer.lr_scheduler_type=polynomial", "trainer.save_strategy=no"]
     folder = start(*settings)
     before, metrics = weights(folder), (folder / "metrics.jsonl").read_text()
     (folder / "model.safetensors").unlink()  # as if killed before the model was saved
@@ -148,21 +94,20 @@ def test_a_finished_run_only_reports_again(start):
         start(*settings)
         assert_same_weights(before, weights(folder))
         assert (folder / "metrics.jsonl").read_text() == metrics
-        assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
+        assert checkpoint_names(folder) == ["checkpoint-8"]
         assert json.loads((folder / "report" / "report.json").read_text())["steps"] == 8
     with pytest.raises(ValueError, match=r"checkpoint-8 is beyond trainer\.max_steps=6"):
         start(*settings, "trainer.max_steps=6")
 
 
 def test_a_finished_run_may_go_on(start, finished):
-    folder = finished
-    memory = json.loads((folder / "report" / "report.json").read_text())["peak_memory_gib"]
-    start("trainer.max_steps=12", "trainer.logging_steps=1")
-    summary = json.loads((folder / "report" / "report.json").read_text())
+    assert "use_cpu" not in json.loads((finished / "run.json").read_text())["trainer"]
+    memory = json.loads((finished / "report" / "report.json").read_text())["peak_memory_gib"]
+    start("trainer.max_steps=12", "trainer.logging_steps=1", "trainer.use_cpu=true")
+    summary = json.loads((finished / "report" / "report.json").read_text())
     assert summary["steps"] == 12 and summary["peak_memory_gib"] >= memory > 0
-    rows = read_metrics(folder / "metrics.jsonl")
-    assert [row["step"] for row in rows if "loss" in row] == [2, 4, 6, 8, 9, 10, 11, 12]
-    assert checkpoint_names(folder) == ["checkpoint-12", "checkpoint-8"]
+    assert [step for step, _ in losses(finished)] == [2, 4, 6, 8, 9, 10, 11, 12]
+    assert checkpoint_names(finished) == ["checkpoint-12", "checkpoint-8"]
 
 
 def test_a_run_does_not_go_on_with_another_text(start, finished, text):
@@ -176,38 +121,16 @@ def test_a_run_does_not_go_on_with_another_text(start, finished, text):
     assert checkpoint_names(finished) == ["checkpoint-4", "checkpoint-8"]
 
 
-def test_a_failed_first_try_does_not_block_the_folder(start):
+def test_failed_tries_do_not_block_the_folder(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")  # of torchrun, whose processes the run does not see
+    with locked(tmp_path / "run"), pytest.raises(ValueError, match="another process is using"):
+        start()
+    monkeypatch.delenv("RANK")
     with pytest.raises(ValueError, match="vocab_size=100"):
         start("vocab_size=100")
-    with pytest.raises(ValueError, match="beta"):  # the optimizer is made late
-        start("+trainer.adam_beta1=-1")
+    with pytest.raises(ValueError, match=r"no parameters of its own"):  # the optimizer is made late
+        start("position=rope", "+optimizer.encoding_factor=2")
     start()
-
-
-def test_two_processes_cannot_work_in_one_folder(start, tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")  # of torchrun, whose processes the run does not see
-    with (
-        locked(tmp_path / "run"),
-        pytest.raises(ValueError, match=r"another process is using .*ru"),
-    ):
-        start()
-    start()
-
-
-@pytest.mark.usefixtures("whole_sample")
-def test_a_range_shorter_than_the_sample_and_no_padding(start, text, cache, tmp_path):
-    tokenizer = train_tokenizer(TextCorpus(text), 300, cache)
-    tokenizer.pad_token = None
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    given = [f"tokenizer={tmp_path / 'tokenizer'}", "length=32", "position.length=64"]
-    folder = start("position=randpe", *given)
-    summary = json.loads((folder / "report" / "report.json").read_text())
-    assert [row["length"] for row in summary["perplexity"]] == [32, 64]
-    assert AutoModelForCausalLM.from_pretrained(folder).config.pad_token_id is None
-
-
-def cut_short(path):
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 def flip_a_byte(path):
@@ -216,30 +139,29 @@ def flip_a_byte(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("name", "harm"),
-    [
-        ("optimizer.pt", cut_short),
-        ("model.safetensors", flip_a_byte),
-        ("optimizer.pt", Path.unlink),
-        ("sha256.json", Path.unlink),
-        ("sha256.json", lambda path: path.write_text("{")),
-    ],
-)
-def test_a_damaged_checkpoint_is_named_and_left_out(start, finished, caplog, name, harm):
-    folder = finished
-    expected = weights(folder)
-    assert last_complete(folder).name == "checkpoint-8"
-    harm(folder / "checkpoint-8" / name)
-    caplog.clear()
-    assert last_complete(folder).name == "checkpoint-4"
-    assert f"checkpoint-8 is skipped: {name}" in caplog.text or name == "sha256.json"
+DAMAGE = [
+    ("sha256.json", Path.unlink),
+    ("sha256.json", lambda path: path.write_text("{")),
+    ("optimizer.pt", Path.unlink),
+    ("optimizer.pt", lambda path: path.write_bytes(path.read_bytes()[:-1])),
+    ("model.safetensors", flip_a_byte),
+]
+
+
+def test_a_damaged_checkpoint_is_named_and_left_out(start, finished, quick_run, caplog):
+    for name, harm in DAMAGE:
+        shutil.copytree(quick_run, finished, dirs_exist_ok=True)
+        assert last_complete(finished).name == "checkpoint-8"
+        harm(finished / "checkpoint-8" / name)
+        caplog.clear()
+        assert last_complete(finished).name == "checkpoint-4"
+        assert re.search(rf"checkpoint-8 is skipped: .*{name}", caplog.text)
     start()
-    assert verify_checkpoint(folder / "checkpoint-8") is None
-    assert_same_weights(expected, weights(folder))
+    assert verify_checkpoint(finished / "checkpoint-8") is None
+    assert_same_weights(weights(quick_run), weights(finished))
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_others(start, monkeypatch):
+def test_a_checkpoint_that_cannot_be_written_leaves_the_others(start):
     """Files may not grow beyond a limit here, as on a disk that is full."""
     folder = start("trainer.max_steps=4")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -247,47 +169,38 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_others(start, monkeypatc
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"checkpoint-8 could not be written .*earlier"):
+        with pytest.raises((OSError, RuntimeError, SafetensorError)):
             start()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert checkpoint_names(folder) == ["checkpoint-4"]
     assert verify_checkpoint(folder / "checkpoint-4") is None
-    assert not unfinished(folder).exists()
     start()
     assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
+    assert not unfinished(folder).exists()
 
 
-def test_the_sequences_of_a_step_may_be_spread_otherwise_but_not_be_others(start):
-    folder = start("trainer.max_steps=4", "trainer.per_device_train_batch_size=4")
+def test_the_sequences_of_a_step_may_be_spread_otherwise_but_not_be_others(
+    start, finished, quick_run
+):
+    shutil.rmtree(finished / "checkpoint-8")
     with pytest.raises(ValueError, match="sequences_per_step: 4 -> 8"):
         start("trainer.per_device_train_batch_size=8")
-    spread = ["trainer.per_device_train_batch_size=2", "trainer.gradient_accumulation_steps=2"]
-    start(*spread)
-    assert checkpoint_names(folder) == ["checkpoint-4", "checkpoint-8"]
+    start("trainer.per_device_train_batch_size=1", "trainer.gradient_accumulation_steps=4")
+    for (step, loss), (same, expected) in zip(losses(finished), losses(quick_run), strict=True):
+        assert step == same and loss == pytest.approx(expected, abs=1e-5)
 
 
-def test_gradient_accumulation_gives_the_loss_of_the_large_batch(start, tmp_path):
-    settings = ["position=tape", "trainer.logging_steps=1"]
-    small = ["trainer.per_device_train_batch_size=1", "trainer.gradient_accumulation_steps=4"]
-    whole = losses(start(*settings, folder=tmp_path / "whole"))
-    parts = losses(start(*settings, *small, folder=tmp_path / "parts"))
-    assert [step for step, _ in whole] == [step for step, _ in parts] == list(range(1, 9))
-    for (_, one), (_, other) in zip(whole, parts, strict=True):
-        assert other == pytest.approx(one, abs=1e-5)
-
-
-def test_a_longer_schedule_is_followed_from_its_first_step(start, tmp_path):
+def test_a_longer_schedule_is_followed_from_its_first_step(start, quick_run):
     def rates(folder):
         rows = read_metrics(folder / "metrics.jsonl")
         return {row["step"]: row["learning_rate"] for row in rows if "learning_rate" in row}
 
-    settings = ["trainer.lr_scheduler_type=linear", "trainer.logging_steps=1"]
-    long = start(*settings, "trainer.max_steps=8", folder=tmp_path / "long")
-    start(*settings, "trainer.max_steps=4")
-    raised = start(*settings, "trainer.max_steps=8")
-    assert rates(raised)[5] == rates(long)[5] > 0
+    start("trainer.max_steps=4")
+    raised = start()
+    assert rates(raised)[6] == rates(quick_run)[6] > 0
+    assert rates(raised)[4] < rates(quick_run)[4]
 
 
 def test_old_checkpoints_and_damaged_later_ones_are_removed(tmp_path):
@@ -299,23 +212,7 @@ def test_old_checkpoints_and_damaged_later_ones_are_removed(tmp_path):
     assert checkpoint_names(tmp_path) == ["checkpoint-4", "checkpoint-6"]
 
 
-def test_a_run_that_saves_nothing_on_the_way_is_finished_once(start):
-    folder = start("trainer.save_strategy=no")
-    metrics = (folder / "metrics.jsonl").read_text()
-    assert checkpoint_names(folder) == ["checkpoint-8"]
-    start("trainer.save_strategy=no")
-    assert (folder / "metrics.jsonl").read_text() == metrics
-
-
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="not a run's folder"):
         register_run(tmp_path, {})
-
-
-def test_a_line_has_step_loss_rate_speed_and_time_left(capsys):
-    console, state = Console(), TrainerState(max_steps=4, global_step=2, is_world_process_zero=True)
-    console.tokens, console.seconds, console.steps = 3000, 2.0, 2
-    console.on_log(None, state, None, {"loss": 1.5, "learning_rate": 1e-3})
-    line = "step 2/4  loss 1.5000  lr 1.00e-03  1,500 tokens/s  00:02 left\n"
-    assert capsys.readouterr().out == line

@@ -194,9 +194,3 @@ def flops(config: TapeConfig, length: int) -> int:
     """Returns FLOPs by the rule of the paper's Table 3 (arXiv 2501.00712): two per multiply-add,
     one per input of a nonlinear function, none for elementwise sums and products."""
     return 2 * sum(multiply_adds(config, length).values()) + nonlinear(config, length)
-
-
-def training_flops(config: TapeConfig, length: int) -> int:
-    """Returns FLOPs of a training step for one sequence: two per multiply-add, and a backward pass
-    with twice those of the forward pass."""
-    return 6 * sum(multiply_adds(config, length).values())

@@ -33,7 +33,6 @@ from tape.files import check_folder, check_replaceable, read_object, write_text
 from tape.runs.folder import CONFIGURATION, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.training.callbacks import last_step, reached
-from tape.training.report import printable
 
 INDEX = "index.html"
 MARK = '<meta name="generator" content="tape.results.report">'  # identifies pages of this program
@@ -230,6 +229,11 @@ def embedded(path: Path) -> str:
     if not (content.startswith(BEGIN) and content.endswith(END)):
         raise ValueError(f"{path} is not a complete PNG file: draw it again")
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def printable(text: str) -> str:
+    """Escapes control characters, which generated text may contain."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def table_of(path: Path) -> str:

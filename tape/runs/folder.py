@@ -1,7 +1,7 @@
 """A run's folder: one configuration, one process group at a time, complete checkpoints.
 
-A checkpoint is written under a temporary name, hashed and renamed, so it is either complete or
-absent. Before a run resumes from it, its files are verified against their hashes.
+A checkpoint is written under a temporary name, hashed and renamed: it is complete or absent. Before
+a run resumes from it, its files are verified against their hashes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ CONFIGURATION = "run.json"
 TRAINED = "trained.json"
 EARLIER = "earlier_max_steps"
 HASHES = "sha256.json"
+OF_A_START = {".lock", CONFIGURATION, provenance.FILE}
 log = logging.getLogger(__name__)
 
-# Settings without influence on the trained weights: output folders, logging, and how the sequences
-# of a step (whose number is recorded) are distributed over time and devices.
+# Settings without influence on the trained weights, among them how the sequences of a step, whose
+# number is recorded, are distributed over time and devices.
 NO_INFLUENCE = (
     r"name|output_dir|trainer\.output_dir|cache_dir|debug|launcher|sequence_parallel",
     r"data\.data_dir",  # what lies there is in the fingerprint of the tokens
@@ -49,15 +50,9 @@ MAY_CHANGE = (*NO_INFLUENCE, r"trainer\.max_steps", EARLIER)
 
 
 def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
-    """Registers the run with this configuration in `folder`, or checks that it is registered there.
-
-    Returns:
-        The recorded configuration, and as `earlier_max_steps` the number of steps planned before
-        it was changed, which determined the learning rates until then.
-
-    Raises:
-        ValueError: if `folder` belongs to another run; lists all differences.
-    """
+    """Registers the run with this configuration in `folder`, or raises a ValueError with all
+    differences if that belongs to another run. Returns the recorded configuration, with numbers of
+    steps that were planned before, and determined learning rates, as `earlier_max_steps`."""
     recorded = folder / CONFIGURATION
     if recorded.exists():
         before, now = read_configuration(folder), dict(_flat(configuration))
@@ -70,16 +65,14 @@ def register_run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
                 configuration = configuration | {EARLIER: earlier}
     elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise ValueError(
-            f"{folder} has files but no {CONFIGURATION}: it is not a run's folder. "
-            f"Choose another name=... or output_dir=..."
+            f"{folder} has files but no {CONFIGURATION}: it is not a run's folder; choose another "
+            "name=... or output_dir=..."
         )
     write_text(recorded, json.dumps(configuration, indent=1) + "\n")
     return configuration
 
 
 def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises a ValueError if flat settings of a run that has begun differ where it matters, or the
-    code that computes its model has changed, unless the settings accept that."""
     changes = differences(_without(MAY_CHANGE, before), _without(MAY_CHANGE, now))
     if changes:
         raise ValueError(
@@ -97,9 +90,7 @@ def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> No
 
 def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any]:
     """Returns the configuration recorded by `register_run`, flat: `trainer.max_steps` and so on.
-
-    The name TRAINED gives the configuration of the saved weights; a run that was resumed since
-    has a newer one.
+    The name TRAINED gives that of the saved weights: a run that was resumed since has a newer one.
 
     Raises:
         ValueError: if there is no such file, or it is damaged.
@@ -114,7 +105,7 @@ def read_configuration(folder: Path, name: str = CONFIGURATION) -> dict[str, Any
 
 def influential(settings: dict[str, Any]) -> dict[str, Any]:
     """Filters a flat configuration for settings that influence the trained weights. Null settings
-    and empty groups are left out, because older runs may not have them."""
+    and empty groups, which older runs may not have, are left out."""
     found = _without(NO_INFLUENCE, settings)
     return {key: value for key, value in found.items() if value is not None and value != {}}
 
@@ -139,11 +130,8 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Locks a run's folder against other processes. The first of a run's processes takes the lock.
-
-    Raises:
-        ValueError: if another run holds the lock.
-    """
+    """Locks a run's folder, which the first of a run's processes does; raises a ValueError if
+    another run holds the lock. A run that fails before it starts leaves no folder."""
     make_folder(folder)
     with (folder / ".lock").open("w") as lock:
         try:
@@ -156,22 +144,15 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            left = [*folder.iterdir()]
-            if {path.name for path in left} <= {".lock", CONFIGURATION, provenance.FILE}:
-                for path in left:  # the run was refused before it started
-                    path.unlink()
-                with suppress(OSError):
-                    folder.rmdir()
+            if {path.name for path in folder.iterdir()} <= OF_A_START:
+                shutil.rmtree(folder)
             raise
 
 
 def folder_for_results(model: Path) -> Path:
     """Returns where results of a model belong: in the folder of a run or of its checkpoint itself;
-    for any other model, whose folder may be another program's, in output/<its name>.
-
-    Raises:
-        ValueError: if that holds another model.
-    """
+    for any other model, whose folder may be another program's, in output/<its name>. Raises a
+    ValueError if that holds another model."""
     model_folder = model.resolve()
     if any((folder / CONFIGURATION).exists() for folder in (model_folder, model_folder.parent)):
         return model
@@ -221,16 +202,11 @@ def verify_checkpoint(checkpoint: Path) -> str | None:
     try:
         hashes = read_object(checkpoint / HASHES)
     except (OSError, ValueError):
-        hashes = {}
-    if not hashes:
         return f"its list of files, {HASHES}, is missing or damaged"
     for name, expected in hashes.items():
-        path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if _sha256(path) != expected:
-            return f"{name} changed after it was written"
-    return None
+        if not (checkpoint / name).is_file() or _sha256(checkpoint / name) != expected:
+            return f"{name} is missing, or changed after it was written"
+    return None if hashes else f"{HASHES} lists no files"
 
 
 def _sha256(path: Path, flush: bool = False) -> str:
@@ -251,16 +227,15 @@ def last_complete(folder: Path) -> Path | None:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Removes partial checkpoints of a run that was killed while saving."""
+    """Removes the partial checkpoint of a run that was killed while saving."""
     if (work := unfinished(folder)).exists():
-        left = sorted(path.name for path in work.iterdir()) or ["nothing"]
-        log.warning("a checkpoint was not finished (%s): removed", ", ".join(left))
+        log.warning("a checkpoint was not finished: removed")
         shutil.rmtree(work)
 
 
 def remove_old(newest: Path, limit: int | None) -> None:
-    """Keeps the `limit` checkpoints up to the newest one; None keeps all. Checkpoints of later
-    steps are damaged, otherwise the run would have resumed from them."""
+    """Keeps the `limit` checkpoints up to the newest one (None: all). Those of later steps are
+    damaged: the run would have resumed from them."""
     found = checkpoints(newest.parent)
     place = found.index(newest) + 1
     old = found[: max(0, place - limit)] if limit else []

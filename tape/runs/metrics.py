@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,29 +38,27 @@ class MetricsFile(TrainerCallback):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a metrics.jsonl up to the first invalid one, e.g. the last line of a run
-    that was killed while writing."""
+    """Returns the rows of a metrics.jsonl, if there is one, up to the first invalid row, e.g. the
+    last of a run that was killed while writing."""
     rows = []
-    for line in path.read_text(errors="replace").splitlines():
-        try:
+    with suppress(FileNotFoundError, ValueError, RecursionError):
+        for line in path.read_text(errors="replace").splitlines():
             row = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            break
-        rows.append(row)
+            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                break
+            rows.append(row)
     return rows
 
 
 def metric_rows(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of a run in long form: losses by step, the median speed, the peak memory; none if
-    the run keeps no metrics.
+    """Returns the metrics of a run in long form: losses by step, the median speed, the peak memory;
+    none if the run keeps no metrics.
 
     Raises:
         ValueError: if the file is damaged, or has no training loss.
     """
     path = folder / MetricsFile.FILE
-    logged = read_metrics(path) if path.exists() else []
+    logged = read_metrics(path)
     losses = [row for row in logged if "loss" in row]
     if path.exists() and not losses:
         raise ValueError(
@@ -69,16 +68,14 @@ def metric_rows(folder: Path) -> list[dict[str, Any]]:
     with reading(path):
         for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):
             for row in (each for each in logged if key in each):
-                measured = {"step": row["step"], "value": _measured(key, row)}
-                rows.append({"measure": name, **measured, "unit": "nats"})
-        for name, key, of, unit in (
-            ("speed", "tokens_per_second", median, "tokens/s"),
-            ("peak memory", "peak_memory_gib", max, "GiB"),
-        ):
-            if losses:
-                value = of(_measured(key, row) for row in losses)
-                rows.append({"measure": name, "value": value, "unit": unit})
-    return [row | {"n": 1} for row in rows]
+                rows.append((name, row["step"], _measured(key, row), "nats"))
+        if losses:
+            speeds = [_measured("tokens_per_second", row) for row in losses]
+            memory = [_measured("peak_memory_gib", row) for row in losses]
+            rows.append(("speed", None, median(speeds), "tokens/s"))
+            rows.append(("peak memory", None, max(memory), "GiB"))
+    names = ("measure", "step", "value", "unit")
+    return [dict(zip(names, row, strict=True)) | {"n": 1} for row in rows]
 
 
 def _measured(key: str, row: dict[str, Any]) -> float:

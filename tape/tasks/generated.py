@@ -36,7 +36,6 @@ from tape.training.task import Task
 from tape.validation import check_arguments, check_fraction, check_integer
 
 NO_LABEL = -100
-FROM_THE_LAST_RATE = ("reduce_lr_on_plateau", "greedy")  # schedules
 HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
 Block = tuple[np.ndarray, np.ndarray]  # tokens and labels (B, T) of sequences
 
@@ -200,11 +199,6 @@ class GeneratedTask(Task):
         check_integer("task.samples", samples)
         if criterion is not None:
             check_fraction("task.criterion", criterion)
-            if (kind := arguments.lr_scheduler_type) in FROM_THE_LAST_RATE:
-                raise ValueError(
-                    f"trainer.lr_scheduler_type={kind.value} with task.criterion: the rate must "
-                    "follow from the step alone; give linear, cosine or constant"
-                )
         self.source, self.tokenizer, self.criterion = source, source.tokenizer(), criterion
         self.train = GeneratedSequences(source, *training_order(arguments))
         # All seeds of a comparison share the held-out sequences and the questions.

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file, extract_commit_hash
 
@@ -31,22 +30,16 @@ SIZES |= {"num_hidden_layers", "num_recurrences", "num_attention_heads", "num_ke
 SIZES |= {"rms_norm_eps", "tie_word_embeddings", "attention_bias", "mlp_bias", "qk_norm"}
 SIZES |= {"attention_sink", "scalable_softmax", "gated_attention"}
 OF_TOKENIZER = {"bos_token_id", "eos_token_id", "pad_token_id"}
+FIELDS = {field.name for field in fields(TapeConfig)} | {"attn_implementation"}
 log = logging.getLogger(__name__)
 
 
 def new_config(shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
-    """Builds the configuration of a new decoder, except for the tokenizer's part.
-
-    Args:
-        shape: fields of `TapeConfig`; a `vocab_size` of None is the tokenizer's.
-
-    Raises:
-        ValueError: for fields that do not exist, are out of bounds or are in conflict, and for a
-            decoder that does not fit into this machine's memory.
-    """
+    """Returns the configuration of a new decoder with these fields, except for the tokenizer's
+    part. Raises a ValueError for wrong fields, and for more weights than fit into memory."""
     if position.get("name") == KEEP or "hidden_size" not in shape:
         raise ValueError("position=keep and model=keep need a base_model=...")
-    _check_fields(shape)
+    check_arguments("model", shape, FIELDS)
     for name in OF_TOKENIZER & shape.keys():
         raise ValueError(f"model.{name}={shape[name]}: it is set by the tokenizer; leave it out")
     known = {name: value for name, value in shape.items() if name != "vocab_size"}
@@ -70,11 +63,8 @@ def check_memory(needed: int, owner: str, what: str, remedy: str) -> None:
 def build_model(
     config: TapeConfig, shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> TapeForCausalLM:
-    """Initialises a new decoder with the vocabulary and special tokens of the tokenizer.
-
-    Raises:
-        ValueError: if the vocabulary is smaller than the tokenizer's.
-    """
+    """Initialises a new decoder with the special tokens of the tokenizer and, unless `shape` gives
+    a `vocab_size`, its vocabulary."""
     config.vocab_size = shape.get("vocab_size") or vocabulary_size(tokenizer)
     _check_vocabulary(tokenizer, config.vocab_size, "model.vocab_size=")
     for name in OF_TOKENIZER:
@@ -85,19 +75,14 @@ def build_model(
 
 
 def adapted_config(base: str, shape: dict[str, Any], position: dict[str, Any]) -> TapeConfig:
-    """Returns the configuration of a checkpoint with another training length and optionally another
-    encoding.
-
-    Args:
-        base: folder or name on the hub.
-        shape: fields of `TapeConfig`; none of them may change the shape of a weight.
-        position: {"name": "keep"} keeps the checkpoint's; further arguments replace its arguments.
-            Null arguments of YaRN extend the checkpoint's length to the new one.
+    """Returns the configuration of the checkpoint `base` (a folder or a name on the hub) with other
+    fields. The name "keep" in `position` keeps the checkpoint's encoding, of which other arguments
+    are replaced; null arguments of YaRN extend its length to the new one.
 
     Raises:
-        ValueError: if there is no such checkpoint, or for settings that do not fit it.
+        ValueError: if there is no such checkpoint, or for settings that do not fit its weights.
     """
-    _check_fields(shape)
+    check_arguments("model", shape, FIELDS)
     owner = f"base_model={base}"
     if (Path(base) / ADAPTER).is_file():
         raise ValueError(
@@ -128,29 +113,19 @@ def adapted_config(base: str, shape: dict[str, Any], position: dict[str, Any]) -
 def adapt_model(
     base: str, config: TapeConfig, tokenizer: PreTrainedTokenizerBase, frozen: str | None = None
 ) -> TapeForCausalLM:
-    """Loads a checkpoint into another configuration, see `adapted_config`. Weights that an encoding
-    adds are initialised; all others are the checkpoint's.
-
-    Args:
-        frozen: storage of frozen weights (`tape.model.frozen`).
+    """Loads a checkpoint into a configuration of `adapted_config`, with frozen weights stored as
+    `frozen` (`tape.model.frozen`). Weights that an encoding adds are initialised.
 
     Raises:
-        ValueError: if weights are missing, or for a tokenizer that does not fit.
+        ValueError: if other weights are missing, or for a tokenizer that does not fit.
     """
     _check_vocabulary(tokenizer, config.vocab_size, f"base_model={base} ")
     before = TapeConfig.from_pretrained(base)
-    changed = config.position != before.position
-    try:
-        model, left = with_weights(base, config, new_encoding=changed, **loading(frozen))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"base_model={base} cannot be loaded: {error}") from error
+    new = config.position != before.position
+    model, left = with_weights(base, config, new_encoding=new, **loading(frozen))
     check_finite(f"base_model={base}", model)
     if left := [key for key in left if "inv_freq" not in key]:
         log.info("weights of %s that are not used: %s", base, ", ".join(left))
-    (old, from_), (new, to) = (
-        (each.position["name"], f"{each.max_position_embeddings:,}") for each in (before, config)
-    )
-    log.info("base %s (%s), trained on %s tokens; now %s with %s", base, old, from_, new, to)
     return model
 
 
@@ -180,19 +155,9 @@ def identity(base: str) -> str:
     return str(extract_commit_hash(cached_file(base, "config.json"), None))
 
 
-def _check_fields(shape: dict[str, Any]) -> None:
-    """transformers would silently accept a misspelt field."""
-    accepted = {field.name for field in fields(TapeConfig)} | {"attn_implementation"}
-    check_arguments("model", shape, accepted)
-
-
 def _extended(position: dict[str, Any], before: TapeConfig, length: int | None) -> dict[str, Any]:
     """Fills null arguments of YaRN from the checkpoint's training length and the new one. A
-    checkpoint with YaRN keeps its own.
-
-    Raises:
-        ValueError: for other arguments than those of a checkpoint with YaRN.
-    """
+    checkpoint with YaRN keeps its own; others are refused."""
     if "factor" not in position:
         return position
     rope = before.rope_parameters or {}

@@ -1,16 +1,15 @@
-"""Callbacks of the Trainer: progress on the console, why a run ends early, and how it resumes."""
+"""Callbacks of the Trainer: progress on the console, early ends, and resuming."""
 
 from __future__ import annotations
 
 import math
-import re
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,7 @@ from transformers import Trainer, TrainerCallback
 
 from tape.runs.metrics import MetricsFile, read_metrics
 
-# Dense FLOP/s in 16 bits, from the data sheets; the first name within that of the GPU counts.
-PEAKS = {
-    "B200": 2250e12,
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "GH200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "A40": 150e12,
-    "A30": 165e12,
-    "L4": 121e12,
-}
-MORE = 0.2  # of the steps before the criterion was reached
+MORE = 0.2  # further steps, of those until the criterion was reached
 
 
 class NonFiniteLoss(RuntimeError):
@@ -49,42 +33,20 @@ class Stopped(Exception):
 
 
 def peak_memory() -> int:
-    """Returns bytes: peak memory of the GPU, otherwise peak resident size of this process."""
+    """Returns the peak memory of the GPU, otherwise the peak resident size of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Returns the peak FLOP/s of a GPU in 16 bits; None in float32, for which tensor cores may or
-    may not be used, for a part of a GPU and for devices that PEAKS does not list."""
-    if device.type != "cuda" or dtype.itemsize != 2:
-        return None
-    name = torch.cuda.get_device_name(device)
-    known = (peak for gpu, peak in PEAKS.items() if re.search(rf"\b{gpu}\b", name))
-    return None if "MIG" in name else next(known, None)
-
-
 class Console(TrainerCallback):
-    """Prints a line per log event with tokens/s and time left. Adds the speed, the peak memory and
-    the share of time spent waiting for data to the log.
+    """Prints a line per log event with tokens/s and time left; logs speed and peak memory."""
 
-    Args:
-        flops: of a training step per token, forward and backward. Adds the model FLOP utilization
-            (`mfu`), FLOP/s of training over the device's peak, where that is known.
-    """
-
-    def __init__(self, flops: float | None = None):
-        self.flops, self.peak = flops, None
-        self.tokens = 0  # of all processes since the last log event, including padding
-        self.waited = 0.0  # seconds for batches since the last log event
-        self.seconds, self.steps = 0.0, 0  # since then in steps, without evaluation and saving
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        if self.flops is not None:
-            in_16_bits = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-            self.peak = peak_flops(args.device, in_16_bits or torch.float32)
+    def __init__(self):
+        # Since the last log event:
+        self.tokens = 0  # of all processes, including padding
+        self.seconds, self.steps = 0.0, 0  # in steps, without evaluation and saving
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.began = time.perf_counter()
@@ -99,14 +61,10 @@ class Console(TrainerCallback):
             speed = self.tokens / self.seconds
             logs["tokens_per_second"] = round(speed, 1)
             logs["peak_memory_gib"] = round(peak_memory() / 2**30, 3)
-            logs["data_share"] = round(self.waited / (self.waited + self.seconds), 5)
-            line = f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  {speed:,.0f} tokens/s"
-            if self.peak is not None:
-                logs["mfu"] = round(speed * self.flops / (args.world_size * self.peak), 4)
-                line += f" ({logs['mfu']:.1%} MFU)"
             left = (state.max_steps - state.global_step) * self.seconds / self.steps
+            line = f"loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  {speed:,.0f} tokens/s"
             line += f"  {tqdm.format_interval(left)} left"
-            self.tokens, self.waited, self.seconds, self.steps = 0, 0.0, 0.0, 0
+            self.tokens, self.seconds, self.steps = 0, 0.0, 0
         elif measured := {key: logs[key] for key in logs if key.startswith("eval_")}:
             measured = {"eval_loss": measured["eval_loss"]} if "eval_loss" in logs else measured
             named = (f"{key[5:].replace('_', ' ')} {x:.4f}" for key, x in measured.items())
@@ -118,15 +76,11 @@ class Console(TrainerCallback):
 
 
 class StopAndNaNCallback(TrainerCallback):
-    """Ends a run before a step with a non-finite loss; on SIGTERM (sent by SLURM before the time
-    limit) saves a checkpoint after the current step and ends it.
+    """Ends a run before a step with a non-finite loss, and on SIGTERM (sent by SLURM before the
+    time limit) after the current step, which is saved; then it is `stopped`.
 
     All processes of a run agree on both once per step, so that none waits for one that has exited.
     A GPU would have to finish its work for an answer at once: there it is read one step later.
-    Weights that are not finite are never saved (`tape.training.trainer`).
-
-    Attributes:
-        stopped: whether the run stopped because of SIGTERM.
     """
 
     def __init__(self, late: bool = False):
@@ -139,17 +93,15 @@ class StopAndNaNCallback(TrainerCallback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Records SIGTERM inside this context instead of exiting."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGTERM, self._note)
+
+        def note(number, frame) -> None:
+            self.sigterm = True
+
+        before = signal.signal(signal.SIGTERM, note)
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
-
-    def _note(self, number, frame) -> None:
-        self.sigterm = True
 
     def on_pre_optimizer_step(self, args, state, control, lr_scheduler=None, **kwargs):
         losses = torch.stack(self.losses)
@@ -173,8 +125,7 @@ class StopAndNaNCallback(TrainerCallback):
                 raise NonFiniteLoss(
                     f"the loss is {losses.tolist()} at step {step}, with learning rate {rate:.3g}; "
                     f"the step was {when}. The checkpoints before it are good. Try a lower "
-                    f"trainer.learning_rate, a longer trainer.warmup_steps, or bf16 in place of "
-                    f"fp16."
+                    "trainer.learning_rate, or more trainer.warmup_steps."
                 )
             return stop
 
@@ -206,18 +157,16 @@ def reached(rows: Iterable[Mapping[str, Any]], criterion: float | None) -> int |
     >>> reached(rows, 0.99)
     3
     """
+    if criterion is None:
+        return None
     found = {row["step"]: row["eval_accuracy_in"] for row in rows if "eval_accuracy_in" in row}
-    before = False
-    for step in sorted(found) if criterion is not None else ():
-        if before and found[step] >= criterion:
-            return step
-        before = found[step] >= criterion
-    return None
+    pairs = pairwise(sorted(found.items()))
+    return next((step for (_, one), (step, two) in pairs if min(one, two) >= criterion), None)
 
 
 def last_step(step: int | None, most: int) -> int:
-    """Returns the last step of a run that reached the criterion at `step`: 20 % more, and `most` at
-    most. A run that did not reach it (None) uses all steps, and has failed."""
+    """Returns the last step of a run that reached the criterion at `step`: 20 % more, at most
+    `most`. A run that did not reach it (None) uses all steps, and has failed."""
     return most if step is None else min(most, math.ceil(step * (1 + MORE)))
 
 
@@ -230,11 +179,7 @@ def _set_rates(schedule: LRScheduler, rates: Iterable[float]) -> None:
 
 class ToCriterion(TrainerCallback):
     """Ends training at `last_step`; until then a factor of the scheduled learning rate decreases
-    linearly to 0.
-
-    It depends on nothing but the logged rows, which checkpoints hold, so that a resumed run equals
-    an uninterrupted one.
-    """
+    linearly to 0. Both follow from the logged rows, which checkpoints hold."""
 
     def __init__(self, criterion: float):
         self.criterion = criterion
@@ -257,12 +202,10 @@ class ToCriterion(TrainerCallback):
 
 
 class Continued(TrainerCallback):
-    """Corrects how transformers resumes a run.
-
-    Intervals and learning rate follow the current settings; losses since the last log entry before
-    the checkpoint count in the next one; a validation skipped because the run was told to stop is
-    made up for; and the last step is always saved, so that a finished run is known to be finished.
-    """
+    """Corrects how transformers resumes a run: intervals and learning rate follow the current
+    settings; losses since the last log entry before the checkpoint count in the next one; a
+    validation that was skipped because the run was told to stop is made up for. The last step is
+    always saved, so that a finished run is known to be finished."""
 
     KEY = "losses_to_log"
 
@@ -284,8 +227,7 @@ class Continued(TrainerCallback):
             step = lr_scheduler.last_epoch
             _set_rates(lr_scheduler, (base * schedule(step) for base, schedule in schedules))
         if state.global_step and args.eval_strategy == "steps":
-            path = Path(args.output_dir) / MetricsFile.FILE
-            rows = read_metrics(path) if path.exists() else []
+            rows = read_metrics(Path(args.output_dir) / MetricsFile.FILE)
             made = any(row["step"] == state.global_step and "eval_loss" in row for row in rows)
             args.eval_on_start |= state.global_step % state.eval_steps == 0 and not made
 

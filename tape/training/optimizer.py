@@ -2,55 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from tape.model.adapters import Method
 from tape.model.layer import DecoderLayer
 from tape.positions.base import LayerPosition, PositionEncoding, PositionModule
 
 
-def check_muon(rate: float | None, arguments: TrainingArguments, method: Method | None) -> None:
-    """Raises a ValueError for settings that are in conflict with a `rate` of Muon."""
-    if rate is None:
+def check_rates(
+    rates: Mapping[str, float], arguments: TrainingArguments, method: Method | None
+) -> None:
+    """Raises a ValueError for settings in conflict with `rates` of some of the parameters."""
+    if not rates:
         return
+    given = ", ".join(f"optimizer.{name}={value}" for name, value in rates.items())
     if arguments.deepspeed:
-        reason = f"trainer.deepspeed={arguments.deepspeed}, which flattens matrices"
-        remedy = "launcher=ddp"
-    elif method:
-        reason = f"peft={method.name}, which trains few or no hidden matrices"
-        remedy = "peft=null"
-    elif "adamw_torch" not in arguments.optim:
-        reason = f"trainer.optim={arguments.optim}, but all other parameters are AdamW's"
-        remedy = "trainer.optim=adamw_torch"
-    else:
-        return
-    raise ValueError(f"optimizer=muon with {reason}; take {remedy}, or optimizer=adamw")
-
-
-def check_factor(factor: float | None, arguments: TrainingArguments, model: nn.Module) -> None:
-    """Raises a ValueError for settings in conflict with a `factor` of the encoding's rate."""
-    if factor is None:
-        return
-    given = f"optimizer.encoding_factor={factor}"
-    if not encoding_parameters(model):
-        raise ValueError(f"{given}: the encoding has no parameters of its own; leave it out")
-    if arguments.deepspeed or "adamw_torch" not in arguments.optim:
+        raise ValueError(f"{given} with DeepSpeed, which joins parameters: give launcher=ddp")
+    if "adamw_torch" not in arguments.optim:
+        raise ValueError(f"{given} with trainer.optim={arguments.optim}: give adamw_torch")
+    if method and "matrix_learning_rate" in rates:
         raise ValueError(
-            f"{given} with trainer.deepspeed, or a trainer.optim other than AdamW: the encoding's "
-            "parameters need a group of their own; leave one of the two out"
+            f"optimizer=muon with peft={method.name}, which trains few or no hidden matrices: give "
+            "optimizer=adamw"
         )
 
 
+def optimizer_of(
+    model: nn.Module, arguments: TrainingArguments, rates: Mapping[str, float]
+) -> Optimizer:
+    """Returns the optimizer of a run with `rates`: a `matrix_learning_rate` of the hidden matrices,
+    which Muon trains, and an `encoding_factor` of the learning rate of the encoding's parameters.
+
+    Raises:
+        ValueError: for a factor if the encoding has no parameters of its own.
+    """
+    rate, factor = rates.get("matrix_learning_rate"), rates.get("encoding_factor")
+    groups = parameter_groups(
+        model,
+        arguments.weight_decay,
+        encoding_rate=None if factor is None else factor * arguments.learning_rate,
+        muon=rate is not None,
+    )
+    kind, given = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
+    return kind(groups, **given) if rate is None else MuonWithAdamW(groups, rate, given)
+
+
 def hidden_matrices(model: nn.Module) -> set[Tensor]:
-    """Returns the parameters for Muon: the weights of the linear maps of attention and MLPs in all
-    decoder layers. Not embeddings, head, norms, biases, or parameters of the encoding: these are
-    lookup tables and vectors, or small maps whose scale matters."""
+    """Returns the parameters for Muon, the weights of the linear maps of attention and MLPs. Others
+    are lookup tables and vectors, or small maps of the encoding, whose scale matters."""
     return {
         linear.weight
         for layer in model.modules()
@@ -84,28 +89,26 @@ def decayed(model: nn.Module) -> list[str]:
 
 def parameter_groups(
     model: nn.Module,
-    decayed: Collection[str],
     weight_decay: float,
     *,
     encoding_rate: float | None = None,
-    hidden: Collection[Tensor] = (),
+    muon: bool = False,
 ) -> list[dict[str, Any]]:
-    """Returns groups of the parameters that train: those whose names are in `decayed`, and others.
-
-    Args:
-        encoding_rate: learning rate of the encoding's own parameters, in two groups after these.
-        hidden: matrices of a last group, which are all decayed.
-    """
-    own = encoding_parameters(model) if encoding_rate is not None else set()
+    """Returns groups of the parameters that train: those that are decayed and others, the same of
+    the encoding if it has an `encoding_rate`, and the hidden matrices for Muon."""
+    own = set() if encoding_rate is None else encoding_parameters(model)
+    hidden, with_decay = hidden_matrices(model) if muon else set(), decayed(model)
     groups = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
     if encoding_rate is not None:
+        if not own:
+            raise ValueError("optimizer.encoding_factor: the encoding has no parameters of its own")
         groups += [{**group, "params": [], "lr": encoding_rate} for group in groups]
-    if hidden:
+    if muon:
         groups.append({"params": [], "weight_decay": weight_decay})
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            place = -1 if parameter in hidden else 2 * (parameter in own) + (name not in decayed)
-            groups[place]["params"].append(parameter)
+            place = 2 * (parameter in own) + (name not in with_decay)
+            groups[-1 if parameter in hidden else place]["params"].append(parameter)
     return groups
 
 
@@ -151,9 +154,8 @@ class MuonWithAdamW(Optimizer):
     """Muon and AdamW in one object with one state.
 
     Args:
-        groups: of `parameter_groups`, the last for Muon. A learning rate that is logged is that of
-            the first group.
-        rate: learning rate of Muon; its update has the spectral norm 1, times
+        groups: of `parameter_groups`, the last for Muon.
+        rate: learning rate of Muon, whose update has the spectral norm 1, times
             sqrt(max(1, rows / columns)).
         adamw: further arguments of `torch.optim.AdamW`.
     """
@@ -166,14 +168,9 @@ class MuonWithAdamW(Optimizer):
         super().__init__([*self.adamw.param_groups, *self.muon.param_groups], defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:
         *others, hidden = self.param_groups
         # Loading a state replaces these objects.
         for part, groups in ((self.adamw, others), (self.muon, [hidden])):
             part.param_groups, part.state = groups, self.state
             part.step()
-        return loss

@@ -29,12 +29,11 @@ from tape.training.build import (
     adapt_model,
     adapted_config,
     build_model,
-    check_memory,
     identity,
     new_config,
 )
 from tape.training.callbacks import Stopped, ToCriterion, last_step, reached
-from tape.training.optimizer import check_factor, check_muon
+from tape.training.optimizer import check_rates
 from tape.training.task import Task
 from tape.training.text import ContinuedStream, Repeated, follow_stream
 from tape.training.trainer import LanguageModelTrainer
@@ -43,11 +42,8 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> str:
-    """Trains a model or resumes training, and returns the text of its report.
-
-    Args:
-        settings: of `config/train.yaml`, composed and checked.
-        instantiate: creates the object named by a dictionary's `_target_`.
+    """Trains a model or resumes training, and returns the text of its report. `instantiate` creates
+    the object named by a dictionary's `_target_`.
 
     Raises:
         ValueError, TypeError: for settings that are wrong or in conflict.
@@ -74,7 +70,6 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
         if model.base_model.position.ordered:
             check_length(model, settings.length, f"length={settings.length}")
         task.check(model)
-        check_factor(settings.optimizer.get("encoding_factor"), arguments, model)
         record = record_of(settings, arguments, task, model)
         record, checkpoint, finished = begin_or_resume(folder, record, arguments, task.criterion)
         log.info(
@@ -88,11 +83,10 @@ def run(settings: RunSettings, instantiate: Callable[[dict[str, Any]], Any]) -> 
             model = adapt(model, method, base, record["base_weights"], settings.frozen)
             cast_frozen(model, settings.frozen)
             log.info(describe(model))
-        if finished:
-            restore(model, checkpoint)
         trainer = trainer_of(settings, arguments, task, model, checkpoint)
         if finished:
             log.info("finished at step %s: nothing to train", step_of(checkpoint))
+            restore(model, checkpoint)
         else:
             if checkpoint is not None:
                 log.info("continuing from %s", checkpoint)
@@ -117,31 +111,19 @@ def configuration_of(
     settings: RunSettings, arguments: TrainingArguments
 ) -> tuple[Method | None, TapeConfig]:
     """Returns how the base model is adapted (None if all of the model trains), and the
-    configuration of the run's model.
-
-    Raises:
-        ValueError: for settings that are in conflict, or need more memory than there is.
-    """
-    shape, position, length = settings.model, settings.position, settings.length
+    configuration of the run's model. Raises a ValueError for settings that are in conflict."""
     method = Method.of(settings.peft) if settings.peft else None
     check_frozen(settings.frozen, method, arguments.bf16)
-    check_muon(settings.optimizer.get("matrix_learning_rate"), arguments, method)
+    check_rates(settings.optimizer, arguments, method)
     if method and not settings.base_model:
         raise ValueError(f"peft={method.name} adapts a trained model: give base_model=...")
     if method and method.groups and settings.sequence_parallel > 1:
         raise ValueError(f"sequence_parallel with peft.groups={method.groups}: choose one")
     if settings.base_model:
-        config = adapted_config(settings.base_model, shape, position)
+        config = adapted_config(settings.base_model, settings.model, settings.position)
     else:
-        config = new_config(shape, position)
+        config = new_config(settings.model, settings.position)
     check_sharing(config, settings.sequence_parallel)
-    batch = arguments.per_device_train_batch_size
-    check_memory(
-        16 * batch * length,
-        f"trainer.per_device_train_batch_size={batch} with length={length}",
-        "of token ids and labels",
-        "use fewer, with trainer.gradient_accumulation_steps",
-    )
     return method, config
 
 
@@ -184,13 +166,10 @@ def trainer_of(
 
 
 def begin_or_resume(
-    folder: Path,
-    settings: dict[str, Any],
-    arguments: TrainingArguments,
-    criterion: float | None,
+    folder: Path, settings: dict[str, Any], arguments: TrainingArguments, criterion: float | None
 ) -> tuple[dict[str, Any], Path | None, bool]:
     """Registers the run in its folder. Returns its recorded settings, the checkpoint that all
-    processes resume from (or None), and whether that checkpoint completes the run."""
+    processes resume from (or None), and whether that completes the run."""
     checkpoint = None
     if arguments.process_index == 0:
         checkpoint = last_complete(folder)
@@ -204,7 +183,6 @@ def begin_or_resume(
     checkpoint = broadcast_object_list([checkpoint])[0]
     if checkpoint is None:
         return settings, None, False
-    step, path = step_of(checkpoint), folder / MetricsFile.FILE
-    logged = read_metrics(path) if criterion is not None and path.exists() else []
-    end = reached((row for row in logged if row["step"] <= step), criterion)
-    return settings, checkpoint, step == last_step(end, arguments.max_steps)
+    rows = read_metrics(folder / MetricsFile.FILE)
+    end = reached((row for row in rows if row["step"] <= step_of(checkpoint)), criterion)
+    return settings, checkpoint, step_of(checkpoint) == last_step(end, arguments.max_steps)

@@ -11,15 +11,12 @@ from tape.model.modeling import TapeForCausalLM
 
 
 class Task:
-    """Created by `config/task` from the data, the `RunSettings` and the TrainingArguments of a run.
-    Every process creates one, the first process before the others.
+    """Created by `config/task` in every process of a run, in the first before the others.
 
     Attributes:
-        tokenizer: saved with the model.
         train: training sequences in training order, as many as the run consumes.
         evaluation: validation sequences.
         fingerprints: of the data by name; a run only resumes with the same.
-        collate: collates a list of sequences to a batch.
         criterion: `accuracy in` of two successive validations that ends training, 20 % more steps
             later (`ToCriterion`); None: training ends at trainer.max_steps.
     """

@@ -73,32 +73,24 @@ class TextTask(Task):
             self.train = TrainingOrder(TokenBlocks(stream, length), total, seed)
         self.validation = tokenize_corpus(corpus, "validation", self.tokenizer, cache)
         self.evaluation = TokenBlocks(self.validation, length, limit=settings.eval_blocks)
-        self.fingerprints = {
-            "train": self.train.fingerprint,
-            "validation": self.validation.fingerprint,
-        }
+        parts = {"train": self.train, "validation": self.validation}
+        self.fingerprints = {name: part.fingerprint for name, part in parts.items()}
 
     def describe(self) -> str:
-        return (
-            f"training tokens: {self.train.describe()}, validation tokens: {len(self.validation):,}"
-        )
+        seen, held_out = self.train.describe(), len(self.validation)
+        return f"training tokens: {seen}, validation tokens: {held_out:,}"
 
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
         seen = self.train.seen(COUNTED) if isinstance(self.train, TrainingOrder) else None
-        length, seed = self.settings.length, self.settings.seed
-        tokens, text = self.settings.report["tokens"], self.validation
-        return write_report(folder, model, self.tokenizer, text, length, tokens, seed, seen)
+        length, tokens = self.settings.length, self.settings.report["tokens"]
+        return write_report(folder, model, self.tokenizer, self.validation, length, tokens, seen)
 
 
 def follow_stream(
     blocks: StreamedBlocks, arguments: TrainingArguments, checkpoint: Path | None
 ) -> None:
     """Starts a run at the first block that its checkpoint has not seen: the position in a stream
-    follows from the number of steps.
-
-    Raises:
-        ValueError: for settings that would split the stream.
-    """
+    follows from the number of steps."""
     if workers := arguments.dataloader_num_workers:
         raise ValueError(
             f"trainer.dataloader_num_workers={workers} with a streamed corpus: must be 0; the "
@@ -125,11 +117,9 @@ class Repeated(IterableDataset):
 
 
 class ContinuedStream(TrainerCallback):
-    """Restores what transformers does not when a run resumes without skipping batches.
-
-    Opening a data loader draws a random number, so the checkpoint's random state is restored again
-    for the first step. The epoch (here the completed fraction of the run) would restart at 0.
-    """
+    """Restores what transformers does not when a run resumes without skipping batches: the random
+    state, of which opening a data loader draws a number, and the epoch (the share of the run that
+    is completed)."""
 
     def __init__(self, trainer: Trainer, checkpoint: Path):
         self.trainer, self.checkpoint = trainer, checkpoint

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -18,7 +15,6 @@ import torch.nn.functional as F
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from peft import PeftModel
-from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import PrinterCallback, ProgressCallback, Trainer, default_data_collator
@@ -26,7 +22,6 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from tape.files import write_text
 from tape.model.adapters import save_configuration
-from tape.model.flops import training_flops
 from tape.model.loss import IGNORED, predicted_positions
 from tape.model.modeling import TapeModel
 from tape.model.sequence_parallel import shard_sequence
@@ -40,7 +35,7 @@ from tape.training.callbacks import (
     StopAndNaNCallback,
     ignore_sigterm,
 )
-from tape.training.optimizer import MuonWithAdamW, decayed, hidden_matrices, parameter_groups
+from tape.training.optimizer import decayed, optimizer_of
 
 
 def collated(
@@ -49,9 +44,9 @@ def collated(
     multiple: int = 1,
     joined: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Collates sequences to a `multiple` of tokens, and decides what a GPU would have to wait for
-    the CPU to decide: which labels are predicted, and whether anything is padded. If batches are
-    `joined` later, which labels are predicted is left out: their number differs."""
+    """Collates sequences to a `multiple` of tokens, and decides here, where no GPU waits for it,
+    which labels are predicted (unless batches are `joined` later: their number differs) and whether
+    anything is padded."""
     batch = collate(sequences)
     if "attention_mask" in batch and bool(batch["attention_mask"].all()):
         del batch["attention_mask"]
@@ -64,10 +59,13 @@ def collated(
 
 
 class LanguageModelTrainer(Trainer):
-    """Trainer for sequences of up to `length` tokens in training order. Each validation adds the
-    results of `measure`. `rates` may hold a `matrix_learning_rate`, with which Muon trains hidden
-    matrices (`tape.training.optimizer`), and an `encoding_factor`: the encoding's own parameters
-    have as many times the learning rate of AdamW."""
+    """Trainer for sequences of up to `length` tokens in training order.
+
+    Args:
+        measure: whose results each validation adds.
+        rates: may hold a `matrix_learning_rate`, with which Muon trains hidden matrices, and an
+            `encoding_factor` of the learning rate of the encoding's own parameters.
+    """
 
     def __init__(
         self,
@@ -88,10 +86,7 @@ class LanguageModelTrainer(Trainer):
             shard_sequence(self.decoder, self.accelerator.torch_device_mesh["cp"].get_group())
         self.args.dataloader_pin_memory &= self.args.device.type == "cuda"
         self.length, self.measure, self.rates = length, measure, rates
-        model, flops = self.model, None  # there are fewer with frozen weights
-        if all(parameter.requires_grad for parameter in model.parameters()):
-            flops = training_flops(model.config, length) / length
-        self.console, self.continued = Console(flops), Continued(self)
+        self.console, self.continued = Console(), Continued(self)
         self.guard = StopAndNaNCallback(late=self.args.device.type == "cuda")
         for kind in (PrinterCallback, ProgressCallback):
             self.remove_callback(kind)
@@ -103,12 +98,8 @@ class LanguageModelTrainer(Trainer):
         groups, self.args.parallelism_config = self.args.parallelism_config, None
         super().create_accelerator_and_postprocess()
         self.args.parallelism_config = groups
-        if self.args.fsdp_plugin_args is not None and not self.is_fsdp_enabled:
-            if self.args.world_size == 1:
-                raise ValueError(
-                    "trainer.fsdp=true with one process has nothing to shard over; start several "
-                    "(NGPUS=2 bash script/train.sh launcher=fsdp2), or use launcher=local"
-                )
+        asked = self.args.fsdp_plugin_args is not None and self.args.world_size > 1
+        if asked and not self.is_fsdp_enabled:
             # accelerate silently skips FSDP on CPUs, though it works there.
             state = self.accelerator.state
             state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
@@ -131,39 +122,15 @@ class LanguageModelTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> Any:
         if self.is_world_process_zero():
             clear_unfinished(Path(self.args.output_dir))
-        try:
-            with self.guard.listening():
-                return super().train(resume_from_checkpoint, **kwargs)
-        except UnpicklingError as error:
-            raise ValueError(
-                f"{resume_from_checkpoint} contains objects other than tensors and numbers, which "
-                "are not loaded; remove that checkpoint to resume from the previous one"
-            ) from error
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] != "wandb":
-                raise
-            raise ValueError(
-                f"trainer.report_to=wandb: {str(error).rstrip('.')}; WANDB_MODE=offline logs "
-                "without an account"
-            ) from error
+        with self.guard.listening():
+            return super().train(resume_from_checkpoint, **kwargs)
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         return decayed(model)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        rate, factor = (self.rates.get(key) for key in ("matrix_learning_rate", "encoding_factor"))
-        if self.optimizer is None and (rate, factor) != (None, None):
-            model = self.model if model is None else model
-            groups = parameter_groups(
-                model,
-                self.get_decay_parameter_names(model),
-                self.args.weight_decay,
-                encoding_rate=None if factor is None else factor * self.args.learning_rate,
-                hidden=() if rate is None else hidden_matrices(model),
-            )
-            kind, given = self.get_optimizer_cls_and_kwargs(self.args, model)
-            muon = rate is not None
-            self.optimizer = MuonWithAdamW(groups, rate, given) if muon else kind(groups, **given)
+        if self.optimizer is None and self.rates:
+            self.optimizer = optimizer_of(model or self.model, self.args, self.rates)
         return super().create_optimizer(model)
 
     def _prepare_context_parallel_inputs(self, model, inputs) -> tuple:
@@ -181,12 +148,6 @@ class LanguageModelTrainer(Trainer):
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         return super().floating_point_ops(inputs) // sharing(self.args)  # each has whole texts
-
-    def get_batch_samples(self, *args, **kwargs) -> tuple:
-        began = time.perf_counter()
-        found = super().get_batch_samples(*args, **kwargs)
-        self.console.waited += time.perf_counter() - began
-        return found
 
     def autocast_smart_context_manager(self, *args, **kwargs) -> AbstractContextManager:
         # For FSDP2 accelerate leaves autocast to the caller.
@@ -250,12 +211,10 @@ class LanguageModelTrainer(Trainer):
         if not self._weights_are_finite(model):
             raise NonFiniteLoss(f"weights are not finite after step {step}: not saved")
         self.continued.record()
-        with writing(target, unfinished(folder)):
-            super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()  # each process writes its part
-            if self.is_world_process_zero():
-                finalize_checkpoint(work, target)
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()  # each process writes its part
         if self.is_world_process_zero():
+            finalize_checkpoint(work, target)
             unfinished(folder).rmdir()
             remove_old(target, self.args.save_total_limit)
         self.accelerator.wait_for_everyone()
@@ -271,30 +230,14 @@ class LanguageModelTrainer(Trainer):
         return bool(self.accelerator.gather(torch.tensor([finite], device=self.args.device)).all())
 
     def save_final(self, configuration: dict[str, Any]) -> None:
-        """Saves the model, its tokenizer and its training configuration to the run's folder, each
-        file atomically."""
+        """Saves the model, its tokenizer and the run's configuration, each file atomically."""
         folder = Path(self.args.output_dir)
         work = folder / ".final"
         self.model.config.use_cache = True  # transformers disables it for training
-        with writing(folder, work):
-            self.save_model(str(work), _internal_call=True)
+        self.save_model(str(work), _internal_call=True)
         if self.is_world_process_zero():
             (work / "training_args.bin").unlink(missing_ok=True)  # an unneeded pickle
             write_text(work / TRAINED, json.dumps(configuration, indent=1) + "\n")
             for path in work.iterdir():
                 path.replace(folder / path.name)
             work.rmdir()
-
-
-@contextmanager
-def writing(target: Path, work: Path) -> Iterator[None]:
-    """Turns errors while a model is written into one that names the target, and removes the partial
-    `work`."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        shutil.rmtree(work, ignore_errors=True)
-        raise OSError(
-            f"{target} could not be written ({error}); earlier checkpoints are as they were: make "
-            "room on the disk if it is full, and repeat the command"
-        ) from error
