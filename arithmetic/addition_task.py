@@ -1,4 +1,4 @@
-"""Arithmetic: training on generated problems, the questions of an evaluation, and the grid of
+"""Addition: training on generated problems, the questions of an evaluation, and the grid of
 accuracies by the digits of both operands.
 
 Prompts of a group are equally long, so that nothing is padded: cells (n, m) and (k, l) with
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -44,9 +44,8 @@ def _diagonal(rows: pd.DataFrame) -> pd.Series:
     return first.where(first == rows["second_digits"]).rename("n")
 
 
-ASKED = [field.name for field in fields(Problems) if field.name != "spaces"]  # of training alone
 VIEW = View(
-    keys=("max_length", "samples", "seed", *(f"problems.{name}" for name in ASKED)),
+    keys=("max_length", "samples", "seed", "problems.max_first", "problems.max_second"),
     columns=lambda asked, rows: [
         Column("trained lengths, %", "accuracy", PERCENT, partial(HEAT.within, asked[0])),
         Column("beyond them, %", "accuracy", PERCENT, _beyond(asked[0]), "beyond"),
@@ -92,35 +91,26 @@ class GridQuestions(Questions):
     def check(self, model, batches, purpose=""):
         """Abacus and position coupling have a row for each digit of a number, and other encodings
         one for each token."""
-        encoding, problems = model.base_model.position, self.problems
+        encoding = model.base_model.position
         if not isinstance(encoding, Abacus):
             super().check(model, batches, purpose)
             return
-        if problems.spaces:
-            raise ValueError(
-                f"data.spaces={problems.spaces} with position={encoding.name}: a space would end a "
-                "number; set it to 0 or take another encoding"
-            )
-        moved = problems.digits(*problems.trained) + encoding.offset  # in training
-        needed = max(moved, problems.digits(self.max_length, self.max_length)) + 1
+        moved = max(self.problems.trained) + encoding.offset  # in training
+        needed = max(moved, self.max_length) + 2  # with the carry, and 0 between numbers
         check_length(model, needed, f"{purpose}max_length={self.max_length}", len(encoding.table))
 
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> Collection[list[Question]]:
         groups: dict[int, list[Question]] = defaultdict(list)
-        each = 2 if self.problems.spaces else 1
         for n, m in product(range(1, self.max_length + 1), repeat=2):
-            room = each * (self.problems.answer_width(n, m) + 1)  # with EOS
+            room = max(n, m) + 2  # with EOS
             for prompt, answer in self.problems.evaluation(n, m, self.samples, self.seed):
                 question = Question((n, m), prompt, answer, len(prompt), room)
                 groups[len(prompt)].append(question)
         return groups.values()
 
     def mark(self, question, written, tokenizer):
-        """An answer is right if it matches in full and ends; spaces do not count if the model was
-        trained with them."""
+        """An answer is right if it matches in full and ends."""
         text = tokenizer.decode(written, clean_up_tokenization_spaces=False)
-        if self.problems.spaces:
-            text = text.replace(" ", "")
         expected = question.answer + tokenizer.eos_token
         shown = {"prompt": question.prompt, "expected": expected, "given": text}
         return Answer(text, text == expected, (int(text == expected), 1), shown)

@@ -12,8 +12,6 @@ from test_prompts import byte_level
 from test_tasks import CASES, evaluate, make_run, refused
 
 import tape.tasks.evaluate as entry
-from arithmetic import Problems, character_tokenizer
-from arithmetic.addition_task import GridQuestions
 from tape import parsers
 from tape.evaluation.figures import heat_map
 from tape.evaluation.questions import Question, Questions
@@ -56,17 +54,6 @@ def test_which_answers_are_right(name, question, found):
         right = n == (2 if question is TWO_KEYS else 1)
         assert (answer.right, answer.text, answer.shown["given"]) == (right, written, written)
         assert answer.counts == ((n, 1) if name == "addition" else (1, right, n, 5))
-
-
-def test_spaces_are_no_mistakes_of_a_model_that_learned_them():
-    """It needs the room for them, too."""
-    tokenizer = character_tokenizer()
-    for spaces, room, text in ((0.0, 3, "5 1 "), (0.5, 6, "51")):
-        questions = GridQuestions(Problems(spaces=spaces), 1, 3)
-        question = next(iter(questions.groups(None)))[0]
-        assert question.room == room  # " 5 1 " and EOS
-        written = tokenizer(f"5 1 {tokenizer.eos_token}")["input_ids"]
-        assert questions.mark(question, written, tokenizer).text == text + tokenizer.eos_token
 
 
 @pytest.fixture

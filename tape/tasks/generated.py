@@ -33,9 +33,8 @@ from tape.training.arguments import training_order
 from tape.training.callbacks import reached
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task
-from tape.validation import check_arguments, check_fraction, check_integer
+from tape.validation import check_arguments, check_fraction
 
-NO_LABEL = -100
 FROM_THE_LAST_RATE = ("reduce_lr_on_plateau", "greedy")  # schedules
 HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
 Block = tuple[np.ndarray, np.ndarray]  # tokens and labels (B, T) of sequences
@@ -59,22 +58,13 @@ def word_tokenizer(words: list[str], split: Any, decoder: Any = None) -> PreTrai
     )
 
 
-def save(settings: Any, path: Path) -> None:
-    """Writes the fields of a dataclass."""
-    write_text(path, json.dumps(asdict(settings), indent=1) + "\n")
-
-
-def load(cls: type, path: Path, dropped: tuple[str, ...] = ()) -> Any:
-    """Reads settings written by `save`. Fields of former versions in `dropped` may be null.
-
-    Raises:
-        ValueError: if the fields in the file are not those of `cls`.
-    """
-    found = read_object(path)
-    found = {name: x for name, x in found.items() if name not in dropped or x is not None}
-    with reading(path):
-        check_arguments(cls.__name__, found, (field.name for field in fields(cls)))
-        return cls(**found)
+def added(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Adds numbers of decimal digits (B, W), the lowest first: (B, W + 1)."""
+    digits = np.pad(first + second, ((0, 0), (0, 1)))
+    for place in range(first.shape[1]):
+        carried, digits[:, place] = np.divmod(digits[:, place], 10)
+        digits[:, place + 1] += carried
+    return digits
 
 
 class Source:
@@ -82,7 +72,7 @@ class Source:
 
     Attributes:
         FILE: in the folder of the model.
-        DROPPED: fields of former versions, which may be null there.
+        DROPPED: fields of former versions, with the value that this version still has.
         CHUNK: sequences that are generated at a time.
         tokenizer: returns that of all such sequences.
         length: tokens of a training sequence.
@@ -90,7 +80,7 @@ class Source:
     """
 
     FILE: ClassVar[str]
-    DROPPED: ClassVar[tuple[str, ...]] = ()
+    DROPPED: ClassVar[dict[str, Any]] = {}
     CHUNK: ClassVar[int]
     tokenizer: ClassVar[Callable[[], PreTrainedTokenizerBase]]
     length: int
@@ -102,7 +92,7 @@ class Source:
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
-        save(self, Path(folder) / self.FILE)
+        write_text(Path(folder) / self.FILE, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -114,21 +104,20 @@ class Source:
         file = Path(folder) / cls.FILE
         if not file.is_file():
             raise ValueError(f"{folder} has no {cls.FILE}: give the folder of a run on this task")
-        return load(cls, file, cls.DROPPED)
+        found, gone = read_object(file), cls.DROPPED.items()
+        found = {name: value for name, value in found.items() if (name, value) not in gone}
+        with reading(file):
+            check_arguments(cls.__name__, found, (field.name for field in fields(cls)))
+            return cls(**found)
 
 
 class GeneratedSequences(Dataset):
     """`total` sequences as input_ids and labels, (length,) each. Sequence i is a function of i and
     the seed, independent of batches, processes and interruptions. Held-out sequences differ from
     training sequences for all seeds. Only the latest chunk is kept: read them in order.
-
-    Raises:
-        ValueError: for total below 1, or a negative seed.
     """
 
     def __init__(self, source: Source, total: int, seed: int, held_out: bool = False):
-        check_integer("total", total)
-        check_integer("seed", seed, least=0)
         self.source, self.total, self.seed, self.held_out = source, total, seed, held_out
         self._latest: tuple[int, list[Tensor]] | None = None
 
@@ -164,10 +153,6 @@ class GeneratedTask(Task):
         source: settings of the sequences.
         samples: questions of each cell.
         criterion: see `Task`.
-
-    Raises:
-        ValueError: for a source of another task; unless the run's `length` equals that of the
-            sequences.
     """
 
     kind: type[Source]
@@ -197,7 +182,6 @@ class GeneratedTask(Task):
             )
         if settings.eval_blocks is None:
             raise ValueError(f"eval_blocks=null: the number of {unit} is unlimited; give a number")
-        check_integer("task.samples", samples)
         if criterion is not None:
             check_fraction("task.criterion", criterion)
             if (kind := arguments.lr_scheduler_type) in FROM_THE_LAST_RATE:
@@ -276,11 +260,7 @@ class GeneratedTask(Task):
     def asked(
         given: argparse.Namespace, folder: Path, model: TapeForCausalLM
     ) -> tuple[Questions, str]:
-        """Returns what a command asks of the model in a folder, and the name of the results.
-
-        Raises:
-            ValueError: if the options do not go together.
-        """
+        """Returns what a command asks of the model in a folder, and the name of the results."""
         raise NotImplementedError
 
     @staticmethod

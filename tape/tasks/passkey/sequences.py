@@ -19,7 +19,8 @@ from tokenizers import Regex, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tape.data.tokenizer import END, PADDING
-from tape.tasks.generated import NO_LABEL, Block, Source, word_tokenizer
+from tape.model.loss import IGNORED
+from tape.tasks.generated import Block, Source, word_tokenizer
 from tape.validation import check_integer
 
 LOW, HIGH = 1, 50_000  # keys are in range(LOW, HIGH)
@@ -306,7 +307,7 @@ class Passkeys(Source):
         written = tokenizer(prompt.text + prompt.answer)["input_ids"]
         written.append(tokenizer.eos_token_id)
         ids = np.full((1, self.length), tokenizer.pad_token_id)
-        labels = np.full_like(ids, NO_LABEL)
+        labels = np.full_like(ids, IGNORED)
         ids[0, : len(written)] = labels[0, : len(written)] = written
         return ids, labels
 

@@ -1,7 +1,7 @@
 """Synthetic tasks: blocks of problems of one length, in a vocabulary that all tasks share.
 
 A generator takes `Draws` for B problems and a length. It returns tokens (B, T) and labels (B, T):
-labels[:, t] is the token to predict from tokens[:, :t], or `NO_LABEL`. Examples are written with
+labels[:, t] is the token to predict from tokens[:, :t], or `IGNORED`. Examples are written with
 `example`, as the words of a problem and its labels.
 """
 
@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tape.data.tokenizer import END, PADDING
 from tape.hashing import splitmix64
-from tape.tasks.generated import NO_LABEL, Block, word_tokenizer
+from tape.model.loss import IGNORED
+from tape.tasks.generated import Block, word_tokenizer
 from tape.validation import look_up
 
 SYMBOLS = 128
@@ -72,7 +73,7 @@ class Draws:
 def answered(prompt: np.ndarray, answer: np.ndarray, *asked: np.ndarray) -> Block:
     """Joins prompts (B, P), '=', what is asked (B, 1) and answers (B, A), the only labels."""
     before = np.hstack((prompt, np.full((len(prompt), 1), EQUALS), *asked))
-    return np.hstack((before, answer)), np.hstack((np.full_like(before, NO_LABEL), answer))
+    return np.hstack((before, answer)), np.hstack((np.full_like(before, IGNORED), answer))
 
 
 def rearranged(draws: Draws, length: int, how: Callable[[np.ndarray], np.ndarray]) -> Block:
@@ -162,7 +163,7 @@ def group_words(draws: Draws, length: int, points: int, even: bool = False) -> B
         states[:, t] = table[states[:, t - 1], elements[:, t]]
     edge = np.ones((len(elements), 1), dtype=np.int64)
     tokens = np.hstack((SYMBOL + elements, PAD * edge))
-    return tokens, np.hstack((NO_LABEL * edge, SYMBOL + states))
+    return tokens, np.hstack((IGNORED * edge, SYMBOL + states))
 
 
 def flip_flop(draws: Draws, length: int, ignored: int) -> Block:
@@ -179,7 +180,7 @@ def flip_flop(draws: Draws, length: int, ignored: int) -> Block:
     bits = DIGIT + np.where(reads, np.take_along_axis(bits, latest, axis=1), bits)
     read, write, ignore = (NAMES.index(letter) for letter in "rwi")
     words = np.where(reads, read, np.where(writes, write, ignore))
-    labels = np.stack((np.full_like(bits, NO_LABEL), np.where(reads, bits, NO_LABEL)), axis=-1)
+    labels = np.stack((np.full_like(bits, IGNORED), np.where(reads, bits, IGNORED)), axis=-1)
     return np.stack((words, bits), axis=-1).reshape(len(bits), -1), labels.reshape(len(bits), -1)
 
 
@@ -201,8 +202,8 @@ def recall(draws: Draws, length: int) -> Block:
     asked = asked.reshape(len(keys), -1)
     given = np.stack((keys, values), axis=-1).reshape(len(keys), -1)
     is_value = (asked != BLANK) & (np.arange(asked.shape[1]) % 2 == 1)
-    labels = np.where(is_value, asked, NO_LABEL)
-    return np.hstack((given, asked)), np.hstack((np.full_like(given, NO_LABEL), labels))
+    labels = np.where(is_value, asked, IGNORED)
+    return np.hstack((given, asked)), np.hstack((np.full_like(given, IGNORED), labels))
 
 
 def selective_copy(draws: Draws, length: int) -> Block:
@@ -313,4 +314,4 @@ def example(name: str, length: int, seed: int = 0) -> tuple[str, str]:
     task = look_up("data.task", name, TASKS)
     task.check(name, length)
     block = task.make(Draws(keys_of(seed)), length)
-    return tuple(in_words(n for n in rows[0] if n != NO_LABEL) for rows in block)
+    return tuple(in_words(n for n in rows[0] if n != IGNORED) for rows in block)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tape.hashing import splitmix64
-from tape.tasks.generated import NO_LABEL, Block, Source, is_held_out
+from tape.model.loss import IGNORED
+from tape.tasks.generated import Block, Source, is_held_out
 from tape.tasks.synthetic.generators import PAD, TASKS, Draws, Task, keys_of, words_tokenizer
 from tape.validation import look_up
 
@@ -86,7 +87,7 @@ class Synthetic(Source):
         keys = keys_of(seed, LENGTHS, stream, numbers)
         lengths = self.min_length + Draws(keys).integers(spread, 1)[:, 0]
         tokens = np.full((count, self.length), PAD)
-        labels = np.full_like(tokens, NO_LABEL)
+        labels = np.full_like(tokens, IGNORED)
         for length in np.unique(lengths):
             rows = np.flatnonzero(lengths == length)
             made = self.draw(seed, stream, numbers[rows], int(length))

@@ -22,10 +22,11 @@ from transformers import PreTrainedTokenizerBase
 from tape.evaluation.accuracy import Accuracy, Measure, ratio
 from tape.evaluation.questions import Answer, Question, Questions, check_count
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
+from tape.model.loss import IGNORED
 from tape.parsers import BATCHING
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
-from tape.tasks.generated import NO_LABEL, GeneratedTask
+from tape.tasks.generated import GeneratedTask
 from tape.tasks.synthetic.generators import in_words
 from tape.tasks.synthetic.problems import Synthetic
 from tape.training.callbacks import reached
@@ -158,7 +159,7 @@ class SyntheticQuestions(Questions):
 
     def mark(self, question, written, tokenizer):
         """Marks the tokens (T - 1,) given for each but the first one of a problem."""
-        is_asked = question.answer[1:] != NO_LABEL
+        is_asked = question.answer[1:] != IGNORED
         expected, given = question.answer[1:][is_asked], written[is_asked]
         found = int((expected == given).sum())
         right = found == len(expected)
