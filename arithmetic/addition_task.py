@@ -19,12 +19,11 @@ from transformers import PreTrainedTokenizerBase
 
 from arithmetic.problems import Problems
 from tape.evaluation.accuracy import Accuracy, Measure
-from tape.evaluation.questions import Answer, Question, Questions, check_count
+from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View, Where
 from tape.model.checkpoint import check_length
 from tape.parsers import BATCHING
 from tape.positions.abacus import Abacus
-from tape.runs.folder import TRAINED, read_configuration
 from tape.tasks.generated import GeneratedTask
 
 HEAT = HeatMap(
@@ -68,20 +67,12 @@ read_evaluation = GRID.read
 
 @dataclass(frozen=True)
 class GridQuestions(Questions):
-    """`samples` problems of every cell (n, m) up to `max_length` digits.
-
-    Raises:
-        ValueError: for too many questions.
-    """
+    """`samples` problems of every cell (n, m) up to `max_length` digits."""
 
     problems: Problems
     max_length: int
     samples: int
     seed: int = 0
-
-    def __post_init__(self):
-        count = self.max_length**2 * self.samples
-        check_count(count, f"max_length={self.max_length} and samples={self.samples}")
 
     def settings(self) -> dict[str, Any]:
         asked = asdict(self)
@@ -130,12 +121,6 @@ class ArithmeticTask(GeneratedTask):
 
     @staticmethod
     def asked(given, folder, model):
-        recorded = read_configuration(folder, TRAINED) if (folder / TRAINED).is_file() else {}
-        if recorded.get("task.original_fault"):
-            raise ValueError(
-                f"{folder} was trained with task.original_fault=true, which this version lacks: "
-                "its attention ignored the state; evaluate it with the version that trained it"
-            )
         problems = Problems.load(folder)
         longest = given.max_length or 2 * max(problems.trained)
         return GridQuestions(problems, longest, given.samples, given.seed), "grid"

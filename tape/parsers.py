@@ -242,7 +242,6 @@ def suite(given: Words = None) -> argparse.Namespace:
     parser = Parser("suite", "All encodings on all tasks.")
     add = parser.add_argument
     add("runs", type=Path, nargs="+", help="folders of runs, or of saved results")
-    add("--beside", type=Path, help="saved results of other encodings; nothing if missing")
     add("--contrasts", nargs="*", default=[], help="predictions to test: task:longer:shorter")
     add("--out", type=result_folder, default=Path("output/suite"), help="for the results")
     arguments = parser.parse_args(given)

@@ -15,8 +15,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from tape.model.checkpoint import check_length
 from tape.model.modeling import TapeForCausalLM
 
-MOST = 10**7  # questions of an evaluation
-
 
 class Question(NamedTuple):
     """
@@ -121,12 +119,6 @@ class Questions:
                 part = group[first : first + size]
                 batches.append(Batch(part, max(each.room for each in part), length))
         return sorted(batches, key=lambda batch: -batch.cost)
-
-
-def check_count(asked: int, settings: str) -> None:
-    """Raises a ValueError for more than `MOST` questions."""
-    if asked > MOST:
-        raise ValueError(f"{settings}: {asked:,} questions; at most {MOST:,} are allowed")
 
 
 def left_padded(prompts: Sequence[Sequence[int]], padding: int) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.figures import curve, write_figure
-from tape.evaluation.questions import MOST, Answer, Question, Questions, check_count
+from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
 from tape.parsers import BATCHING
 from tape.tasks.generated import GeneratedTask
@@ -34,7 +35,6 @@ from tape.tasks.passkey.sequences import (
     original_prompt,
     token_counter,
 )
-from tape.validation import check_integer
 
 TIMES = (1, 2, 4, 8)  # multiples of the trained length: in validations and comparisons
 LENGTHS = 8  # default number of lengths, for models trained on plain prompts multiples of theirs
@@ -69,10 +69,10 @@ def _columns(asked: list[Asked], rows: pd.DataFrame) -> list[Column]:
     return [within, *(at(length, f"{name}, %", name) for length, name in beyond.items())]
 
 
-KEYS = "max_tokens interval num_tests depths seed keys values plain original"
 CURVE = Panel(
     lambda rows: select(rows, "accuracy"), "length", (HEAT.labels[1], "accuracy"), share=True
 )
+KEYS = "max_tokens interval num_tests depths seed keys values plain original"
 VIEW = View(
     keys=tuple(KEYS.split()),
     columns=_columns,
@@ -128,31 +128,20 @@ class PasskeyQuestions(Questions):
     LIMIT = "max_tokens"
 
     def __post_init__(self):
-        for name in ("max_tokens", "interval", "num_tests", "depths"):
-            check_integer(name, getattr(self, name), most=MOST)
-        check_integer("seed", self.seed, least=0)
         check_needles(self.keys, self.values)
         if self.interval > self.max_tokens:
             raise ValueError(
                 f"interval={self.interval}, the shortest length, is more than "
                 f"max_tokens={self.max_tokens}, the longest"
             )
-        check_count(
-            len(self.lengths) * self.depths * self.num_tests,
-            f"num_tests={self.num_tests} at depths={self.depths} and {len(self.lengths):,} lengths",
-        )
         if self.original and (self.plain or (self.keys, self.values) != (1, 1)):
             raise ValueError(
                 "the original rule has the wording of the benchmark, one key and one value, and "
                 "this model or command has others: leave out --original"
             )
 
-    @property
-    def lengths(self) -> range:
-        return range(self.interval, self.max_tokens + 1, self.interval)
-
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> list[list[Question]]:
-        """Returns the questions of each length, depth by depth.
+        """Returns the questions of each length, depth by depth. The original rule's depth is None.
 
         Raises:
             ValueError: if the shortest prompts have no room for their lines, or the tokenizer
@@ -160,12 +149,13 @@ class PasskeyQuestions(Questions):
         """
         sample, count = self._draft(0.5), token_counter(tokenizer)
         check_tokenizer(tokenizer, sample.prompt(sample.stretches(SAMPLE)).text)
-        lengths = tqdm(self.lengths, desc="prompts", leave=False, disable=None)
+        lengths = range(self.interval, self.max_tokens + 1, self.interval)
+        lengths = tqdm(lengths, desc="prompts", leave=False, disable=None)
         groups = [[*self._of_length(length, count)] for length in lengths]
-        room = max(count(prompt.answer) for group in groups for _, prompt, _ in group)
+        room = max(count(prompt.answer) for group in groups for _, prompt in group)
         room += ROOM * self.values
         return [
-            [Question(cell, prompt.text, prompt, tokens, room) for cell, prompt, tokens in group]
+            [Question(cell, each.text, each, count(each.text), room) for cell, each in group]
             for group in groups
         ]
 
@@ -173,18 +163,14 @@ class PasskeyQuestions(Questions):
         text = PLAIN if self.plain else BENCHMARK
         return Draft(text, depth, (self.seed, QUESTIONS, *seed), self.keys, self.values)
 
-    def _of_length(self, length: int, count: Count) -> Iterator[tuple[tuple, Prompt, int]]:
-        """Yields (length, depth), a prompt and its tokens; the original rule's depth is None."""
+    def _of_length(self, length: int, count: Count) -> Iterator[tuple[tuple, Prompt]]:
         if self.original:
             for n in range(self.num_tests):
-                prompt = original_prompt(length, self.seed + n)
-                yield (length, None), prompt, count(prompt.text)
+                yield (length, None), original_prompt(length, self.seed + n)
             return
-        depths = np.linspace(0, 1, self.depths).round(6) if self.depths > 1 else [0.5]
-        for place, depth in enumerate(map(float, depths)):
-            for n in range(self.num_tests):
-                prompt = self._draft(depth, length, place, n).fitted(length, count)
-                yield (length, depth), prompt, length
+        depths = np.linspace(0, 1, self.depths).round(6).tolist() if self.depths > 1 else [0.5]
+        for (place, depth), n in product(enumerate(depths), range(self.num_tests)):
+            yield (length, depth), self._draft(depth, length, place, n).fitted(length, count)
 
     def mark(self, question, written, tokenizer):
         """Counts which of k requested values are among the first k numbers. A number counts if
@@ -253,23 +239,27 @@ class PasskeyTask(GeneratedTask):
     @staticmethod
     def asked(given, folder, model):
         """Asks plain prompts of models trained on them, others the benchmark's."""
-        source = Passkeys.load(folder) if (folder / Passkeys.FILE).is_file() else None
-        longest = given.max_tokens or (source and LENGTHS * source.max_length)
-        if longest is None:
-            raise ValueError("give --max_tokens, the length of the longest prompts")
-        usual = (source.keys, source.values) if source else (1, 1)
+        plain = (folder / Passkeys.FILE).is_file()
+        if plain:
+            source = Passkeys.load(folder)
+            trained, usual = source.max_length, (source.keys, source.values)
+        else:
+            trained, usual = model.config.max_position_embeddings, (1, 1)
+            if given.max_tokens is None:
+                raise ValueError("give --max_tokens, the length of the longest prompts")
+        longest = given.max_tokens or LENGTHS * trained
         keys, values = given.keys or usual[0], given.values or usual[1]
         questions = PasskeyQuestions(
             longest,
-            given.interval or (source.max_length if source else max(1, longest // LENGTHS)),
+            given.interval or (trained if plain else max(1, longest // LENGTHS)),
             given.num_tests,
             given.depths,
             given.seed,
             keys,
             values,
-            plain=source is not None,
-            original=given.original,
-            trained=source.max_length if source else model.config.max_position_embeddings,
+            plain,
+            given.original,
+            trained,
         )
         name = "passkey" + "_original" * given.original
         return questions, name if (keys, values) == usual else f"{name}_{keys}x{values}"

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cache, cached_property
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ class Text(NamedTuple):
         lines, questions: for one value, and for several.
         garbage: returns so many units of it.
         join: joins description, garbage (which may be empty) and lines in turn, and question.
-        units_per_token: approximate number of garbage units per token.
+        units_per_token: approximately, of the garbage.
         spelled: spelling of a name.
     """
 
@@ -56,11 +56,13 @@ class Text(NamedTuple):
 
     def line(self, name: str | None, value: str, several: bool) -> str:
         """Returns the line with a value, the only one or one of `several`; None: without names."""
-        of = f" of {self.spelled(name)}" if name else ""
-        return self.lines[several].format(of=of, value=value)
+        return self.lines[several].format(of=self._of(name), value=value)
 
     def question(self, name: str | None, several: bool) -> str:
-        return self.questions[several].format(of=f" of {self.spelled(name)}" if name else "")
+        return self.questions[several].format(of=self._of(name))
+
+    def _of(self, name: str | None) -> str:
+        return f" of {self.spelled(name)}" if name else ""
 
 
 FILLER = (
@@ -120,21 +122,17 @@ ADJECTIVES = (
 )  # fmt: skip
 
 
-def plain_words() -> list[str]:
-    """Returns all distinct words of plain prompts and answers."""
-    texts = [PLAIN.description, *map(SENTENCE.format, NOUNS, ADJECTIVES)]
-    for name in (None, *NAMES):
-        for several in (False, True):
-            texts += [PLAIN.line(name, "", several), PLAIN.question(name, several)]
-    return list(dict.fromkeys(" ".join([*texts, ","]).split()))
-
-
+@cache
 def plain_tokenizer() -> PreTrainedTokenizerFast:
     """Returns a tokenizer of plain prompts, one token per word and per digit. The space before a
     word or number belongs to its first token."""
+    texts = [PLAIN.description, *map(SENTENCE.format, NOUNS, ADJECTIVES)]
+    for name, several in product((None, *NAMES), (False, True)):
+        texts += [PLAIN.line(name, "", several), PLAIN.question(name, several)]
+    words = dict.fromkeys([*" ".join(texts).split(), ","])
     first = PLAIN.description.split()[0]
     tokens = [END, PADDING, *"0123456789", *(f" {digit}" for digit in "0123456789"), first]
-    tokens += [f" {word}" for word in plain_words()]
+    tokens += [f" {word}" for word in words]
     split = pre_tokenizers.Split(Regex(r" ?\d| ?[^\s\d]+"), "isolated")
     return word_tokenizer(tokens, split, decoders.Fuse())
 
@@ -285,7 +283,7 @@ class Passkeys(Source):
         name, several = NAMES[0] if self.keys > 1 else None, self.values > 1
         lines = [PLAIN.line(name, str(HIGH - 1), several)] * (self.keys * self.values)
         parts = [PLAIN.description, *lines, PLAIN.question(name, several)]
-        return token_counter(self._tokenizer)(PLAIN.join(parts))
+        return token_counter(plain_tokenizer())(PLAIN.join(parts))
 
     @property
     def length(self) -> int:
@@ -300,7 +298,7 @@ class Passkeys(Source):
         """Returns one prompt with its answer and EOS: (1, length) each. The loss covers the whole
         text, because some encodings learn far more slowly from answers alone."""
         key = (seed, EVALUATION if held_out else TRAINING, number)
-        rng, tokenizer = np.random.default_rng((*key, 0)), self._tokenizer
+        rng, tokenizer = np.random.default_rng((*key, 0)), plain_tokenizer()
         tokens = int(rng.integers(self.shortest, self.max_length, endpoint=True))
         draft = Draft(PLAIN, rng.random(), (*key, 1), self.keys, self.values)
         prompt = draft.fitted(tokens, token_counter(tokenizer))
@@ -310,7 +308,3 @@ class Passkeys(Source):
         labels = np.full_like(ids, IGNORED)
         ids[0, : len(written)] = labels[0, : len(written)] = written
         return ids, labels
-
-    @cached_property
-    def _tokenizer(self):
-        return plain_tokenizer()

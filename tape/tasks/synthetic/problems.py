@@ -11,8 +11,9 @@ from tape.hashing import splitmix64
 from tape.model.loss import IGNORED
 from tape.tasks.generated import Block, Source, is_held_out
 from tape.tasks.synthetic.generators import PAD, TASKS, Draws, Task, keys_of, words_tokenizer
-from tape.validation import look_up
+from tape.validation import check_integer, look_up
 
+MAX_LENGTH = 100_000
 SPLIT_BITS = 14  # log2 of the number of problems from which a length has held-out ones
 LENGTHS, TRAINING, HELD_OUT, EVALUATION = range(4)  # random streams of a seed
 
@@ -34,13 +35,9 @@ class Synthetic(Source):
     tokenizer = staticmethod(words_tokenizer)
 
     def __post_init__(self):
-        for name in ("min_length", "max_length"):
-            self.of.check(self.task, getattr(self, name), f"data.{name}")
-        if self.min_length > self.max_length:
-            raise ValueError(
-                f"data.min_length={self.min_length} must be at most "
-                f"data.max_length={self.max_length}"
-            )
+        least = self.of.shortest
+        check_integer("data.min_length", self.min_length, least, MAX_LENGTH)
+        check_integer("data.max_length", self.max_length, self.min_length, MAX_LENGTH)
 
     @property
     def of(self) -> Task:
@@ -76,8 +73,7 @@ class Synthetic(Source):
             tokens[missing], labels[missing] = self.of.make(Draws(keys), length)
 
     def evaluation(self, length: int, count: int, seed: int) -> Block:
-        """Returns `count` problems for evaluation, of a length that the task has."""
-        self.of.check(self.task, length)
+        """Returns `count` problems for evaluation."""
         return self.draw(seed, EVALUATION, np.arange(count), length)
 
     def chunk(self, number: int, count: int, seed: int, held_out: bool) -> Block:

@@ -1,15 +1,12 @@
 """All encodings on all tasks: one table and one heat map per encoding.
 
-tape suite output/suite_* --beside docs/results/suite \\
-    --out output/compare_suite
+tape suite output/suite_* --out output/compare_suite
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,7 @@ from scipy.stats import fisher_exact
 from tape import parsers, provenance
 from tape.command import expected_errors
 from tape.evaluation.figures import heat, write_figure
-from tape.evaluation.tables import csv_table, markdown_table
+from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
 from tape.files import write_text
 from tape.model.configuration import TapeConfig
@@ -28,10 +25,8 @@ from tape.results.rows import groups_of
 from tape.results.runs import (
     Run,
     end,
-    is_saved,
     missing_note,
     read_all,
-    read_saved,
     write_runs,
 )
 from tape.statistics import clopper_pearson, exchange_p, holm, table
@@ -40,7 +35,6 @@ from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
 KIND = "synthetic"
 NAMES = ["task", "encoding"]
-HEAD = ["learned", "95 %", "longest: median", "best", "at twice, %"]
 NOTE = """\
 Each cell: median (best) of the longest solved length over the runs that reached the criterion in
 the trained lengths, then how many of all runs did. The longest solved length is the largest up to
@@ -104,39 +98,40 @@ def rows_of(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def cells_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns a line per encoding on a task: `solved` and `longest`, the largest solved lengths of
-    all runs and of those that learned it; `lengths`, where those that failed have 0; and `twice`,
-    the mean accuracy of those that learned it at twice the trained length. Within a task, what was
-    learned most often comes first, then what solves the longest problems."""
+    """Returns a line per encoding on a task: how many of its `runs` have `learned` it, the `median`
+    and the `best` of the lengths that these solved, and their mean accuracy at `twice` the trained
+    length; of all runs, the median `solved` and the `lengths`, 0 for those that failed. Within a
+    task, what was learned most often comes first, then what solves the longest problems."""
     runs = rows.drop_duplicates(["run", *NAMES])
     runs = runs.assign(length=runs["solved"] * runs["learned"])
-    groups = runs.groupby(NAMES, sort=False)
-    cells = groups.agg(
-        solved=("solved", list), lengths=("length", list), trained=("trained", "first")
+    cells = runs.groupby(NAMES, sort=False).agg(
+        runs=("run", "size"),
+        learned=("learned", "sum"),
+        solved=("solved", "median"),
+        lengths=("length", list),
+        trained=("trained", "first"),
     )
-    reached = runs[runs["learned"]].groupby(NAMES)["solved"].agg(list)
-    cells["longest"] = [reached.get(name, []) for name in cells.index]
+    reached = runs[runs["learned"]].groupby(NAMES)["solved"]
     twice = rows[rows["learned"] & (rows["length"] == 2 * rows["trained"])]
+    cells = cells.assign(median=reached.median(), best=reached.max())
     cells["twice"] = table(twice, NAMES)["mean"]
-    rank = [
-        ([*TASKS].index(task), -len(longest), -median(longest or [0]), encoding)
-        for (task, encoding), longest in cells["longest"].items()
-    ]
-    return cells.iloc[sorted(range(len(rank)), key=rank.__getitem__)]
+    cells["place"] = [[*TASKS].index(task) for task, _ in cells.index]
+    order = ["place", "learned", "median", "encoding"]
+    return cells.sort_values(order, ascending=[True, False, False, True])
 
 
 def texts_of(cells: pd.DataFrame) -> pd.DataFrame:
     """Returns the columns of suite.csv after `NAMES`, as text."""
-    lines = []
-    for cell in cells.itertuples():
-        low, high = clopper_pearson(len(cell.longest), len(cell.solved))
-        solved = (
-            [f"{median(cell.longest):g}", str(max(cell.longest))] if cell.longest else ["-"] * 2
-        )
-        twice = "-" if math.isnan(cell.twice) else f"{100 * cell.twice:.1f}"
-        count = f"{len(cell.longest)} of {len(cell.solved)}"
-        lines.append([count, f"{low:.2f} to {high:.2f}", *solved, twice])
-    return pd.DataFrame(lines, index=cells.index, columns=HEAD)
+    counts = [*zip(cells["learned"], cells["runs"], strict=True)]
+    intervals = [clopper_pearson(*each) for each in counts]
+    columns = {
+        "learned": [f"{learned} of {runs}" for learned, runs in counts],
+        "95 %": [f"{low:.2f} to {high:.2f}" for low, high in intervals],
+        "longest: median": cells["median"].map("{:g}".format, na_action="ignore"),
+        "best": cells["best"].map("{:g}".format, na_action="ignore"),
+        "at twice, %": (100 * cells["twice"]).map("{:.1f}".format, na_action="ignore"),
+    }
+    return pd.DataFrame(columns, index=cells.index).fillna("-")
 
 
 def matrix(shown: pd.Series) -> str:
@@ -191,13 +186,13 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def suite(
-    folders: Sequence[Path], beside: Path | None, out: Path, contrasts: Sequence[str] = ()
+    folders: Sequence[Path], out: Path, contrasts: Sequence[str] = ()
 ) -> tuple[str, dict[Path, str]]:
     """Writes suite.md, suite.csv, heatmap and the results in long form; returns the table and, by
     folder, why runs could not be read.
 
     Args:
-        beside: saved results of other encodings; runs in `folders` replace theirs.
+        folders: of runs, or of saved results.
         contrasts: predictions to test, as `contrast` splits them.
 
     Raises:
@@ -205,27 +200,25 @@ def suite(
     """
     predictions = [*map(contrast, contrasts)]
     runs, missing = read_all(folders, FOLDER)
-    if beside is not None and is_saved(beside):
-        own = {(run.digest, run.seed) for run in runs}
-        runs += [run for run in read_saved(beside) if (run.digest, run.seed) not in own]
     if others := [run.folder for run in runs if KIND not in run.asked]:
         raise ValueError(f"{others[0]} was not evaluated on a synthetic task: leave it out")
     rows = rows_of(runs)
     cells = cells_of(rows)
-    texts, most = texts_of(cells), cells["solved"].map(len).max()
-    count, _, middle, best, _ = (texts[name] for name in HEAD)
-    trained = {task: n for (task, _), n in cells["trained"].items()}
+    texts, most = texts_of(cells), cells["runs"].max()
+    median, best = texts["longest: median"], texts["best"]
+    trained = cells["trained"].groupby(level="task", sort=False).first()
     note = NOTE.format(
-        trained=", ".join(f"{task} {n}" for task, n in trained.items()),
-        every=matrix(cells["solved"].map(lambda each: f"{median(each):g} ({len(each)})")),
+        trained=", ".join(f"{task} {length}" for task, length in trained.items()),
+        every=matrix(cells["solved"].map("{:g}".format) + cells["runs"].map(" ({})".format)),
         runs=most,
         p=fisher_exact([[most, 0], [0, most]]).pvalue,
     )
-    learned_by = matrix(middle.where(middle == "-", middle + " (" + best + ")") + ", " + count)
-    text = f"{learned_by}\n\n{note}{predicted(cells['lengths'], predictions)}"
+    solved = median.where(median == "-", median + " (" + best + ")")
+    text = matrix(solved + ", " + texts["learned"])
+    text += f"\n\n{note}{predicted(cells['lengths'], predictions)}"
     write_runs(out, runs)
     write_text(out / "suite.md", text + missing_note(missing) + "\n")
-    write_text(out / "suite.csv", csv_table([(*NAMES, *HEAD), *texts.reset_index().values]))
+    write_text(out / "suite.csv", texts.to_csv(lineterminator="\n"))
     write_figure(draw(rows), out / "heatmap")
     provenance.record(out)
     return text, missing
@@ -234,7 +227,7 @@ def suite(
 @expected_errors()
 def main() -> None:
     arguments = parsers.suite()
-    text, missing = suite(arguments.runs, arguments.beside, arguments.out, arguments.contrasts)
+    text, missing = suite(arguments.runs, arguments.out, arguments.contrasts)
     print(f"{text}{missing_note(missing)}")
     print(f"\nalso in {arguments.out}, with heatmap.png, suite.csv and all rows")
     end(arguments.runs, missing)
