@@ -22,7 +22,6 @@ from tape.evaluation.accuracy import Accuracy, Measure
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, View, Where
 from tape.model.checkpoint import check_length
-from tape.parsers import BATCHING
 from tape.positions.abacus import Abacus
 from tape.tasks.generated import GeneratedTask
 
@@ -114,7 +113,6 @@ class ArithmeticTask(GeneratedTask):
     name = "addition"
     unit = "problems"
     results = GRID
-    batching = BATCHING["addition"]
 
     def questions(self, samples):
         return [GridQuestions(self.source, 2 * max(self.source.trained), samples)]

@@ -15,7 +15,6 @@ from tokenizers import Regex, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tape.data.tokenizer import END, PADDING
-from tape.hashing import splitmix64
 from tape.model.loss import IGNORED
 from tape.tasks.generated import Block, Source, added, is_held_out, word_tokenizer
 from tape.validation import check_integer
@@ -24,6 +23,7 @@ MIN_SPLIT_DIGITS = 4  # of both operands; smaller cells have no held-out problem
 MAX_DIGITS = 10_000  # of an operand
 TRAINING, EVALUATION, SEQUENCES_HELD_OUT = range(3)  # random streams of a seed
 VOCABULARY = (END, PADDING, *"0123456789=-, +*|")  # part of it unused: that of all trained models
+PLACES = np.array([[2], [1]]) << 32  # of the operands' digits, in hashes
 EOS, GAP, ZERO, EQUALS, PLUS = map(VOCABULARY.index, (END, PADDING, "0", "=", "+"))
 
 
@@ -41,9 +41,6 @@ class Problems(Source):
     Args:
         max_first, max_second: training draws uniformly from the cells 1..max_first x
             1..max_second.
-
-    Raises:
-        ValueError: for values that are not allowed.
     """
 
     max_first: int = 5
@@ -66,7 +63,6 @@ class Problems(Source):
 
     @property
     def length(self) -> int:
-        """Tokens of a training sequence: the longest problem with EOS."""
         return self.max_first + self.max_second + max(self.trained) + len("+=1") + 1
 
     @property
@@ -74,11 +70,8 @@ class Problems(Source):
         return self.max_first, self.max_second
 
     def evaluation(self, n: int, m: int, count: int, seed: int) -> list[tuple[str, str]]:
-        """Draws `count` problems of a cell as (prompt, answer), such as ("21+3=", "51"). Problems
-        may repeat.
-
-        No training problem of any seed is among them if the cell is large enough (see `draw`).
-        """
+        """Draws `count` problems of a cell as (prompt, answer), such as ("21+3=", "51"). They may
+        repeat; none is a training problem if the cell is large enough (see `draw`)."""
         rng = np.random.default_rng((seed, EVALUATION, n, m))
         prompts, answers = map(in_characters, draw(rng, np.tile((n, m), (count, 1)), held_out=True))
         return list(zip(prompts, answers, strict=True))
@@ -113,7 +106,8 @@ def draw(rng: np.random.Generator, widths: np.ndarray, held_out: bool) -> Block:
         nonzero = rng.integers(1, 10, size=last.shape, dtype=np.uint8)
         digits = np.where((place == last) & (last > 0), nonzero, digits)
         operands[missing] = np.where(place <= last, digits, 0)
-        wrong = are_held_out(operands[missing], widths[missing]) != held_out
+        values = np.where(place <= last, operands[missing], -1)
+        wrong = is_held_out(values, PLACES | place) != held_out
         missing = missing[wrong & split[missing]]
     sums = added(*operands.swapaxes(0, 1))
     first, second = (written(*of) for of in zip(operands.swapaxes(0, 1), widths.T, strict=True))
@@ -130,15 +124,3 @@ def written(numbers: np.ndarray, widths: np.ndarray) -> np.ndarray:
 
 def in_characters(texts: np.ndarray) -> list[str]:
     return ["".join(VOCABULARY[token] for token in text if token != GAP) for text in texts]
-
-
-def are_held_out(operands: np.ndarray, widths: np.ndarray) -> np.ndarray:
-    """Returns which problems (B,) are for evaluation only, by a hash of the operands (B, 2, W), for
-    any seed.
-
-    The hash sums a random 64-bit number per operand and place, multiplied by the digit.
-    """
-    operand = np.array([[2], [1]], dtype=np.uint64)
-    place = np.arange(operands.shape[-1], dtype=np.uint64)
-    digits = np.where(place < widths[..., None], operands + 1, 0).astype(np.uint64)
-    return is_held_out((digits * splitmix64(operand << 32 | place)).sum(axis=(1, 2)))

@@ -26,7 +26,7 @@ from tape.settings.schema import RunSettings
 from tape.training.arguments import sequences_per_step, training_order
 from tape.training.report import facts, headline, publish
 from tape.training.task import Task
-from tape.validation import check_integer, check_path
+from tape.validation import check_path
 
 POOL = 32  # steps whose sequences are sorted by length together
 BATCH = 8  # prompts of full budget that are answered together in the report
@@ -37,7 +37,7 @@ REPORT = """\
 
 {task}, budget {budget}: {metric} {score:.2f} on {questions} validation questions, greedily.
 
-All of them, with their answers: tape evaluate {folder} --task scrolls
+All of them: tape scrolls-generate model={folder} task={task} output=answers.json
 """
 
 
@@ -72,19 +72,13 @@ def padded(sequences: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 class ScrollsTask(Task):
-    """Trains on every gold answer of a task; validates on the first one of each question.
-
-    Raises:
-        ValueError: unless the run's `length` equals the budget's; for a question that leaves no
-            room for the document.
-    """
+    """Trains on every gold answer of a task; validates on the first one of each question."""
 
     collate = staticmethod(padded)
 
     def __init__(
         self, data: ScrollsData, settings: RunSettings, arguments: TrainingArguments, samples: int
     ):
-        check_integer("task.samples", samples)
         if settings.base_model is None:
             raise ValueError("give base_model=..., the folder of a pre-trained model")
         task = TASKS[data.task]

@@ -2,14 +2,14 @@
 
 import hashlib
 
+import numpy as np
 import pytest
 
 from arithmetic.problems import Problems
 from tape.tasks.generated import GeneratedSequences
 from tape.tasks.passkey.passkey_task import PasskeyQuestions
 from tape.tasks.passkey.sequences import BENCHMARK, Draft, Passkeys, original_prompt
-from tape.tasks.synthetic.generators import TASKS
-from tape.tasks.synthetic.problems import Synthetic
+from tape.tasks.synthetic.problems import EVALUATION, TASKS, Synthetic
 
 SOURCES = {
     "addition": [Problems(4, 3), Problems(1, 1), Problems(20, 40)],
@@ -24,7 +24,7 @@ def questions(source):
         return [text for cell in cells for each in source.evaluation(*cell, 5, 1) for text in each]
     if isinstance(source, Synthetic):
         lengths = (source.min_length, source.max_length, source.of.tested)
-        blocks = (source.evaluation(n, 5, 1) for n in lengths)
+        blocks = (source.draw(1, EVALUATION, np.arange(5), n) for n in lengths)
         return [rows for block in blocks for rows in block]
     length = 2 * source.max_length
     asked = PasskeyQuestions(length, length, 2, 3, 1, source.keys, source.values, plain=True)

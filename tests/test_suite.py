@@ -20,8 +20,7 @@ from tape.results.report import read_run
 from tape.runs.metrics import read_metrics
 from tape.settings.groups import options
 from tape.tasks.synthetic import synthetic_task
-from tape.tasks.synthetic.generators import TASKS
-from tape.tasks.synthetic.problems import Synthetic
+from tape.tasks.synthetic.problems import TASKS, Synthetic
 from tape.tasks.synthetic.suite import contrast, draw, encoding_name, predicted, suite
 from tape.tasks.synthetic.synthetic_task import lengths_to, longest_solved
 from tape.training import callbacks

@@ -20,7 +20,7 @@ COMMANDS = {
     },
     "evaluate": {
         "perplexity": ("tape.evaluation.perplexity", "perplexity of a text by length; LongPPL"),
-        "evaluate": ("tape.tasks.evaluate", "addition, pass keys, synthetic tasks, SCROLLS"),
+        "evaluate": ("tape.tasks.evaluate", "addition, pass keys, synthetic tasks"),
         "lm-eval": ("tape.evaluation.lm_eval", "tasks of lm-eval: MMLU, ARC, RULER, your own"),
         "scrolls-generate": ("scrolls.generate", "generate the answers to a SCROLLS task"),
         "scrolls-score": ("scrolls.score", "verify and score predictions for SCROLLS"),

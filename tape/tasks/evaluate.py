@@ -3,10 +3,6 @@
 tape evaluate output/add_adape --task addition --max_length 10 --shard 1/4
 tape evaluate output/passkey_tape_0 --task passkey
 tape evaluate output/parity_tape --task synthetic --samples 500
-
-The run's task of SCROLLS has options, answers and metrics of its own (scrolls/generate.py):
-
-tape evaluate output/scrolls/quality/tape --task scrolls
 """
 
 from __future__ import annotations
@@ -52,7 +48,8 @@ def evaluate(given: argparse.Namespace) -> Evaluation | None:
     from_folder = partial(load, intervention=given.intervention, position=position)
     model, tokenizer = from_folder(folder)
     questions, name = task.asked(given, folder, model)
-    batching = {task.batching[0]: getattr(given, task.batching[0])}
+    size, _ = parsers.BATCHING[given.task]
+    batching = {size: getattr(given, size)}
     batches = questions.plan(tokenizer, **batching)
     check_context(given.context_size, questions, batches)
     questions.check(model, batches)
@@ -103,11 +100,7 @@ def check_context(size: int | None, questions: Questions, batches: list[Batch]) 
 def main(words: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     transformers.logging.disable_progress_bar()
-    given = parsers.evaluate(words)
-    if given.task == parsers.SCROLLS:
-        resolve_name("scrolls.generate:evaluate_run")(given)
-    else:
-        evaluate(given)
+    evaluate(parsers.evaluate(words))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from tape.evaluation.view import Evaluation
 from tape.files import read_object, reading, write_text
 from tape.hashing import splitmix64
 from tape.model.modeling import TapeForCausalLM
+from tape.parsers import BATCHING
 from tape.runs.metrics import read_metrics
 from tape.settings.schema import RunSettings
 from tape.training.arguments import training_order
@@ -40,9 +41,12 @@ HELD_OUT_BITS = 4  # one problem in 2**4 is for evaluation only
 Block = tuple[np.ndarray, np.ndarray]  # tokens and labels (B, T) of sequences
 
 
-def is_held_out(hashes: np.ndarray) -> np.ndarray:
-    """Returns which problems are for evaluation only, from uint64 sums over their tokens."""
-    return splitmix64(hashes) >> (64 - HELD_OUT_BITS) == 0
+def is_held_out(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Returns which problems (B,) are for evaluation only, by a hash: the sum of a random number
+    per place, times 1 + the value. Values (B, ...) of -1 are left out."""
+    weighted = (values + 1).astype(np.uint64) * splitmix64(places.astype(np.uint64))
+    hashes = splitmix64(weighted.reshape(len(values), -1).sum(axis=1))
+    return hashes >> (64 - HELD_OUT_BITS) == 0
 
 
 def word_tokenizer(words: list[str], split: Any, decoder: Any = None) -> PreTrainedTokenizerFast:
@@ -96,11 +100,7 @@ class Source:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Reads settings written by `save`.
-
-        Raises:
-            ValueError: if the folder has none, or the file has others.
-        """
+        """Reads settings written by `save`, and refuses others."""
         file = Path(folder) / cls.FILE
         if not file.is_file():
             raise ValueError(f"{folder} has no {cls.FILE}: give the folder of a run on this task")
@@ -113,9 +113,8 @@ class Source:
 
 class GeneratedSequences(Dataset):
     """`total` sequences as input_ids and labels, (length,) each. Sequence i is a function of i and
-    the seed, independent of batches, processes and interruptions. Held-out sequences differ from
-    training sequences for all seeds. Only the latest chunk is kept: read them in order.
-    """
+    the seed. Held-out sequences differ from training sequences for all seeds. Only the latest chunk
+    is kept: read them in order."""
 
     def __init__(self, source: Source, total: int, seed: int, held_out: bool = False):
         self.source, self.total, self.seed, self.held_out = source, total, seed, held_out
@@ -147,7 +146,6 @@ class GeneratedTask(Task):
         name: of the task on the command line.
         unit: of the sequences, plural.
         results: of an evaluation.
-        batching: the argument of `Questions.plan`, an option of the command, and its default.
 
     Args:
         source: settings of the sequences.
@@ -159,7 +157,6 @@ class GeneratedTask(Task):
     name: str
     unit: str
     results: Accuracy
-    batching: tuple[str, int]
 
     def __init__(
         self,
@@ -196,7 +193,7 @@ class GeneratedTask(Task):
         sets = GeneratedSequences(source, 1, seed=0), self.evaluation
         written = "".join(self.tokenizer.decode(of[0]["input_ids"]) for of in sets)
         self.fingerprints = {unit: hashlib.sha256(written.encode()).hexdigest()[:16]}
-        how = dict([self.batching])
+        how = dict([BATCHING[self.name]])
         self.planned = [(q, q.plan(self.tokenizer, **how)) for q in self.questions(samples)]
 
     def questions(self, samples: int) -> list[Questions]:

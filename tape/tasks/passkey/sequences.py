@@ -42,7 +42,7 @@ class Text(NamedTuple):
         lines, questions: for one value, and for several.
         garbage: returns so many units of it.
         join: joins description, garbage (which may be empty) and lines in turn, and question.
-        units_per_token: approximately, of the garbage.
+        units_per_token: approximately.
         spelled: spelling of a name.
     """
 
@@ -143,7 +143,6 @@ def token_counter(tokenizer: PreTrainedTokenizerBase) -> Count:
 
 
 def check_needles(keys: int, values: int) -> None:
-    """Raises a ValueError for numbers of names and values that no prompt can have."""
     check_integer("keys", keys, most=len(NAMES))
     check_integer("values", values, most=(HIGH - LOW) // keys)
 
@@ -232,11 +231,7 @@ class Draft:
 
 def original_prompt(tokens: int, seed: int) -> Prompt:
     """Returns a prompt of about `tokens` tokens as in LongLoRA's and TAPE's code, from the same
-    random numbers: 3.75 characters of garbage per token, rounded down to 1,024, at any depth.
-
-    Raises:
-        ValueError: if that leaves no garbage.
-    """
+    random numbers: 3.75 characters of garbage per token, rounded down to 1,024, at any depth."""
     characters = int(3.75 * tokens // 1024 * 1024)
     if not characters:
         raise ValueError(
@@ -254,11 +249,7 @@ def original_prompt(tokens: int, seed: int) -> Prompt:
 @dataclass(frozen=True)
 class Passkeys(Source):
     """Training prompts of up to `max_length` tokens, uniform in length and in key depth, with
-    `values` for each of `keys` names.
-
-    Raises:
-        ValueError: for values that are not allowed, or if there is no room for garbage.
-    """
+    `values` for each of `keys` names."""
 
     max_length: int = 128
     keys: int = 1

@@ -22,15 +22,9 @@ from tape.evaluation.view import select
 from tape.files import write_text
 from tape.model.configuration import TapeConfig
 from tape.results.rows import groups_of
-from tape.results.runs import (
-    Run,
-    end,
-    missing_note,
-    read_all,
-    write_runs,
-)
+from tape.results.runs import Run, end, missing_note, read_all, write_runs
 from tape.statistics import clopper_pearson, exchange_p, holm, table
-from tape.tasks.synthetic.generators import TASKS
+from tape.tasks.synthetic.problems import TASKS
 from tape.tasks.synthetic.synthetic_task import FOLDER, learned, longest_solved
 
 KIND = "synthetic"
@@ -76,11 +70,7 @@ def encoding_name(settings: Mapping[str, Any]) -> str:
 def rows_of(runs: Sequence[Run]) -> pd.DataFrame:
     """Returns the accuracies of runs in long form, with the task, the `encoding` (the name of the
     row), the `times` of the trained length (rounded to half octaves), and of each run whether it
-    `learned` the task and the longest length that it `solved`.
-
-    Raises:
-        ValueError: if runs of one task cannot be compared.
-    """
+    `learned` the task and the longest length that it `solved`."""
     tables = []
     for task in TASKS:
         groups = groups_of([run for run in runs if run.asked[KIND]["task"] == task]).get(KIND, {})
@@ -142,11 +132,7 @@ def matrix(shown: pd.Series) -> str:
 
 
 def contrast(given: str) -> list[str]:
-    """Splits a prediction `task:first:second`.
-
-    Raises:
-        ValueError: if it is written differently.
-    """
+    """Splits a prediction `task:first:second`."""
     if len(parts := given.split(":")) != 3 or parts[0] not in TASKS:
         raise ValueError(f"--contrasts {given}: give task:encoding:encoding")
     return parts
@@ -154,11 +140,7 @@ def contrast(given: str) -> list[str]:
 
 def predicted(lengths: Mapping[tuple[str, str], list[int]], contrasts: Sequence[list[str]]) -> str:
     """Tabulates tests of predictions, also of those that were not run: p-values are corrected for
-    all of them.
-
-    Args:
-        lengths: the largest solved length of each run, by task and encoding.
-    """
+    all of them. `lengths` has the largest solved length of each run, by task and encoding."""
     pairs = [
         [lengths[task, name] for name in names if (task, name) in lengths]
         for task, *names in contrasts
@@ -194,9 +176,6 @@ def suite(
     Args:
         folders: of runs, or of saved results.
         contrasts: predictions to test, as `contrast` splits them.
-
-    Raises:
-        ValueError: if no run can be read, or runs of one task cannot be compared.
     """
     predictions = [*map(contrast, contrasts)]
     runs, missing = read_all(folders, FOLDER)

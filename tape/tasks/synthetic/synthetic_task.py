@@ -23,12 +23,10 @@ from tape.evaluation.accuracy import Accuracy, Measure, ratio
 from tape.evaluation.questions import Answer, Question, Questions
 from tape.evaluation.view import PERCENT, Asked, Column, HeatMap, Panel, View, select
 from tape.model.loss import IGNORED
-from tape.parsers import BATCHING
 from tape.runs.folder import TRAINED, read_configuration
 from tape.runs.metrics import MetricsFile, read_metrics
 from tape.tasks.generated import GeneratedTask
-from tape.tasks.synthetic.generators import in_words
-from tape.tasks.synthetic.problems import MAX_LENGTH, Synthetic
+from tape.tasks.synthetic.problems import EVALUATION, MAX_LENGTH, Synthetic, in_words
 from tape.training.callbacks import reached
 from tape.validation import check_integer
 
@@ -133,7 +131,8 @@ class SyntheticQuestions(Questions):
     def groups(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[Question]]:
         for length in self.lengths:
             cell = length, int(self.criterion is None or self.criterion_step is not None)
-            rows = zip(*self.problems.evaluation(length, self.samples, self.seed), strict=True)
+            numbers = np.arange(self.samples)
+            rows = zip(*self.problems.draw(self.seed, EVALUATION, numbers, length), strict=True)
             yield [Question(cell, tokens, labels, len(tokens), 0) for tokens, labels in rows]
 
     @torch.no_grad()
@@ -164,7 +163,6 @@ class SyntheticTask(GeneratedTask):
     name = "synthetic"
     unit = "problems"
     results = SYNTHETIC
-    batching = BATCHING["synthetic"]
 
     def questions(self, samples):
         problems, last = self.source, self.source.max_length
