@@ -1,9 +1,8 @@
-"""Problems of addition as arrays of digits and as tokens, for training and evaluation.
+"""Problems of addition as arrays of digits and as tokens.
 
 B numbers of up to W digits are one array (B, W), the least significant digit first, padded with
-zeros; they never become machine integers, so their length is unlimited. Operands and sum are
-written in the same order, `21+3=51` for 12 + 3 = 15, with one token per character, and EOS follows.
-Parts of unequal length are joined with padding in between, which moves to the end.
+zeros. Operands and sum are written in the same order, `21+3=51` for 12 + 3 = 15, with one token per
+character, and EOS follows. Parts of unequal length are joined with padding in between, a gap.
 """
 
 from __future__ import annotations
@@ -47,13 +46,7 @@ class Problems(Source):
     max_second: int = 5
 
     FILE = "problems.json"
-    DROPPED = {
-        "abacus_offset": None,
-        "task": "addition",
-        "reverse": True,
-        "leading_zeros": False,
-        "spaces": 0.0,
-    }
+    DROPPED = {"task": "addition", "reverse": True, "leading_zeros": False, "spaces": 0.0}
     CHUNK = 1024
     tokenizer = staticmethod(character_tokenizer)
 

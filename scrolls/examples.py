@@ -64,11 +64,8 @@ def trained_budget(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class ScrollsData:
-    """A task of SCROLLS and the name of a budget of `BUDGETS`; ValueErrors if they are unknown.
-
-    Args:
-        data_dir: folder with the official zips or their contents; None: see `find`.
-    """
+    """A task of SCROLLS, the folder with the official zips or their contents (None: see `find`),
+    and the name of a budget."""
 
     task: str
     data_dir: str | None = None
@@ -116,7 +113,6 @@ class Prompts:
                     "id": row.id,
                     "prompt": prompt.astype(self.dtype),
                     "answer": ending[end:].astype(self.dtype),
-                    "question": len(question),
                     "length": len(question) + len(document),
                 }
             )
@@ -128,7 +124,7 @@ class Examples(Dataset):
 
     Args:
         table: a row each: `id`; tokens of `prompt`, within the budget, and of `answer`, whole;
-            number of tokens of the `question`, and of it with the whole document (`length`).
+            `length`, the number of tokens of the question and the whole document.
         fingerprint: of the file and the tokenizer.
     """
 
@@ -174,8 +170,8 @@ def tokenize_split(prompts: Prompts, split: Split, data_dir: Path | None, cache:
     fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / "scrolls" / f"{fingerprint}-{prompts.budget.prompt}"
     tokens = pa.list_(pa.from_numpy_dtype(prompts.dtype))
-    columns = {"id": pa.string(), "prompt": tokens, "answer": tokens}
-    schema = pa.schema(columns | {"question": pa.int64(), "length": pa.int64()})
+    fields = {"id": pa.string(), "prompt": tokens, "answer": tokens, "length": pa.int64()}
+    schema = pa.schema(fields)
     table = read_or_discard(folder, partial(_read, schema))
     if table is None:
         title = f"tokenizing {task.name} ({split})"

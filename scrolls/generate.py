@@ -18,14 +18,7 @@ from scrolls import parsers
 from scrolls.examples import BUDGETS, Examples, Prompts, tokenize_split, trained_budget
 from scrolls.tasks import TASKS
 from tape.command import expected_errors
-from tape.evaluation.journal import (
-    Incomplete,
-    Shard,
-    answering,
-    complete_shard,
-    join,
-    journals,
-)
+from tape.evaluation.journal import Incomplete, Shard, answering, complete_shard, join, journals
 from tape.evaluation.questions import Batch, Question, greedy
 from tape.files import write_text
 from tape.model.checkpoint import check_length, identified, load
@@ -94,8 +87,7 @@ def generate(given: argparse.Namespace) -> None:
         "max_batch_tokens": given.max_batch_tokens,
         "batches": len(batches),
     }
-    about = f"{len(rows):,} questions in {len(batches)} batches, shard {shard}"
-    log.info("%s, %s (%s): %s", folder, task.name, given.split, about)
+    log.info("%s: %s questions, shard %s", task.name, f"{len(rows):,}", shard)
     complete_shard(
         results,
         shard,
@@ -103,7 +95,6 @@ def generate(given: argparse.Namespace) -> None:
         batches,
         answering(folder, model, tokenizer, answers, given.processes),
         lambda batch, texts: {"answers": texts},
-        lambda batch: f"{len(batch.questions)} x {batch.questions[0].tokens:,} tokens",
     )
     try:
         records = join(results)[1]

@@ -31,8 +31,6 @@ DECISIONS: dict[str, set[type[ast.AST]]] = {
 }
 PER_QUESTION: dict[Split, int] = {"train": 3000, "validation": 60}
 LINES = range(4, 200)  # allowed numbers of lines of a document
-
-
 Asked = tuple[str, str, tuple[str, ...]]  # question, document, equally good gold answers
 
 

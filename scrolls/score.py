@@ -44,11 +44,7 @@ def read_questions(
     task: Task, split: Split, data_dir: Path | None, cache: Path, scored: bool = True
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Returns the questions of a task by id, in the order of their first rows, and their gold
-    answers.
-
-    Raises:
-        ValueError: for a question without a gold answer, if answers are to be `scored`.
-    """
+    answers, all of which must be there if answers are to be `scored`."""
     source, questions, golds = find(task, split, data_dir, cache), {}, {}
     for row in read_rows(source, task, split):
         if row.output is None and scored:
@@ -63,11 +59,9 @@ def read_questions(
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Builds an object of JSON, whose readers silently keep the last value of a duplicate key."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"duplicate id {key!r}")
-        found[key] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"duplicate ids: {len(pairs) - len(found)}")
     return found
 
 
@@ -139,12 +133,7 @@ def page(table: pd.DataFrame) -> str:
 
 def table(reports: dict[str, dict[str, dict[str, Any]]], origin: str) -> pd.DataFrame:
     """Returns scores in percent, a row per type; the paper's Table 1 (validation sets) follows.
-    `mean`, the benchmark's score, is missing where a task is.
-
-    Args:
-        reports: by type and task.
-        origin: where they are from.
-    """
+    `mean`, the benchmark's score, is missing where a task is."""
     ours = [
         {"encoding": kind, "from": origin}
         | {task: report.get("scrolls_score") for task, report in of_tasks.items()}
@@ -167,9 +156,6 @@ def markdown(rows: pd.DataFrame) -> str:
 def evaluate(given: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
     """Evaluates the predictions of one task, or of all, whose folders <task> are in that of the
     predictions; then writes table.md and table.csv as well. Returns the reports by type and task.
-
-    Raises:
-        ValueError: if there are no predictions.
     """
     out, found = given.metrics_output_dir, {}
     for task in BENCHMARK if given.all else [given.dataset_name]:

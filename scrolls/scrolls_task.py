@@ -30,15 +30,6 @@ from tape.validation import check_path
 
 POOL = 32  # steps whose sequences are sorted by length together
 BATCH = 8  # prompts of full budget that are answered together in the report
-REPORT = """\
-# {run}
-
-{headline}
-
-{task}, budget {budget}: {metric} {score:.2f} on {questions} validation questions, greedily.
-
-All of them: tape scrolls-generate model={folder} task={task} output=answers.json
-"""
 
 
 class TrainingRows(EpochOrder):
@@ -110,7 +101,8 @@ class ScrollsTask(Task):
 
     def report(self, folder: Path, model: TapeForCausalLM) -> str:
         """Answers some validation questions greedily and scores the answers."""
-        trained_for = {"task": self.data.task, "budget": self.data.budget}
+        task, budget = self.data.task, self.data.budget
+        trained_for = {"task": task, "budget": budget}
         write_text(folder / TRAINED_FOR, json.dumps(trained_for) + "\n")
         golds, examples = defaultdict(list), self.validation
         for row, id_ in enumerate(examples.ids):
@@ -120,11 +112,13 @@ class ScrollsTask(Task):
         for batch in plan(examples, rows, BATCH * self.prompts.budget.length):
             given = answers(model, self.tokenizer, batch)
             scores += [example(metric, text, golds[id_]) for id_, text in given.items()]
+        score = round(averages(metric, scores)[SCORE[metric]], 4)
         metrics = read_metrics(folder / "metrics.jsonl")
-        summary = facts(model, metrics) | trained_for | {"metric": SCORE[metric]}
-        summary["score"] = round(averages(metric, scores)[SCORE[metric]], 4)
-        summary["questions"] = len(rows)
-        about = {"run": folder.name, "folder": folder, "headline": headline(summary)}
-        text = REPORT.format(**about, **summary)
+        summary = facts(model, metrics) | trained_for
+        summary |= {"metric": SCORE[metric], "score": score, "questions": len(rows)}
+        text = f"# {folder.name}\n\n{headline(summary)}\n\n"
+        text += f"{task}, budget {budget}: {SCORE[metric]} {score:.2f} on {len(rows)} validation "
+        text += f"questions, greedily.\n\nAll of them: tape scrolls-generate model={folder} "
+        text += f"task={task} output=answers.json\n"
         publish(folder, metrics, summary, text)
         return text

@@ -61,7 +61,7 @@ def test_a_run_ends_in_a_report_and_a_model_that_can_be_asked(name, start, tmp_p
     assert summary["accuracy_in"] == rows[-1]["eval_accuracy_in"]
     assert summary["accuracy_out"] == rows[-1]["eval_accuracy_out"]
     told = (folder / "report" / "report.md").read_text()
-    assert "| length | right answers |" in told and "    expected: " in told
+    assert "| length | right answers |" in told
     assert type(SOURCES[name]).load(folder) == SOURCES[name]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.get_vocab() == SOURCES[name].tokenizer().get_vocab()

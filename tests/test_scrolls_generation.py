@@ -24,9 +24,9 @@ from tape.evaluation.journal import FILE, read
 from tape.evaluation.questions import Batch, Question
 
 
-def make_speaker(position, tokenizer):
+def make_speaker(position, tokenizer, seed=1, **changes):
     """A model that says one thing and another, and comes to an end now and then."""
-    model = make_model(position, vocab_size=len(tokenizer), seed=1)
+    model = make_model(position, vocab_size=len(tokenizer), seed=seed, **changes)
     with torch.no_grad():
         model.lm_head.weight[tokenizer.eos_token_id] *= 3.0
     return model

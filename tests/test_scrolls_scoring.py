@@ -110,7 +110,7 @@ def test_scores_are_written_and_printed(evaluate, write, qasper, tmp_path, capsy
     [
         ("null", "it must hold a JSON object", {}),
         ("{", "Expecting property name", {}),
-        ('{"q1": "x", "q1": "x"}', "duplicate id 'q1'", {}),
+        ('{"q1": "x", "q1": "x"}', "duplicate ids: 1", {}),
         ({"q1": "x", "q2": None, "q9": "x"}, "the prediction for 'q2' is not text", {}),
         ({"q1": "\ud800"}, "the prediction for 'q1' is not text", {}),
         ({"q2": "x"}, "2 ids are missing, 0 are redundant", (["q1", "q3"], [])),

@@ -80,7 +80,7 @@ def test_settings_are_saved_beside_a_model(source, tmp_path):
     assert type(source).load(tmp_path) == source
     file = tmp_path / source.FILE
     if isinstance(source, Problems):
-        former = '{"max_first": 3, "abacus_offset": null, "task": "addition", "spaces": 0.0}'
+        former = '{"max_first": 3, "task": "addition", "spaces": 0.0}'
         file.write_text(former)
         assert Problems.load(tmp_path) == Problems(max_first=3)
         file.write_text(former.replace("addition", "sorting"))

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from commands import run_command
 from conftest import composed
-from omegaconf import OmegaConf
 from trained import assert_same_weights, losses, weights
 
 from tape.commands import train
@@ -21,7 +20,7 @@ from tape.runs.metrics import read_metrics
 from tape.settings.groups import options
 from tape.tasks.synthetic import synthetic_task
 from tape.tasks.synthetic.problems import TASKS, Synthetic
-from tape.tasks.synthetic.suite import contrast, draw, encoding_name, predicted, suite
+from tape.tasks.synthetic.suite import contrast, draw, predicted, suite
 from tape.tasks.synthetic.synthetic_task import lengths_to, longest_solved
 from tape.training import callbacks
 from tape.training.callbacks import last_step, reached
@@ -164,21 +163,6 @@ def test_predictions_are_tested_by_the_lengths_of_all_runs():
         "| copy | fox | rope | not run | - | - | - |",
     ]
     assert predicted(lengths, []) == ""
-
-
-@pytest.mark.parametrize(
-    ("position", "name"),
-    [
-        ("tape", "tape"),
-        ("tape_xavier", "tape init=xavier"),
-        ("tape_subset", "tape sampler=subset"),
-        ("learned", "learned"),
-    ],
-)
-def test_a_cell_has_the_same_name_whatever_else_was_run(position, name):
-    cfg = composed(*SETTINGS.split(), f"position={position}")
-    (settings,) = pd.json_normalize(OmegaConf.to_container(cfg, resolve=True)).to_dict("records")
-    assert encoding_name({key: x for key, x in settings.items() if x is not None}) == name
 
 
 def test_the_picture_names_what_was_not_learned():

@@ -183,7 +183,7 @@ def test_the_command(tmp_path, caplog):
         ("addition", "--context_size 8", r"context_size=8 is shorter .*, 8 \+ 5 tokens: .*_length"),
         ("passkey", "--interval 20", r"prompt of 20 tokens has no room .* which take 2\d"),
         ("passkey", "--context_size 64", r"context_size=64 is shorter .*, 60 \+ 9 tokens"),
-        ("passkey", "--interval 70", "interval=70, the shortest length, is more than max_tokens"),
+        ("passkey", "--interval 70", "interval=70 exceeds max_tokens=60"),
         ("passkey", "--keys 25", "keys=25 must be an integer in 1..24"),
         ("passkey", "--original", "one key and one value, and this .*: leave out --original"),
         ("original", "--values 2", "one key and one value, and this .*: leave out --original"),

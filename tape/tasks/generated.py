@@ -242,12 +242,10 @@ class GeneratedTask(Task):
         lengths = [max(question.cell) for question, _ in answered]  # the other condition is less
         shares = pd.Series([answer.right for _, answer in answered]).groupby(lengths).mean()
         rows = [(length, f"{share:.1%}") for length, share in shares.items()]
-        _, answer = min(answered, key=lambda each: each[0].cell)
         parts += [
             markdown_table([("length", "right answers"), *rows]),
-            f"{len(answered):,} {self.unit}. An answer to one of the shortest:",
-            "\n".join(f"    {name}: {text}" for name, text in answer.shown.items()),
-            f"More {self.unit} and a picture: tape evaluate {folder} --task {self.name}",
+            f"{len(answered):,} {self.unit}. More of them, answers and a picture: tape evaluate "
+            f"{folder} --task {self.name}",
         ]
         text = "\n\n".join(parts) + "\n"
         publish(folder, metrics, summary, text)

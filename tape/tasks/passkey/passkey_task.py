@@ -1,5 +1,4 @@
-"""Passkey retrieval: training on generated prompts, questions of every length and depth, and the
-accuracy by length and depth, in passkey.csv.
+"""Passkey retrieval: training on generated prompts, questions and accuracy by length and depth.
 
 `accuracy` is the share of prompts answered with all values, `found` the share of values found, and
 `tokens` the mean number of tokens of a prompt.
@@ -231,18 +230,11 @@ class PasskeyTask(GeneratedTask):
             if given.max_tokens is None:
                 raise ValueError("give --max_tokens, the length of the longest prompts")
         longest = given.max_tokens or LENGTHS * trained
+        interval = given.interval or (trained if plain else max(1, longest // LENGTHS))
+        tests, depths, seed = given.num_tests, given.depths, given.seed
         keys, values = given.keys or usual[0], given.values or usual[1]
         questions = PasskeyQuestions(
-            longest,
-            given.interval or (trained if plain else max(1, longest // LENGTHS)),
-            given.num_tests,
-            given.depths,
-            given.seed,
-            keys,
-            values,
-            plain,
-            given.original,
-            trained,
+            longest, interval, tests, depths, seed, keys, values, plain, given.original, trained
         )
         name = "passkey" + "_original" * given.original
         return questions, name if (keys, values) == usual else f"{name}_{keys}x{values}"

@@ -3,7 +3,7 @@ values, and a question.
 
 There are two wordings: the benchmark's, and one of a small vocabulary for small models. Garbage is
 counted in units: characters in the benchmark's text, words in the plain one. The depth of a line is
-the fraction of the garbage before it: 0 right after the description, 1 right before the question.
+the fraction of the garbage before it.
 """
 
 from __future__ import annotations
@@ -159,12 +159,7 @@ class Prompt(NamedTuple):
 
 class Draft:
     """A prompt with garbage of variable length. It hides `values` for each of `keys` names and asks
-    for all values of one name; a single key has no name.
-
-    Args:
-        depth: of a line with a value of the question; all other depths are random.
-        seed: of numbers, names, depths and sentences.
-    """
+    for all values of one name, at least one of them at `depth`; a single key has no name."""
 
     def __init__(
         self, text: Text, depth: float, seed: tuple[int, ...], keys: int = 1, values: int = 1
@@ -195,14 +190,9 @@ class Draft:
         return Prompt(self.text.join(parts), self.values)
 
     def fitted(self, tokens: int, count: Count) -> Prompt:
-        """Returns the prompt with exactly `tokens` tokens, as counted by `count`.
-
-        The garbage is cut to about the right length, and its longest part varied by single units:
-        one more unit may add a token, remove one, or neither.
-
-        Raises:
-            ValueError: if the prompt is longer without garbage, or no cut gives this number.
-        """
+        """Returns the prompt with exactly `tokens` tokens. The garbage is cut to about the right
+        length, and its longest part varied by single units: one more unit may add a token, remove
+        one, or neither."""
         units, rate = 0, self.text.units_per_token
         prompt = self.prompt(self.stretches(units))
         bare = found = count(prompt.text)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,6 @@ from tape.evaluation.figures import heat, write_figure
 from tape.evaluation.tables import markdown_table
 from tape.evaluation.view import select
 from tape.files import write_text
-from tape.model.configuration import TapeConfig
 from tape.results.rows import groups_of
 from tape.results.runs import Run, end, missing_note, read_all, write_runs
 from tape.statistics import clopper_pearson, exchange_p, holm, table
@@ -48,42 +46,19 @@ permutation test of the difference in mean ranks, two-sided, so it does not say 
 least: the smallest that so many runs can give; corrected: for all predictions (Holm)."""
 
 
-def encoding_name(settings: Mapping[str, Any]) -> str:
-    """Returns the encoding with those of its arguments that are not the default ones, apart from
-    ranges of positions: the same name whatever else was run."""
-
-    def of(group: str) -> dict[str, Any]:
-        return {key.removeprefix(group): settings[key] for key in settings if key.startswith(group)}
-
-    given = of("position.")
-    name = given.pop("name")
-    usual = TapeConfig(**of("model."), position={"name": name}).position
-    usual["sampler"] = usual["sampler"]["name"]
-    given["sampler"] = given.get("sampler.name", given.get("sampler", usual["sampler"]))
-    for key in sorted(given.keys() - {"length", "seed"}):
-        if "." not in key and given[key] != usual.get(key):
-            name += f" {key}={given[key]}"
-    factor = settings.get("optimizer.encoding_factor")
-    return name if factor is None else f"{name} encoding_factor={factor}"
-
-
 def rows_of(runs: Sequence[Run]) -> pd.DataFrame:
-    """Returns the accuracies of runs in long form, with the task, the `encoding` (the name of the
+    """Returns the accuracies of runs in long form, with the task, the `encoding` (the label of the
     row), the `times` of the trained length (rounded to half octaves), and of each run whether it
     `learned` the task and the longest length that it `solved`."""
     tables = []
     for task in TASKS:
         groups = groups_of([run for run in runs if run.asked[KIND]["task"] == task]).get(KIND, {})
-        names = {label: encoding_name(group[0].settings) for label, group in groups.items()}
-        for label, group in groups.items():
-            alone = [*names.values()].count(names[label]) == 1
-            for run in group:
-                rows, trained = select(run.of(KIND), "accuracy"), run.asked[KIND]["trained"]
-                about = {"task": task, "encoding": names[label] if alone else label}
-                about |= {"run": str(run.folder), "seed": run.seed, "trained": trained}
-                about |= {"learned": learned(rows).all(), "solved": longest_solved(rows)}
-                times = 2 ** ((2 * np.log2(rows["length"] / trained)).round() / 2)
-                tables.append(rows.assign(**about, times=times.round(2)))
+        for label, run in ((label, run) for label, group in groups.items() for run in group):
+            rows, trained = select(run.of(KIND), "accuracy"), run.asked[KIND]["trained"]
+            times = 2 ** ((2 * np.log2(rows["length"] / trained)).round() / 2)
+            rows = rows.assign(task=task, encoding=label, run=str(run.folder), seed=run.seed)
+            rows = rows.assign(trained=trained, times=times.round(2))
+            tables.append(rows.assign(learned=learned(rows).all(), solved=longest_solved(rows)))
     return pd.concat(tables, ignore_index=True)
 
 
