@@ -83,18 +83,14 @@ def test_the_default_folder(variable, data_dir, folder, zipped, tmp_path, monkey
     with pytest.raises(FileNotFoundError, match=message) as refused:
         find(*asked)
     assert ("The hub cannot be used: " in str(refused.value)) == (data_dir is None)
+    zips = {(HUB, "quality.zip"): write_task(tmp_path / "hub", "quality")}
+    monkeypatch.setattr(rows, "hf_hub_download", lambda *of, repo_type: zips[of])
+    if data_dir is None:  # the hub is asked for what is not there
+        assert str(find(*asked)) == f"{tmp_path}/hub/quality.zip/quality/train.jsonl"
     for place in ("data/scrolls", "elsewhere", "given"):
         write_task(Path(place), "quality", zipped=zipped)
     place = "quality.zip/quality" if zipped else "quality"
     assert str(find(*asked)) == f"{folder}/{place}/train.jsonl"
-
-
-def test_the_hub_is_asked_for_what_is_not_there(tmp_path, monkeypatch):
-    zips = {(HUB, "quality.zip"): write_task(tmp_path / "hub", "quality")}
-    monkeypatch.setattr(rows, "hf_hub_download", lambda *of, repo_type: zips[of])
-    monkeypatch.setenv("SCROLLS_DIR", str(tmp_path))
-    found = find(TASKS["quality"], "train", None, tmp_path)
-    assert str(found) == f"{tmp_path}/hub/quality.zip/quality/train.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -236,17 +232,13 @@ def test_the_order_of_training(tmp_path):
 def test_padding_changes_nothing(tmp_path):
     write_task(tmp_path, "qasper")
     rows = training_rows(tmp_path, 4)
-    sequences = [rows[n] | {} for n in range(4)]
-    sequences[1] = {name: x[-20:] for name, x in sequences[1].items()}
-    model = make_model("tape", vocab_size=300)
-    batch = padded(sequences)
+    sequences = [rows[0], {name: x[-20:] for name, x in rows[1].items()}]
+    batch, model = padded(sequences), make_model("tape", vocab_size=300)
     assert (batch["labels"][1, 20:] == IGNORED).all() and batch["input_ids"].shape[1] > 20
-    together = model(**batch).loss
-    alone = torch.stack(
-        [model(**{name: x[None] for name, x in sequence.items()}).loss for sequence in sequences]
-    )
+    alone = [model(**{name: x[None] for name, x in each.items()}).loss for each in sequences]
     counts = (batch["labels"] != IGNORED).sum(1)
-    torch.testing.assert_close(together, (alone * counts).sum() / counts.sum())
+    expected = (torch.stack(alone) * counts).sum() / counts.sum()
+    torch.testing.assert_close(model(**batch).loss, expected)
 
 
 @pytest.mark.slow

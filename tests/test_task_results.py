@@ -140,7 +140,7 @@ def test_several_values_count_alone_and_together(name, folder, monkeypatch):
     assert ", 0.833 of the values" in PASSKEY.describe(found)
 
 
-def test_the_papers_command_line(tmp_path, no_folder):
+def test_command_lines(tmp_path, no_folder):
     line = "--context_size 8192 --base_model output/llama_adape --max_tokens 8192 --interval 1000"
     given = parsers.evaluate(["--task", "passkey", *line.split()])
     questions, name = PasskeyTask.asked(given, given.run, load(make_run(tmp_path, "original"))[0])
@@ -149,17 +149,14 @@ def test_the_papers_command_line(tmp_path, no_folder):
     asked = sorted(question.tokens for batch in batches for question in batch.questions)
     assert asked == [*range(1000, 8001, 1000)] and name == "passkey"
     assert max(batch.length for batch in batches) <= given.context_size
+    Passkeys(max_length=90, keys=2).save(tmp_path / "keys")
+    given = parsers.evaluate([str(tmp_path / "keys"), "--task", "passkey"])
+    questions, name = PasskeyTask.asked(given, tmp_path / "keys", None)
+    assert (questions.keys, questions.values, questions.plain, name) == (2, 1, True, "passkey")
+    assert (questions.max_tokens, questions.interval, questions.trained) == (720, 90, 90)
     for words in ("max_length=10 shard=1/4", "--max_length 10 --shard=1/4"):  # script/eval_add.sh
         given = parsers.evaluate(["output/add_tape", "--task", "addition", *words.split()])
         assert (str(given.run), given.max_length, given.shard) == ("output/add_tape", 10, "1/4")
-
-
-def test_needles_of_the_training_are_those_that_are_asked(tmp_path, no_folder):
-    Passkeys(max_length=90, keys=2).save(tmp_path)
-    given = parsers.evaluate([str(tmp_path), "--task", "passkey"])
-    questions, name = PasskeyTask.asked(given, tmp_path, None)
-    assert (questions.keys, questions.values, questions.plain, name) == (2, 1, True, "passkey")
-    assert (questions.max_tokens, questions.interval, questions.trained) == (720, 90, 90)
 
 
 def test_the_command(tmp_path, caplog):

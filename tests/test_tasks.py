@@ -256,10 +256,10 @@ def die(batch):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("text", ["5/4", "0/4", "1", "1/4/2"])
-def test_shards_that_do_not_exist(text):
-    with refused(match="must be i/n with 1 <= i <= n"):
-        Shard.parse(text)
+def test_shards_that_do_not_exist():
+    for text in ("5/4", "0/4", "1", "1/4/2"):
+        with refused(match="must be i/n with 1 <= i <= n"):
+            Shard.parse(text)
 
 
 @pytest.mark.parametrize("name", ["addition"])
