@@ -15,8 +15,8 @@ def scrolls_generate(given: Words = None) -> argparse.Namespace:
     """Parses a command line; `split=test` is short for `--split=test`."""
     about = "Generate a model's answers to a SCROLLS task, one per id. The same command resumes "
     about += "after an interruption."
-    how = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
-    parser = Parser("scrolls-generate", about, **how)
+    defaults = argparse.ArgumentDefaultsHelpFormatter
+    parser = Parser("scrolls-generate", about, formatter_class=defaults)
     add = parser.add_argument
     add("--model", type=model_folder, required=True, help="the folder of a fine-tuned model")
     add("--task", choices=TASKS, required=True, help="of SCROLLS, or sample")

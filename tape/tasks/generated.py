@@ -146,11 +146,6 @@ class GeneratedTask(Task):
         name: of the task on the command line.
         unit: of the sequences, plural.
         results: of an evaluation.
-
-    Args:
-        source: settings of the sequences.
-        samples: questions of each cell.
-        criterion: see `Task`.
     """
 
     kind: type[Source]

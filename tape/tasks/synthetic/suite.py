@@ -146,12 +146,7 @@ def suite(
     folders: Sequence[Path], out: Path, contrasts: Sequence[str] = ()
 ) -> tuple[str, dict[Path, str]]:
     """Writes suite.md, suite.csv, heatmap and the results in long form; returns the table and, by
-    folder, why runs could not be read.
-
-    Args:
-        folders: of runs, or of saved results.
-        contrasts: predictions to test, as `contrast` splits them.
-    """
+    folder (of a run or of saved results), why runs could not be read."""
     predictions = [*map(contrast, contrasts)]
     runs, missing = read_all(folders, FOLDER)
     if others := [run.folder for run in runs if KIND not in run.asked]:

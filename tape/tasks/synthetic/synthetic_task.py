@@ -106,11 +106,8 @@ def lengths_to(problems: Synthetic, longest: int | None) -> list[int]:
 
 @dataclass(frozen=True)
 class SyntheticQuestions(Questions):
-    """
-    Args:
-        samples: problems of each length.
-        criterion, criterion_step: of the training, and the step at which it was reached, or None.
-    """
+    """`samples` problems of each length. `criterion_step` is that at which the training reached its
+    criterion, or None."""
 
     problems: Synthetic
     lengths: tuple[int, ...]
