@@ -285,7 +285,7 @@ def test_what_does_not_belong_together_is_refused(name, folder, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "processes"),
-    [("addition", "1"), pytest.param("passkey", "2", marks=pytest.mark.slow)],
+    [("addition", "1"), pytest.param("addition", "2", marks=pytest.mark.slow)],
 )
 def test_a_model_whose_state_is_not_updated_answers_as_rope(name, processes, folder, tmp_path):
     place, more = CASES[name].place, "--wrong 9"
